@@ -1,0 +1,118 @@
+"""What `imds-bridge check` tries: the state folder, IMDS and every sink, each with its reason and its mend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from bridge.app import build_sink, sinks_of, state_folder
+from bridge.config import Config
+from bridge.database import Database
+from bridge.discovery import search
+from bridge.errors import DeliveryError, ImdsError, Misconfigured, StateError
+from bridge.imds import ImdsClient
+from bridge.model import parse_document
+from bridge.runtime import Clock
+from bridge.text import table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the table: what was tried, whether it works, what was seen, and what to do if it does not."""
+
+    part: str
+    result: Literal["ok", "warn", "FAIL"]
+    found: str
+    mend: str = ""
+
+
+def check(config: Config) -> list[Finding]:
+    """Try everything that the configuration names; nothing is sent to a sink and nothing is changed."""
+    return [_state(config), *_imds(config), *_sinks(config)]
+
+
+def render(findings: list[Finding]) -> str:
+    """Write the table, the mend below what needs one."""
+    rows: list[tuple[str, str, str]] = []
+    for finding in findings:
+        rows.append((finding.part, finding.result, finding.found))
+        if finding.mend:
+            rows.append(("", "", f"-> {finding.mend}"))
+    return table(("PART", "RESULT", "FOUND"), rows)
+
+
+def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
+    """Give the findings as JSON takes them."""
+    return [asdict(finding) for finding in findings]
+
+
+def _state(config: Config) -> Finding:
+    folder = state_folder(config, "forward")
+    mend = (
+        "without it changes go out from memory only: make the folder writable for this user, or set state_dir"
+    )
+    try:
+        nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            return Finding(part="state", result="FAIL", found=f"{nearest} cannot be written", mend=mend)
+        if folder.database.exists():
+            Database(folder.database, read_only=True).close()
+    except StateError as error:
+        return Finding(part="state", result="FAIL", found=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is wrong with the folder
+        return Finding(part="state", result="FAIL", found=f"{folder.path}: {error}", mend=mend)
+    holder = folder.holder()
+    return Finding(
+        part="state", result="ok", found=f"{folder.path}" + (f", held by {holder}" if holder else "")
+    )
+
+
+def _imds(config: Config) -> Iterator[Finding]:
+    if config.imds.endpoint == "discover":
+        yield _discovery()
+    client = ImdsClient(config.imds, clock=Clock())
+    try:
+        document = parse_document(client.document())
+        found = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
+        yield Finding(part="imds", result="ok", found=found)
+    except (ImdsError, ValueError) as error:
+        mend = (
+            "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere: imds-bridge lab"
+        )
+        yield Finding(part="imds", result="FAIL", found=str(error), mend=mend)
+    try:
+        yield Finding(part="instance", result="ok", found=f"this VM is {client.instance().name}")
+    except ImdsError as error:
+        mend = "events go out all the same, without AffectsThisVm and with a source made of the host's name"
+        yield Finding(part="instance", result="warn", found=str(error), mend=mend)
+    finally:
+        client.close()
+
+
+def _discovery() -> Finding:
+    result = search(environ=os.environ)
+    looked = "; ".join(result.notes) or "no lease was found"
+    if result.found:
+        return Finding(
+            part="discovery", result="ok", found=f"{result.found.address} from {result.found.found_in}"
+        )
+    mend = "inside a virtual network, leave `endpoint` out; else set SCHEDULEDEVENTSIP"
+    return Finding(part="discovery", result="FAIL", found=looked, mend=mend)
+
+
+def _sinks(config: Config) -> Iterator[Finding]:
+    for name, settings in sinks_of(config).items():
+        part = f"sink {name}"
+        sink = build_sink(settings)
+        try:
+            yield Finding(part=part, result="ok", found=sink.check())
+        except Misconfigured as error:
+            mend = f"look at the settings of [sinks.{name}] and its secrets"
+            yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
+        except DeliveryError as error:
+            mend = "events wait in the outbox until it is reached"
+            yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
+        finally:
+            sink.close()

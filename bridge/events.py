@@ -1,0 +1,183 @@
+"""Turn changes into CloudEvents: their ids, their attributes and their data.
+
+The ids are the contract: the same change has the same id on every retry, after every restart, and on every VM
+that saw the same documents.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from urllib.parse import quote
+from uuid import UUID, uuid5
+
+from bridge.model import Change, CloudEvent, Document, Json, ScheduledEvent, Vm, is_among, iso_utc
+
+TYPE_PREFIX = "io.imdsbridge."
+NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
+
+DOCUMENT_CHANGED = "document.changed"
+IMDS_UNREACHABLE = "imds.unreachable"
+IMDS_RECOVERED = "imds.recovered"
+
+# What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
+END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
+
+
+def type_of(name: str) -> str:
+    """Give the CloudEvents type of an event called, for example, `document.changed`."""
+    return f"{TYPE_PREFIX}{name}.v1"
+
+
+def fingerprint(change: Change) -> str:
+    """Hash what happened to which event, spelled in the normal form: equal on every VM that saw the same."""
+    told = [change.event.key, change.kind, change.event.content]
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """The VM that tells: what it is called and who it is, as far as that is known.
+
+    `name` becomes the attribute `reporter` with `role` behind it. `epoch` is the id of the state that counts
+    `reporterseq`. `group_source` and `vm_source` override the sources of the events.
+    """
+
+    name: str
+    role: str
+    epoch: str
+    vm: Vm | None = None
+    group_source: str = ""
+    vm_source: str = ""
+
+    def scheduled_event(
+        self, change: Change, *, seen_before: int, incarnation: int | None, at: datetime
+    ) -> CloudEvent:
+        """Tell of a change of one event; `seen_before` counts the times that this VM saw the very same."""
+        event = change.event
+        name = f"scheduledevent.{change.kind}"
+        return CloudEvent(
+            id=str(uuid5(NAMESPACE, f"{fingerprint(change)}:{seen_before}")),
+            source=self.group_source or _group_source(self.vm) or self._vm_urn(),
+            type=type_of(name),
+            subject=event.event_id,
+            time=at,
+            dataschema=_dataschema(name),
+            extensions={"correlationid": event.event_id, "partitionkey": event.event_id},
+            data=self._scheduled_data(change, incarnation, at),
+        )
+
+    def document(
+        self,
+        document: Document,
+        *,
+        previous: Document | None,
+        event_ids: Sequence[str],
+        sequence: int,
+        at: datetime,
+    ) -> CloudEvent:
+        """Tell of a changed document; `event_ids` are the CloudEvents that came of it."""
+        return self._own(
+            DOCUMENT_CHANGED,
+            sequence=sequence,
+            at=at,
+            data={
+                "Document": document.raw,
+                "DocumentIncarnation": document.incarnation,
+                "PreviousIncarnation": previous.incarnation if previous else None,
+                "CloudEventIds": list(event_ids),
+                "Unreadable": len(document.strange),
+            },
+        )
+
+    def unreachable(self, *, since: datetime | None, reason: str, sequence: int, at: datetime) -> CloudEvent:
+        """Tell that IMDS gives no good answer since `since` (None: it never gave one)."""
+        return self._own(
+            IMDS_UNREACHABLE,
+            sequence=sequence,
+            at=at,
+            data={"Since": iso_utc(since) if since else None, "Reason": reason},
+        )
+
+    def recovered(self, *, since: datetime | None, sequence: int, at: datetime) -> CloudEvent:
+        """Tell that IMDS answers again, and from when to when this VM saw nothing."""
+        return self._own(
+            IMDS_RECOVERED,
+            sequence=sequence,
+            at=at,
+            data={
+                "BlindFrom": iso_utc(since) if since else None,
+                "BlindTo": iso_utc(at),
+                "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
+            },
+        )
+
+    def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
+        """Make one of the VM's own events, which nobody else can tell of and which are counted without holes."""
+        vm_id = self.vm.vm_id if self.vm else ""
+        return CloudEvent(
+            id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}")),
+            source=self.vm_source or (self.vm.resource_id if self.vm else "") or self._vm_urn(),
+            type=type_of(name),
+            subject=self.name,
+            time=at,
+            dataschema=_dataschema(name),
+            extensions={
+                "reporter": f"{self.name}/{self.role}",
+                "reporterepoch": self.epoch,
+                "reporterseq": f"{sequence:012d}",
+            },
+            data={**data, "Vm": self._vm_data()},
+        )
+
+    def _scheduled_data(self, change: Change, incarnation: int | None, at: datetime) -> dict[str, Json]:
+        event, before = change.event, change.previous
+        data: dict[str, Json] = dict(event.raw)
+        if change.kind in END_STATUS:
+            data["EventStatus"] = END_STATUS[change.kind]
+        not_before = event.not_before
+        data["PreviousStatus"] = before.raw.get("EventStatus") if before else None
+        data["Changed"] = list(change.changed)
+        data["Previous"] = {name: before.raw.get(name) for name in change.changed} if before else {}
+        data["NotBeforeUtc"] = iso_utc(not_before) if not_before else None
+        data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
+        data["DocumentIncarnation"] = incarnation
+        data["AffectsThisVm"] = self._affects(event)
+        data["Vm"] = self._vm_data()
+        return data
+
+    def _affects(self, event: ScheduledEvent) -> bool | None:
+        if not event.resources or self.vm is None or not self.vm.name:
+            return None
+        return is_among(self.vm.name, event.resources)
+
+    def _vm_urn(self) -> str:
+        return f"urn:imds-bridge:vm:{quote(self.name, safe='')}"
+
+    def _vm_data(self) -> dict[str, Json]:
+        vm = self.vm or Vm(name=self.name)
+        return {
+            "Name": vm.name,
+            "VmId": vm.vm_id,
+            "ResourceId": vm.resource_id,
+            "Location": vm.location,
+            "Zone": vm.zone,
+            "ScaleSet": vm.scale_set,
+            "Tags": dict(vm.tags),
+        }
+
+
+def _group_source(vm: Vm | None) -> str:
+    """Give the ARM id of what the VMs that see the same events have in common."""
+    if vm is None or not vm.subscription_id or not vm.resource_group:
+        return ""
+    group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
+    scale_set = f"/providers/Microsoft.Compute/virtualMachineScaleSets/{vm.scale_set}" if vm.scale_set else ""
+    return quote(group + scale_set, safe="/()")
+
+
+def _dataschema(name: str) -> str:
+    return f"urn:imds-bridge:schema:{name}:1"

@@ -1,0 +1,296 @@
+"""What the program speaks of: documents and events of IMDS, their changes, and CloudEvents.
+
+All values are frozen. IMDS is read leniently: whatever can be made out is used, the rest is kept as it came.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any, Literal
+
+Json = Any  # whatever json.loads gives
+
+SCHEDULED = "scheduled"
+STARTED = "started"
+
+# IMDS sends GUIDs. Longer ids, or ids with blanks or control characters, could not stand in an attribute.
+_EVENT_ID = re.compile(r"[!-~]{1,200}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEvent:
+    """One entry of a document's `Events`.
+
+    `raw` is the entry as IMDS sent it; everything else is read from it.
+    """
+
+    raw: Mapping[str, Json]
+
+    @cached_property
+    def event_id(self) -> str:
+        """The EventId as IMDS spelled it, which is how it must be posted back."""
+        return str(self.raw["EventId"])
+
+    @property
+    def key(self) -> str:
+        """The EventId for comparing: IMDS uses any letter case."""
+        return self.event_id.lower()
+
+    @property
+    def status(self) -> str:
+        """`EventStatus` in lower case: "scheduled", "started", or something that IMDS has come to say."""
+        return str(self.raw.get("EventStatus") or "").lower()
+
+    @property
+    def not_before(self) -> datetime | None:
+        """When the event starts at the earliest, in UTC; None when blank or unreadable."""
+        return parse_instant(self.raw.get("NotBefore"))
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """The names of the VMs that the event concerns, as received."""
+        return names(self.raw.get("Resources"))
+
+    @cached_property
+    def content(self) -> Mapping[str, Json]:
+        """What the event says, in a form in which different spellings of the same are equal."""
+        said = {name: value for name, value in self.raw.items() if value is not None and value != ""}
+        said["EventId"] = self.key
+        if self.status:
+            said["EventStatus"] = self.status
+        if instant := self.not_before:
+            said["NotBefore"] = instant.isoformat()
+        if resources := self.resources:
+            said["Resources"] = sorted(fold_name(name) for name in resources)
+        return said
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One answer of IMDS.
+
+    `incarnation` is None when IMDS sent none that is a number. `strange` holds the entries of `Events` that
+    no event could be made of.
+    """
+
+    raw: Mapping[str, Json]
+    incarnation: int | None
+    events: Mapping[str, ScheduledEvent]
+    strange: tuple[Json, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """An event that vanished when IMDS started its count anew, and may come back until `until` (steady s)."""
+
+    event: ScheduledEvent
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What is known after a good answer: the document, and events that are missing from it but not given up."""
+
+    document: Document | None = None
+    held: Mapping[str, Held] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        """Write the watch as JSON."""
+        held = {key: {"raw": held.event.raw, "until": held.until} for key, held in self.held.items()}
+        return json.dumps({"document": self.document.raw if self.document else None, "held": held})
+
+    @classmethod
+    def load(cls, text: str) -> Watch:
+        """Read what `dump` wrote; an empty text is an empty watch."""
+        if not text:
+            return cls()
+        saved = json.loads(text)
+        held = {
+            key: Held(event=ScheduledEvent(raw=held["raw"]), until=held["until"])
+            for key, held in saved["held"].items()
+        }
+        raw = saved["document"]
+        return cls(document=read_document(raw) if raw is not None else None, held=held)
+
+
+ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What became of one event between two documents.
+
+    `event` is as now seen, or as last seen when it is gone. `changed` names the properties that differ.
+    """
+
+    kind: ChangeKind
+    event: ScheduledEvent
+    previous: ScheduledEvent | None = None
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vm:
+    """Who this VM is, from instance data; "" where it does not apply (IMDS says so too)."""
+
+    name: str
+    vm_id: str = ""
+    resource_id: str = ""
+    location: str = ""
+    zone: str = ""
+    scale_set: str = ""
+    subscription_id: str = ""
+    resource_group: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudEvent:
+    """A CloudEvent 1.0; `extensions` holds its further attributes, all strings."""
+
+    id: str
+    source: str
+    type: str
+    subject: str
+    time: datetime
+    dataschema: str
+    extensions: Mapping[str, str]
+    data: Mapping[str, Json]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredEvent:
+    """An event as the outbox keeps it.
+
+    `seq` is its place in the outbox, `body` the CloudEvent as structured JSON, `stored_at` steady seconds
+    since 1970.
+    """
+
+    seq: int
+    id: str
+    type: str
+    stored_at: float
+    body: bytes
+
+    @cached_property
+    def envelope(self) -> dict[str, Json]:
+        """The CloudEvent as a dictionary."""
+        parsed: dict[str, Json] = json.loads(self.body)
+        return parsed
+
+
+def parse_document(body: bytes) -> Document:
+    """Read an answer of IMDS.
+
+    A byte order mark, or bytes before the JSON object, are passed over: both have been seen.
+
+    Raises:
+        ValueError: it is no Scheduled Events document.
+    """
+    return read_document(_parse_object(body))
+
+
+def read_document(raw: Mapping[str, Json]) -> Document:
+    """Make a document of an answer that is parsed already.
+
+    Raises:
+        ValueError: it is no Scheduled Events document.
+    """
+    if "Events" not in raw:
+        raise ValueError("a JSON object without `Events`")
+    entries = raw["Events"] if raw["Events"] is not None else []
+    if not isinstance(entries, list):
+        raise ValueError("`Events` is no list")
+    events: dict[str, ScheduledEvent] = {}
+    strange: list[Json] = []
+    for entry in entries:
+        event = _event(entry)
+        if event is None or event.key in events:
+            strange.append(entry)
+        else:
+            events[event.key] = event
+    return Document(
+        raw=raw,
+        incarnation=_integer(raw.get("DocumentIncarnation")),
+        events=events,
+        strange=tuple(strange),
+    )
+
+
+def _parse_object(body: bytes) -> dict[str, Json]:
+    text = body.decode(json.detect_encoding(body), errors="replace")
+    start = text.find("{")
+    if start < 0:
+        raise ValueError("an empty answer" if not text.strip() else "an answer that holds no JSON object")
+    try:
+        raw, _ = _decoder.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
+
+
+def _number(text: str) -> float | str:
+    """Keep what JSON cannot write back (NaN, Infinity, 1e999) as text."""
+    value = float(text)
+    return value if math.isfinite(value) else text
+
+
+_decoder = json.JSONDecoder(parse_float=_number, parse_constant=str)
+
+
+def _event(entry: Json) -> ScheduledEvent | None:
+    if not isinstance(entry, dict):
+        return None
+    event_id = entry.get("EventId")
+    if not isinstance(event_id, str) or not _EVENT_ID.fullmatch(event_id):
+        return None
+    return ScheduledEvent(raw=entry)
+
+
+def _integer(value: Json) -> int | None:
+    """Read an incarnation: a number, or one written as a string as in old versions."""
+    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,18}\s*", value):
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def names(value: Json) -> tuple[str, ...]:
+    """Read a list of names; a single string counts as one, anything else as none."""
+    if isinstance(value, str):
+        return (value,) if value else ()
+    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+
+
+def fold_name(name: str) -> str:
+    """Bring a VM's name into the form that is compared: no case, no `_` before it as 2017-03-01 has."""
+    return name.removeprefix("_").casefold()
+
+
+def is_among(name: str, resources: Iterable[str]) -> bool:
+    """Tell whether the VM called `name` is one of `resources`."""
+    return fold_name(name) in map(fold_name, resources)
+
+
+def parse_instant(value: Json) -> datetime | None:
+    """Read a NotBefore: RFC 1123 (whatever its weekday) or ISO 8601, in UTC unless it says otherwise."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    for parse in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            instant = parse(value.strip())
+            return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+        except (ValueError, TypeError, IndexError, OverflowError):
+            continue
+    return None
+
+
+def iso_utc(instant: datetime) -> str:
+    """Write an instant as RFC 3339 in UTC with milliseconds."""
+    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{instant.microsecond // 1000:03d}Z"

@@ -1,0 +1,131 @@
+"""What every loop stands on: the clock, backoff, the stop flag, signals and named threads."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+CLOCK_JUMP_SECONDS = 60.0
+
+
+class Clock:
+    """The time of day and the time that only passes; tests give a double that they move.
+
+    Ages inside the process are counted on `steady`, which follows the wall clock's date but not its jumps.
+    """
+
+    def __init__(self) -> None:
+        self._offset = self.wall() - self.monotonic()
+
+    def wall(self) -> float:
+        """Return the time of day in seconds since 1970, as the machine believes it to be."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Return seconds that never jump."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """Return the time of day in UTC."""
+        return datetime.fromtimestamp(self.wall(), UTC)
+
+    def steady(self) -> float:
+        """Return seconds since 1970 that pass as `monotonic` does, whatever happens to the wall clock."""
+        return self.monotonic() + self._offset
+
+    def jump_seconds(self) -> float:
+        """Tell by how much the wall clock has left the steady one; follow it unless that is a jump."""
+        drift = self.wall() - self.steady()
+        if abs(drift) < CLOCK_JUMP_SECONDS:
+            self._offset += drift
+            return 0.0
+        return drift
+
+    def accept_jump(self, seconds: float) -> None:
+        """Let `steady` show the new time of day from now on."""
+        self._offset += seconds
+
+
+def full_jitter(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
+    """Choose a wait after failure number `attempt` (from 0): anywhere below an exponentially growing limit."""
+    ceiling = min(limit_seconds, base_seconds * 2 ** min(attempt, 32))
+    return random.uniform(0.0, ceiling)  # noqa: S311 - it spreads load, it guards nothing
+
+
+class Stop:
+    """A flag that ends every wait; loops and their threads share one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def set(self) -> None:
+        """Ask every loop to end."""
+        self._event.set()
+
+    def __bool__(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait for at most `seconds`; tell whether the stop has been asked for."""
+        return self._event.wait(None if seconds is None else max(0.0, seconds))
+
+
+class Signals:
+    """SIGTERM and SIGINT as something the main thread waits for.
+
+    The handlers do nothing but wake the main thread through a socket, so no lock is ever taken inside one.
+    Use as a context manager, in the main thread only.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = [signal.SIGINT, signal.SIGTERM]
+
+    def __enter__(self) -> Signals:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers = [(number, signal.signal(number, _ignore)) for number in self._numbers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers:
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        self._reader.close()
+        self._writer.close()
+
+    def wait(self, seconds: float) -> str | None:
+        """Wait for a signal for at most `seconds`; return its name, or None."""
+        self._reader.settimeout(max(0.001, seconds))
+        try:
+            received = self._reader.recv(1)
+        except TimeoutError:
+            return None
+        return signal.Signals(received[0]).name
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Let the wakeup socket carry the signal."""
+
+
+def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
+    """Start a daemon thread that logs whatever ends it unexpectedly; `is_alive` tells that it ended."""
+
+    def run() -> None:
+        try:
+            target()
+        except Exception:
+            log.exception("thread %s ended unexpectedly", name)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,41 @@
+"""What a sink is: the port between the outbox and a receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bridge.model import StoredEvent
+
+
+class Sink(Protocol):
+    """A receiver of events.
+
+    Duties: all methods are called from one thread of the sink's own, never two at a time; `send` may block,
+    but not beyond a time limit of its own; no call changes the outbox; nothing that is raised or logged holds
+    a secret. Only DeliveryError may be raised for what the receiver or the network does.
+    """
+
+    max_batch: int
+    """How many events one `send` takes at the most."""
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        """Hand over `events` in their order, and return when the receiver has them all.
+
+        Raises:
+            DeliveryError: with `delivered`, the number at the front that the receiver has; the error is about
+                the next one. Rejected is about that one alone, the others about the receiver.
+        """
+
+    def reload(self) -> None:
+        """Read secrets again before the next `send`; keep the old ones where that fails."""
+
+    def check(self) -> str:
+        """Try what can be tried without sending an event; return what was found, for an operator.
+
+        Raises:
+            DeliveryError: it does not work; the text says why.
+        """
+
+    def close(self) -> None:
+        """Give up connections; nothing is sent afterwards."""

@@ -1,0 +1,54 @@
+"""A sink that keeps what it gets: the double for tests, with failures on demand."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from bridge.errors import DeliveryError
+from bridge.model import StoredEvent
+
+
+class MemorySink:
+    """Takes events into `received`, unless `failures` holds an error for the call."""
+
+    def __init__(self, *, max_batch: int = 1) -> None:
+        self.max_batch = max_batch
+        self.received: list[StoredEvent] = []
+        self.failures: deque[DeliveryError] = deque()
+        self.reloads = 0
+        self.closed = False
+        self._changed = threading.Condition()
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        """Keep the events, or those before the next failure."""
+        with self._changed:
+            failure = self.failures.popleft() if self.failures else None
+            self.received += events if failure is None else events[: failure.delivered]
+            self._changed.notify_all()
+        if failure:
+            raise failure
+
+    def wait_for(self, count: int, *, timeout_seconds: float = 10.0) -> list[StoredEvent]:
+        """Return what came once it is at least `count` events.
+
+        Raises:
+            TimeoutError: fewer came in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self.received) >= count, timeout_seconds):
+                raise TimeoutError(f"{len(self.received)} of {count} events came in {timeout_seconds:g} s")
+            return list(self.received)
+
+    def reload(self) -> None:
+        """Count the call."""
+        self.reloads += 1
+
+    def check(self) -> str:
+        """Tell how much came."""
+        return f"{len(self.received)} events"
+
+    def close(self) -> None:
+        """Remember the call."""
+        self.closed = True

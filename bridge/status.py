@@ -1,0 +1,112 @@
+"""What `imds-bridge status` shows: read from the file that the process replaces, never asked of IMDS."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from bridge.errors import UsageError
+from bridge.model import ScheduledEvent, iso_utc, read_document
+from bridge.state import StateFolder
+from bridge.text import countdown, duration, table
+
+
+def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
+    """Return what the process last wrote, with `running`, its age and each event's countdown as of `now`.
+
+    Raises:
+        UsageError: no process ever wrote its status there.
+    """
+    status = folder.read_status()
+    if status is None:
+        raise UsageError(
+            f"there is no status in {folder.path}: has `imds-bridge forward` run with this state_dir, "
+            "and may you read it (sudo)?"
+        )
+    status["running"] = bool(status.get("running")) and folder.holder() is not None
+    status["age_seconds"] = _age(status.get("written_at"), now)
+    document = read_document(status["document"]) if status.get("document") else None
+    status["events"] = [_event(event, now) for event in document.events.values()] if document else []
+    return status
+
+
+def _age(text: str | None, now: datetime) -> float | None:
+    return round((now - datetime.fromisoformat(text)).total_seconds(), 1) if text else None
+
+
+def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
+    not_before = event.not_before
+    return {
+        **event.raw,
+        "NotBeforeUtc": iso_utc(not_before) if not_before else None,
+        "StartsInSeconds": round((not_before - now).total_seconds()) if not_before else None,
+    }
+
+
+def render(status: dict[str, Any]) -> str:
+    """Write the status for a person."""
+    return "\n\n".join(filter(None, [_head(status), _events(status), _sinks(status)]))
+
+
+def _head(status: dict[str, Any]) -> str:
+    age = duration(status["age_seconds"] or 0)
+    lines = [
+        f"imds-bridge {status['version']}, process {status['pid']}, told {age} ago"
+        if status["running"]
+        else f"NOT RUNNING: what follows is from {age} ago"
+    ]
+    lines.append(f"VM    {status['vm'] or 'not known yet'}")
+    lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
+    if status.get("disk_trouble"):
+        lines.append(f"DISK  FAILS, events are kept in memory only: {status['disk_trouble']}")
+    return "\n".join(lines)
+
+
+def _imds(status: dict[str, Any]) -> str:
+    last = _age(status.get("last_good_at"), datetime.now(UTC))
+    seen = "never answered yet" if last is None else f"last good answer {duration(last)} ago"
+    return f"{seen}; NO GOOD ANSWER NOW: {status['trouble']}" if status.get("trouble") else seen
+
+
+def _events(status: dict[str, Any]) -> str:
+    document = status.get("document")
+    if not document:
+        return "No document has been seen."
+    if not status["events"]:
+        return f"Document {document.get('DocumentIncarnation')}: no events."
+    rows = [
+        (
+            str(event.get("EventType")),
+            str(event.get("EventStatus")),
+            _starts(event),
+            str(event.get("EventSource") or "-"),
+            event["EventId"],
+            ", ".join(map(str, event.get("Resources") or [])) or "-",
+        )
+        for event in status["events"]
+    ]
+    header = ("EVENT", "STATUS", "STARTS", "BY", "ID", "VMS")
+    return f"Document {document.get('DocumentIncarnation')}:\n" + table(header, rows)
+
+
+def _starts(event: dict[str, Any]) -> str:
+    seconds = event["StartsInSeconds"]
+    if seconds is None:
+        return "-"
+    return countdown(seconds) if seconds > 0 else f"due since {duration(seconds)}"
+
+
+def _sinks(status: dict[str, Any]) -> str:
+    rows = [
+        (
+            name,
+            sink["state"],
+            str(sink["backlog"])
+            + (f" (oldest {duration(wait)})" if (wait := sink["oldest_waits_seconds"]) else ""),
+            sink["last_success_at"] or "never",
+            str(sink["dead_letters"]),
+            f"{sink['last_error_at']} {sink['last_error']}" if sink["last_error"] else "-",
+        )
+        for name, sink in status["sinks"].items()
+    ]
+    return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "LAST ERROR"), rows)
