@@ -269,5 +269,7 @@ def _outbox_mark(arguments: argparse.Namespace) -> int:
 
 def _add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
     from bridge.lab import commands as lab
+    from bridge.lab import demo
 
     lab.add_parser(commands)
+    demo.add_parser(commands)

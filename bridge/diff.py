@@ -99,7 +99,9 @@ def _is_reset(previous: Watch, current: Document) -> bool:
 def _is_continuous(previous: Watch, current: Document, sighting: Sighting) -> bool:
     if sighting.awakened or sighting.gap_seconds is None or sighting.gap_seconds > CONTINUOUS_SECONDS:
         return False
-    before = previous.document.incarnation if previous.document else None
-    if before is None or current.incarnation is None:
+    before = previous.document
+    if before is None or before.incarnation is None or current.incarnation is None:
         return False
-    return current.incarnation - before in (0, 1)
+    if len(current.strange) > len(before.strange):  # the event may hide in an entry that became unreadable
+        return False
+    return current.incarnation - before.incarnation in (0, 1)

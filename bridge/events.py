@@ -120,7 +120,7 @@ class Reporter:
         vm_id = self.vm.vm_id if self.vm else ""
         return CloudEvent(
             id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}")),
-            source=self.vm_source or (self.vm.resource_id if self.vm else "") or self._vm_urn(),
+            source=self.vm_source or _reference(self.vm.resource_id if self.vm else "") or self._vm_urn(),
             type=type_of(name),
             subject=self.name,
             time=at,
@@ -176,7 +176,12 @@ def _group_source(vm: Vm | None) -> str:
         return ""
     group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
     scale_set = f"/providers/Microsoft.Compute/virtualMachineScaleSets/{vm.scale_set}" if vm.scale_set else ""
-    return quote(group + scale_set, safe="/()")
+    return _reference(group + scale_set)
+
+
+def _reference(resource_id: str) -> str:
+    """Write an ARM id as a URI reference: a resource group's name may hold letters of any script."""
+    return quote(resource_id, safe="/()")
 
 
 def _dataschema(name: str) -> str:

@@ -191,7 +191,7 @@ class Forwarder:
             )
             self._commit([told], blind_since=iso_utc(since) if since else "never")
         if error.retry_after_seconds is not None:
-            return error.retry_after_seconds
+            return max(RETRY_FLOOR_SECONDS, error.retry_after_seconds)
         jitter = full_jitter(
             self._failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
         )

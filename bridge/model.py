@@ -20,8 +20,12 @@ Json = Any  # whatever json.loads gives
 SCHEDULED = "scheduled"
 STARTED = "started"
 
+# Within these, what was read can be compared and written back in any Python; consumers take no more either.
+_MAX_DEPTH = 100
+_MAX_DIGITS = 300
 # IMDS sends GUIDs. Longer ids, or ids with blanks or control characters, could not stand in an attribute.
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
+_TOO_DEEP = "JSON that is nested too deeply"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +50,8 @@ class ScheduledEvent:
     @property
     def status(self) -> str:
         """`EventStatus` in lower case: "scheduled", "started", or something that IMDS has come to say."""
-        return str(self.raw.get("EventStatus") or "").lower()
+        status = self.raw.get("EventStatus")
+        return status.lower() if isinstance(status, str) else ""
 
     @property
     def not_before(self) -> datetime | None:
@@ -225,24 +230,46 @@ def read_document(raw: Mapping[str, Json]) -> Document:
 
 
 def _parse_object(body: bytes) -> dict[str, Json]:
-    text = body.decode(json.detect_encoding(body), errors="replace")
+    text = body.decode(errors="replace")
     start = text.find("{")
     if start < 0:
         raise ValueError("an empty answer" if not text.strip() else "an answer that holds no JSON object")
     try:
         raw, _ = _decoder.raw_decode(text, start)
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
+        raise ValueError(_TOO_DEEP) from None
+    if _is_deep(raw):
+        raise ValueError(_TOO_DEEP)
     return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
 
 
-def _number(text: str) -> float | str:
-    """Keep what JSON cannot write back (NaN, Infinity, 1e999) as text."""
+def _is_deep(value: Json) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _float(text: str) -> float | str:
+    """Keep what JSON cannot write back (1e999) as text."""
     value = float(text)
     return value if math.isfinite(value) else text
 
 
-_decoder = json.JSONDecoder(parse_float=_number, parse_constant=str)
+def _int(text: str) -> int | str:
+    """Keep what Python may refuse to read or write as text."""
+    return int(text) if len(text) <= _MAX_DIGITS else text
+
+
+# NaN and Infinity, which are no JSON, become text.
+_decoder = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=str)
 
 
 def _event(entry: Json) -> ScheduledEvent | None:
@@ -293,4 +320,4 @@ def parse_instant(value: Json) -> datetime | None:
 
 def iso_utc(instant: datetime) -> str:
     """Write an instant as RFC 3339 in UTC with milliseconds."""
-    return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{instant.microsecond // 1000:03d}Z"
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

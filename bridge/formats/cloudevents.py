@@ -37,7 +37,7 @@ def structured(event: CloudEvent) -> bytes:
 def binary(envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
     """Split a structured event into `ce-` headers and the data as the body."""
     headers = {
-        f"ce-{name}": quote(str(value), safe=_HEADER_SAFE)
+        f"ce-{name}": quote(value if isinstance(value, str) else json.dumps(value), safe=_HEADER_SAFE)
         for name, value in envelope.items()
         if name not in ("data", "datacontenttype")
     }

@@ -1,0 +1,1 @@
+"""Simulators of everything that imds-bridge talks to, for trying, learning and testing."""

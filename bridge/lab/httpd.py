@@ -1,0 +1,495 @@
+"""Serve HTTP for the simulators: strict recording, faults on demand, and an end that comes at once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+HUGE_BODY_BYTES = 5 * 1024 * 1024
+DRIP_SECONDS = 0.2
+JSON_TYPE = "application/json; charset=utf-8"
+NO_ANSWER = 0  # the status recorded for a request that gets none
+
+FAULT_KINDS = (
+    "slow",
+    "slow_first_call",
+    "drip",
+    "timeout",
+    "drop",
+    "lost_answer",
+    "empty",
+    "garbage",
+    "junk_prefix",
+    "huge",
+    "redirect",
+    "status",
+)
+
+
+class LabError(ValueError):
+    """Say that a simulator was asked for something it cannot do: given, expected."""
+
+
+class Headers(Mapping[str, str]):
+    """Hold header values by name, whatever its letter case; a repeated header is joined by commas."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in pairs:
+            key = name.lower()
+            self._values[key] = f"{self._values[key]}, {value}" if key in self._values else value
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.lower() in self._values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Hold one request as it came, and the status it was answered with (0: none)."""
+
+    server: str
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    body: bytes
+    at: float  # time.monotonic()
+    wall: float  # time.time()
+    status: int = NO_ANSWER
+
+    @property
+    def parameters(self) -> dict[str, list[str]]:
+        """Return the query's parameters, each with all its values."""
+        return parse_qs(self.query, keep_blank_values=True)
+
+    def json(self) -> Any:
+        """Return the body read as JSON; raise ValueError where it is none."""
+        return json.loads(self.body)
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the control API shows of this request."""
+        return {
+            "server": self.server,
+            "method": self.method,
+            "path": self.path,
+            "query": self.query,
+            "headers": dict(self.headers),
+            "body": self.body.decode("utf-8", "replace"),
+            "wall": self.wall,
+            "status": self.status,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Hold what to send, and how badly."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    delay_seconds: float = 0.0
+    drip: bool = False
+    hang: bool = False
+    drop: bool = False
+    interrupt: threading.Event | None = None  # set when faults are cleared: ends each wait of this answer
+
+
+def json_answer(value: object, status: int = 200, **headers: str) -> Answer:
+    """Return an answer that carries the value as JSON; `allow="GET"` adds a header."""
+    names = {name.replace("_", "-"): text for name, text in headers.items()}
+    return Answer(
+        status=status, body=json.dumps(value).encode(), headers={"content-type": JSON_TYPE, **names}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Say how one request, or several, are answered wrongly; None in a filter takes all."""
+
+    kind: str
+    status: int = 500
+    seconds: float = 0.0  # real ones, before the answer
+    retry_after: str | int | None = None
+    body: bytes = b""
+    server: str | None = None
+    method: str | None = None
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in FAULT_KINDS:
+            raise LabError(
+                f"fault kind given: {self.kind!r}; expected: an HTTP status or {', '.join(FAULT_KINDS)}"
+            )
+        check_seconds("seconds", self.seconds)
+
+    @classmethod
+    def of(cls, kind: str | int, *, seconds: float | None = None, **rest: Any) -> Self:
+        """Return the fault for a kind, a status number or a status name such as `gone`.
+
+        Slow kinds take 5 seconds where none are given, the slow first call 120.
+        """
+        text = str(kind).strip().lower().replace("-", "_").replace(" ", "_")
+        if text.upper() in HTTPStatus.__members__:
+            text = str(int(HTTPStatus[text.upper()]))
+        if text.isdigit():
+            if not 200 <= int(text) <= 599:  # noqa: PLR2004 - final HTTP statuses
+                raise LabError(f"fault status given: {text}; expected: 200 to 599")
+            text, rest["status"] = "status", int(text)
+        if seconds is None:
+            seconds = {"slow": 5.0, "slow_first_call": 120.0}.get(text, 0.0)
+        return cls(kind=text, seconds=seconds, **rest)
+
+    def takes(self, request: Request) -> bool:
+        """Tell whether this fault is meant for the request."""
+        return (
+            self.server in (None, request.server)
+            and self.method in (None, request.method)
+            and (self.path is None or request.path.startswith(self.path))
+        )
+
+    def answer(self, right: Callable[[], Answer]) -> Answer:
+        """Return the wrong answer; `right` is called only by the kinds that process the request."""
+        return replace(self._wrong(right), delay_seconds=self.seconds)
+
+    def _wrong(self, right: Callable[[], Answer]) -> Answer:
+        match self.kind:
+            case "slow" | "slow_first_call":
+                return right()
+            case "drip":
+                return replace(right(), drip=True)
+            case "lost_answer":
+                return replace(right(), drop=True)
+            case "junk_prefix":
+                answer = right()
+                return replace(answer, body=b"\x00junk " + answer.body)
+            case "timeout":
+                return Answer(status=NO_ANSWER, hang=True)
+            case "drop":
+                return Answer(status=NO_ANSWER, drop=True)
+            case "empty":
+                return Answer()
+            case "garbage":
+                page = b"<html><body>Service busy</body></html>"
+                return Answer(body=page, headers={"content-type": "text/html"})
+            case "huge":
+                filler = "x" * HUGE_BODY_BYTES
+                return json_answer({"DocumentIncarnation": 1, "Events": [], "Filler": filler})
+            case _:
+                return self._status_answer()
+
+    def _status_answer(self) -> Answer:
+        status = 302 if self.kind == "redirect" else self.status
+        headers = {"content-type": "text/plain"} if self.body else {}
+        if 300 <= status < 400:  # noqa: PLR2004 - the class of redirects
+            headers["location"] = "/redirected"
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
+        return Answer(status=status, body=self.body, headers=headers)
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Refuse what is not a finite number of seconds from 0 up."""
+    if (
+        not isinstance(value, (int, float))
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value < 0
+    ):
+        raise LabError(f"{name} given: {value!r}; expected: a number of seconds from 0 up")
+
+
+@dataclass(kw_only=True)
+class _Queued:
+    fault: Fault
+    left: int | None  # None: for ever
+    on_at: float | None = None  # slow_first_call: when the service is on
+
+
+class Faults:
+    """Keep faults in order and hand one to each request they are meant for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: list[_Queued] = []
+        self._cleared = threading.Event()
+        self._closed = False
+
+    def add(self, fault: Fault, *, count: int | None = 1) -> None:
+        """Queue the fault for `count` requests; None is for ever."""
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise LabError(f"count given: {count!r}; expected: a whole number from 1 up, or none for ever")
+        with self._lock:
+            self._queue.append(_Queued(fault=fault, left=count))
+
+    def clear(self) -> None:
+        """Forget all faults and let go of every request that one of them holds."""
+        with self._lock:
+            self._queue.clear()
+            self._cleared.set()
+            if not self._closed:
+                self._cleared = threading.Event()
+
+    def close(self) -> None:
+        """Clear for good: no request is held from now on."""
+        with self._lock:
+            self._closed = True
+        self.clear()
+
+    def apply(self, request: Request, right: Callable[[], Answer]) -> Answer:
+        """Return the right answer, or the wrong one that is due."""
+        with self._lock:
+            fault = None if self._closed else self._take(request)
+            interrupt = self._cleared
+        return right() if fault is None else replace(fault.answer(right), interrupt=interrupt)
+
+    def _take(self, request: Request) -> Fault | None:
+        for queued in list(self._queue):
+            if not queued.fault.takes(request):
+                continue
+            if queued.fault.kind == "slow_first_call":
+                # the first call turns the service on; those that come meanwhile wait for the rest
+                queued.on_at = queued.on_at or request.at + queued.fault.seconds
+                rest_seconds = queued.on_at - request.at
+                if rest_seconds > 0:
+                    return replace(queued.fault, seconds=rest_seconds)
+                self._queue.remove(queued)
+                continue
+            if queued.left is not None:
+                queued.left -= 1
+                if queued.left == 0:
+                    self._queue.remove(queued)
+            return queued.fault
+        return None
+
+
+class Server(ThreadingHTTPServer):
+    """Serve one address on 127.0.0.1 with HTTP/1.1 and keep-alive until closed."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, name: str, handle: Callable[[Request], Answer], *, port: int = 0) -> None:
+        self.name = name
+        self.handle = handle
+        self._open: set[socket.socket] = set()
+        self._none_open = threading.Condition()
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:  # taken or not allowed; no port number at all
+            raise LabError(f"port given: {port}; expected: a free one ({error})") from error
+        self._thread = threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, name=f"lab-{name}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Return the base URL, without a slash at the end."""
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def server_bind(self) -> None:
+        """Bind without asking DNS for this machine's name, which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Remember the connection from the moment it is accepted."""
+        with self._none_open:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close the connection and forget it."""
+        with self._none_open:
+            super().shutdown_request(request)
+            self._open.discard(request)
+            self._none_open.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away; everything else is a fault of the lab and shown."""
+        if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
+    def close(self) -> None:
+        """Stop accepting, cut every connection, and wait for their threads."""
+        self.shutdown()
+        self._thread.join()
+        with self._none_open:
+            for connection in self._open:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:  # the client has already gone
+                    continue
+            self._none_open.wait_for(lambda: not self._open, timeout=10)
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Read whole requests of any method, and send answers as badly as they ask for."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "imds-bridge-lab"
+    sys_version = ""
+    disable_nagle_algorithm = True
+    server: Server
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Serve every method by the same function: which ones are refused is the simulator's matter."""
+        if name.startswith("do_"):
+            return self._serve
+        raise AttributeError(name)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Write no access log: requests are recorded."""
+
+    def _serve(self) -> None:
+        parts = urlsplit(self.path)
+        request = Request(
+            server=self.server.name,
+            method=self.command,
+            path=parts.path,
+            query=parts.query,
+            headers=Headers(list(self.headers.items())),
+            body=self._read_body(),
+            at=time.monotonic(),
+            wall=time.time(),
+        )
+        self._send(self.server.handle(request))
+
+    def _read_body(self) -> bytes:
+        if "chunked" in self.headers.get("transfer-encoding", "").lower():
+            return b"".join(self._chunks())
+        length_text = self.headers.get("content-length", "0")
+        if not length_text.isdigit() or int(length_text) > MAX_BODY_BYTES:
+            raise ConnectionAbortedError("no usable Content-Length")
+        return self._read(int(length_text))
+
+    def _chunks(self) -> Iterator[bytes]:
+        while size := self._chunk_size():
+            yield self._read(size)
+            self.rfile.readline(64)
+        while self.rfile.readline(1024).strip():
+            pass  # trailers
+
+    def _chunk_size(self) -> int:
+        try:
+            return int(self.rfile.readline(64).split(b";")[0], 16)
+        except ValueError as error:
+            raise ConnectionAbortedError("no usable chunk size") from error
+
+    def _read(self, length: int) -> bytes:
+        body = self.rfile.read(length)
+        if len(body) < length:
+            raise ConnectionAbortedError("the client left in the middle of a body")
+        return body
+
+    def _send(self, answer: Answer) -> None:
+        interrupt = answer.interrupt or threading.Event()
+        if answer.hang or answer.delay_seconds:
+            interrupt.wait(None if answer.hang else answer.delay_seconds)
+        if answer.hang or answer.drop:
+            self.close_connection = True
+            return
+        self.send_response(answer.status)
+        for name, value in answer.headers.items():
+            self.send_header(name, value)
+        if answer.status != HTTPStatus.NO_CONTENT:
+            self.send_header("content-length", str(len(answer.body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send_body(answer, interrupt)
+
+    def _send_body(self, answer: Answer, interrupt: threading.Event) -> None:
+        if not answer.drip:
+            self.wfile.write(answer.body)
+            return
+        for position in range(len(answer.body)):
+            interrupt.wait(DRIP_SECONDS)
+            self.wfile.write(answer.body[position : position + 1])
+
+
+def wait_for(
+    predicate: Callable[[], T], timeout: float, changed: threading.Condition, tell: Callable[[], str]
+) -> T:
+    """Wait until the predicate holds.
+
+    It is asked after every change and also every 50 ms, and never under a lock, so that it may look at
+    other things than the simulator.
+
+    Returns: what the predicate returned.
+    Raises: AssertionError with what `tell` says, after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        value = predicate()
+        if value:
+            return value
+        rest_seconds = deadline - time.monotonic()
+        if rest_seconds <= 0:
+            raise AssertionError(f"not within {timeout:g} s; {tell()}")
+        with changed:
+            changed.wait(min(rest_seconds, 0.05))
+
+
+def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable[[Request], Answer]:
+    """Return a handler that calls a function for each (method, path) with the JSON body as its arguments.
+
+    A LabError, or arguments that the function does not take, are answered by 400 and why. A function that
+    returns None is answered by `{"ok": true}`.
+    """
+
+    def handle(request: Request) -> Answer:
+        function = routes.get((request.method, request.path.rstrip("/")))
+        if function is None:
+            known = ", ".join(f"{method} {path}" for method, path in routes)
+            given = f"{request.method} {request.path}"
+            return json_answer({"error": f"given: {given}; expected one of: {known}"}, 404)
+        try:
+            value = _call(function, request)
+        except (LabError, TypeError) as error:  # a TypeError: some value of the wrong JSON type
+            return json_answer({"error": str(error)}, 400)
+        return json_answer({"ok": True} if value is None else value)
+
+    return handle
+
+
+def _call(function: Callable[..., object], request: Request) -> object:
+    if request.method == "GET":
+        arguments: Any = {name: values[0] for name, values in request.parameters.items()}
+    else:
+        try:
+            arguments = json.loads(request.body or b"{}")
+        except ValueError as error:
+            raise LabError(f"body given: not JSON ({error}); expected: a JSON object") from error
+    if not isinstance(arguments, dict):
+        raise LabError(f"body given: {type(arguments).__name__}; expected: a JSON object")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise LabError(f"{error}; expected: {', '.join(signature.parameters)}") from error
+    return function(**arguments)
