@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -14,6 +15,7 @@ from bridge import __version__, logs
 from bridge.config import Config, SinkSettings, StdoutSettings
 from bridge.delivery import Filter
 from bridge.dispatcher import Dispatcher
+from bridge.errors import UsageError
 from bridge.forwarder import Forwarder
 from bridge.imds import ImdsClient
 from bridge.model import iso_utc
@@ -21,6 +23,7 @@ from bridge.outbox import Outbox
 from bridge.runtime import Clock, Signals, Stop, start_thread
 from bridge.sinks.base import Sink
 from bridge.state import StateFolder
+from bridge.voice import Role, Voice, approval_session
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +31,11 @@ TICK_SECONDS = 1.0
 STATUS_SECONDS = 2.0
 PRUNE_SECONDS = 3600.0
 
+_ROLES = {"forward": "forwards", "listen": "listens for commands"}
+
 # Where each kind of sink is; imported only when the configuration has one.
 _SINKS = {
+    "servicebus": ("bridge.sinks.servicebus", "ServiceBusSink"),
     "stdout": ("bridge.sinks.stdout", "StdoutSink"),
     "webhook": ("bridge.sinks.webhook", "WebhookSink"),
 }
@@ -58,32 +64,88 @@ def run_forward(config: Config) -> int:
     Raises:
         StateError: the state is held or from a newer version.
     """
+    return _run(config, "forward", _forward)
+
+
+def run_listen(config: Config, *, dry_run: bool) -> int:
+    """Run the approval listener until it is stopped; return the exit code.
+
+    Raises:
+        StateError: the state is held or from a newer version.
+    """
+    return _run(config, "listen", lambda process: _listen(process, dry_run=dry_run))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Flow:
+    """What makes a process a forwarder or a listener: loops that end at the stop, and what they tell."""
+
+    loops: dict[str, Callable[[], None]]
+    status: Callable[[], dict[str, Any]]
+
+
+def _forward(process: _Process) -> _Flow:
+    imds = ImdsClient(process.config.imds, clock=process.clock)
+    forwarder = Forwarder(
+        process.config, imds=imds, outbox=process.outbox, clock=process.clock, stop=process.stop
+    )
+    return _Flow(loops={"poll": forwarder.run}, status=forwarder.status)
+
+
+def _listen(process: _Process, *, dry_run: bool) -> _Flow:
+    from bridge.commands import BusCommands  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.listener import Listener  # noqa: PLC0415
+
+    config, clock = process.config, process.clock
+    settings = config.approvals
+    if settings is None:
+        raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
+    imds = ImdsClient(config.imds, clock=clock)
+    voice = Voice(config, "listen", imds=imds, outbox=process.outbox, clock=clock)
+    received = BusCommands(
+        settings, session=lambda: approval_session(settings.session, voice.vm), clock=clock, stop=process.stop
+    )
+    listener = Listener(
+        settings,
+        imds=imds,
+        inlet=received,
+        outbox=process.outbox,
+        clock=clock,
+        stop=process.stop,
+        voice=voice,
+        dry_run=dry_run,
+    )
+    return _Flow(
+        loops={"decide": listener.run, "commands": received.run},
+        status=lambda: {**listener.status(), "commands": received.status()},
+    )
+
+
+def _run(config: Config, role: Role, build: Callable[[_Process], _Flow]) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
     with Signals() as signals:
-        return _Process(config).run(signals)
+        process = _Process(config, role)
+        return process.run(build(process), signals)
 
 
 class _Process:
-    """The forwarder with its dispatchers: started, watched over and stopped in order."""
+    """A flow's loops with the dispatchers behind them: started, watched over and stopped in order."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._clock = Clock()
-        self._stop = Stop()
+    def __init__(self, config: Config, role: Role) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.stop = Stop()
+        self._role = role
         settings = sinks_of(config)
         filters = {name: Filter(types=sink.types, where=sink.where) for name, sink in settings.items()}
-        self._folder = state_folder(config, "forward")
-        self._outbox = Outbox(
+        self._folder = state_folder(config, role)
+        self.outbox = Outbox(
             self._folder,
-            clock=self._clock,
+            clock=self.clock,
             sinks={name: (filters[name], sink.from_start) for name, sink in settings.items()},
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
             retain_seconds=config.retain_seconds,
-        )
-        imds = ImdsClient(config.imds, clock=self._clock)
-        self._forwarder = Forwarder(
-            config, imds=imds, outbox=self._outbox, clock=self._clock, stop=self._stop
         )
         self._dispatchers = [
             Dispatcher(
@@ -91,86 +153,85 @@ class _Process:
                 build_sink(sink),
                 wanted=filters[name],
                 max_age_seconds=sink.max_age_seconds,
-                outbox=self._outbox,
-                clock=self._clock,
+                outbox=self.outbox,
+                clock=self.clock,
             )
             for name, sink in settings.items()
         ]
-        self._started_at = self._clock.now()
+        self._started_at = self.clock.now()
 
-    def run(self, signals: Signals) -> int:
-        log.info("imds-bridge %s forwards", __version__, extra={"sinks": [d.name for d in self._dispatchers]})
-        poll = start_thread("poll", self._forwarder.run)  # first of all: a notice may be there already
+    def run(self, flow: _Flow, signals: Signals) -> int:
+        log.info(
+            "imds-bridge %s %s",
+            __version__,
+            _ROLES[self._role],
+            extra={"sinks": [d.name for d in self._dispatchers]},
+        )
+        # First of all: a notice may be there already.
+        loops = [start_thread(name, loop) for name, loop in flow.loops.items()]
         senders = [start_thread(f"sink-{d.name}", d.run) for d in self._dispatchers]
-        signal = self._watch_over(signals, [poll, *senders])
-        return self._end(signals, poll, senders, failed=signal is None, why=signal or "a thread ended")
+        signal = self._watch_over(signals, [*loops, *senders], flow)
+        return self._end(signals, loops, senders, flow, why=signal)
 
-    def _watch_over(self, signals: Signals, threads: list[Thread]) -> str | None:
+    def _watch_over(self, signals: Signals, threads: list[Thread], flow: _Flow) -> str | None:
         """Do what is due now and then, until a signal comes (its name) or a thread ends (None)."""
-        due = {
-            self._outbox.heal: TICK_SECONDS,
-            self._write_status: STATUS_SECONDS,
-            self._outbox.prune: PRUNE_SECONDS,
+        due: dict[Callable[[], None], float] = {
+            self.outbox.heal: TICK_SECONDS,
+            lambda: self._write_status(flow): STATUS_SECONDS,
+            self.outbox.prune: PRUNE_SECONDS,
         }
-        next_at: dict[Callable[[], None], float] = dict.fromkeys(due, 0.0)
-        while True:
-            if any(not thread.is_alive() and not self._is_gone(thread) for thread in threads):
-                log.critical("a thread ended; the process stops so that its supervisor starts it afresh")
-                return None
+        next_at = dict.fromkeys(due, 0.0)
+        while all(thread.is_alive() for thread in threads):
             for task, every_seconds in due.items():
-                if self._clock.monotonic() >= next_at[task]:
+                if self.clock.monotonic() >= next_at[task]:
                     task()
-                    next_at[task] = self._clock.monotonic() + every_seconds
+                    next_at[task] = self.clock.monotonic() + every_seconds
             if signal := signals.wait(TICK_SECONDS):
                 return signal
+        log.critical("a thread ended; the process stops so that its supervisor starts it afresh")
+        return None
 
-    def _is_gone(self, thread: Thread) -> bool:
-        """Tell whether the thread ended because its receiver wants no more events."""
-        return any(
-            thread.name == f"sink-{dispatcher.name}" and dispatcher.status()["state"] == "gone"
-            for dispatcher in self._dispatchers
-        )
-
-    def _end(self, signals: Signals, poll: Thread, senders: list[Thread], *, failed: bool, why: str) -> int:
-        """Poll once more and deliver what waits, within the time to stop; a second signal ends it at once."""
-        log.info("stopping: one last poll, then what waits is delivered", extra={"why": why})
-        deadline = self._clock.monotonic() + self._config.stop_seconds
-        self._stop.set()
+    def _end(
+        self, signals: Signals, loops: list[Thread], senders: list[Thread], flow: _Flow, *, why: str | None
+    ) -> int:
+        """Let the loops end and deliver what waits, within the time to stop; a second signal ends it at once."""
+        log.info("stopping: what waits is delivered first", extra={"why": why})
+        deadline = self.clock.monotonic() + self.config.stop_seconds
+        self.stop.set()
         for dispatcher in self._dispatchers:
             dispatcher.hurry()
-        self._join([poll], signals, deadline)
+        self._join(loops, signals, deadline)
         for dispatcher in self._dispatchers:
             dispatcher.finish()
         self._join(senders, signals, deadline)
-        left = {d.name: waiting for d in self._dispatchers if (waiting := self._outbox.backlog(d.name)[0])}
+        left = {d.name: waiting for d in self._dispatchers if (waiting := self.outbox.backlog(d.name)[0])}
         if left:
             log.warning("stopped with events waiting; the next start sends them", extra={"waiting": left})
-        self._write_status(running=False)
-        self._outbox.close()
+        self._write_status(flow, running=False)
+        self.outbox.close()
         log.info("stopped")
-        return 1 if failed else 0
+        return 0 if why else 1
 
     def _join(self, threads: list[Thread], signals: Signals, deadline: float) -> None:
-        while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
+        while any(thread.is_alive() for thread in threads) and self.clock.monotonic() < deadline:
             if signals.wait(0.02):
                 log.warning("a second signal: stopped at once; the next start sends what waits")
                 os._exit(1)
 
-    def _write_status(self, *, running: bool = True) -> None:
-        try:
-            self._folder.write_status(self._status(running=running))
-        except OSError as error:
-            log.debug("the status cannot be written: %s", error)
-
-    def _status(self, *, running: bool) -> dict[str, Any]:
-        dead = self._outbox.dead_letter_counts()
-        return {
+    def _write_status(self, flow: _Flow, *, running: bool = True) -> None:
+        dead = self.outbox.dead_letter_counts()
+        status = {
             "version": __version__,
+            "role": self._role,
             "pid": os.getpid(),
             "running": running,
             "started_at": iso_utc(self._started_at),
-            "written_at": iso_utc(self._clock.now()),
-            "disk_trouble": self._outbox.trouble,
-            **self._forwarder.status(),
+            "written_at": iso_utc(self.clock.now()),
+            "disk_trouble": self.outbox.trouble,
+            **flow.status(),
             "sinks": {d.name: {**d.status(), "dead_letters": dead.get(d.name, 0)} for d in self._dispatchers},
         }
+        try:
+            self._folder.write_status(status)
+        except OSError as error:
+            log.debug("the status cannot be written: %s", error)

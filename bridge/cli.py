@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bridge import __version__
 from bridge.config import DEFAULT_PATH, Config, load
@@ -35,7 +36,8 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser(given[0] if given else "").parse_args(given)
     try:
         return int(arguments.run(arguments))
     except (ConfigError, UsageError) as error:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNEXPECTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="imds-bridge",
         description=DESCRIPTION,
@@ -64,10 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"imds-bridge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_forward(commands)
+    _add_listen(commands)
+    _add_approve(commands)
     _add_check(commands)
     _add_status(commands)
     _add_outbox(commands)
-    _add_lab(commands)
+    _add_lab(commands, wanted)
     return parser
 
 
@@ -120,6 +124,117 @@ def _add_forward(commands: Commands[argparse.ArgumentParser]) -> None:
         return run_forward(_load(arguments))
 
     command.set_defaults(run=run)
+
+
+def _add_listen(commands: Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "listen",
+        "take approve commands off the bus, have IMDS start what the policy allows, and answer with receipts",
+        "A process of its own, with an identity and a state of its own, beside `forward`.\n\n"
+        "examples:\n"
+        "  imds-bridge listen --config /etc/imds-bridge/config.toml\n"
+        "  imds-bridge listen --dry-run             decide and answer, but never POST to IMDS",
+    )
+    _add_config(command)
+    command.add_argument("--dry-run", action="store_true", help="decide and answer, but never POST to IMDS")
+
+    def run(arguments: argparse.Namespace) -> int:
+        from bridge.app import run_listen
+
+        return run_listen(_load(arguments), dry_run=arguments.dry_run)
+
+    command.set_defaults(run=run)
+
+
+def _add_approve(commands: Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "approve",
+        "put an approve command on the bus, for the listener of the VM",
+        "Without EVENT_ID, on a VM: lists what is Scheduled, names every VM that an approval releases, and asks.\n\n"
+        "examples:\n"
+        "  imds-bridge approve 4CAEA225-A741-474D-A72E-428C86FCD853 --wait\n"
+        "  imds-bridge approve 4CAEA225-A741-474D-A72E-428C86FCD853 --vm web-0 --resource-group shop --expires 10m\n"
+        "  imds-bridge approve",
+    )
+    _add_config(command)
+    command.add_argument("events", nargs="*", metavar="EVENT_ID", help="the EventId, in any letter case")
+    command.add_argument(
+        "--vm", default="", metavar="NAME", help="whose listener is meant (default: this VM)"
+    )
+    command.add_argument("--resource-group", default="", metavar="NAME", help="of the VM, for the session id")
+    command.add_argument("--reason", default="", metavar="TEXT", help="told on in the receipt")
+    command.add_argument("--expires", default="10m", metavar="TIME", help="10m, 90s, 1h (default: 10m)")
+    command.add_argument("--wait", action="store_true", help="wait for the receipt")
+    command.set_defaults(run=_approve)
+
+
+def _approve(arguments: argparse.Namespace) -> int:
+    from bridge import approve
+
+    config = _load(arguments)
+    approve.settings_of(config)
+    try:
+        expires_seconds = approve.parse_duration(arguments.expires)
+    except ValueError as error:
+        raise UsageError(f"approve: --expires: {error}") from None
+    event_ids = arguments.events or _choose_events(config)
+    if not event_ids:
+        print("nothing approved")
+        return OK
+    request = approve.Request(
+        event_ids=event_ids,
+        vm=arguments.vm,
+        resource_group=arguments.resource_group,
+        reason=arguments.reason,
+        expires_seconds=expires_seconds,
+    )
+    command_id = approve.send(config, request)
+    print(f"sent: command {command_id} for {', '.join(event_ids)}")
+    if not arguments.wait:
+        return OK
+    receipts = approve.wait_for_receipts(
+        config, command_id, len(event_ids), limit_seconds=expires_seconds, tell=_tell_receipt
+    )
+    if len(receipts) < len(event_ids):
+        print(
+            f"no receipt within {arguments.expires}: does `imds-bridge listen` run on that VM?",
+            file=sys.stderr,
+        )
+        return FAILED
+    accepted = all(receipt["data"]["Outcome"] == "Accepted" for receipt in receipts)
+    if accepted:
+        print("IMDS has it; the start may still wait for other VMs on the host, or for NotBefore")
+    return OK if accepted else FAILED
+
+
+def _tell_receipt(receipt: dict[str, Any]) -> None:
+    data = receipt["data"]
+    releases = f"; releases {', '.join(data['Resources'])}" if data["Resources"] else ""
+    detail = f" ({data['Detail']})" if data["Detail"] else ""
+    print(f"{data['Outcome'].lower()}: {data['EventId']}: {data['Reason']}{detail}{releases}")
+
+
+def _choose_events(config: Config) -> list[str]:
+    """Show what is Scheduled here, and ask which of it to approve."""
+    from bridge import approve
+
+    events = approve.scheduled_here(config)
+    if not events:
+        print("nothing is Scheduled for this VM or its group")
+        return []
+    for number, event in enumerate(events, 1):
+        print(f"  {number}  {approve.describe(event, datetime.now(UTC))}")
+    if not sys.stdin.isatty():
+        raise UsageError("approve: give the EventIds; nobody can be asked here")
+    answer = input("Approve which? Numbers, `all`, or nothing: ").split()
+    if answer == ["all"]:
+        return [event.event_id for event in events]
+    known = {str(number): event.event_id for number, event in enumerate(events, 1)}
+    if wrong := [one for one in answer if one not in known]:
+        raise UsageError(f"approve: given {' '.join(wrong)}, expected numbers from 1 to {len(events)}")
+    return [known[one] for one in answer]
 
 
 def _add_check(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -267,9 +382,16 @@ def _outbox_mark(arguments: argparse.Namespace) -> int:
     return OK if not lost else FAILED
 
 
-def _add_lab(commands: Commands[argparse.ArgumentParser]) -> None:
-    from bridge.lab import commands as lab
-    from bridge.lab import demo
+def _add_lab(commands: Commands[argparse.ArgumentParser], wanted: str) -> None:
+    """Load the simulators only for their own commands: they would cost every other start 33 ms."""
+    if wanted == "lab":
+        from bridge.lab import commands as lab
 
-    lab.add_parser(commands)
-    demo.add_parser(commands)
+        lab.add_parser(commands)
+    elif wanted == "demo":
+        from bridge.lab import demo
+
+        demo.add_parser(commands)
+    else:
+        commands.add_parser("lab", help="run or drive the simulators")
+        commands.add_parser("demo", help="see it all work, on simulators")

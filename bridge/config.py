@@ -6,16 +6,27 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
+from base64 import b64decode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from bridge.errors import ConfigError
@@ -23,6 +34,9 @@ from bridge.errors import ConfigError
 DEFAULT_PATH = Path("/etc/imds-bridge/config.toml")
 ENV_PREFIX = "IMDS_BRIDGE__"
 DAY_SECONDS = 86_400.0
+EVENT_TYPES = "io.imdsbridge."
+
+_TOKEN = re.compile(r"[!-~]+")
 
 ApiVersion = Literal[
     "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
@@ -44,7 +58,10 @@ class Secret:
         """
         if self.file is None:
             return self.value
-        text = self.file.read_text(encoding="utf-8").strip()
+        try:
+            text = self.file.read_text(encoding="utf-8").strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"{self.file} is no UTF-8 text") from None
         if not text:
             raise ValueError(f"{self.file} is empty")
         return text
@@ -53,9 +70,7 @@ class Secret:
 class Settings(BaseModel):
     """The base of every part: frozen, no unknown keys, and `x_file` wherever `x` is a secret."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -64,14 +79,21 @@ class Settings(BaseModel):
             return given
         taken = dict(given)
         for name in cls.secret_names():
-            file = taken.pop(f"{name}_file", None)
-            if file is not None and name in taken:
-                raise ValueError(f"give either {name} or {name}_file, not both")
+            file, value = taken.pop(f"{name}_file", None), taken.get(name)
             if file is not None:
-                taken[name] = _readable(Secret(file=Path(str(file))), f"{name}_file")
-            elif isinstance(taken.get(name), str):
-                taken[name] = Secret(taken[name])
+                taken[name] = Secret(value="" if value is None else str(value), file=Path(str(file)))
+            elif isinstance(value, str):
+                taken[name] = Secret(value)
         return taken
+
+    @field_validator("*")
+    @classmethod
+    def _check_secret(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, Secret):
+            if value.file and value.value:
+                raise ValueError(f"expected either {info.field_name} or {info.field_name}_file, not both")
+            _check_readable(value)
+        return value
 
     @classmethod
     def secret_names(cls) -> list[str]:
@@ -88,13 +110,13 @@ class Settings(BaseModel):
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
 
-def _readable(secret: Secret, key: str) -> Secret:
+def _check_readable(secret: Secret) -> None:
     try:
         secret.read()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"{key}: cannot read {secret.file}: {reason}") from None
-    return secret
+    except OSError as error:
+        raise ValueError(f"expected a file that can be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"expected a file that holds the secret: {error}") from None
 
 
 class ImdsSettings(Settings):
@@ -110,6 +132,16 @@ class ImdsSettings(Settings):
         return value if value == "discover" else check_url(value.rstrip("/"), allow_http=True)
 
 
+def _check_wanted(value: Any) -> Any:
+    items = value if isinstance(value, list | tuple) else [value]
+    if not items or not all(isinstance(item, str | bool | int | float) for item in items):
+        raise ValueError("expected a text, a number, true or false, or a list of them")
+    return value
+
+
+Wanted = Annotated[Any, AfterValidator(_check_wanted)]
+
+
 class SinkSettings(Settings):
     """What every sink has: which events it takes, and for how long they are worth sending.
 
@@ -119,9 +151,7 @@ class SinkSettings(Settings):
 
     kind: str
     types: tuple[str, ...] = ("*",)
-    where: Mapping[str, str | bool | int | float | tuple[str | bool | int | float, ...]] = Field(
-        default_factory=dict
-    )
+    where: Mapping[str, Wanted] = Field(default_factory=dict)
     max_age_seconds: float = Field(default=7 * DAY_SECONDS, gt=0)
     from_start: bool = False
 
@@ -130,6 +160,10 @@ class SinkSettings(Settings):
     def _check_types(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
+        for pattern in value:
+            head = pattern.partition("*")[0]
+            if not (head.startswith(EVENT_TYPES) or ("*" in pattern and EVENT_TYPES.startswith(head))):
+                raise ValueError(f"expected types that begin with {EVENT_TYPES}, for example {EVENT_TYPES}*")
         return value
 
 
@@ -143,12 +177,12 @@ class WebhookSettings(SinkSettings):
     """POST each event to a URL."""
 
     kind: Literal["webhook"]
+    allow_http: bool = False
     url: Secret
     mode: Literal["structured", "binary"] = "structured"
     bearer_token: Secret | None = None
     headers: Secret | None = None
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
-    allow_http: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -159,15 +193,186 @@ class WebhookSettings(SinkSettings):
             return {**given, "headers": lines}
         return given
 
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
+        check_url(value.read(), allow_http=info.data.get("allow_http", True))
+        return value
+
+    @field_validator("bearer_token")
+    @classmethod
+    def _check_token(cls, value: Secret | None) -> Secret | None:
+        if value:
+            check_token(value.read())
+        return value
+
+    @field_validator("headers")
+    @classmethod
+    def _check_headers(cls, value: Secret | None) -> Secret | None:
+        if value:
+            parse_headers(value.read())
+        return value
+
+
+class BusSettings(Settings):
+    """How to reach a Service Bus: a namespace with an identity, or a connection string.
+
+    `credential` is "managed_identity" (of the VM; `client_id` chooses a user-assigned one) or "default",
+    which tries the environment, workload identity, managed identity and the developer's tools in turn.
+    """
+
+    namespace: str = ""
+    connection_string: Secret | None = None
+    credential: Literal["managed_identity", "default"] = "managed_identity"
+    client_id: str = ""
+    transport: Literal["amqp", "websocket"] = "amqp"
+    http_proxy: str = ""
+    topic: str = ""
+    queue: str = ""
+
     @model_validator(mode="after")
-    def _check(self) -> WebhookSettings:
-        check_url(self.url.read(), allow_http=self.allow_http)
-        if self.headers:
-            parse_headers(self.headers.read())
+    def _check_bus(self) -> BusSettings:
+        if bool(self.namespace) == (self.connection_string is not None):
+            raise ValueError("give either namespace or connection_string (or connection_string_file)")
+        if self.namespace and not _HOST.fullmatch(self.namespace):
+            raise ValueError(
+                f"namespace: given {_show(self.namespace)}, expected NAME.servicebus.windows.net"
+            )
+        if self.connection_string and "Endpoint=" not in self.connection_string.read():
+            raise ValueError(
+                "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
+            )
+        if bool(self.topic) == bool(self.queue):
+            raise ValueError("give either topic or queue")
+        if self.http_proxy:
+            if self.transport != "websocket":
+                raise ValueError('http_proxy: expected transport = "websocket", AMQP itself knows no proxy')
+            check_url(self.http_proxy, allow_http=True)
+        return self
+
+    @property
+    def entity(self) -> str:
+        """The topic's or queue's name."""
+        return self.topic or self.queue
+
+
+class ServiceBusSettings(SinkSettings, BusSettings):
+    """Send each event to a Service Bus topic or queue.
+
+    `session` is a template for the session id, of {event}, {vm}, {resource_group} and {type}.
+    """
+
+    kind: Literal["servicebus"]
+    session: str = ""
+    timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+
+    @field_validator("session")
+    @classmethod
+    def _check_session(cls, value: str) -> str:
+        return check_template(value, ("event", "vm", "resource_group", "type"))
+
+
+class RuleSettings(Settings):
+    """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
+
+    event_type: tuple[str, ...] = ()
+    event_source: tuple[str, ...] = ()
+    resource: tuple[str, ...] = ()
+    min_duration_seconds: int | None = Field(default=None, ge=0)
+    max_duration_seconds: int | None = Field(default=None, ge=0)
+    min_notice_seconds: float | None = None
+    max_notice_seconds: float | None = None
+
+
+class AutoSettings(RuleSettings):
+    """A rule by which events are approved without a command.
+
+    `group` also takes events that concern other VMs: the first of Resources approves at once, each next one
+    ten seconds later.
+    """
+
+    group: bool = False
+
+
+class PolicySettings(Settings):
+    """What commands may approve: deny wins, and what no allow rule matches is denied."""
+
+    scope: Literal["self", "group"] = "self"
+    allow: tuple[RuleSettings, ...] = ()
+    deny: tuple[RuleSettings, ...] = ()
+
+
+class ApprovalSettings(BusSettings):
+    """Where approve commands come from, and what they may do.
+
+    `session` is a template of {resource_group} and {vm}, in lower case. With `signing_secrets`, one a line, a
+    command needs a Standard Webhooks signature. A command for an event that does not stand in the document
+    yet waits for `grace_seconds`. `receipts_subscription` is where `approve --wait` looks for the receipt.
+    """
+
+    subscription: str = ""
+    session: str = ""
+    grace_seconds: float = Field(default=30.0, ge=0, le=600)
+    signing_secrets: Secret | None = None
+    receipts_topic: str = ""
+    receipts_subscription: str = ""
+    policy: PolicySettings = PolicySettings()
+    auto: tuple[AutoSettings, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_secrets(cls, given: Any) -> Any:
+        """Take one secret or a list of them; a file holds one a line."""
+        if not isinstance(given, dict):
+            return given
+        taken = dict(given)
+        for suffix in ("", "_file"):
+            if f"signing_secret{suffix}" in taken:
+                taken[f"signing_secrets{suffix}"] = taken.pop(f"signing_secret{suffix}")
+        if isinstance(taken.get("signing_secrets"), list):
+            taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
+        return taken
+
+    @field_validator("session")
+    @classmethod
+    def _check_session(cls, value: str) -> str:
+        return check_template(value, ("vm", "resource_group"))
+
+    @model_validator(mode="after")
+    def _check_approvals(self) -> ApprovalSettings:
+        if bool(self.topic) != bool(self.subscription):
+            raise ValueError("a topic needs a subscription, and a subscription a topic")
+        if self.signing_secrets:
+            check_signing_secrets(self.signing_secrets.read())
         return self
 
 
-SINK_KINDS: dict[str, type[SinkSettings]] = {"stdout": StdoutSettings, "webhook": WebhookSettings}
+def check_signing_secrets(text: str) -> list[str]:
+    """Read Standard Webhooks secrets, one a line: `whsec_` and base64 of 24 to 64 bytes."""
+    secrets = [line.strip() for line in text.splitlines() if line.strip()]
+    for secret in secrets:
+        try:
+            size = len(b64decode(secret.removeprefix("whsec_"), validate=True))
+        except ValueError:
+            size = 0
+        if not 24 <= size <= 64:  # noqa: PLR2004 - Standard Webhooks 1.0.0
+            raise ValueError("signing_secret: expected whsec_ and the base64 of 24 to 64 bytes")
+    if not secrets:
+        raise ValueError("signing_secret: expected at least one")
+    return secrets
+
+
+SINK_KINDS: dict[str, type[SinkSettings]] = {
+    "servicebus": ServiceBusSettings,
+    "stdout": StdoutSettings,
+    "webhook": WebhookSettings,
+}
+
+
+def _check_source(value: str) -> str:
+    if value and not _TOKEN.fullmatch(value):
+        raise ValueError("expected a URI without blanks, for example urn:contoso:fleet")
+    return value
 
 
 class Config(Settings):
@@ -182,10 +387,23 @@ class Config(Settings):
     retain_seconds: float = Field(default=7 * DAY_SECONDS, ge=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
-    source: str = ""
-    vm_source: str = ""
+    source: Annotated[str, AfterValidator(_check_source)] = ""
+    vm_source: Annotated[str, AfterValidator(_check_source)] = ""
     imds: ImdsSettings = ImdsSettings()
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
+    approvals: ApprovalSettings | None = None
+
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
+
+
+def check_template(template: str, names: tuple[str, ...]) -> str:
+    """Refuse a template with placeholders other than `names`."""
+    unknown = [name for name in re.findall(r"\{([^{}]*)\}", template) if name not in names]
+    if unknown or template.count("{") != template.count("}"):
+        expected = ", ".join(f"{{{name}}}" for name in names)
+        raise ValueError(f"expected only the placeholders {expected}")
+    return template
 
 
 def check_url(url: str, *, allow_http: bool) -> str:
@@ -195,13 +413,20 @@ def check_url(url: str, *, allow_http: bool) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError:
         host = None
-    if host is None or parts.scheme not in ("http", "https") or url != url.strip():
+    if host is None or parts.scheme not in ("http", "https") or not _TOKEN.fullmatch(url):
         raise ValueError("expected a URL such as https://host/path")
     if parts.username or parts.password:
         raise ValueError("expected a URL without user and password; use bearer_token or headers")
     if parts.scheme == "http" and not allow_http and not _is_loopback(host):
         raise ValueError("expected https; set allow_http = true to send in the clear")
     return url
+
+
+def check_token(token: str) -> str:
+    """Refuse what cannot stand in an Authorization header."""
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("expected a token: one word of ASCII letters, digits and signs")
+    return token
 
 
 def _is_loopback(host: str) -> bool:
@@ -211,6 +436,10 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_HEADER_VALUE = re.compile(r"[ -~]*")
+
+
 def parse_headers(text: str) -> dict[str, str]:
     """Read headers, one `Name: value` a line; blank lines and lines that begin with # do not count."""
     headers = {}
@@ -218,8 +447,12 @@ def parse_headers(text: str) -> dict[str, str]:
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, colon, value = line.partition(":")
-        if not colon or not name.strip().replace("-", "").replace("_", "").isalnum() or not name.isascii():
-            raise ValueError(f"headers, line {number}: expected `Name: value`")
+        if (
+            not colon
+            or not _HEADER_NAME.fullmatch(name.strip())
+            or not _HEADER_VALUE.fullmatch(value.strip())
+        ):
+            raise ValueError(f"headers, line {number}: expected `Name: value` in printable ASCII")
         headers[name.strip()] = value.strip()
     return headers
 
@@ -238,6 +471,8 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     parts: dict[str, Any] = {"sinks": _load_sinks(sinks, faults)}
     imds = given.pop("imds", {})
     parts["imds"] = _load_part(ImdsSettings, imds, "imds", faults) or ImdsSettings()
+    if "approvals" in given:
+        parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
@@ -267,10 +502,13 @@ def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
             continue
         *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
         table = given
-        for section in sections:
-            inner = table.get(section)
-            table[section] = dict(inner) if isinstance(inner, dict) else {}
-            table = table[section]
+        for number, section in enumerate(sections):
+            # the file may have written the name of a sink in any letter case
+            name = next((name for name in table if name.lower() == section), section)
+            sections[number] = name
+            inner = table.get(name)
+            table[name] = dict(inner) if isinstance(inner, dict) else {}
+            table = table[name]
         if key.endswith("_file"):
             table.pop(key.removesuffix("_file"), None)
         else:
@@ -292,7 +530,7 @@ def _from_text(value: str) -> Any:
 
 def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
     if not isinstance(given, dict):
-        faults.append(f"sinks: given {_show(given)}, expected tables such as [sinks.ops]")
+        faults.append("sinks: given no table, expected tables such as [sinks.ops]")
         return {}
     loaded = {}
     for name, table in given.items():
@@ -300,7 +538,7 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
         kind = table.get("kind") if isinstance(table, dict) else None
         model = SINK_KINDS.get(kind) if isinstance(kind, str) else None
         if not isinstance(table, dict):
-            faults.append(f"{where}: given {_show(table)}, expected a table: [sinks.{name}]")
+            faults.append(f"{where}: given no table, expected [sinks.{name}] with a kind")
         elif model is None:
             kinds = ", ".join(sorted(SINK_KINDS))
             faults.append(
@@ -336,10 +574,23 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         also = f" (or {name}_file)" if name in model.secret_names() else ""
         return f"{key}: is missing{also}"
     expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    expected = _PLAINER.get(details["type"], expected)
     if not path:  # the fault is of the part as a whole, or of a secret in it
         return f"{key or 'the file'}: {expected}"
-    given = "***" if name in model.secret_names() else _show(details["input"])
-    return f"{key}: given {given}, {expected}"
+    given = details["input"]
+    if isinstance(given, Secret) and given.file:
+        return f"{key}_file: given {_show(given.file)}, {expected}"
+    shown = "***" if name in model.secret_names() else _show(given)
+    return f"{key}: given {shown}, {expected}"
+
+
+_PLAINER = {
+    "tuple_type": 'expected a list, for example ["a", "b"]',
+    "mapping_type": "expected a table",
+    "dataclass_type": "expected a text",
+    "path_type": "expected a path",
+    "string_type": "expected a text",
+}
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:
@@ -347,12 +598,17 @@ def _nearest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+# What of a URL may be secret: its query, and user and password.
+_SECRET_IN_URL = re.compile(r'(?<=://)[^\s"/@]*(?=@)|(?<=\?)[^\s"]+')
+
+
 def _show(value: object) -> str:
-    text = json.dumps(value, default=str)
+    text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 
 
 def _with_variable(fault: str, variables: Mapping[str, str]) -> str:
     key = fault.partition(":")[0]
-    variable = variables.get(key)
-    return f"{fault} (from the environment variable {variable})" if variable else fault
+    while key and key not in variables:
+        key = key.rpartition(".")[0]
+    return f"{fault} (from the environment variable {variables[key]})" if key else fault

@@ -97,7 +97,7 @@ def _is_reset(previous: Watch, current: Document) -> bool:
 
 
 def _is_continuous(previous: Watch, current: Document, sighting: Sighting) -> bool:
-    if sighting.awakened or sighting.gap_seconds is None or sighting.gap_seconds > CONTINUOUS_SECONDS:
+    if sighting.gap_seconds is None or sighting.gap_seconds > CONTINUOUS_SECONDS:
         return False
     before = previous.document
     if before is None or before.incarnation is None or current.incarnation is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from bridge.delivery import RETRY_BASE_SECONDS, RETRY_LIMIT_SECONDS, Filter
+from bridge.delivery import RETRY_BASE_SECONDS, Filter
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.model import StoredEvent, iso_utc
 from bridge.outbox import EXPIRED, REJECTED, Outbox, dead_letter
@@ -67,6 +67,8 @@ class Dispatcher:
                 break
             self._pause(wait_seconds)
         self._sink.close()
+        if self._health.state == "gone":
+            self._hurry.wait(None)
 
     def hurry(self) -> None:
         """Try at once and often from now on: the process is about to stop."""
@@ -98,6 +100,8 @@ class Dispatcher:
 
     def _step(self) -> float | None:
         """Deal with the next batch; return how long to wait: None after success, else seconds or NOTHING_WAITS."""
+        if self._health.state == "misconfigured":
+            self._sink.reload()
         self._turn_page()
         if not self._page:
             wait_seconds = self._retry_dead_letters()
@@ -184,23 +188,36 @@ class Dispatcher:
     def _pause(self, seconds: float) -> None:
         """Wait for events, or for `seconds` after a failure; both end early when the process stops."""
         if seconds == NOTHING_WAITS:
+            self._rest()
             self._outbox.wait(self.name, IDLE_SECONDS)
         elif self._hurry:
             Stop().wait(min(seconds, LAST_RETRY_SECONDS))
         else:
             self._hurry.wait(seconds)
 
+    def _rest(self) -> None:
+        try:
+            self._sink.rest()
+        except DeliveryError as error:  # nothing waits: the next event will show whether it matters
+            log.debug("sink %s: %s", self.name, error)
+
     # How it goes
 
     def _note_success(self) -> None:
+        self._note_answer()
+        self._health.last_success = self._clock.now()
+
+    def _note_rejection(self, event: StoredEvent, error: Rejected) -> None:
+        """Remember the error; the receiver is there all the same."""
+        self._note_answer()
+        self._health.last_error, self._health.last_error_at = f"{event.id}: {error}", self._clock.now()
+
+    def _note_answer(self) -> None:
         health = self._health
         if health.failures:
             log.info("sink %s: delivers again", self.name, extra={"failures": health.failures})
             self._outbox.failing(self.name, since=None)
-        health.state, health.failures, health.last_success = "ok", 0, self._clock.now()
-
-    def _note_rejection(self, event: StoredEvent, error: Rejected) -> None:
-        self._health.last_error, self._health.last_error_at = f"{event.id}: {error}", self._clock.now()
+        health.state, health.failures = "ok", 0
 
     def _note_failure(self, error: DeliveryError) -> float:
         """Say what is wrong, once and then rarely; return how long to wait."""
@@ -216,12 +233,10 @@ class Dispatcher:
                 f"sink %s: {_ADVICE[state]}: %s", self.name, error, extra={"failures": health.failures}
             )
         health.state, health.last_error, health.last_error_at = state, str(error), self._clock.now()
-        if state == "misconfigured":
-            self._sink.reload()
         if error.retry_after_seconds is not None:
             return max(RETRY_BASE_SECONDS, error.retry_after_seconds)
         return full_jitter(
-            health.failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
+            health.failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=self._sink.retry_limit_seconds
         )
 
 

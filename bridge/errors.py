@@ -4,6 +4,7 @@
     ├── ConfigError        the settings are wrong                 the process exits 2
     ├── UsageError         a command was called wrongly           the process exits 2
     ├── StateError         the state folder cannot be used        the process exits 3
+    ├── HungError          a library's call does not return  tried afresh, or the process exits 1 when final
     ├── HttpFailure        no HTTP answer came            mapped to one of the two below
     ├── ImdsError          no usable answer from IMDS             asked again, never an exit
     └── DeliveryError      a sink did not take an event
@@ -40,6 +41,16 @@ class UsageError(BridgeError):
 
 class StateError(BridgeError):
     """The state folder is held by another process or belongs to a newer version."""
+
+
+class HungError(BridgeError):
+    """A library's call has not returned in time and was left behind; `final`: too many were."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, final: bool) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class HttpFailure(BridgeError):

@@ -6,11 +6,9 @@ that saw the same documents.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from hashlib import sha256
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
@@ -22,6 +20,7 @@ NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 DOCUMENT_CHANGED = "document.changed"
 IMDS_UNREACHABLE = "imds.unreachable"
 IMDS_RECOVERED = "imds.recovered"
+HEARTBEAT = "bridge.heartbeat"
 
 # What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
@@ -33,9 +32,8 @@ def type_of(name: str) -> str:
 
 
 def fingerprint(change: Change) -> str:
-    """Hash what happened to which event, spelled in the normal form: equal on every VM that saw the same."""
-    told = [change.event.key, change.kind, change.event.content]
-    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    """Identify what happened to which event, the same on every VM that saw it."""
+    return change.fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +58,7 @@ class Reporter:
         event = change.event
         name = f"scheduledevent.{change.kind}"
         return CloudEvent(
-            id=str(uuid5(NAMESPACE, f"{fingerprint(change)}:{seen_before}")),
+            id=str(uuid5(NAMESPACE, f"{change.fingerprint}:{seen_before}")),
             source=self.group_source or _group_source(self.vm) or self._vm_urn(),
             type=type_of(name),
             subject=event.event_id,
@@ -114,6 +112,48 @@ class Reporter:
                 "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
             },
         )
+
+    def receipt(
+        self,
+        *,
+        outcome: str,
+        key: str,
+        command_id: str,
+        event_id: str,
+        resources: Sequence[str],
+        sequence: int,
+        at: datetime,
+        data: Mapping[str, Json],
+    ) -> CloudEvent:
+        """Tell what became of a command for one EventId ("" where none could be read).
+
+        `key` names the command; `data` says more of the outcome and the command.
+        """
+        told = self._own(
+            f"approval.{outcome}",
+            sequence=sequence,
+            at=at,
+            data={
+                "Outcome": outcome.capitalize(),
+                "EventId": event_id or None,
+                "Resources": list(resources),
+                **data,
+            },
+        )
+        attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": command_id}
+        return replace(
+            told,
+            id=str(uuid5(NAMESPACE, f"{key}:{event_id.lower()}:{outcome}")),
+            subject=event_id or told.subject,
+            extensions={**told.extensions, **{name: value for name, value in attributes.items() if value}},
+        )
+
+    def heartbeat(
+        self, *, reason: str, version: str, backlog: Mapping[str, int], sequence: int, at: datetime
+    ) -> CloudEvent:
+        """Tell that this process lives; `reason` is Started, Hourly or Stopping."""
+        data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
+        return self._own(HEARTBEAT, sequence=sequence, at=at, data=data)
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
         """Make one of the VM's own events, which nobody else can tell of and which are counted without holes."""

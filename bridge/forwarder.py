@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import socket
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,9 +14,10 @@ from bridge.diff import CONTINUOUS_SECONDS, Sighting, compare, is_due
 from bridge.errors import ImdsError
 from bridge.formats.cloudevents import structured
 from bridge.imds import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
-from bridge.model import Change, CloudEvent, Document, Vm, Watch, iso_utc, parse_document
+from bridge.model import Change, CloudEvent, Document, Watch, iso_utc, parse_document
 from bridge.outbox import Outbox
 from bridge.runtime import Clock, Stop, full_jitter
+from bridge.voice import Voice
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ RETRY_BASE_SECONDS = 0.5
 RETRY_LIMIT_SECONDS = 5.0
 RETRY_FLOOR_SECONDS = 0.2  # IMDS allows five requests a second
 LAST_POLL_SECONDS = 2.0
-IDENTIFY_EVERY_SECONDS = 30.0
 REMEMBER_EVERY_SECONDS = 60.0
 REPEAT_LOG_SECONDS = 600.0
 
@@ -41,9 +39,7 @@ class Forwarder:
         self._clock = clock
         self._stop = stop
         self._watch = Watch.load(outbox.meta("watch"))
-        self._vm = _load_vm(outbox.meta("vm"))
-        self._identified = False
-        self._identify_at = -math.inf
+        self._voice = Voice(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
         self._good_at: float | None = None  # monotonic, in this process
         self._good_time = _load_time(outbox.meta("last_good_at"))
@@ -83,7 +79,7 @@ class Forwarder:
         """Tell what is known, for the status file."""
         document = self._watch.document
         return {
-            "vm": self._vm.name if self._vm else None,
+            "vm": self._voice.vm.name if self._voice.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
             "trouble": self._trouble or None,
             "last_good_at": iso_utc(self._good_time) if self._good_time else None,
@@ -97,8 +93,8 @@ class Forwarder:
         now = self._clock.monotonic()
         changed = body != self._body or is_due(self._watch, self._clock.steady())
         document = self._parse(body) if changed else None
-        if not self._identified:
-            self._identify()
+        if self._voice.learn():  # nothing of the state was this VM's
+            self._watch, self._good_time, self._body = Watch(), None, None
         if self._failures or changed:
             self._recover()
         if document:
@@ -141,7 +137,7 @@ class Forwarder:
     def _tell(self, before: Watch, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
         """Make the events of a changed document: the urgent ones first, the document itself last."""
         at = self._clock.now()
-        reporter = self._reporter()
+        reporter = self._voice.reporter()
         told = [
             reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
             for change, count in changes
@@ -152,7 +148,7 @@ class Forwarder:
                     document,
                     previous=before.document,
                     event_ids=[event.id for event in told],
-                    sequence=self._next_sequence(),
+                    sequence=self._voice.next_sequence(),
                     at=at,
                 )
             )
@@ -185,9 +181,9 @@ class Forwarder:
         blind_seconds = now - (self._began_at if self._good_at is None else self._good_at)
         if blind_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
             since = self._good_time
-            reporter = self._reporter()
+            reporter = self._voice.reporter()
             told = reporter.unreachable(
-                since=since, reason=str(error), sequence=self._next_sequence(), at=self._clock.now()
+                since=since, reason=str(error), sequence=self._voice.next_sequence(), at=self._clock.now()
             )
             self._commit([told], blind_since=iso_utc(since) if since else "never")
         if error.retry_after_seconds is not None:
@@ -203,48 +199,12 @@ class Forwarder:
             log.info("IMDS answers again", extra={"failures": self._failures})
         self._failures, self._trouble = 0, ""
         if since := self._outbox.meta("blind_since"):
-            told = self._reporter().recovered(
-                since=_load_time(since), sequence=self._next_sequence(), at=self._clock.now()
+            told = self._voice.reporter().recovered(
+                since=_load_time(since), sequence=self._voice.next_sequence(), at=self._clock.now()
             )
             self._commit([told], blind_since="")
 
-    # Who and when
-
-    def _identify(self) -> None:
-        """Learn who this VM is, once; a state that another VM left is set aside."""
-        now = self._clock.monotonic()
-        if self._identified or now - self._identify_at < IDENTIFY_EVERY_SECONDS:
-            return
-        self._identify_at = now
-        try:
-            vm = self._imds.instance()
-        except ImdsError as error:
-            log.warning("who this VM is cannot be learned yet: %s", error)
-            return
-        self._identified = True
-        kept = self._outbox.meta("vm_id")
-        if kept and vm.vm_id and kept.lower() != vm.vm_id.lower():
-            target = self._outbox.set_aside("other-vm")
-            log.error(
-                "the state is another VM's (a clone or an image?): set aside, begun anew",
-                extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
-            )
-            self._watch, self._good_time, self._body = Watch(), None, None
-        self._vm = vm
-        self._outbox.set_meta({"vm": json.dumps(asdict(vm)), "vm_id": vm.vm_id or kept})
-
-    def _reporter(self) -> events.Reporter:
-        return events.Reporter(
-            name=self._vm.name if self._vm else socket.gethostname(),
-            role="forward",
-            epoch=self._outbox.meta("epoch"),
-            vm=self._vm,
-            group_source=self._config.source,
-            vm_source=self._config.vm_source,
-        )
-
-    def _next_sequence(self) -> int:
-        return self._outbox.count("reporterseq")
+    # Time
 
     def _notice_clock(self) -> None:
         jump = self._clock.jump_seconds()
@@ -259,10 +219,6 @@ class Forwarder:
         if self._good_time:
             self._remembered_at = self._clock.monotonic()
             self._outbox.set_meta({"last_good_at": iso_utc(self._good_time)})
-
-
-def _load_vm(text: str) -> Vm | None:
-    return Vm(**json.loads(text)) if text else None
 
 
 def _load_time(text: str) -> datetime | None:

@@ -41,10 +41,7 @@ class Answer:
 
 
 class HttpClient:
-    """A session with kept-alive connections; for one thread at a time.
-
-    `verify` is what requests takes: True, or the path of a CA bundle.
-    """
+    """A session with kept-alive connections and verified TLS; for one thread at a time."""
 
     def __init__(self) -> None:
         session = requests.Session()
@@ -65,6 +62,7 @@ class HttpClient:
         """
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
         try:
+            "".join(sent.values()).encode("latin-1")  # what is sent otherwise fails only when it is too late
             return self._session.prepare_request(requests.Request(method, url, headers=sent, data=body))
         except (requests.RequestException, ValueError) as error:
             raise HttpFailure(
@@ -100,6 +98,8 @@ class HttpClient:
                 raise _failure(error, timeout_seconds) from error
             if watch.expired:  # a body without a length ends where its connection does
                 raise HttpFailure(f"no complete answer within {timeout_seconds:g} s")
+            if len(body) <= max_body_bytes and response.raw.length_remaining:
+                raise HttpFailure("the connection closed in the middle of an answer")
         return Answer(status=response.status_code, headers=response.headers, body=body[:max_body_bytes])
 
     def close(self) -> None:
@@ -109,7 +109,10 @@ class HttpClient:
 
 def origin(url: str) -> str:
     """Show where a URL leads without its path and query, which may hold secrets."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "what is no URL"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
@@ -129,6 +132,8 @@ def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
         return HttpFailure(f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s")
     if isinstance(error, requests.Timeout | TimeoutError):
         return HttpFailure(f"no answer within {timeout_seconds:g} s")
+    if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
+        return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
     cause = _root(error)
     if isinstance(error, requests.exceptions.SSLError):
         return HttpFailure(

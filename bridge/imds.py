@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import requests
 
@@ -18,6 +18,7 @@ from bridge.runtime import Clock
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
 HEADERS = {"Metadata": "true", "Accept": "application/json"}
+JSON_BODY = {"Content-Type": "application/json"}
 
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 MAX_INSTANCE_BYTES = 1024 * 1024
@@ -60,8 +61,7 @@ class ImdsClient:
         """
         limit = timeout_seconds or self._time_limit()
         if self._request is None:
-            url = f"{self._locate()}{EVENTS_PATH}?api-version={self._settings.api_version}"
-            self._request = self._http.prepare("GET", url, headers=HEADERS)
+            self._request = self._prepare(f"{EVENTS_PATH}?api-version={self._settings.api_version}")
         return self._ask(self._request, limit, MAX_DOCUMENT_BYTES).body
 
     def instance(self) -> Vm:
@@ -70,8 +70,7 @@ class ImdsClient:
         Raises:
             ImdsError: no usable answer within 2 s.
         """
-        request = self._http.prepare("GET", self._locate() + INSTANCE_PATH, headers=HEADERS)
-        answer = self._ask(request, INSTANCE_SECONDS, MAX_INSTANCE_BYTES)
+        answer = self._ask(self._prepare(INSTANCE_PATH), INSTANCE_SECONDS, MAX_INSTANCE_BYTES)
         try:
             compute = json.loads(answer.body)
         except (ValueError, RecursionError):
@@ -79,6 +78,19 @@ class ImdsClient:
         if not isinstance(compute, dict) or not _text(compute.get("name")):
             raise ImdsError("IMDS sent no readable instance data")
         return read_vm(compute)
+
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+        """Have the events started; `incarnation` is the document's, as received (2017-03-01 asks for it).
+
+        Raises:
+            ImdsError: IMDS did not say 200; `status` 400 means that it refuses what was asked for.
+        """
+        asked: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
+        if self._settings.api_version == "2017-03-01":
+            asked["DocumentIncarnation"] = incarnation
+        path = f"{EVENTS_PATH}?api-version={self._settings.api_version}"
+        request = self._prepare(path, body=json.dumps(asked).encode("ascii"))
+        self._ask(request, CALL_SECONDS, MAX_DOCUMENT_BYTES)
 
     def close(self) -> None:
         """Close the connection."""
@@ -89,6 +101,15 @@ class ImdsClient:
         asleep = self._last_call_at is None or now - self._last_call_at >= ASLEEP_SECONDS
         self._last_call_at = now
         return FIRST_CALL_SECONDS if asleep else CALL_SECONDS
+
+    def _prepare(self, path: str, *, body: bytes | None = None) -> requests.PreparedRequest:
+        """Make a GET, or a POST of JSON."""
+        base = self._locate()
+        method, headers = ("GET", HEADERS) if body is None else ("POST", {**HEADERS, **JSON_BODY})
+        try:
+            return self._http.prepare(method, base + path, headers=headers, body=body)
+        except HttpFailure as error:
+            raise ImdsError(f"IMDS at {base}: {error}") from error
 
     def _ask(self, request: requests.PreparedRequest, limit_seconds: float, max_bytes: int) -> Answer:
         try:

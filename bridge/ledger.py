@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,23 +15,22 @@ from bridge.errors import StateError, UsageError
 from bridge.model import iso_utc
 from bridge.state import StateFolder
 
+_SEQ = re.compile(r"[0-9]{1,18}")
+
 
 @contextmanager
-def _opened(folder: StateFolder) -> Iterator[Database]:
-    if not folder.database.exists():
-        raise UsageError(
-            f"there is no outbox in {folder.path}: has `imds-bridge forward` run with this state_dir?"
-        )
+def _opened(folder: StateFolder, *, read_only: bool = True) -> Iterator[Database]:
     try:
-        database = Database(folder.database)
-    except sqlite3.Error as error:
-        raise StateError(f"{folder.database} cannot be opened: {error}") from error
-    try:
-        yield database
-    except sqlite3.Error as error:
+        if not folder.database.exists():
+            raise UsageError(
+                f"there is no outbox in {folder.path}: has `imds-bridge forward` run with this state_dir?"
+            )
+        with closing(Database(folder.database, read_only=read_only, migrate=False)) as database:
+            yield database
+    except PermissionError:
+        raise StateError(f"{folder.database}: you may not read it; try as root or as its owner") from None
+    except (OSError, sqlite3.Error) as error:
         raise StateError(f"{folder.database}: {error}") from error
-    finally:
-        database.close()
 
 
 def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
@@ -38,8 +38,8 @@ def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
     with _opened(folder) as database:
         rows = database.execute("newest-events", limit).fetchall()
     return [
-        {"seq": seq, "id": event_id, "type": event_type, "stored_at": _time(stored_at), "bytes": len(body)}
-        for seq, event_id, event_type, stored_at, body in reversed(rows)
+        {"seq": seq, "id": event_id, "type": event_type, "stored_at": _time(stored_at), "bytes": size}
+        for seq, event_id, event_type, stored_at, size in reversed(rows)
     ]
 
 
@@ -57,19 +57,24 @@ def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str,
 
 def show(folder: StateFolder, which: str) -> dict[str, Any]:
     """Return a stored event, by its CloudEvents id or its seq, as the CloudEvent that is sent."""
+    seq = int(which) if _SEQ.fullmatch(which) else -1
     with _opened(folder) as database:
-        row = database.execute("event", which, int(which) if which.isdigit() else -1).fetchone()
-        if row is None and (letters := [d for d in database.execute("dead-letters") if d[2] == which]):
-            row = database.execute("dead-letter", letters[-1][0]).fetchone()
-    if row is None or row[-1] is None:
+        row = (
+            database.execute("event-body", which, seq).fetchone()
+            or database.execute("dead-letter-body", which).fetchone()
+        )
+    if row is None:
         raise UsageError(f"{which}: no such event is stored; `imds-bridge outbox list` shows which are")
-    event: dict[str, Any] = json.loads(row[-1])
+    try:
+        event: dict[str, Any] = json.loads(row[0])
+    except ValueError as error:
+        raise StateError(f"{folder.database}: the event is damaged: {error}") from error
     return event
 
 
 def mark(folder: StateFolder, action: str, numbers: list[int]) -> int:
     """Have dead letters sent again ("mark-retry") or forget them ("drop-dead-letter"); return how many."""
-    with _opened(folder) as database, database.transaction():
+    with _opened(folder, read_only=False) as database, database.transaction():
         return sum(database.execute(action, number).rowcount for number in numbers)
 
 

@@ -35,6 +35,15 @@ def redact(text: str) -> str:
     return text
 
 
+def _clean(value: object) -> object:
+    """Take secrets out of every text in a value, before JSON's quotes and escapes stand around it."""
+    if isinstance(value, dict):
+        return {redact(str(name)): _clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value if isinstance(value, bool | int | float | None) else redact(str(value))
+
+
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
 
@@ -52,7 +61,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1]:
             line["error"] = "".join(traceback.format_exception(record.exc_info[1]))
-        return redact(json.dumps(line, default=str))
+        return json.dumps({name: _clean(value) for name, value in line.items()}, default=str)
 
 
 class TextFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cached_property
+from hashlib import sha256
 from typing import Any, Literal
 
 Json = Any  # whatever json.loads gives
@@ -24,6 +25,7 @@ STARTED = "started"
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
 # IMDS sends GUIDs. Longer ids, or ids with blanks or control characters, could not stand in an attribute.
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
 _TOO_DEEP = "JSON that is nested too deeply"
 
@@ -53,12 +55,12 @@ class ScheduledEvent:
         status = self.raw.get("EventStatus")
         return status.lower() if isinstance(status, str) else ""
 
-    @property
+    @cached_property
     def not_before(self) -> datetime | None:
         """When the event starts at the earliest, in UTC; None when blank or unreadable."""
         return parse_instant(self.raw.get("NotBefore"))
 
-    @property
+    @cached_property
     def resources(self) -> tuple[str, ...]:
         """The names of the VMs that the event concerns, as received."""
         return names(self.raw.get("Resources"))
@@ -139,6 +141,12 @@ class Change:
     event: ScheduledEvent
     previous: ScheduledEvent | None = None
     changed: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash what happened to which event, in the normal form: equal on every VM that saw the same."""
+        told = [self.event.key, self.kind, self.event.content]
+        return sha256(_sorted_json(told).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +311,12 @@ def fold_name(name: str) -> str:
 def is_among(name: str, resources: Iterable[str]) -> bool:
     """Tell whether the VM called `name` is one of `resources`."""
     return fold_name(name) in map(fold_name, resources)
+
+
+def resource_group_of(resource_id: str) -> str:
+    """Read the resource group's name out of an ARM id; "" where there is none."""
+    match = re.search(r"/resourceGroups/([^/]+)", resource_id, re.IGNORECASE)
+    return match.group(1) if match else ""
 
 
 def parse_instant(value: Json) -> datetime | None:

@@ -10,9 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from types import FrameType
+from typing import Any, TypeVar
+
+from bridge.errors import HungError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 CLOCK_JUMP_SECONDS = 60.0
 
@@ -129,3 +134,66 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
+
+
+class Worker:
+    """A thread for a library whose calls can block without bound.
+
+    A call that outlives its limit is left behind with its thread, and the next call gets a new thread; after
+    `max_hung` of them the process has to be started afresh.
+    """
+
+    def __init__(self, name: str, *, max_hung: int = 3) -> None:
+        self._name = name
+        self._max_hung = max_hung
+        self._hung = 0
+        self._calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] | None = None
+
+    def call(self, function: Callable[[], T], *, limit_seconds: float) -> T:
+        """Run `function` on the thread and return what it returns, or raise what it raises.
+
+        Raises:
+            HungError: it took longer; `final` once that has happened too often.
+        """
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            calls = self._calls
+            start_thread(self._name, lambda: _work(calls))
+        outcome = _Outcome()
+        self._calls.put((function, outcome))
+        if not outcome.done.wait(limit_seconds):
+            self.close()
+            self._hung += 1
+            raise HungError(
+                f"{self._name}: a call has not returned within {limit_seconds:g} s",
+                final=self._hung >= self._max_hung,
+            )
+        if outcome.error is not None:
+            raise outcome.error
+        result: T = outcome.result
+        return result
+
+    def close(self) -> None:
+        """Let the thread end after its call, whenever that is."""
+        if self._calls is not None:
+            self._calls.put(None)
+            self._calls = None
+
+
+class _Outcome:
+    """What came of one call."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+def _work(calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None]) -> None:
+    while (call := calls.get()) is not None:
+        function, outcome = call
+        try:
+            outcome.result = function()
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that asked
+            outcome.error = error
+        outcome.done.set()

@@ -7,15 +7,22 @@ import errno
 import json
 import os
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bridge.errors import StateError
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
 LOCK = "lock"
+
+# Who only looks whether the folder is held holds it for an instant.
+LOCK_TRIES = 5
+LOCK_PAUSE_SECONDS = 0.05
+# The status file has room to spare, so that a full disk can still say that it is full.
+STATUS_BLOCK_BYTES = 16 * 1024
 
 
 class StateFolder:
@@ -24,7 +31,7 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = path / DATABASE
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     def acquire(self) -> None:
         """Make the folder and hold it; again is harmless.
@@ -33,48 +40,42 @@ class StateFolder:
             StateError: another process holds it; the text names its process id.
             OSError: the disk does not allow it.
         """
-        if self._lock:
-            return
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = _open_private(self.path / LOCK)
-        try:
-            _lock(file)
-        except OSError as error:
-            holder = _read_holder(file)
-            file.close()
-            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-                raise
-            raise StateError(
-                f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
-            ) from None
-        self._lock = file
-        with contextlib.suppress(OSError):  # the lock counts; on a full disk it stays without a name
-            file.seek(0)
-            file.truncate()
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+        if self.path.stat().st_mode & 0o077:
+            with contextlib.suppress(OSError):
+                self.path.chmod(0o700)
+        if self._lock is None or not self._is_still_there(self._lock):
+            self.release()
+            self._lock = self._take()
+        _sign(self._lock)
 
     def release(self) -> None:
         """Let another process have the folder."""
-        if self._lock:
-            self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
             self._lock = None
 
     def holder(self) -> str | None:
         """Tell who holds the folder, None if nobody does."""
         try:
-            file = (self.path / LOCK).open("r+", encoding="utf-8")
+            lock = os.open(self.path / LOCK, os.O_RDONLY)
         except OSError:
             return None
-        with file:
-            try:
-                _lock(file)
-            except OSError:
-                return _read_holder(file)
-        return None
+        try:
+            _lock(lock)
+        except OSError:
+            return _read_holder(lock)
+        else:
+            return None
+        finally:
+            os.close(lock)
 
     def set_aside(self, why: str) -> Path:
-        """Rename the database, so that a new one can be begun; return its new place."""
+        """Rename the database, so that a new one can be begun; return its new place.
+
+        Raises:
+            OSError: the disk does not allow it.
+        """
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         target = self.path / f"{DATABASE}.{why}-{stamp}"
         for suffix in ("-wal", "-shm", ""):
@@ -88,11 +89,18 @@ class StateFolder:
         Raises:
             OSError: the disk does not allow it.
         """
-        temporary = self.path / f"{STATUS}.new"
-        with _open_private(temporary) as file:
-            file.truncate()
-            json.dump(status, file)
-        temporary.replace(self.path / STATUS)
+        body = json.dumps(status).encode()
+        body += b" " * (-len(body) % STATUS_BLOCK_BYTES)
+        path, temporary = self.path / STATUS, self.path / f"{STATUS}.new"
+        try:
+            _write_private(temporary, body)
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if path.stat().st_size < len(body):
+                raise
+            _write_private(path, body)  # over the old one, which needs no new room
 
     def read_status(self) -> dict[str, Any] | None:
         """Return what was last written, None if nothing readable was."""
@@ -102,29 +110,89 @@ class StateFolder:
             return None
         return status if isinstance(status, dict) else None
 
+    def _take(self) -> int:
+        lock = _open_lock(self.path / LOCK)
+        try:
+            _lock_patiently(lock)
+        except OSError as error:
+            holder = _read_holder(lock)
+            os.close(lock)
+            if not _is_held(error):
+                raise
+            raise StateError(
+                f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
+            ) from None
+        return lock
 
-def _open_private(path: Path) -> IO[str]:
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8")
+    def _is_still_there(self, lock: int) -> bool:
+        """Tell whether the lock is the one that other processes see: the folder may have been replaced."""
+        try:
+            return os.path.samestat(os.fstat(lock), (self.path / LOCK).stat())
+        except FileNotFoundError:
+            return False
 
 
-def _read_holder(file: IO[str]) -> str:
+def _open_lock(path: Path) -> int:
     try:
-        file.seek(0)
-        pid = file.read(32).strip()
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        try:
+            return os.open(path, os.O_RDONLY)  # on a disk that can only be read
+        except OSError:
+            pass
+        raise
+
+
+def _lock_patiently(lock: int) -> None:
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            return _lock(lock)
+        except OSError as error:
+            if not _is_held(error):
+                raise
+            time.sleep(LOCK_PAUSE_SECONDS)
+    return _lock(lock)
+
+
+def _is_held(error: OSError) -> bool:
+    return error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
+
+
+def _sign(lock: int) -> None:
+    """Write our process id over the last one's; without room for it the lock counts all the same."""
+    text = f"{os.getpid()}\n".encode()
+    with contextlib.suppress(OSError):
+        os.lseek(lock, 0, os.SEEK_SET)
+        os.write(lock, text)
+        os.truncate(lock, len(text))
+
+
+def _read_holder(lock: int) -> str:
+    try:
+        os.lseek(lock, 0, os.SEEK_SET)
+        pid = os.read(lock, 32).decode("ascii", "replace").strip()
     except OSError:  # Windows lets nobody read what is locked
         pid = ""
     return f"process {pid}" if pid.isdigit() else "another process"
 
 
+def _write_private(path: Path, body: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(body)
+        file.flush()
+        file.truncate()
+
+
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(file: IO[str]) -> None:
+    def _lock(lock: int) -> None:
         # Beyond the text, so that others can read who holds it.
-        file.seek(4096)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        os.lseek(lock, 4096, os.SEEK_SET)
+        msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    def _lock(file: IO[str]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    def _lock(lock: int) -> None:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -7,6 +7,9 @@ from urllib.parse import quote
 
 from bridge.model import CloudEvent, Json, iso_utc
 
+# Kept, because making an encoder costs more than using it.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 # HTTP binding, "Header values": printable ASCII stays but for the quote and the percent sign.
 _HEADER_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
@@ -17,7 +20,7 @@ def structured(event: CloudEvent) -> bytes:
 
     ASCII only: what IMDS sent may hold lone surrogates, which only an escape can carry.
     """
-    return json.dumps(
+    return _encode(
         {
             "specversion": "1.0",
             "id": event.id,
@@ -29,8 +32,7 @@ def structured(event: CloudEvent) -> bytes:
             "datacontenttype": "application/json",
             **event.extensions,
             "data": event.data,
-        },
-        separators=(",", ":"),
+        }
     ).encode("ascii")
 
 
@@ -42,4 +44,4 @@ def binary(envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
         if name not in ("data", "datacontenttype")
     }
     headers["Content-Type"] = envelope["datacontenttype"]
-    return headers, json.dumps(envelope["data"], separators=(",", ":")).encode("ascii")
+    return headers, _encode(envelope["data"]).encode("ascii")

@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
-from bridge.lab.httpd import FAULT_KINDS, LabError
+from bridge.lab.faults import FAULT_KINDS
+from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play, scenario_names

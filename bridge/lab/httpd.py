@@ -1,4 +1,4 @@
-"""Serve HTTP for the simulators: strict recording, faults on demand, and an end that comes at once."""
+"""Serve HTTP for the simulators: whole requests, answers as bad as asked for, and a prompt end."""
 
 from __future__ import annotations
 
@@ -11,34 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-HUGE_BODY_BYTES = 5 * 1024 * 1024
 DRIP_SECONDS = 0.2
+KEPT_REQUESTS = 20_000  # per simulator
 JSON_TYPE = "application/json; charset=utf-8"
 NO_ANSWER = 0  # the status recorded for a request that gets none
-
-FAULT_KINDS = (
-    "slow",
-    "slow_first_call",
-    "drip",
-    "timeout",
-    "drop",
-    "lost_answer",
-    "empty",
-    "garbage",
-    "junk_prefix",
-    "huge",
-    "redirect",
-    "status",
-)
 
 
 class LabError(ValueError):
@@ -62,9 +47,6 @@ class Headers(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._values)
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.lower() in self._values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,91 +108,6 @@ def json_answer(value: object, status: int = 200, **headers: str) -> Answer:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """Say how one request, or several, are answered wrongly; None in a filter takes all."""
-
-    kind: str
-    status: int = 500
-    seconds: float = 0.0  # real ones, before the answer
-    retry_after: str | int | None = None
-    body: bytes = b""
-    server: str | None = None
-    method: str | None = None
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in FAULT_KINDS:
-            raise LabError(
-                f"fault kind given: {self.kind!r}; expected: an HTTP status or {', '.join(FAULT_KINDS)}"
-            )
-        check_seconds("seconds", self.seconds)
-
-    @classmethod
-    def of(cls, kind: str | int, *, seconds: float | None = None, **rest: Any) -> Self:
-        """Return the fault for a kind, a status number or a status name such as `gone`.
-
-        Slow kinds take 5 seconds where none are given, the slow first call 120.
-        """
-        text = str(kind).strip().lower().replace("-", "_").replace(" ", "_")
-        if text.upper() in HTTPStatus.__members__:
-            text = str(int(HTTPStatus[text.upper()]))
-        if text.isdigit():
-            if not 200 <= int(text) <= 599:  # noqa: PLR2004 - final HTTP statuses
-                raise LabError(f"fault status given: {text}; expected: 200 to 599")
-            text, rest["status"] = "status", int(text)
-        if seconds is None:
-            seconds = {"slow": 5.0, "slow_first_call": 120.0}.get(text, 0.0)
-        return cls(kind=text, seconds=seconds, **rest)
-
-    def takes(self, request: Request) -> bool:
-        """Tell whether this fault is meant for the request."""
-        return (
-            self.server in (None, request.server)
-            and self.method in (None, request.method)
-            and (self.path is None or request.path.startswith(self.path))
-        )
-
-    def answer(self, right: Callable[[], Answer]) -> Answer:
-        """Return the wrong answer; `right` is called only by the kinds that process the request."""
-        return replace(self._wrong(right), delay_seconds=self.seconds)
-
-    def _wrong(self, right: Callable[[], Answer]) -> Answer:
-        match self.kind:
-            case "slow" | "slow_first_call":
-                return right()
-            case "drip":
-                return replace(right(), drip=True)
-            case "lost_answer":
-                return replace(right(), drop=True)
-            case "junk_prefix":
-                answer = right()
-                return replace(answer, body=b"\x00junk " + answer.body)
-            case "timeout":
-                return Answer(status=NO_ANSWER, hang=True)
-            case "drop":
-                return Answer(status=NO_ANSWER, drop=True)
-            case "empty":
-                return Answer()
-            case "garbage":
-                page = b"<html><body>Service busy</body></html>"
-                return Answer(body=page, headers={"content-type": "text/html"})
-            case "huge":
-                filler = "x" * HUGE_BODY_BYTES
-                return json_answer({"DocumentIncarnation": 1, "Events": [], "Filler": filler})
-            case _:
-                return self._status_answer()
-
-    def _status_answer(self) -> Answer:
-        status = 302 if self.kind == "redirect" else self.status
-        headers = {"content-type": "text/plain"} if self.body else {}
-        if 300 <= status < 400:  # noqa: PLR2004 - the class of redirects
-            headers["location"] = "/redirected"
-        if self.retry_after is not None:
-            headers["retry-after"] = str(self.retry_after)
-        return Answer(status=status, body=self.body, headers=headers)
-
-
 def check_seconds(name: str, value: object) -> None:
     """Refuse what is not a finite number of seconds from 0 up."""
     if (
@@ -220,70 +117,6 @@ def check_seconds(name: str, value: object) -> None:
         or value < 0
     ):
         raise LabError(f"{name} given: {value!r}; expected: a number of seconds from 0 up")
-
-
-@dataclass(kw_only=True)
-class _Queued:
-    fault: Fault
-    left: int | None  # None: for ever
-    on_at: float | None = None  # slow_first_call: when the service is on
-
-
-class Faults:
-    """Keep faults in order and hand one to each request they are meant for. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queue: list[_Queued] = []
-        self._cleared = threading.Event()
-        self._closed = False
-
-    def add(self, fault: Fault, *, count: int | None = 1) -> None:
-        """Queue the fault for `count` requests; None is for ever."""
-        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise LabError(f"count given: {count!r}; expected: a whole number from 1 up, or none for ever")
-        with self._lock:
-            self._queue.append(_Queued(fault=fault, left=count))
-
-    def clear(self) -> None:
-        """Forget all faults and let go of every request that one of them holds."""
-        with self._lock:
-            self._queue.clear()
-            self._cleared.set()
-            if not self._closed:
-                self._cleared = threading.Event()
-
-    def close(self) -> None:
-        """Clear for good: no request is held from now on."""
-        with self._lock:
-            self._closed = True
-        self.clear()
-
-    def apply(self, request: Request, right: Callable[[], Answer]) -> Answer:
-        """Return the right answer, or the wrong one that is due."""
-        with self._lock:
-            fault = None if self._closed else self._take(request)
-            interrupt = self._cleared
-        return right() if fault is None else replace(fault.answer(right), interrupt=interrupt)
-
-    def _take(self, request: Request) -> Fault | None:
-        for queued in list(self._queue):
-            if not queued.fault.takes(request):
-                continue
-            if queued.fault.kind == "slow_first_call":
-                # the first call turns the service on; those that come meanwhile wait for the rest
-                queued.on_at = queued.on_at or request.at + queued.fault.seconds
-                rest_seconds = queued.on_at - request.at
-                if rest_seconds > 0:
-                    return replace(queued.fault, seconds=rest_seconds)
-                self._queue.remove(queued)
-                continue
-            if queued.left is not None:
-                queued.left -= 1
-                if queued.left == 0:
-                    self._queue.remove(queued)
-            return queued.fault
-        return None
 
 
 class Server(ThreadingHTTPServer):

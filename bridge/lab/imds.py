@@ -6,20 +6,18 @@ import json
 import math
 import threading
 import time
-import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from email.utils import formatdate, parsedate_to_datetime
 from functools import wraps
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
+from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
+    JSON_TYPE,
+    KEPT_REQUESTS,
     Answer,
-    Fault,
-    Faults,
     LabError,
     Request,
     Server,
@@ -28,40 +26,36 @@ from bridge.lab.httpd import (
     json_answer,
     wait_for,
 )
+from bridge.lab.rendering import (
+    COMPUTE_PATH,
+    EVENT_TYPES,
+    EVENT_VERSIONS,
+    EVENTS_PATH,
+    INSTANCE_PATH,
+    compute_of,
+    event_fields,
+    event_ids_of,
+    ids_in,
+    path_of,
+    refusal_of,
+    refuse,
+    render_document,
+    version_of,
+)
+from bridge.lab.timetable import Approvals, Timetable
+
+__all__ = [
+    "COMPUTE_PATH",
+    "EVENTS_PATH",
+    "EVENT_TYPES",
+    "EVENT_VERSIONS",
+    "INSTANCE_PATH",
+    "Approval",
+    "ImdsLab",
+    "render_document",
+]
 
 T = TypeVar("T")
-
-EVENTS_PATH = "/metadata/scheduledevents"
-INSTANCE_PATH = "/metadata/instance"
-COMPUTE_PATH = "/metadata/instance/compute"
-
-PREVIEW = "2017-03-01"
-EVENT_VERSIONS = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
-INSTANCE_VERSIONS = (
-    "2021-02-01",
-    "2021-03-01",
-    "2021-05-01",
-    "2021-10-01",
-    "2021-11-01",
-    "2021-11-15",
-    "2021-12-13",
-    "2023-07-01",
-    "2023-11-15",
-    "2024-03-15",
-    "2024-07-17",
-    "2025-04-07",
-)
-TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
-FIELD_SINCE = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-EARLIER_FIELD_ORDER = ("EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore")
-
-SUBSCRIPTION_ID = "00000000-0000-4000-8000-00000000001a"
-RESOURCE_GROUP = "lab"
-NAMES = uuid.uuid5(uuid.NAMESPACE_URL, "urn:imds-bridge:lab")
-KEPT_REQUESTS = 20_000
-
-Approvals = Literal["immediate", "hold"]
 
 
 class Approval(NamedTuple):
@@ -70,273 +64,6 @@ class Approval(NamedTuple):
     vm: str
     event_id: str  # as posted
     at: float  # time.monotonic()
-
-
-@dataclass(kw_only=True)
-class _Event:
-    fields: dict[str, Any]  # as a document of the newest version shows them
-    start_at: float | None  # time.monotonic(), as the others; None: not by itself
-    complete_at: float | None = None
-    impact_seconds: float | None = None  # None: stays Started until completed by hand
-    approved: bool = False
-    released: bool = False  # the platform is ready to start it once it is approved
-
-    @property
-    def pending(self) -> bool:
-        return bool(self.fields["EventStatus"] == "Scheduled")
-
-    @property
-    def is_deletion(self) -> bool:
-        return bool(self.fields["EventType"] == "Terminate")
-
-
-def render_document(incarnation: int, events: Sequence[Mapping[str, Any]], version: str) -> dict[str, Any]:
-    """Return the document as the api-version shows it."""
-    shown = [
-        _render_event(event, version)
-        for event in events
-        if version >= TYPE_SINCE.get(str(event["EventType"]), PREVIEW)
-    ]
-    number = str(incarnation) if version == PREVIEW else incarnation
-    return {"DocumentIncarnation": number, "Events": shown}
-
-
-def _render_event(event: Mapping[str, Any], version: str) -> dict[str, Any]:
-    shown = {name: value for name, value in event.items() if version >= FIELD_SINCE.get(name, PREVIEW)}
-    if version < EVENT_VERSIONS[-1]:
-        first = {name: shown[name] for name in EARLIER_FIELD_ORDER if name in shown}
-        shown = first | shown
-    if version == PREVIEW:
-        shown["Resources"] = ["_" + name for name in shown["Resources"]]
-        shown["NotBefore"] = _iso_time(shown.get("NotBefore"))
-    return shown
-
-
-def _iso_time(not_before: Any) -> Any:
-    instant = _instant(not_before)
-    return not_before if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _instant(text: Any) -> datetime | None:
-    """Return the instant that a NotBefore names, or None."""
-    for read in (parsedate_to_datetime, datetime.fromisoformat):
-        try:
-            instant = read(str(text))
-        except ValueError:
-            continue
-        return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
-    return None
-
-
-def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
-    """Return the VM's instance data, every primitive a string as the real one's."""
-    group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{RESOURCE_GROUP}/providers/Microsoft.Compute"
-    set_name, _, number = vm.rpartition("_")
-    uniform = bool(scale_set) and set_name == scale_set and number.isalnum()
-    return {
-        "azEnvironment": "AzurePublicCloud",
-        "location": "westeurope",
-        "name": vm,
-        "osType": "Linux",
-        "placementGroupId": str(uuid.uuid5(NAMES, f"placement/{scale_set}")) if scale_set else "",
-        "platformFaultDomain": "0",
-        "platformUpdateDomain": "0",
-        "resourceGroupName": RESOURCE_GROUP,
-        "resourceId": (
-            f"{group}/virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
-            if uniform
-            else f"{group}/virtualMachines/{vm}"
-        ),
-        "subscriptionId": SUBSCRIPTION_ID,
-        "tags": "env:lab",
-        "tagsList": [{"name": "env", "value": "lab"}],
-        "vmId": str(uuid.uuid5(NAMES, f"vm/{vm}")),
-        "vmScaleSetName": scale_set,
-        "vmSize": "Standard_D2s_v5",
-        "zone": "1",
-    }
-
-
-def event_ids_of(body: bytes) -> list[str]:
-    """Return the EventIds that the body of an approval names; raise ValueError where it is malformed."""
-    try:
-        content = json.loads(body)
-    except ValueError as error:
-        raise ValueError("The body is not JSON.") from error
-    starts = content.get("StartRequests") if isinstance(content, dict) else None
-    if not isinstance(starts, list) or not starts:
-        raise ValueError("The body needs StartRequests, a list of one or more.")
-    ids = [start.get("EventId") if isinstance(start, dict) else None for start in starts]
-    if not all(isinstance(event_id, str) and event_id for event_id in ids):
-        raise ValueError("Each of StartRequests needs an EventId.")
-    return [str(event_id) for event_id in ids]
-
-
-def _refusal(status: int, message: str, **more: Any) -> Answer:
-    return json_answer({"error": message, **more}, status)
-
-
-class Timetable:
-    """Keep the events of one group and let them start and end in time. The caller holds the lock.
-
-    Every method that reads or changes events first does what the clock demands, so that a document never
-    shows an event as Scheduled whose time has come.
-    """
-
-    def __init__(self, *, time_scale: float, approvals: Approvals, tell: Callable[[str], None]) -> None:
-        self.time_scale = time_scale
-        self.incarnation = 1
-        self._ready = approvals == "immediate"
-        self._tell = tell
-        self._events: dict[str, _Event] = {}
-
-    def schedule(
-        self,
-        *,
-        fields: dict[str, Any],
-        notice_seconds: float,
-        impact_seconds: float | None,
-    ) -> None:
-        """Add an event; one whose EventStatus is Started starts now."""
-        key = str(fields["EventId"]).casefold()
-        if key in self._events:
-            raise LabError(
-                f"event_id given: {fields['EventId']!r}, which is in the document; expected: a new one"
-            )
-        event = _Event(fields=fields, start_at=None, impact_seconds=impact_seconds, released=self._ready)
-        self._events[key] = event
-        if event.pending:
-            self._give_notice(event, notice_seconds)
-            self._changed(event, f"is Scheduled, NotBefore {fields['NotBefore']}")
-        else:
-            self._begin(event)
-
-    def start(self, event_id: str) -> None:
-        """Start the event whether approved or not; one that has started stays so."""
-        event = self._find(event_id)
-        if event.pending:
-            self._begin(event)
-
-    def cancel(self, event_id: str) -> None:
-        """Take a Scheduled event away."""
-        event = self._find(event_id)
-        if not event.pending:
-            raise LabError(
-                f"event given: {event_id!r}, which has started; expected: a Scheduled one, or complete it"
-            )
-        self._remove(event, "is canceled")
-
-    def complete(self, event_id: str) -> None:
-        """Take an event away, started or not."""
-        self._remove(self._find(event_id), "is completed")
-
-    def release(self, event_id: str) -> None:
-        """Let a held event start: at once if it is approved, else as soon as it is."""
-        self._find(event_id).released = True
-
-    def change(self, event_id: str, fields: Mapping[str, Any], *, quietly: bool = False) -> None:
-        """Set any field; `notice_seconds` sets NotBefore; NotBefore moves the start where it is a time."""
-        event = self._find(event_id)
-        if "EventId" in fields:
-            raise LabError("field given: EventId; expected: any other, since an event keeps its id")
-        instant = _instant(fields["NotBefore"]) if "NotBefore" in fields else None
-        if "notice_seconds" in fields:
-            self._give_notice(event, fields["notice_seconds"])
-        elif instant is not None:
-            event.start_at = time.monotonic() + instant.timestamp() - time.time()
-        event.fields.update({name: value for name, value in fields.items() if name != "notice_seconds"})
-        if not quietly:
-            self._changed(event, f"changes: {', '.join(fields)}")
-
-    def approve(self, vm: str, event_id: str) -> None:
-        """Note an approval by the VM; one of an event that has started changes nothing."""
-        event = self._find(event_id)
-        if not event.approved:
-            event.approved = True
-            self._tell(f"{_title(event)} is approved by {vm}")
-
-    def refusal(self, vm: str, event_id: str) -> str:
-        """Return why the VM may not approve the event, or an empty text."""
-        event = self._events.get(event_id.casefold())
-        if event is None:
-            return f"EventId {event_id} is unknown."
-        own = vm.casefold() in [str(name).lstrip("_").casefold() for name in event.fields["Resources"]]
-        if event.is_deletion and not own:
-            return f"EventId {event_id} is the deletion of another VM."
-        return ""
-
-    def advance(self) -> None:
-        """Do what the clock demands."""
-        now = time.monotonic()
-        for event in list(self._events.values()):
-            if event.pending and self._may_start(event, now):
-                self._begin(event)
-            if event.complete_at is not None and event.complete_at <= now:
-                self._remove(event, "is completed")
-
-    def next_due(self) -> float | None:
-        """Return when something happens by itself next, as time.monotonic()."""
-        starts = [event.start_at for event in self._events.values() if event.pending]
-        ends = [event.complete_at for event in self._events.values()]
-        return min((at for at in starts + ends if at is not None), default=None)
-
-    def fields(self) -> list[dict[str, Any]]:
-        """Return the events as the newest version shows them."""
-        return [dict(event.fields) for event in self._events.values()]
-
-    def state(self) -> list[dict[str, Any]]:
-        """Return the events with what no document shows."""
-        return [
-            {**event.fields, "approved": event.approved, "released": event.released}
-            for event in self._events.values()
-        ]
-
-    def _may_start(self, event: _Event, now: float) -> bool:
-        if event.start_at is not None and event.start_at <= now:
-            return True
-        if not (event.approved and event.released):
-            return False
-        # an unapproved deletion holds back the approved ones, which then go together
-        return not event.is_deletion or all(
-            other.approved for other in self._events.values() if other.pending and other.is_deletion
-        )
-
-    def _begin(self, event: _Event) -> None:
-        event.fields.update(EventStatus="Started", NotBefore="")
-        event.start_at = None
-        if event.impact_seconds is not None:
-            event.complete_at = time.monotonic() + event.impact_seconds / self.time_scale
-        self._changed(event, "is Started")
-
-    def _give_notice(self, event: _Event, notice_seconds: float) -> None:
-        check_seconds("notice_seconds", notice_seconds)
-        real_seconds = notice_seconds / self.time_scale
-        event.start_at = time.monotonic() + real_seconds
-        # whole seconds, rounded down: no event starts before the NotBefore that was shown
-        event.fields["NotBefore"] = formatdate(math.floor(time.time() + real_seconds), usegmt=True)
-
-    def _find(self, event_id: str) -> _Event:
-        self.advance()
-        event = self._events.get(str(event_id).casefold())
-        if event is None:
-            known = ", ".join(str(event.fields["EventId"]) for event in self._events.values())
-            raise LabError(
-                f"event given: {event_id!r}; expected one of the document: {known or 'it has none'}"
-            )
-        return event
-
-    def _remove(self, event: _Event, what: str) -> None:
-        del self._events[str(event.fields["EventId"]).casefold()]
-        self._changed(event, what)
-
-    def _changed(self, event: _Event, what: str) -> None:
-        self.incarnation += 1
-        self._tell(f"{_title(event)} {what}")
-
-
-def _title(event: _Event) -> str:
-    names = ", ".join(str(name) for name in event.fields["Resources"]) or "no VM"
-    return f"{event.fields['EventType']} {event.fields['EventId']} of {names}"
 
 
 @dataclass(kw_only=True)
@@ -472,25 +199,15 @@ class ImdsLab:
         """
         check_seconds("notice_seconds", notice_seconds)
         check_seconds("impact_seconds", impact_seconds)
-        if not isinstance(resources, (list, tuple)) or not all(isinstance(name, str) for name in resources):
-            raise LabError(f"resources given: {resources!r}; expected: a list of VM names")
-        if not isinstance(event_type, str) or not event_type:
-            raise LabError(
-                f"event_type given: {event_type!r}; expected: a text such as {', '.join(EVENT_TYPES)}"
-            )
-        if not isinstance(event_id, (str, type(None))):
-            raise LabError(f"event_id given: {event_id!r}; expected: a text or none")
-        fields = {
-            "EventId": event_id or str(uuid.uuid4()).upper(),
-            "EventStatus": event_status,
-            "EventType": event_type,
-            "ResourceType": "VirtualMachine",
-            "Resources": list(resources),
-            "NotBefore": "",
-            "Description": description,
-            "EventSource": event_source,
-            "DurationInSeconds": duration_seconds,
-        }
+        fields = event_fields(
+            event_id=event_id,
+            event_type=event_type,
+            event_status=event_status,
+            resources=resources,
+            description=description,
+            event_source=event_source,
+            duration_seconds=duration_seconds,
+        )
         with self._changed:
             self._timetable.schedule(
                 fields=fields,
@@ -518,7 +235,6 @@ class ImdsLab:
         """Start a held event at once if it is approved, else as soon as it is."""
         with self._changed:
             self._timetable.release(event_id)
-            self._timetable.advance()
 
     def update(self, event_id: str, **fields: Any) -> None:
         """Set any field of the document's event, or `notice_seconds`, under a new incarnation."""
@@ -671,7 +387,7 @@ class ImdsLab:
         with self._changed:
             over_limit = self._is_over_limit(self._vms[request.server], request.at)
         if over_limit:
-            answer = _refusal(429, "Too many requests.")
+            answer = refuse(429, "Too many requests.")
         else:
             answer = self._faults.apply(request, lambda: self._answer(request))
         with self._changed:
@@ -686,59 +402,35 @@ class ImdsLab:
         return self._rate_limit is not None and len(vm.recent) > self._rate_limit
 
     def _answer(self, request: Request) -> Answer:
-        path = request.path.rstrip("/")
-        if "x-forwarded-for" in request.headers:
-            return _refusal(400, "Bad request. X-Forwarded-For is refused: a proxy must not stand between.")
-        if path not in (EVENTS_PATH, INSTANCE_PATH, COMPUTE_PATH):
-            return _refusal(404, "Not found.")
-        allowed = ("GET", "POST") if path == EVENTS_PATH else ("GET",)
-        if request.method not in allowed:
-            return json_answer({"error": "Method not allowed."}, 405, allow=", ".join(allowed))
-        versions = EVENT_VERSIONS if path == EVENTS_PATH else INSTANCE_VERSIONS
-        version = (request.parameters.get("api-version") or [""])[0]
-        if version not in versions:
-            newest_first = list(reversed(versions))
-            return _refusal(
-                400, "Bad request. A supported api-version is demanded.", **{"newest-versions": newest_first}
-            )
-        demanded = path != EVENTS_PATH or version != PREVIEW
-        if demanded and request.headers.get("metadata", "").strip().lower() != "true":
-            return _refusal(400, "Bad request. The header Metadata: true is demanded.")
-        if path != EVENTS_PATH:
-            compute = compute_of(request.server, self.scale_set)
-            return json_answer(compute if path == COMPUTE_PATH else {"compute": compute})
-        return self._document(request, version) if request.method == "GET" else self._approve(request)
+        if refusal := refusal_of(request):
+            return refusal
+        if path_of(request) == EVENTS_PATH:
+            return self._document(request) if request.method == "GET" else self._approve(request)
+        compute = compute_of(request.server, self.scale_set)
+        return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
 
-    def _document(self, request: Request, version: str) -> Answer:
+    def _document(self, request: Request) -> Answer:
         with self._changed:
             self._timetable.advance()
             served = self._vms[request.server].served
-            document = render_document(self._timetable.incarnation, self._timetable.fields(), version)
+            incarnation, events = self._timetable.incarnation, self._timetable.fields()
         if isinstance(served, bytes):
-            return Answer(body=served, headers={"content-type": "application/json; charset=utf-8"})
-        return json_answer(document if served is None else served)
+            return Answer(body=served, headers={"content-type": JSON_TYPE})
+        if served is not None:
+            return json_answer(served)
+        return json_answer(render_document(incarnation, events, version_of(request)))
 
     def _approve(self, request: Request) -> Answer:
         try:
             event_ids = event_ids_of(request.body)
         except ValueError as error:
-            return _refusal(400, f"Bad request. {error}")
+            return refuse(400, f"Bad request. {error}")
         with self._changed:
-            self._timetable.advance()
-            served_ids = _ids_in(self._vms[request.server].served)
+            served_ids = ids_in(self._vms[request.server].served)
             own_ids = [one for one in event_ids if one.casefold() not in served_ids]
-            for event_id in own_ids:
-                if refusal := self._timetable.refusal(request.server, event_id):
-                    return _refusal(400, f"Bad request. {refusal}")
-            for event_id in own_ids:
-                self._timetable.approve(request.server, event_id)
+            if refusal := self._timetable.approve(request.server, own_ids):
+                return refuse(400, f"Bad request. {refusal}")
             self._approvals += [Approval(request.server, event_id, request.at) for event_id in event_ids]
             self._timetable.advance()
             self._changed.notify_all()
         return Answer()
-
-
-def _ids_in(document: dict[str, Any] | bytes | None) -> set[str]:
-    """Return the EventIds of a served document, without case."""
-    events = document.get("Events") if isinstance(document, dict) else None
-    return {str(event.get("EventId")).casefold() for event in events or [] if isinstance(event, dict)}

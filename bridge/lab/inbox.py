@@ -11,16 +11,8 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from bridge.lab.httpd import (
-    Answer,
-    Fault,
-    Faults,
-    Request,
-    Server,
-    control,
-    json_answer,
-    wait_for,
-)
+from bridge.lab.faults import Fault, Faults
+from bridge.lab.httpd import KEPT_REQUESTS, Answer, Request, Server, control, json_answer, wait_for
 
 T = TypeVar("T")
 Received = Request
@@ -29,7 +21,6 @@ STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 ATTRIBUTE_NAME = re.compile(r"[a-z0-9]{1,20}")
 REQUIRED = ("id", "source", "specversion", "type")
-KEPT_REQUESTS = 20_000
 CONTROL_PATH = "/lab/"
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bridge.lab.httpd import Fault, LabError, check_seconds
+from bridge.lab.faults import Fault
+from bridge.lab.httpd import LabError, check_seconds
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
 
 SCENARIO_DIR = Path(__file__).parent / "scenarios"

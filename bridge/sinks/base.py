@@ -19,12 +19,22 @@ class Sink(Protocol):
     max_batch: int
     """How many events one `send` takes at the most."""
 
+    retry_limit_seconds: float
+    """The longest wait between two tries of what failed."""
+
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Hand over `events` in their order, and return when the receiver has them all.
 
         Raises:
             DeliveryError: with `delivered`, the number at the front that the receiver has; the error is about
                 the next one. Rejected is about that one alone, the others about the receiver.
+        """
+
+    def rest(self) -> None:
+        """Do what keeps the way open while nothing is sent; called every few seconds.
+
+        Raises:
+            DeliveryError: it could not be done; the next `send` tries by itself.
         """
 
     def reload(self) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from bridge.delivery import RETRY_LIMIT_SECONDS
 from bridge.errors import DeliveryError
 from bridge.model import StoredEvent
 
@@ -15,6 +16,8 @@ class MemorySink:
 
     def __init__(self, *, max_batch: int = 1) -> None:
         self.max_batch = max_batch
+        self.retry_limit_seconds = RETRY_LIMIT_SECONDS
+        self.rests = 0
         self.received: list[StoredEvent] = []
         self.failures: deque[DeliveryError] = deque()
         self.reloads = 0
@@ -40,6 +43,10 @@ class MemorySink:
             if not self._changed.wait_for(lambda: len(self.received) >= count, timeout_seconds):
                 raise TimeoutError(f"{len(self.received)} of {count} events came in {timeout_seconds:g} s")
             return list(self.received)
+
+    def rest(self) -> None:
+        """Count the call."""
+        self.rests += 1
 
     def reload(self) -> None:
         """Count the call."""

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import requests
 
-from bridge.lab.httpd import HUGE_BODY_BYTES, LabError
+from bridge.lab.faults import HUGE_BODY_BYTES
+from bridge.lab.httpd import LabError
 from bridge.lab.imds import COMPUTE_PATH, EVENT_VERSIONS, EVENTS_PATH, INSTANCE_PATH, ImdsLab
 
 LIMIT_SECONDS = 20
@@ -544,6 +545,11 @@ def test_what_does_not_apply_to_a_standalone_vm_is_an_empty_text() -> None:
     with ImdsLab(vms=["alone"], scale_set="") as lab:
         compute = instance(lab, COMPUTE_PATH + "?api-version=2021-02-01", "alone").json()
         assert (compute["vmScaleSetName"], compute["placementGroupId"]) == ("", "")
+
+
+@pytest.mark.parametrize("version", ["2021-02-01", "2021-08-01", "2023-11-15", "2024-07-17", "2025-04-07"])
+def test_instance_data_is_served_under_each_documented_version(lab: ImdsLab, version: str) -> None:
+    assert instance(lab, f"{COMPUTE_PATH}?api-version={version}").json()["name"] == "web-0"
 
 
 @pytest.mark.parametrize(

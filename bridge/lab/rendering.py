@@ -1,0 +1,196 @@
+"""What the simulated IMDS shows and refuses per api-version, as Microsoft documents it. Pure but for new EventIds."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from bridge.lab.httpd import Answer, LabError, Request, json_answer
+
+EVENTS_PATH = "/metadata/scheduledevents"
+INSTANCE_PATH = "/metadata/instance"
+COMPUTE_PATH = "/metadata/instance/compute"
+
+PREVIEW = "2017-03-01"
+EVENT_VERSIONS = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+INSTANCE_VERSIONS = (  # learn.microsoft.com/azure/virtual-machines/instance-metadata-service, since 2021-02-01
+    "2021-02-01",
+    "2021-03-01",
+    "2021-05-01",
+    "2021-08-01",
+    "2021-10-01",
+    "2021-11-01",
+    "2021-11-15",
+    "2021-12-13",
+    "2023-07-01",
+    "2023-11-15",
+    "2024-03-15",
+    "2024-07-17",
+    "2025-04-07",
+)
+TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
+FIELD_SINCE = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+EARLIER_FIELD_ORDER = ("EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore")
+
+SUBSCRIPTION_ID = "00000000-0000-4000-8000-00000000001a"
+RESOURCE_GROUP = "lab"
+NAMES = uuid.uuid5(uuid.NAMESPACE_URL, "urn:imds-bridge:lab")
+
+
+def event_fields(
+    *,
+    event_id: str | None,
+    event_type: str,
+    event_status: str,
+    resources: Sequence[str],
+    description: str,
+    event_source: str,
+    duration_seconds: int,
+) -> dict[str, Any]:
+    """Return a new event as the newest version shows it, NotBefore still empty; LabError if it cannot be."""
+    if not isinstance(resources, (list, tuple)) or not all(isinstance(name, str) for name in resources):
+        raise LabError(f"resources given: {resources!r}; expected: a list of VM names")
+    if not isinstance(event_type, str) or not event_type:
+        raise LabError(f"event_type given: {event_type!r}; expected: a text such as {', '.join(EVENT_TYPES)}")
+    if not isinstance(event_id, (str, type(None))):
+        raise LabError(f"event_id given: {event_id!r}; expected: a text or none")
+    return {
+        "EventId": event_id or str(uuid.uuid4()).upper(),
+        "EventStatus": event_status,
+        "EventType": event_type,
+        "ResourceType": "VirtualMachine",
+        "Resources": list(resources),
+        "NotBefore": "",
+        "Description": description,
+        "EventSource": event_source,
+        "DurationInSeconds": duration_seconds,
+    }
+
+
+def render_document(incarnation: int, events: Sequence[Mapping[str, Any]], version: str) -> dict[str, Any]:
+    """Return the document as the api-version shows it."""
+    shown = [
+        _render_event(event, version)
+        for event in events
+        if version >= TYPE_SINCE.get(str(event["EventType"]), PREVIEW)
+    ]
+    number = str(incarnation) if version == PREVIEW else incarnation
+    return {"DocumentIncarnation": number, "Events": shown}
+
+
+def _render_event(event: Mapping[str, Any], version: str) -> dict[str, Any]:
+    shown = {name: value for name, value in event.items() if version >= FIELD_SINCE.get(name, PREVIEW)}
+    if version < EVENT_VERSIONS[-1]:
+        first = {name: shown[name] for name in EARLIER_FIELD_ORDER if name in shown}
+        shown = first | shown
+    if version == PREVIEW:
+        shown["Resources"] = ["_" + name for name in shown["Resources"]]
+        shown["NotBefore"] = _iso_time(shown.get("NotBefore"))
+    return shown
+
+
+def _iso_time(not_before: Any) -> Any:
+    instant = instant_of(not_before)
+    return not_before if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def instant_of(text: Any) -> datetime | None:
+    """Return the instant that a NotBefore names, or None."""
+    for read in (parsedate_to_datetime, datetime.fromisoformat):
+        try:
+            instant = read(str(text))
+        except ValueError:
+            continue
+        return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
+    return None
+
+
+def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
+    """Return the VM's instance data, every primitive a string as the real one's."""
+    group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{RESOURCE_GROUP}/providers/Microsoft.Compute"
+    set_name, _, number = vm.rpartition("_")
+    uniform = bool(scale_set) and set_name == scale_set and number.isalnum()
+    return {
+        "azEnvironment": "AzurePublicCloud",
+        "location": "westeurope",
+        "name": vm,
+        "osType": "Linux",
+        "placementGroupId": str(uuid.uuid5(NAMES, f"placement/{scale_set}")) if scale_set else "",
+        "platformFaultDomain": "0",
+        "platformUpdateDomain": "0",
+        "resourceGroupName": RESOURCE_GROUP,
+        "resourceId": (
+            f"{group}/virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
+            if uniform
+            else f"{group}/virtualMachines/{vm}"
+        ),
+        "subscriptionId": SUBSCRIPTION_ID,
+        "tags": "env:lab",
+        "tagsList": [{"name": "env", "value": "lab"}],
+        "vmId": str(uuid.uuid5(NAMES, f"vm/{vm}")),
+        "vmScaleSetName": scale_set,
+        "vmSize": "Standard_D2s_v5",
+        "zone": "1",
+    }
+
+
+def event_ids_of(body: bytes) -> list[str]:
+    """Return the EventIds that the body of an approval names; raise ValueError where it is malformed."""
+    try:
+        content = json.loads(body)
+    except ValueError as error:
+        raise ValueError("The body is not JSON.") from error
+    starts = content.get("StartRequests") if isinstance(content, dict) else None
+    if not isinstance(starts, list) or not starts:
+        raise ValueError("The body needs StartRequests, a list of one or more.")
+    ids = [start.get("EventId") if isinstance(start, dict) else None for start in starts]
+    if not all(isinstance(event_id, str) and event_id for event_id in ids):
+        raise ValueError("Each of StartRequests needs an EventId.")
+    return [str(event_id) for event_id in ids]
+
+
+def ids_in(document: object) -> set[str]:
+    """Return the EventIds of a document, without case; none where it is no document."""
+    events = document.get("Events") if isinstance(document, dict) else None
+    return {str(event.get("EventId")).casefold() for event in events or [] if isinstance(event, dict)}
+
+
+def version_of(request: Request) -> str:
+    """Return the api-version that the request names, or an empty text."""
+    return (request.parameters.get("api-version") or [""])[0]
+
+
+def path_of(request: Request) -> str:
+    """Return the path without a slash at the end."""
+    return request.path.rstrip("/")
+
+
+def refusal_of(request: Request) -> Answer | None:
+    """Return the answer to a request that no IMDS serves, whatever its state, or None."""
+    path, version = path_of(request), version_of(request)
+    if "x-forwarded-for" in request.headers:
+        return refuse(400, "Bad request. X-Forwarded-For is refused: a proxy must not stand between.")
+    if path not in (EVENTS_PATH, INSTANCE_PATH, COMPUTE_PATH):
+        return refuse(404, "Not found.")
+    of_events = path == EVENTS_PATH
+    allowed = ("GET", "POST") if of_events else ("GET",)
+    if request.method not in allowed:
+        return json_answer({"error": "Method not allowed."}, 405, allow=", ".join(allowed))
+    versions = EVENT_VERSIONS if of_events else INSTANCE_VERSIONS
+    if version not in versions:
+        newest = {"newest-versions": versions[::-1]}
+        return refuse(400, "Bad request. A supported api-version is demanded.", **newest)
+    header = request.headers.get("metadata", "").strip().lower()
+    if header != "true" and not (of_events and version == PREVIEW):
+        return refuse(400, "Bad request. The header Metadata: true is demanded.")
+    return None
+
+
+def refuse(status: int, message: str, **more: object) -> Answer:
+    """Return an answer that refuses and says why."""
+    return json_answer({"error": message, **more}, status)

@@ -1,0 +1,112 @@
+"""Who speaks: what this VM is called, and the events by which a process tells of itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+from dataclasses import asdict
+from typing import Literal
+
+from bridge import __version__
+from bridge.config import Config
+from bridge.errors import ImdsError
+from bridge.events import Reporter
+from bridge.formats.cloudevents import structured
+from bridge.imds import ImdsClient
+from bridge.model import Vm
+from bridge.outbox import Outbox
+from bridge.runtime import Clock
+
+log = logging.getLogger(__name__)
+
+LEARN_EVERY_SECONDS = 30.0
+BEAT_EVERY_SECONDS = 3600.0
+
+Role = Literal["forward", "listen"]
+
+
+class Voice:
+    """One process's identity and heartbeat; for the thread that makes the process's events."""
+
+    def __init__(self, config: Config, role: Role, *, imds: ImdsClient, outbox: Outbox, clock: Clock) -> None:
+        self._config = config
+        self._role = role
+        self._imds = imds
+        self._outbox = outbox
+        self._clock = clock
+        self._learned = False
+        self._learn_at = -math.inf
+        self._beat_at = -math.inf
+        kept = outbox.meta("vm")
+        self.vm: Vm | None = Vm(**json.loads(kept)) if kept else None
+
+    def learn(self) -> bool:
+        """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
+        now = self._clock.monotonic()
+        if self._learned or now - self._learn_at < LEARN_EVERY_SECONDS:
+            return False
+        self._learn_at = now
+        try:
+            vm = self._imds.instance()
+        except ImdsError as error:
+            log.warning("who this VM is cannot be learned yet: %s", error)
+            return False
+        self._learned = True
+        kept = self._outbox.meta("vm_id")
+        is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
+        if is_other:
+            target = self._outbox.set_aside("other-vm")
+            log.error(
+                "the state is another VM's (a clone or an image?): set aside, begun anew",
+                extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
+            )
+        self.vm = vm
+        self._outbox.set_meta({"vm": json.dumps(asdict(vm)), "vm_id": vm.vm_id or kept})
+        return is_other
+
+    def reporter(self) -> Reporter:
+        """Return what makes events in this VM's name, as far as that is known."""
+        return Reporter(
+            name=self.vm.name if self.vm else socket.gethostname(),
+            role=self._role,
+            epoch=self._outbox.meta("epoch"),
+            vm=self.vm,
+            group_source=self._config.source,
+            vm_source=self._config.vm_source,
+        )
+
+    def next_sequence(self) -> int:
+        """Count one of this process's own events."""
+        return self._outbox.count("reporterseq")
+
+    def beat(self) -> None:
+        """Tell at the start and then hourly that this process lives."""
+        now = self._clock.monotonic()
+        if now - self._beat_at >= BEAT_EVERY_SECONDS:
+            self._tell("Started" if self._beat_at == -math.inf else "Hourly")
+            self._beat_at = now
+
+    def farewell(self) -> None:
+        """Tell that this process stops on purpose."""
+        self._tell("Stopping")
+
+    def _tell(self, reason: str) -> None:
+        told = self.reporter().heartbeat(
+            reason=reason,
+            version=__version__,
+            backlog=self._outbox.backlogs(),
+            sequence=self.next_sequence(),
+            at=self._clock.now(),
+        )
+        self._outbox.commit([(told, structured(told))], meta={})
+
+
+def approval_session(template: str, vm: Vm | None) -> str | None:
+    """Fill a session template for a VM, in lower case; "" without a template, None while the VM is unknown."""
+    if not template:
+        return ""
+    if vm is None:
+        return None
+    return template.format(vm=vm.name.lower(), resource_group=vm.resource_group.lower())

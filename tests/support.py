@@ -1,0 +1,345 @@
+"""What tests of whole processes share: configuration files, the process itself, its outbox, waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from uuid import NAMESPACE_URL, uuid5
+
+import pytest
+
+from bridge.model import StoredEvent
+
+T = TypeVar("T")
+
+LIMIT_SECONDS = 30.0
+COMMAND = [sys.executable, "-m", "bridge"]
+
+
+def wait_until(
+    predicate: Callable[[], T], *, timeout_seconds: float = LIMIT_SECONDS, tell: Callable[[], object] = str
+) -> T:
+    """Wait until the predicate holds; AssertionError with what `tell` returns when it does not in time."""
+    deadline = time.monotonic() + timeout_seconds
+    while not (value := predicate()):
+        assert time.monotonic() < deadline, f"not within {timeout_seconds:g} s: {tell()}"
+        time.sleep(0.002)
+    return value
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """Write settings as TOML; tables become inline tables, so the order does not matter."""
+    return "".join(f"{_toml_value(name)} = {_toml_value(value)}\n" for name, value in settings.items())
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment without what would change settings or routes, and with `extra`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.upper().startswith("IMDS_BRIDGE__") and not name.lower().endswith("_proxy")
+    }
+    return {**kept, **(extra or {})}
+
+
+def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of imds-bridge to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+class Forward:
+    """`imds-bridge forward` as a process of its own; killed at the end of the `with` if it still runs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        stdout: int | None = None,
+    ) -> None:
+        """Name its files: `folder` gets the configuration, the log and the state."""
+        self.folder = folder
+        self.state = folder / "state" / "forward"
+        self.config = folder / "config.toml"
+        self.log = folder / "log.jsonl"
+        self.output = folder / "stdout.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.write_text(
+            toml({"state_dir": folder / "state", "log_format": "json", **(settings or {})})
+        )
+        self._command = [*COMMAND, "forward", "--config", str(self.config), *arguments]
+        self._environment = environment(env)
+        self._stdout = stdout
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        """Start it; its log goes on where an earlier run ended."""
+        output, log = self.output.open("ab"), self.log.open("ab")
+        with output, log:
+            self.process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output if self._stdout is None else self._stdout,
+                stderr=log,
+            )
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, error: object, *_: object) -> None:
+        self.kill()
+        if error:
+            print(self)  # pytest shows it
+
+    def kill(self) -> None:
+        """End it by SIGKILL, if it runs."""
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+        if self.process:
+            self.process.wait(LIMIT_SECONDS)
+            if self.process.stdout:
+                self.process.stdout.close()
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Return its exit code once it has ended."""
+        assert self.process is not None
+        return self.process.wait(LIMIT_SECONDS)
+
+    def stop(self) -> int:
+        """End it by SIGTERM; return its exit code."""
+        self.signal()
+        return self.wait()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return its log, one dictionary a line."""
+        text = self.log.read_text() if self.log.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def wait_for_log(self, text: str) -> dict[str, Any]:
+        """Return the first log line whose message holds `text`."""
+        return wait_until(
+            lambda: next((line for line in self.lines() if text in line["message"]), None),
+            tell=lambda: f"no {text!r} in {self.log.read_text()}",
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return what the process last wrote for `imds-bridge status`."""
+        path = self.state / "status.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def wait_for_status(self, predicate: Callable[[dict[str, Any]], T]) -> T:
+        """Wait until this very process has written what the predicate asks for."""
+        assert self.process is not None
+        pid = self.process.pid
+
+        def found() -> T | None:
+            status = self.status()
+            return predicate(status) if status.get("pid") == pid else None
+
+        return wait_until(found, tell=self.status)  # type: ignore[return-value]
+
+    def __repr__(self) -> str:
+        return f"{self._command}, log:\n{self.log.read_text() if self.log.exists() else ''}"
+
+
+def stored_event(
+    number: int, *, type_: str = "io.imdsbridge.scheduledevent.scheduled.v1", **data: Any
+) -> StoredEvent:
+    """Make an event as the outbox gives it; `data` goes into its data."""
+    event_id = str(uuid5(NAMESPACE_URL, f"urn:test:{number}"))
+    envelope = {
+        "specversion": "1.0",
+        "id": event_id,
+        "source": "/subscriptions/s/resourceGroups/lab",
+        "type": type_,
+        "subject": "4CAEA225-A741-474D-A72E-428C86FCD853",
+        "time": "2026-01-02T03:04:05.678Z",
+        "dataschema": "urn:imds-bridge:schema:scheduledevent.scheduled:1",
+        "datacontenttype": "application/json",
+        "data": {"EventId": "4CAEA225-A741-474D-A72E-428C86FCD853", "EventType": "Reboot", **data},
+    }
+    body = json.dumps(envelope, separators=(",", ":")).encode("ascii")
+    return StoredEvent(seq=number, id=event_id, type=type_, stored_at=0.0, body=body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What an outbox holds: events as (seq, id, type, body), what is remembered, cursors, dead letters."""
+
+    events: list[tuple[int, str, str, bytes]]
+    meta: dict[str, str]
+    cursors: dict[str, int]
+    dead: list[tuple[str, str, str, str]]
+
+
+def read_outbox(state: Path) -> Stored:
+    """Read a copy of the outbox in the folder `state`, so that nothing is changed, not even its log."""
+    with tempfile.TemporaryDirectory() as copy:
+        for name in ("outbox.db-wal", "outbox.db"):
+            if (state / name).exists():
+                shutil.copy(state / name, copy)
+        with closing(sqlite3.connect(Path(copy) / "outbox.db")) as database:
+            ask = database.execute
+            if not ask("PRAGMA user_version").fetchone()[0]:
+                return Stored(events=[], meta={}, cursors={}, dead=[])
+            return Stored(
+                events=ask("SELECT seq, id, type, body FROM event ORDER BY seq").fetchall(),
+                meta=dict(ask("SELECT key, value FROM meta").fetchall()),
+                cursors=dict(ask("SELECT sink, seq FROM cursor").fetchall()),
+                dead=ask("SELECT sink, id, reason, detail FROM dead_letter ORDER BY number").fetchall(),
+            )
+
+
+Serve = Callable[["RawServer", socket.socket], None]
+
+
+class RawServer:
+    """A TCP server on 127.0.0.1 that answers exactly as `serve` does, one thread a connection.
+
+    `serve` gets the socket; what it raises because the peer left is passed over. With a `tls` context the
+    handshake comes first. `requests` holds the head of each request that `read_head` took.
+    """
+
+    def __init__(self, serve: Serve, *, tls: ssl.SSLContext | None = None) -> None:
+        self._serve = serve
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._open: list[socket.socket] = []
+        self.connections = 0
+        self.requests: list[str] = []
+        self.ended = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def read_head(self, connection: socket.socket) -> bool:
+        """Take a request's head, note it, and read its body; tell whether there was one."""
+        text = b""
+        while b"\r\n\r\n" not in text:
+            if not (more := connection.recv(65536)):
+                return False
+            text += more
+        head, _, body = text.partition(b"\r\n\r\n")
+        self.requests.append(head.decode("latin-1"))
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        missing = (int(length[1]) if length else 0) - len(body)
+        while missing > 0:
+            missing -= len(connection.recv(65536))
+        return True
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections += 1
+                self._open.append(connection)
+                threading.Thread(target=self._run, args=[connection], daemon=True).start()
+
+    def _run(self, plain: socket.socket) -> None:
+        with suppress(OSError, ValueError), plain:
+            if not self._tls:
+                self._serve(self, plain)
+                return
+            with self._tls.wrap_socket(plain, server_side=True) as secured:
+                self._serve(self, secured)
+
+
+def answering(*answers: bytes) -> Serve:
+    """Answer request after request on a connection with `answers` in turn, then over and over the last."""
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection):
+            connection.sendall(answers[min(len(server.requests), len(answers)) - 1])
+
+    return serve
+
+
+def dripping(beginning: bytes, drop: bytes) -> Serve:
+    """Answer with `beginning` and then with `drop` ten times a second, without end."""
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(beginning)
+        while not server.ended.wait(0.1):
+            connection.sendall(drop)
+
+    return serve
+
+
+def silent(server: RawServer, _: socket.socket) -> None:
+    """Say nothing at all."""
+    server.ended.wait()
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    """Return a server's context with a certificate for 127.0.0.1 that nobody vouches for."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        assert "CI" not in os.environ, "openssl is needed"
+        pytest.skip("openssl is not installed")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    making = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    making += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(
+        [*making, "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context

@@ -1,0 +1,144 @@
+"""What the outbox's tests share: a clock that they move, events, and the files as a kill would leave them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bridge.delivery import Filter
+from bridge.model import CloudEvent
+from bridge.outbox import Outbox
+from bridge.runtime import Clock
+from bridge.state import StateFolder
+
+TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
+OTHER_TYPE = "io.imdsbridge.document.changed.v1"
+ALL: Mapping[str, tuple[Filter, bool]] = {"a": (Filter(), False)}
+
+
+class MovedClock(Clock):
+    """A clock that stands until it is moved; `jump` moves the wall clock alone."""
+
+    def __init__(self) -> None:
+        self._wall, self._monotonic = 1_800_000_000.0, 1000.0
+        super().__init__()
+
+    def wall(self) -> float:
+        return self._wall
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def pass_seconds(self, seconds: float) -> None:
+        self._wall += seconds
+        self._monotonic += seconds
+
+    def jump(self, seconds: float) -> None:
+        self._wall += seconds
+
+
+def event(name: str, *, type_: str = TYPE, size: int = 0, **data: str) -> tuple[CloudEvent, bytes]:
+    """Make an event called `name` with a body of at least `size` bytes."""
+    made = CloudEvent(
+        id=name,
+        source="/s",
+        type=type_,
+        subject=name,
+        time=datetime(2026, 11, 20, tzinfo=UTC),
+        dataschema="urn:s",
+        extensions={},
+        data=data,
+    )
+    body = {"specversion": "1.0", "id": name, "type": type_, "data": {**data, "Filling": "x" * size}}
+    return made, json.dumps(body).encode()
+
+
+def open_outbox(
+    path: Path,
+    *,
+    sinks: Mapping[str, tuple[Filter, bool]] = ALL,
+    clock: Clock | None = None,
+    max_bytes: int = 2**30,
+    retain_seconds: float = 3600.0,
+) -> Outbox:
+    """Open the outbox in the folder `path`."""
+    return Outbox(
+        StateFolder(path),
+        clock=clock or MovedClock(),
+        sinks=sinks,
+        max_bytes=max_bytes,
+        retain_seconds=retain_seconds,
+    )
+
+
+def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
+    """Commit events of these names, one transaction each; tell whether the disk has the last."""
+    durable = True
+    for name in names:
+        durable = outbox.commit([event(name, size=size)], meta={"watch": name})
+    return durable
+
+
+def waiting(outbox: Outbox, sink: str = "a", limit: int = 1000) -> list[str]:
+    """Return the ids of what waits for a sink."""
+    return [stored.id for stored in outbox.pending(sink, limit)[1]]
+
+
+def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
+    """Let a sink have the next page, and acknowledge it; return the ids."""
+    generation, page = outbox.pending(sink, limit)
+    outbox.acknowledge(sink, generation, page)
+    return [stored.id for stored in page]
+
+
+def cursor(outbox: Outbox, sink: str = "a") -> int:
+    """Return how far a sink has come."""
+    return outbox._memory.readers[sink].cursor
+
+
+def abandon(outbox: Outbox) -> None:
+    """Let go of the files without writing anything more."""
+    outbox._disk.close()
+    outbox._folder.release()
+
+
+def kill(outbox: Outbox, path: Path, image: Path, *, keep: Sequence[str] = ("", "-wal")) -> Path:
+    """Leave in `image` what the folder `path` would hold after a kill -9 at this instant; return `image`."""
+    image.mkdir(mode=0o700)
+    for suffix in keep:
+        file = path / f"outbox.db{suffix}"
+        if file.exists():
+            shutil.copy(file, image)
+    abandon(outbox)
+    return image
+
+
+class FailingDisk:
+    """Every write to any file of this process fails while `is_failing`, by RLIMIT_FSIZE: nobody need be root."""
+
+    def __init__(self) -> None:
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self.is_failing = False
+
+    def fail(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._limits[1]))
+        self.is_failing = True
+
+    def recover(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
+        self.is_failing = False
+
+
+@contextmanager
+def failing_disk() -> Iterator[FailingDisk]:
+    """Give a disk that can fail, and that is well in the end."""
+    disk = FailingDisk()
+    try:
+        yield disk
+    finally:
+        disk.recover()

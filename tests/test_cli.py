@@ -1,0 +1,444 @@
+"""The commands as an operator types them: help, check, status, outbox, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import __version__
+from bridge.cli import main
+from bridge.delivery import Filter
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.memory import DeadLetter
+from bridge.state import StateFolder
+from tests.support import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
+from tests.support_outbox import OTHER_TYPE, event, open_outbox
+
+COMMANDS = ["forward", "check", "status", "outbox", "lab", "demo"]
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    with ImdsLab(rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("IMDS_BRIDGE__"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a configuration that names a state folder and nothing else."""
+    file = tmp_path / "config.toml"
+    file.write_text(toml({"state_dir": tmp_path / "state"}))
+    return file
+
+
+class Told:
+    """What a command in this process returned and printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str | Path) -> Told:
+        code = main([str(argument) for argument in arguments])
+        return Told(code, *capfd.readouterr())
+
+    return call
+
+
+# --- help and usage ---
+
+
+def test_help_shows_every_command_the_exit_codes_and_examples() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert re.search(rf"^    {command} +\w", done.stdout, re.MULTILINE), command
+    assert "exit codes:" in done.stdout
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_examples(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"usage: imds-bridge {command}" in done.stdout
+    assert "example" in done.stdout or command == "demo"
+
+
+@pytest.mark.parametrize("action", ["list", "show", "retry", "drop"])
+def test_each_action_of_outbox_has_help(action: str) -> None:
+    assert run("outbox", action, "--help").returncode == 0
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"imds-bridge {__version__}\n"
+
+
+def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
+    folder = Path(sys.executable).parent
+    command = shutil.which("imds-bridge", path=str(folder))
+    if command is None:
+        pytest.skip("the package is not installed beside this Python")
+    done = subprocess.run(
+        [command, "--version"], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True
+    )
+    assert done.stdout == f"imds-bridge {__version__}\n"
+    assert not (folder / "bridge").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["forwrad"], ["check", "--nonsense"], ["outbox"]])
+def test_a_command_that_does_not_exist_exits_2_and_says_how_it_is_used(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage: imds-bridge" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["forward"], ["check"], ["status"], ["outbox", "list"]])
+def test_every_command_exits_2_with_all_faults_of_the_configuration(
+    call: Any, tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("a = 1\nb = 2")
+    told = call(*command, "--config", file)
+    assert (told.code, told.out) == (2, "")
+    assert "2 faults in the configuration\n  a: is no setting" in told.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(config: Path) -> None:
+    fill(config)
+    reading = [*COMMAND, "outbox", "list", "--config", str(config)]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" | true', "sh", *reading], env=environment(), stderr=subprocess.PIPE
+    ) as process:
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert b"Traceback" not in errors
+    assert b"Exception" not in errors
+
+
+# --- check ---
+
+
+def sinks(config: Path, lab: ImdsLab, **sinks: dict[str, Any]) -> None:
+    config.write_text(
+        toml({"state_dir": config.parent / "state", "imds": {"endpoint": lab.url("web-0")}, "sinks": sinks})
+    )
+
+
+def test_a_check_of_what_works_shows_each_part_and_exits_0(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    lab.schedule(event_type="Reboot", resources=["web-0"])
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url}, screen={"kind": "stdout"})
+    told = call("check", "--config", config)
+    assert told.code == 0
+    lines = told.out.splitlines()
+    assert lines[0].split() == ["PART", "RESULT", "FOUND"]
+    assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
+    assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in told.out
+    assert "this VM is web-0" in told.out
+    assert f"{inbox.base_url} is reached" in told.out
+    assert {one.method for one in inbox.received} == {"OPTIONS"}
+    assert not (config.parent / "state").exists()
+
+
+def test_a_check_gives_the_same_as_json(call: Any, config: Path, lab: ImdsLab, inbox: Inbox) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    told = call("check", "--json", "--config", config)
+    assert told.code == 0
+    assert [(row["part"], row["result"]) for row in told.json] == [
+        ("state", "ok"),
+        ("imds", "ok"),
+        ("instance", "ok"),
+        ("sink ops", "ok"),
+    ]
+    assert all(set(row) == {"part", "result", "found", "mend"} for row in told.json)
+
+
+def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_mend(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    url = lab.url("web-0")
+    lab.close()
+    told = call("check", "--config", config)
+    assert told.code == 3
+    assert f"IMDS at {url}: the connection failed: Connection refused" in told.out
+    assert "-> on an Azure VM, look for a firewall or proxy" in told.out
+    assert "sink ops" in told.out
+
+
+def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    with Inbox() as down:
+        down.close()
+        inbox.fault(401, method="OPTIONS")
+        sinks(
+            config,
+            lab,
+            down={"kind": "webhook", "url": f"{down.url}?sig=topsecret"},
+            locked={"kind": "webhook", "url": inbox.url},
+        )
+        told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    found = {row["part"]: row for row in told.json}
+    assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
+    assert found["sink down"]["found"] == f"{down.base_url}: the connection failed: Connection refused"
+    assert found["sink down"]["mend"] == "events wait in the outbox until it is reached"
+    assert found["sink locked"]["mend"] == "look at the settings of [sinks.locked] and its secrets"
+    assert found["imds"]["result"] == "ok"
+
+
+def test_a_check_finds_nonsense_from_imds(call: Any, config: Path, lab: ImdsLab) -> None:
+    sinks(config, lab)
+    lab.fault("garbage")
+    told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    assert {row["part"]: row["result"] for row in told.json}["imds"] == "FAIL"
+
+
+def test_a_check_finds_a_state_folder_that_cannot_be_used(
+    call: Any, config: Path, lab: ImdsLab, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    sinks(config, lab)
+    told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    (state,) = [row for row in told.json if row["part"] == "state"]
+    assert state["result"] == "FAIL"
+    assert state["mend"]
+
+
+# --- status ---
+
+
+def live_status(config: Path, **more: Any) -> StateFolder:
+    """Write a status as a running process does, with an event that starts in a quarter of an hour."""
+    folder = StateFolder(config.parent / "state" / "forward")
+    folder.acquire()
+    soon = format_datetime(datetime.now(UTC) + timedelta(minutes=15, seconds=30), usegmt=True)
+    folder.write_status(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "running": True,
+            "written_at": datetime.now(UTC).isoformat(),
+            "vm": "web-0",
+            "imds": "http://169.254.169.254",
+            "last_good_at": datetime.now(UTC).isoformat(),
+            "document": {
+                "DocumentIncarnation": 7,
+                "Events": [
+                    {
+                        "EventId": "4CAEA225",
+                        "EventType": "Reboot",
+                        "EventStatus": "Scheduled",
+                        "EventSource": "User",
+                        "Resources": ["web-0", "web-1"],
+                        "NotBefore": soon,
+                    },
+                    {"EventId": "C7061BAC", "EventType": "Freeze", "EventStatus": "Started", "NotBefore": ""},
+                ],
+            },
+            "sinks": {
+                "ops": {
+                    "state": "retrying",
+                    "backlog": 3,
+                    "oldest_waits_seconds": 65.0,
+                    "last_success_at": None,
+                    "last_error": "503",
+                    "last_error_at": "2026-01-01T00:00:00.000Z",
+                    "dead_letters": 2,
+                }
+            },
+            **more,
+        }
+    )
+    return folder
+
+
+def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path) -> None:
+    folder = live_status(config)
+    told = call("status", "--config", config)
+    folder.release()
+    assert told.code == 0
+    assert f"imds-bridge {__version__}, process {os.getpid()}, told 0 s ago" in told.out
+    assert "Document 7:" in told.out
+    assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", told.out)
+    assert re.search(r"Freeze +Started +- +- +C7061BAC +-", told.out)
+    assert re.search(
+        r"ops +retrying +3 \(oldest 1 min 5 s\) +never +2 +2026-01-01T00:00:00.000Z 503", told.out
+    )
+
+
+def test_status_gives_the_same_as_json(call: Any, config: Path) -> None:
+    folder = live_status(config)
+    told = call("status", "--json", "--config", config)
+    folder.release()
+    assert told.code == 0
+    assert told.json["running"] is True
+    assert 900 < told.json["events"][0]["StartsInSeconds"] <= 930
+    assert told.json["events"][1]["StartsInSeconds"] is None
+    assert told.json["sinks"]["ops"]["backlog"] == 3
+
+
+def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config: Path) -> None:
+    live_status(config, disk_trouble="no space").release()
+    told = call("status", "--config", config)
+    assert told.code == 3
+    assert told.out.startswith("NOT RUNNING: what follows is from 0 s ago")
+    assert "DISK  FAILS, events are kept in memory only: no space" in told.out
+
+
+def test_status_without_a_process_ever_exits_2_and_says_why(call: Any, config: Path) -> None:
+    told = call("status", "--config", config)
+    assert told.code == 2
+    assert "there is no status in" in told.err
+
+
+def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: Any) -> None:
+    lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+    sinks(config, lab)
+    with subprocess.Popen(
+        [*COMMAND, "forward", "--config", str(config)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        folder = config.parent / "state" / "forward"
+        wait_until((folder / "status.json").exists)
+        told = wait_until(
+            lambda: (told := call("status", "--json", "--config", config)).json["events"] and told
+        )
+        assert (told.code, told.json["pid"], told.json["vm"]) == (0, process.pid, "web-0")
+        assert told.json["sinks"]["stdout"]["state"] == "ok"
+        process.terminate()
+        assert process.wait(LIMIT_SECONDS) == 0
+    assert call("status", "--config", config).code == 3
+
+
+# --- outbox ---
+
+
+def fill(config: Path) -> None:
+    """Leave three events in an outbox, and two dead letters, the second without its body."""
+    outbox = open_outbox(config.parent / "state" / "forward", sinks={"ops": (Filter(), True)})
+    for name, type_ in (("one", OTHER_TYPE), ("two", OTHER_TYPE), ("three", OTHER_TYPE)):
+        outbox.commit([event(name, type_=type_)], meta={})
+    generation, page = outbox.pending("ops", 10)
+    for sent, reason in zip(page, ("rejected", "overflow"), strict=False):
+        letter = DeadLetter(
+            sink="ops",
+            id=sent.id,
+            type=sent.type,
+            reason=reason,
+            detail=f"{sent.id} was refused",
+            dead_at=sent.stored_at,
+            body=sent.body if reason == "rejected" else None,
+        )
+        outbox.acknowledge("ops", generation, [sent], buried=letter)
+    outbox.close()
+
+
+def test_outbox_list_shows_the_newest_events(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "list", "--config", config)
+    assert told.code == 0
+    assert [line.split()[0] for line in told.out.splitlines()] == ["SEQ", "1", "2", "3"]
+    told = call("outbox", "list", "--json", "--limit", "2", "--config", config)
+    assert [(row["seq"], row["id"], row["type"]) for row in told.json] == [
+        (2, "two", OTHER_TYPE),
+        (3, "three", OTHER_TYPE),
+    ]
+
+
+def test_outbox_list_shows_dead_letters_with_the_reason(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "list", "--dead", "--config", config)
+    assert re.search(r"1 +ops +\S+ +rejected +False +one +one was refused", told.out)
+    told = call("outbox", "list", "--dead", "--json", "--config", config)
+    assert [(row["number"], row["reason"], row["can_be_sent"]) for row in told.json] == [
+        (1, "rejected", True),
+        (2, "overflow", False),
+    ]
+    assert call("outbox", "list", "--sink", "other", "--config", config).out == "no dead letters\n"
+
+
+@pytest.mark.parametrize("which", ["two", "2"])
+def test_outbox_show_prints_an_event_as_it_is_sent(call: Any, config: Path, which: str) -> None:
+    fill(config)
+    told = call("outbox", "show", which, "--config", config)
+    assert told.json["id"] == "two"
+    assert "\n  " in told.out
+    assert call("outbox", "show", which, "--json", "--config", config).json == told.json
+
+
+def test_outbox_retry_marks_what_can_be_sent_and_says_what_cannot(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "retry", "--all", "--config", config)
+    assert told.code == 3
+    assert told.out == "1 dead letter(s) will be sent again; 1 cannot: no body was kept for want of room\n"
+    rows = call("outbox", "list", "--dead", "--json", "--config", config).json
+    assert [row["retry"] for row in rows] == [True, False]
+
+
+def test_outbox_drop_forgets_dead_letters(call: Any, config: Path) -> None:
+    fill(config)
+    assert call("outbox", "drop", "1", "2", "--config", config).out == "2 dead letter(s) dropped\n"
+    assert call("outbox", "list", "--dead", "--config", config).out == "no dead letters\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["show", "nothing"], "nothing: no such event is stored"),
+        (["retry", "7"], "no such dead letter: 7"),
+        (["retry"], "give the numbers of dead letters, or --all"),
+        (["drop", "1", "--all"], "give the numbers of dead letters, or --all"),
+        (["drop", "1", "--sink", "other"], "no such dead letter: 1"),
+    ],
+)
+def test_what_outbox_cannot_do_exits_2_and_says_why(
+    call: Any, config: Path, arguments: list[str], why: str
+) -> None:
+    fill(config)
+    told = call("outbox", *arguments, "--config", config)
+    assert told.code == 2
+    assert why in told.err
+
+
+def test_outbox_without_a_state_exits_2_and_says_why(call: Any, config: Path) -> None:
+    told = call("outbox", "list", "--config", config)
+    assert told.code == 2
+    assert "there is no outbox in" in told.err

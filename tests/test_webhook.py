@@ -1,0 +1,296 @@
+"""The webhook sink: what it sends, what each answer means, and that it tells no secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config import Config, WebhookSettings, load
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.http import USER_AGENT
+from bridge.lab.inbox import Inbox
+from bridge.sinks.webhook import EXCERPT_CHARACTERS, WebhookSink
+from tests.support import (
+    LIMIT_SECONDS,
+    RawServer,
+    answering,
+    dripping,
+    self_signed,
+    silent,
+    stored_event,
+    toml,
+)
+
+TOKEN = "secret-token"  # noqa: S105 - nobody's
+EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+def sink(tmp_path: Path, url: str, **settings: Any) -> WebhookSink:
+    """Build the sink as the command does: from a file."""
+    file = tmp_path / "config.toml"
+    given = {"kind": "webhook", **({} if "url_file" in settings else {"url": url}), **settings}
+    file.write_text(toml({"sinks": {"ops": given}}))
+    loaded: Config = load(file, {})
+    (built,) = loaded.sinks.values()
+    assert isinstance(built, WebhookSettings)
+    return WebhookSink(built)
+
+
+def failure(sink: WebhookSink) -> DeliveryError:
+    with pytest.raises(DeliveryError) as raised:
+        sink.send([EVENT])
+    return raised.value
+
+
+# --- what it sends ---
+
+
+def test_in_structured_mode_the_body_is_the_stored_event_byte_by_byte(inbox: Inbox, tmp_path: Path) -> None:
+    sink(tmp_path, inbox.url).send([EVENT])
+    (one,) = inbox.accepted
+    assert one.body == EVENT.body
+    assert one.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert one.headers["user-agent"] == USER_AGENT
+    assert one.headers["webhook-request-origin"]
+
+
+def test_in_binary_mode_the_attributes_are_headers_and_the_body_is_the_data(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    event = stored_event(2)
+    sink(tmp_path, inbox.url, mode="binary").send([event])
+    (one,) = inbox.accepted
+    assert inbox.events() == [event.envelope]
+    assert one.headers["content-type"] == "application/json"
+    assert "ce-datacontenttype" not in one.headers
+    assert json.loads(one.body) == event.envelope["data"]
+    assert one.headers["ce-id"] == event.id
+
+
+def test_headers_and_token_come_from_files(inbox: Inbox, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("the-token\n")
+    (tmp_path / "headers").write_text("# for the gateway\nX-Api-Key: one: two\n\nX-Env: lab\n")
+    (tmp_path / "url").write_text(f"{inbox.url}?key=abc\n")
+    inbox.require_token("the-token")
+    files = {
+        f"{name}_file": tmp_path / file
+        for name, file in (("bearer_token", "token"), ("headers", "headers"), ("url", "url"))
+    }
+    sink(tmp_path, "", **files).send([EVENT])
+    (one,) = inbox.accepted
+    assert (one.headers["x-api-key"], one.headers["x-env"], one.query) == ("one: two", "lab", "key=abc")
+
+
+def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, tmp_path: Path) -> None:
+    sink(tmp_path, inbox.url, headers={"X-Api-Key": "abc", "User-Agent": "ours"}).send([EVENT])
+    (one,) = inbox.accepted
+    assert (one.headers["x-api-key"], one.headers["user-agent"]) == ("abc", "ours")
+
+
+def test_all_deliveries_share_one_connection(tmp_path: Path) -> None:
+    with RawServer(answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok")) as server:
+        target = sink(tmp_path, server.url)
+        for number in range(5):
+            target.send([stored_event(number)])
+        assert (len(server.requests), server.connections) == (5, 1)
+        target.close()
+
+
+# --- what an answer means ---
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
+def test_every_2xx_is_success(inbox: Inbox, tmp_path: Path, status: int) -> None:
+    inbox.fault(status)
+    sink(tmp_path, inbox.url).send([EVENT])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((status, Unavailable) for status in (408, 425, 429, 500, 501, 502, 503, 504, 507, 599)),
+        *((status, Rejected) for status in (400, 413, 415, 422)),
+        (410, Gone),
+        *((status, Misconfigured) for status in (401, 402, 403, 404, 405, 406, 409, 411, 418, 421, 451, 499)),
+        *((status, Misconfigured) for status in (300, 301, 302, 303, 304, 307, 308)),
+    ],
+)
+def test_each_other_status_has_its_meaning(
+    inbox: Inbox, tmp_path: Path, status: int, kind: type[DeliveryError]
+) -> None:
+    inbox.fault(status, body="because")
+    error = failure(sink(tmp_path, inbox.url))
+    assert type(error) is kind
+    assert (error.status, error.delivered) == (status, 0)
+    if status >= 400:  # the inbox redirects without a body
+        assert str(error) == f"{inbox.base_url} answered {status}: because"
+
+
+@pytest.mark.parametrize("status", [429, 503, 401])
+def test_retry_after_is_taken_over_in_seconds_and_as_a_date(
+    inbox: Inbox, tmp_path: Path, status: int
+) -> None:
+    target = sink(tmp_path, inbox.url)
+    inbox.fault(status, retry_after=17)
+    assert failure(target).retry_after_seconds == 17
+    inbox.fault(status, retry_after=format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True))
+    seconds = failure(target).retry_after_seconds
+    assert seconds is not None
+    assert 20 < seconds <= 40
+    inbox.fault(status, retry_after=10**9)
+    assert failure(target).retry_after_seconds == 3600
+
+
+def test_no_redirect_is_followed(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault("redirect")
+    assert failure(sink(tmp_path, inbox.url)).status == 302
+    assert len(inbox.received) == 1
+
+
+def test_an_error_shows_the_first_500_characters_of_the_answer_on_one_line(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(400, body="first\r\n\tsecond \x1b[31mred " + "x" * 100_000)
+    text = str(failure(sink(tmp_path, inbox.url)))
+    excerpt = text.partition(": ")[2]
+    assert excerpt.startswith("first second [31mred xxx")
+    assert len(excerpt) == EXCERPT_CHARACTERS == 500
+
+
+def test_an_answer_that_is_no_text_is_shown_as_far_as_it_is(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(400, body=b"\xff\xfe\x00bad")
+    assert str(failure(sink(tmp_path, inbox.url))).endswith("answered 400: �� bad")
+
+
+# --- when no answer comes ---
+
+
+def test_a_receiver_that_is_not_there_may_take_it_later(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.close()
+    error = failure(sink(tmp_path, inbox.url))
+    assert type(error) is Unavailable
+    assert str(error) == f"{inbox.base_url}: the connection failed: Connection refused"
+
+
+@pytest.mark.parametrize("serve", [silent, dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")])
+def test_a_receiver_that_does_not_answer_in_time_may_take_it_later(tmp_path: Path, serve: Any) -> None:
+    with RawServer(serve) as server:
+        assert type(failure(sink(tmp_path, server.url, timeout_seconds=0.3))) is Unavailable
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_fault_of_the_settings(tmp_path: Path) -> None:
+    with RawServer(silent, tls=self_signed(tmp_path)) as server:
+        error = failure(sink(tmp_path, server.url))
+    assert type(error) is Misconfigured
+    assert "TLS failed: self-signed certificate" in str(error)
+
+
+# --- secrets ---
+
+
+def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
+    inbox: Inbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("token-one")
+    target = sink(tmp_path, inbox.url, bearer_token_file=token)
+    target.send([EVENT])
+    token.write_text("token-two")
+    target.send([EVENT])
+    target.reload()
+    target.send([EVENT])
+    for text in ("", "two words", "tökén"):
+        token.write_text(text)
+        target.reload()
+    token.unlink()
+    with caplog.at_level(logging.WARNING):
+        target.reload()
+    target.send([EVENT])
+    assert "the old value stays" in caplog.text
+    tokens = [one.headers["authorization"] for one in inbox.accepted]
+    assert tokens == ["Bearer token-one", "Bearer token-one", "Bearer token-two", "Bearer token-two"]
+
+
+def test_a_file_may_bring_a_new_url_but_no_unsafe_one(inbox: Inbox, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text(f"{inbox.base_url}/one")
+    target = sink(tmp_path, "", url_file=file)
+    file.write_text(f"{inbox.base_url}/two")
+    target.reload()
+    file.write_text("http://192.0.2.1/in-the-clear")
+    target.reload()
+    target.send([EVENT])
+    assert [one.path for one in inbox.accepted] == ["/two"]
+
+
+def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, tmp_path: Path) -> None:
+    query = "sig=a%2Fb-secret-secret%3D&x=1"
+    url = f"{inbox.base_url}/services/T000-secret-path-of-a-chat?{query}"
+    target = sink(tmp_path, url, headers={"X-Key": "secret-header"}, bearer_token=TOKEN)
+    repeated = [
+        TOKEN,
+        "secret-header",
+        query,
+        "a/b-secret-secret=",
+        "T000-secret-path-of-a-chat",
+        url,
+    ]
+    for status in (400, 401, 410, 500):
+        inbox.fault(status, body=json.dumps({"headers": repeated}))
+        assert "secret" not in str(failure(target))
+
+
+# --- check ---
+
+
+def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, tmp_path: Path) -> None:
+    found = sink(tmp_path, f"{inbox.url}?sig=secret").check()
+    assert found == f"{inbox.base_url} is reached, it answered 200 to OPTIONS"
+    (one,) = inbox.received
+    assert (one.method, one.body) == ("OPTIONS", b"")
+    assert one.headers["webhook-request-origin"]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 500, 400])
+def test_a_check_makes_nothing_of_a_receiver_that_does_not_know_options(
+    inbox: Inbox, tmp_path: Path, status: int
+) -> None:
+    inbox.fault(status, method="OPTIONS")
+    assert f"it answered {status} to OPTIONS" in sink(tmp_path, inbox.url).check()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (302, Misconfigured),
+        (401, Misconfigured),
+        (403, Misconfigured),
+        (410, Unavailable),
+        (503, Unavailable),
+    ],
+)
+def test_a_check_finds_what_would_keep_events_away(
+    inbox: Inbox, tmp_path: Path, status: int, kind: type[DeliveryError]
+) -> None:
+    inbox.fault(status, method="OPTIONS")
+    with pytest.raises(kind):
+        sink(tmp_path, inbox.url).check()
+
+
+def test_a_check_of_a_receiver_that_is_not_there_says_so(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.close()
+    with pytest.raises(Unavailable, match="Connection refused"):
+        sink(tmp_path, inbox.url, timeout_seconds=LIMIT_SECONDS).check()
