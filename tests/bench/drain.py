@@ -1,0 +1,212 @@
+"""How fast events that wait are delivered, and what that costs in memory, whatever their number."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from bridge.errors import Gone
+from bridge.model import StoredEvent
+from bridge.sinks.base import Sink
+from bridge.sinks.memory import MemorySink
+from tests.bench import parts, sample, simulators
+from tests.bench.measure import BenchError, Progress, Row, memory_mib, reset_peak, spread
+
+SIZES = (1_000, 10_000, 100_000)
+ROUNDS = 5
+COMMIT_EVENTS = 1_000
+WEBHOOKS = 1_000  # delivered in one round, of those that wait
+ROUND_SECONDS = 10.0
+OFTEN = 5_000  # a size that drains in an instant is drained several times in each round
+WARM_UP = 20
+ANSWER_SECONDS = 30.0
+
+
+class _Task(NamedTuple):
+    folder: Path
+    sink: str  # a new one for the outbox each time, so that everything waits for it
+    url: str  # of the inbox; "" for the sink that keeps nothing
+    most: int
+    limit_seconds: float
+
+
+class _Drain(NamedTuple):
+    events: int
+    seconds: float
+    grown_mib: float  # the peak of what is resident, over what was before the outbox was opened
+
+    @property
+    def rate(self) -> float:
+        return self.events / self.seconds
+
+
+def rows(folder: Path, progress: Progress) -> list[Row]:
+    """Prepare an outbox of each size, and drain them in turn."""
+    folders = {size: folder / f"drain{size}" for size in SIZES}
+    for size, target in folders.items():
+        progress.begin(f"drain: {size:,} events are prepared")
+        _prepare(target, size)
+    webhook: dict[int, list[_Drain]] = {size: [] for size in SIZES}
+    memory: dict[int, list[_Drain]] = {size: [] for size in SIZES}
+    with simulators.inbox() as inbox:
+        url = inbox("hook_url", "/hook")
+        for number in range(ROUNDS):
+            progress.begin(f"drain: round {number + 1} of {ROUNDS} over {len(SIZES)} sizes")
+            for size, target in folders.items():
+                task = _Task(target, f"webhook{number}", url, WEBHOOKS, ROUND_SECONDS)
+                webhook[size].append(_run(task))
+                inbox("clear")
+                for again in range(max(1, OFTEN // size)):
+                    task = _Task(target, f"memory{number}-{again}", "", size, ROUND_SECONDS)
+                    memory[size].append(_run(task))
+        progress.begin(f"drain: {ROUND_SECONDS:g} s of {SIZES[-1]:,} to the webhook")
+        long = _run(_Task(folders[SIZES[-1]], "long", url, SIZES[-1], ROUND_SECONDS))
+    return [
+        _rate_row("webhook", webhook, f"medians of {ROUNDS} rounds, {WEBHOOKS:,} sent in each"),
+        _rate_row("memory", memory, f"all, or {ROUND_SECONDS:g} s; the ceiling: nothing is sent"),
+        _memory_row(webhook, memory, long),
+    ]
+
+
+def _rate_row(sink: str, drains: dict[int, list[_Drain]], how: str) -> Row:
+    few, some, many = SIZES
+    middle = {size: statistics.median(drain.rate for drain in drains[size]) for size in SIZES}
+    return Row(
+        name=f"drain rate, {many:,} / {few:,} waiting, {sink} sink",
+        measured=middle[many] / middle[few],
+        unit="x",
+        limit=0.8,
+        at_least=True,
+        how=f"{middle[few]:,.0f}, {middle[some]:,.0f}, {middle[many]:,.0f} events a second with {few:,}, "
+        f"{some:,}, {many:,} waiting; {how}",
+        details={
+            "events_a_second": {
+                str(size): spread([drain.rate for drain in drains[size]], digits=0) for size in SIZES
+            },
+            "delivered_at_most": {str(size): max(drain.events for drain in drains[size]) for size in SIZES},
+        },
+    )
+
+
+def _memory_row(webhook: dict[int, list[_Drain]], memory: dict[int, list[_Drain]], long: _Drain) -> Row:
+    grown = {size: max(drain.grown_mib for drain in (*webhook[size], *memory[size])) for size in SIZES}
+    grown[SIZES[-1]] = max(grown[SIZES[-1]], long.grown_mib)
+    return Row(
+        name=f"memory grown with {SIZES[-1]:,} waiting, RSS",
+        measured=grown[SIZES[-1]],
+        unit="MiB",
+        limit=8,
+        how=f"the highest peak over what was there before the outbox was opened; {grown[SIZES[0]]:.1f} with "
+        f"{SIZES[0]:,}; one of them sent {long.events:,} webhooks, {long.rate:,.0f} a second",
+        details={
+            "grown_mib": {str(size): round(value, 2) for size, value in grown.items()},
+            "long_webhook_events": long.events,
+            "long_webhook_events_a_second": round(long.rate),
+        },
+    )
+
+
+def _prepare(folder: Path, size: int) -> None:
+    """Fill an outbox through its own `commit`."""
+    outbox = parts.open_outbox(folder)
+    try:
+        for begin in range(0, size, COMMIT_EVENTS):
+            events = [sample.event(number) for number in range(begin, min(size, begin + COMMIT_EVENTS))]
+            if not outbox.commit(events, meta={}):
+                raise BenchError(f"the outbox cannot be written: {outbox.trouble}")
+    finally:
+        outbox.close()
+
+
+def _run(task: _Task) -> _Drain:
+    """Drain in a new process, so that its memory is its own."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_drain, args=(there, task), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(task.limit_seconds + ANSWER_SECONDS):
+            raise BenchError(f"no drain within {task.limit_seconds + ANSWER_SECONDS:g} s")
+        told: _Drain | str = here.recv()
+    except EOFError:
+        raise BenchError("the draining process ended without a figure") from None
+    finally:
+        here.close()
+        process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    if isinstance(told, str):
+        raise BenchError(told)
+    return told
+
+
+def _drain(connection: Connection, task: _Task) -> None:
+    logging.disable(logging.CRITICAL)  # the end by Gone is on purpose
+    try:
+        connection.send(_drained(task))
+    except Exception as error:  # noqa: BLE001 - told to whoever asked
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+def _drained(task: _Task) -> _Drain:
+    gc.collect()
+    reset_peak()
+    before = memory_mib()
+    outbox = parts.open_outbox(task.folder, task.sink)
+    meter = _Meter(parts.webhook(task.url) if task.url else _Forgetful(), task.most, task.limit_seconds)
+    sender = parts.dispatcher(task.sink, meter, outbox)
+    sender.finish()
+    sender.run()
+    grown = memory_mib("VmHWM") - before
+    outbox.close()
+    if meter.count < WARM_UP * 2:
+        raise BenchError(f"only {meter.count} events were delivered: {sender.status()['last_error']}")
+    return _Drain(meter.count - WARM_UP, meter.last_at - meter.began_at, grown)
+
+
+class _Forgetful(MemorySink):
+    """The sink that keeps what it gets, emptied at once: its list is no memory of the bridge."""
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        super().send(events)
+        self.received.clear()
+
+
+class _Meter:
+    """Count and time what a sink takes, and end the dispatcher once that is enough."""
+
+    def __init__(self, inner: Sink, most: int, limit_seconds: float) -> None:
+        self.max_batch = inner.max_batch
+        self.count = 0
+        self.began_at = 0.0
+        self.last_at = 0.0
+        self._inner = inner
+        self._most = most
+        self._limit_seconds = limit_seconds
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        if self.count >= self._most or (self.began_at and self.last_at - self.began_at > self._limit_seconds):
+            raise Gone("enough")
+        self._inner.send(events)
+        self.count += len(events)
+        self.last_at = time.monotonic()
+        if self.count == WARM_UP:
+            self.began_at = self.last_at
+
+    def reload(self) -> None:
+        self._inner.reload()
+
+    def check(self) -> str:
+        return self._inner.check()
+
+    def close(self) -> None:
+        self._inner.close()

@@ -1,0 +1,121 @@
+"""Building, identifying and encoding an event, against the `cloudevents` package and bare `json.dumps`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cloudevents.core.formats.json import JSONFormat
+from cloudevents.core.v1.event import CloudEvent as PackageEvent
+
+from bridge.events import fingerprint
+from bridge.formats.cloudevents import structured
+from bridge.model import Change
+from bridge.model import CloudEvent as OurEvent
+from tests.bench import sample
+from tests.bench.measure import BenchError, Progress, Row, ratios, spread
+
+BATCHES = 100
+BATCH = 100
+WARM_UP = 5
+
+
+def rows(_folder: Path, progress: Progress) -> list[Row]:
+    """Make the same event in four ways, in turn."""
+    progress.begin(f"event: {BATCHES} batches of {BATCH} in each of four ways, in turn")
+    envelope = json.loads(sample.event()[1])
+    data = envelope.pop("data")
+    attributes = {**envelope, "time": sample.AT}
+    _check_same(_package((attributes, data)))
+    made = sample.event()[0]
+    whole = {**envelope, "data": data}
+    ours: list[float] = []
+    theirs: list[float] = []
+    encoded: list[float] = []
+    bare: list[float] = []
+    for number in range(-WARM_UP, BATCHES):
+        changes = [sample.change(max(0, number) * BATCH + place) for place in range(BATCH)]
+        costs = (
+            _cpu_us(_ours, changes),
+            _cpu_us(_package, [(dict(attributes), data)] * BATCH),
+            _cpu_us(_encode, [made] * BATCH),
+            _cpu_us(json.dumps, [whole] * BATCH),
+        )
+        if number >= 0:
+            for cost, known in zip(costs, (ours, theirs, encoded, bare), strict=True):
+                known.append(cost)
+        progress.step(f"{number} of {BATCHES}")
+    middle = {"ours": statistics.median(ours), "package": statistics.median(theirs)}
+    return [
+        Row(
+            name="an event built, identified, encoded / `cloudevents`, CPU",
+            measured=middle["ours"] / middle["package"],
+            unit="x",
+            limit=1.2,
+            how=f"medians {middle['ours']:.1f} and {middle['package']:.1f} us, {BATCHES} batches of {BATCH}; "
+            f"{len(json.dumps(whole))} bytes",
+            details={
+                "ours_us": spread(ours),
+                "cloudevents_us": spread(theirs),
+                "ratio_by_block": ratios(ours, theirs),
+            },
+        ),
+        Row(
+            name="  built and encoded only, as the package does, CPU",
+            measured=statistics.median(encoded) / middle["package"],
+            unit="x",
+            how=f"median {statistics.median(encoded):.1f} us: id, attributes and data are given, nothing is "
+            "identified or worked out",
+            details={"encoded_us": spread(encoded)},
+        ),
+        Row(
+            name="  beside it: bare json.dumps of the same, CPU",
+            measured=statistics.median(bare),
+            unit="us",
+            how=f"ours takes {middle['ours'] / statistics.median(bare):.1f} times as long, "
+            f"`cloudevents` {middle['package'] / statistics.median(bare):.1f} times",
+            details={"json_dumps_us": spread(bare)},
+        ),
+    ]
+
+
+def _ours(change: Change) -> bytes:
+    """Do what the forwarder does for one change."""
+    fingerprint(change)  # to ask the outbox how often it was seen
+    return structured(
+        sample.REPORTER.scheduled_event(change, seen_before=0, incarnation=sample.INCARNATION, at=sample.AT)
+    )
+
+
+def _encode(made: OurEvent) -> bytes:
+    """Build and encode what is known already, as the package is made to."""
+    return structured(replace(made))
+
+
+def _package(given: tuple[dict[str, Any], dict[str, Any]]) -> bytes:
+    """Let the package build and encode the same; the attributes, id included, are given."""
+    attributes, data = given
+    return JSONFormat().write(PackageEvent(attributes=attributes, data=data))
+
+
+def _check_same(body: bytes) -> None:
+    """Make sure that both ways say the same; the package writes microseconds."""
+    theirs, ours = json.loads(body), json.loads(_ours(sample.change()))
+    for told in (theirs, ours):
+        told["time"] = datetime.fromisoformat(told["time"])
+    if theirs != ours:
+        raise BenchError("the `cloudevents` package does not encode the same event")
+
+
+def _cpu_us(call: Callable[[Any], object], given: Sequence[Any]) -> float:
+    """Return the CPU of one call, as the mean over a batch: one alone is too short to be measured."""
+    began = time.thread_time_ns()
+    for value in given:
+        call(value)
+    return (time.thread_time_ns() - began) / 1000 / len(given)

@@ -1,0 +1,26 @@
+"""Run the real command `imds-bridge forward`, polling faster than a configuration may ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge import cli
+from bridge.config import Config, load
+
+
+def main() -> int:
+    path, poll_seconds = sys.argv[1:]
+
+    def load_fast(config_path: Path | None, environ: Mapping[str, str]) -> Config:
+        config = load(config_path, environ)
+        imds = config.imds.model_copy(update={"poll_seconds": float(poll_seconds)})
+        return config.model_copy(update={"imds": imds})
+
+    cli.load = load_fast  # type: ignore[attr-defined,assignment]  # the command calls it
+    return cli.main(["forward", "--config", path])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

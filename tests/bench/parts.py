@@ -1,0 +1,84 @@
+"""The parts of the real process, put together in this one as bridge/app.py does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from bridge.config import Config, ImdsSettings, Secret, WebhookSettings
+from bridge.delivery import Filter
+from bridge.dispatcher import Dispatcher
+from bridge.forwarder import Forwarder
+from bridge.imds import ImdsClient
+from bridge.outbox import Outbox
+from bridge.runtime import Clock, Stop, start_thread
+from bridge.sinks.base import Sink
+from bridge.sinks.webhook import WebhookSink
+from bridge.state import StateFolder
+
+NAME = "bench"
+
+
+class DatingImds(ImdsClient):
+    """The real client; remembers when (time.monotonic()) the last answer was complete."""
+
+    answered_at = 0.0
+
+    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+        body = super().document(timeout_seconds=timeout_seconds)
+        self.answered_at = time.monotonic()
+        return body
+
+
+def webhook(url: str) -> WebhookSink:
+    """Make the webhook sink."""
+    return WebhookSink(WebhookSettings(kind="webhook", url=Secret(url)))
+
+
+def open_outbox(folder: Path, *sinks: str) -> Outbox:
+    """Open the outbox in `folder`; its sinks take everything from the start."""
+    return _outbox(folder, Clock(), dict.fromkeys(sinks, Filter()))
+
+
+def _outbox(folder: Path, clock: Clock, sinks: Mapping[str, Filter]) -> Outbox:
+    defaults = Config()
+    return Outbox(
+        StateFolder(folder),
+        clock=clock,
+        sinks={name: (wanted, True) for name, wanted in sinks.items()},
+        max_bytes=int(defaults.max_outbox_mb * 1024 * 1024),
+        retain_seconds=defaults.retain_seconds,
+    )
+
+
+def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
+    """Make what delivers from `outbox` to `sink`."""
+    return Dispatcher(
+        name,
+        sink,
+        wanted=Filter(),
+        max_age_seconds=Config().retain_seconds,
+        outbox=outbox,
+        clock=Clock(),
+    )
+
+
+@contextmanager
+def forwarder(folder: Path, imds_url: str, sink: Sink | None) -> Iterator[tuple[Forwarder, DatingImds]]:
+    """Build a forwarder that is polled by hand; a sink gets its thread, as in the real process."""
+    clock = Clock()
+    config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url))
+    outbox = _outbox(folder, clock, {NAME: Filter()} if sink else {})
+    imds = DatingImds(config.imds, clock=clock)
+    sender = dispatcher(NAME, sink, outbox) if sink else None
+    thread = start_thread(NAME, sender.run) if sender else None
+    try:
+        yield Forwarder(config, imds=imds, outbox=outbox, clock=clock, stop=Stop()), imds
+    finally:
+        if sender and thread:
+            sender.finish()
+            thread.join(timeout=5)
+        outbox.close()
+        imds.close()

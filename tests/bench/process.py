@@ -1,0 +1,173 @@
+"""The real process: its memory after many polls, and how soon its first poll comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench import simulators
+from tests.bench.measure import ROOT, BenchError, Progress, Row, memory_mib, spread, wait_until
+from tests.bench.simulators import Remote
+
+POLLS = 1000
+FAST_POLL_SECONDS = 0.01
+REAL_POLL_SECONDS = 0.2  # the shortest that a configuration may ask for
+STARTS = 15
+IMPORTS = "import pydantic, requests, sqlite3"
+BARE_RUNS = 5
+
+
+def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) -> list[Row]:
+    """Let the process poll a thousand times, and look at what it holds."""
+    poll_seconds = REAL_POLL_SECONDS if real_pace else FAST_POLL_SECONDS
+    limit_seconds = POLLS * poll_seconds * 2 + 60
+    progress.begin(f"memory: {POLLS} polls of the real process, {poll_seconds:g} s apart")
+    with simulators.imds() as imds, simulators.inbox() as inbox:
+        imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
+        state = folder / "memory"
+        config = _config(state, imds, inbox)
+        with _forward(config, state, poll_seconds) as process:
+
+            def polled() -> bool:
+                done = imds("count")
+                progress.step(f"{done} of {POLLS} polls")
+                _check_alive(process, state)
+                return bool(done > POLLS)
+
+            wait_until(polled, what=f"poll {POLLS}", limit_seconds=limit_seconds, every_seconds=0.5)
+            rss, peak = (memory_mib(name, process.pid) for name in ("VmRSS", "VmHWM"))
+        if len(inbox("bodies", "/hook")) != 2:
+            raise BenchError("the process did not deliver its two events")
+    bare = [_bare_imports_mib() for _ in range(BARE_RUNS)]
+    pace = "real command" if real_pace else "real command with the lower limit of poll_seconds lifted"
+    return [
+        Row(
+            name=f"memory after {POLLS:,} polls, RSS",
+            measured=rss,
+            unit="MiB",
+            limit=48,
+            how=f"{pace}, {poll_seconds:g} s apart, with one webhook sink; peak {peak:.1f} MiB",
+            details={"rss_mib": round(rss, 2), "peak_mib": round(peak, 2), "poll_seconds": poll_seconds},
+        ),
+        Row(
+            name="  beside it: pydantic, requests, sqlite3 imported, RSS",
+            measured=statistics.median(bare),
+            unit="MiB",
+            how=f"median of {BARE_RUNS} processes that do nothing else",
+            details={"rss_mib": spread(bare)},
+        ),
+    ]
+
+
+def start_rows(folder: Path, progress: Progress) -> list[Row]:
+    """Start the process again and again, and see when its first request comes."""
+    progress.begin(f"start: {STARTS} starts, and {STARTS} bare imports, in turn")
+    starts: list[float] = []
+    bare: list[float] = []
+    with simulators.imds() as imds, simulators.inbox() as inbox:
+        for number in range(-1, STARTS):
+            state = folder / f"start{number}"
+            config = _config(state, imds, inbox)
+            began_at = time.monotonic()
+            with _forward(config, state, None) as process:
+
+                def polled(process: subprocess.Popen[bytes] = process, began_at: float = began_at) -> bool:
+                    _check_alive(process, state)  # noqa: B023 - called before the next turn
+                    return bool(imds("polls_after", began_at))
+
+                wait_until(polled, what="the first poll", limit_seconds=20, every_seconds=0.05)
+            first_ms = (imds("polls_after", began_at)[0] - began_at) * 1000
+            began_at = time.monotonic()
+            subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=20)
+            bare_ms = (time.monotonic() - began_at) * 1000
+            if number >= 0:  # the first warms the file cache and compiles
+                starts.append(first_ms)
+                bare.append(bare_ms)
+            progress.step(f"{number} of {STARTS}")
+    return [
+        Row(
+            name="start to first poll",
+            measured=statistics.median(starts),
+            unit="ms",
+            limit=300,
+            how=f"median of {STARTS}: from exec of `imds-bridge forward` to the request at the simulator; "
+            "new state",
+            details={"start_ms": spread(starts, digits=1)},
+        ),
+        Row(
+            name="  beside it: pydantic, requests, sqlite3 imported",
+            measured=statistics.median(bare),
+            unit="ms",
+            how=f"median of {STARTS} processes that do nothing else, exec to exit",
+            details={"imports_ms": spread(bare, digits=1)},
+        ),
+    ]
+
+
+def _config(state: Path, imds: Remote, inbox: Remote) -> Path:
+    path = state.with_suffix(".toml")
+    # A JSON string is a TOML string as well.
+    path.write_text(
+        f"state_dir = {json.dumps(str(state))}\n"
+        f"[imds]\nendpoint = {json.dumps(imds('base_url'))}\n"
+        f"poll_seconds = {REAL_POLL_SECONDS}\n"
+        f"[sinks.bench]\nkind = 'webhook'\nurl = {json.dumps(inbox('hook_url', '/hook'))}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+@contextmanager
+def _forward(config: Path, state: Path, poll_seconds: float | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `imds-bridge forward`; faster than any configuration may ask where `poll_seconds` says so."""
+    if poll_seconds is None or poll_seconds >= REAL_POLL_SECONDS:
+        command = [_installed_command(), "forward", "--config", str(config)]
+    else:
+        command = [sys.executable, "-m", "tests.bench.fast_forward", str(config), str(poll_seconds)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("IMDS_BRIDGE__")}
+    with (
+        _log_of(state).open("wb") as log,
+        subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _installed_command() -> str:
+    beside = Path(sys.executable).with_name("imds-bridge")
+    command = str(beside) if beside.exists() else shutil.which("imds-bridge")
+    if command is None:
+        raise BenchError("the command imds-bridge is not installed in this environment")
+    return command
+
+
+def _log_of(state: Path) -> Path:
+    return state.with_suffix(".log")
+
+
+def _check_alive(process: subprocess.Popen[bytes], state: Path) -> None:
+    if process.poll() is not None:
+        told = _log_of(state).read_text(encoding="utf-8", errors="replace")[-500:]
+        raise BenchError(f"`imds-bridge forward` ended with {process.returncode}: {told}")
+
+
+def _bare_imports_mib() -> float:
+    told = subprocess.run(
+        [sys.executable, "-c", f"{IMPORTS}; print(open('/proc/self/status').read())"],
+        check=True,
+        timeout=20,
+        capture_output=True,
+        text=True,
+    ).stdout
+    (line,) = (line for line in told.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
