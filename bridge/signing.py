@@ -1,0 +1,48 @@
+"""Standard Webhooks signatures: made for what goes out, checked on commands that come in."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from standardwebhooks.webhooks import Webhook
+
+TOLERANCE_SECONDS = 300.0
+ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
+
+
+def sign(secrets: Sequence[str], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
+    """Return the three headers; with several secrets, a signature by each, for while they are rotated."""
+    text = body.decode("utf-8")
+    return {
+        ID: message_id,
+        TIMESTAMP: str(int(at.timestamp())),
+        SIGNATURE: " ".join(Webhook(secret).sign(message_id, at, text) for secret in secrets),
+    }
+
+
+def signature_fault(
+    secrets: Sequence[str], headers: Mapping[str, str], body: bytes, *, signed_near: datetime | None
+) -> str:
+    """Say what is wrong with a signature, "" if nothing is.
+
+    It must have been made within five minutes of `signed_near`: when the broker took the message, not now, for
+    a command may have waited long.
+    """
+    given = {name.lower(): value for name, value in headers.items()}
+    missing = [name for name in (ID, TIMESTAMP, SIGNATURE) if not given.get(name)]
+    if missing:
+        return f"no {', '.join(missing)}"
+    try:
+        at = datetime.fromtimestamp(int(given[TIMESTAMP]), UTC)
+        text = body.decode("utf-8")
+    except (ValueError, OverflowError, OSError):
+        return "an unreadable timestamp or body"
+    if signed_near is None or abs((at - signed_near).total_seconds()) > TOLERANCE_SECONDS:
+        return "it was not signed within five minutes of being sent"
+    expected = [Webhook(secret).sign(given[ID], at, text) for secret in secrets]
+    offered = given[SIGNATURE].split()
+    if any(hmac.compare_digest(one.encode(), other.encode()) for one in expected for other in offered):
+        return ""
+    return "the signature is by none of the known secrets"
