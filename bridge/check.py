@@ -16,6 +16,7 @@ from bridge.imds import ImdsClient
 from bridge.model import parse_document
 from bridge.runtime import Clock
 from bridge.text import table
+from bridge.voice import approval_session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Finding:
 
 def check(config: Config) -> list[Finding]:
     """Try everything that the configuration names; nothing is sent to a sink and nothing is changed."""
-    return [_state(config), *_imds(config), *_sinks(config)]
+    return [_state(config), *_imds(config), *_sinks(config), *_approvals(config)]
 
 
 def render(findings: list[Finding]) -> str:
@@ -116,3 +117,27 @@ def _sinks(config: Config) -> Iterator[Finding]:
             yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
         finally:
             sink.close()
+
+
+def _approvals(config: Config) -> Iterator[Finding]:
+    if config.approvals is None:
+        return
+    from bridge.commands import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+
+    client = ImdsClient(config.imds, clock=Clock())
+    try:
+        vm = client.instance()
+    except ImdsError:
+        vm = None
+    finally:
+        client.close()
+    session = approval_session(config.approvals.session, vm)
+    if session is None:
+        found = "the session cannot be named while it is unknown who this VM is"
+        yield Finding(part="approvals", result="warn", found=found)
+        return
+    try:
+        yield Finding(part="approvals", result="ok", found=try_to_receive(config.approvals, session))
+    except DeliveryError as error:
+        mend = "look at [approvals], and whether the identity may receive from it"
+        yield Finding(part="approvals", result="FAIL", found=str(error), mend=mend)

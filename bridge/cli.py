@@ -100,6 +100,15 @@ def _add_config(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_role(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--role",
+        choices=("forward", "listen"),
+        default="forward",
+        help="whose state: the forwarder's (default) or the approval listener's",
+    )
+
+
 def _load(arguments: argparse.Namespace) -> Config:
     return load(arguments.config, os.environ)
 
@@ -269,9 +278,11 @@ def _add_status(commands: Commands[argparse.ArgumentParser]) -> None:
         "Reads what the running process wrote a moment ago; never asks IMDS. Exits 3 if no process runs.\n\n"
         "examples:\n"
         "  imds-bridge status\n"
+        "  imds-bridge status --role listen\n"
         "  imds-bridge status --json | jq .sinks",
     )
     _add_config(command)
+    _add_role(command)
     command.add_argument("--json", action="store_true", help="print JSON")
 
     def run(arguments: argparse.Namespace) -> int:
@@ -279,7 +290,7 @@ def _add_status(commands: Commands[argparse.ArgumentParser]) -> None:
         from bridge.state import StateFolder
 
         config = _load(arguments)
-        told = status.read_status(StateFolder(config.state_dir / "forward"), datetime.now(UTC))
+        told = status.read_status(StateFolder(config.state_dir / arguments.role), datetime.now(UTC))
         print(json.dumps(told, indent=2) if arguments.json else status.render(told))
         return OK if told["running"] else FAILED
 
@@ -319,14 +330,16 @@ def _add_outbox(commands: Commands[argparse.ArgumentParser]) -> None:
         action.set_defaults(run=_outbox_mark, statement=statement, verb=name)
         action.add_argument("--sink", metavar="NAME", help="only this sink's dead letters")
         _add_config(action)
+        _add_role(action)
     listing.add_argument("--sink", metavar="NAME", help="only this sink's dead letters")
     for action in (listing, showing):
         _add_config(action)
+        _add_role(action)
         action.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _folder(arguments: argparse.Namespace) -> StateFolder:
-    return StateFolder(_load(arguments).state_dir / "forward")
+    return StateFolder(_load(arguments).state_dir / arguments.role)
 
 
 def _outbox_list(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     status = folder.read_status()
     if status is None:
         raise UsageError(
-            f"there is no status in {folder.path}: has `imds-bridge forward` run with this state_dir, "
+            f"there is no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
             "and may you read it (sudo)?"
         )
     status["running"] = bool(status.get("running")) and folder.holder() is not None
@@ -57,6 +57,10 @@ def _head(status: dict[str, Any]) -> str:
     ]
     lines.append(f"VM    {status['vm'] or 'not known yet'}")
     lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
+    if commands := status.get("commands"):
+        trouble = f"; NOT RECEIVED: {commands['trouble']}" if commands["trouble"] else ""
+        dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
+        lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) wait{dry}{trouble}")
     if status.get("disk_trouble"):
         lines.append(f"DISK  FAILS, events are kept in memory only: {status['disk_trouble']}")
     return "\n".join(lines)
@@ -70,6 +74,8 @@ def _imds(status: dict[str, Any]) -> str:
 
 def _events(status: dict[str, Any]) -> str:
     document = status.get("document")
+    if "commands" in status:
+        return ""
     if not document:
         return "No document has been seen."
     if not status["events"]:

@@ -1,36 +1,64 @@
-"""The demonstration: simulators, the real `imds-bridge forward` as its own process, and a story told live."""
+"""The demonstration: simulators, the real `forward` and `listen` as their own processes, and a story told live."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import json
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import BridgeError
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.scenario import Scenario, load_scenario, play
-from bridge.ledger import newest, show
+from bridge.lab.scenario import Scenario, Step, load_scenario, play
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.lab.telling import Teller, Watcher
+from bridge.ledger import newest
+from bridge.signing import sign
 from bridge.state import StateFolder
 
-LIMIT_SECONDS = 25.0  # however badly it goes, the demonstration ends
-STOP_SECONDS = 6.0
-LOOK_SECONDS = 0.1
-COLUMN = 10
+WAIT_SECONDS = 20.0  # for what is still missing when the story is over
+STOP_SECONDS = 7.0
+PREPARE_SECONDS = 1.0  # what an operator needs before the approval
+ROLES = ("forward", "listen")
+TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
+SESSION = "lab.web-0"
+SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - of the demonstration
+FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 - of nobody
 
-# What the story must bring: how often each kind of event goes through each transition.
+BUS = {
+    "UserConfig": {
+        "Namespaces": [
+            {
+                "Name": "sbemulatorns",
+                "Queues": [{"Name": QUEUE, "Properties": {"RequiresSession": True, "LockDuration": "PT1M"}}],
+                "Topics": [
+                    {
+                        "Name": TOPIC,
+                        "Properties": {
+                            "RequiresDuplicateDetection": True,
+                            "DuplicateDetectionHistoryTimeWindow": "PT5M",
+                        },
+                        "Subscriptions": [{"Name": SUBSCRIPTION, "Properties": {}}],
+                    }
+                ],
+            }
+        ]
+    }
+}
+
+# What the story must bring: how often each kind of event goes through each transition, and each outcome.
 EXPECTED = Counter(
     {
         ("Freeze", "scheduled"): 1,
@@ -41,25 +69,12 @@ EXPECTED = Counter(
         ("Reboot", "completed"): 1,
         ("Redeploy", "scheduled"): 1,
         ("Redeploy", "canceled"): 1,
+        ("approval", "accepted: approved"): 1,
+        ("approval", "rejected: bad_signature"): 1,
+        ("approval", "rejected: expired"): 1,
+        ("approval", "rejected: other_vm"): 1,
     }
 )
-_COLOURS = {"STORY": "1", "IMDS": "33", "PUBLISHED": "36", "ARRIVED": "32", "COUNTDOWN": "2"}
-
-
-class Teller:
-    """Prints one line for everything that happens, with the seconds since the beginning."""
-
-    def __init__(self) -> None:
-        self._began_at = time.monotonic()
-        self._lock = threading.Lock()
-
-    def __call__(self, who: str, what: str) -> None:
-        """Print that `who` did `what`."""
-        name = who.ljust(COLUMN)
-        if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
-            name = f"\033[{_COLOURS.get(who, '0')}m{name}\033[0m"
-        with self._lock:
-            print(f"{time.monotonic() - self._began_at:5.1f} s  {name} {what}", flush=True)
 
 
 @dataclass
@@ -68,13 +83,18 @@ class Result:
 
     published: int = 0
     delivered: int = 0
+    accepted: int = 0
+    rejected: int = 0
     faults: list[str] = field(default_factory=list)
 
     def last_line(self) -> str:
         """Sum up, the last line that is printed."""
         if self.faults:
             return f"demo: FAILED, {'; '.join(self.faults)}"
-        return f"demo: ok, {self.published} events published, {self.delivered} delivered, 0 lost"
+        return (
+            f"demo: ok, {self.published} events published, {self.delivered} delivered, 0 lost"
+            f", {self.accepted} approvals accepted, {self.rejected} rejected"
+        )
 
 
 def add_parser(commands: Any) -> None:
@@ -82,8 +102,9 @@ def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="see it all work, on simulators",
-        description="Plays a live migration, a reboot by the user and a cancellation on a simulated IMDS, forwards\n"
-        "them with the real `imds-bridge forward` and tells what happens. Ends by itself, within 30 seconds.",
+        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS and Service\n"
+        "Bus, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself, within\n"
+        "40 seconds.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=lambda _: run())
@@ -94,58 +115,194 @@ def run() -> int:
     tell = Teller()
     scenario = load_scenario("demo")
     with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder:
-        result = _play(scenario, Path(folder), tell)
+        result = _Demo(scenario, Path(folder), tell).play()
     print(result.last_line(), flush=True)
     return 1 if result.faults else 0
 
 
-def _play(scenario: Scenario, folder: Path, tell: Teller) -> Result:
-    stop = threading.Event()
-    tell("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
-    with (
-        Inbox(strict=True) as inbox,
-        ImdsLab(vms=scenario.vms, time_scale=scenario.time_scale, scale_set=scenario.scale_set) as lab,
-        _forwarder(lab.url(scenario.vms[0]), inbox.url, folder) as process,
-    ):
-        state = StateFolder(folder / "state" / "forward")
-        tell(
-            "STORY",
-            f"`imds-bridge forward` runs as process {process.pid} on {scenario.vms[0]}, polling every second",
+class _Demo:
+    """One run of the story, with everything that it needs."""
+
+    def __init__(self, scenario: Scenario, folder: Path, tell: Teller) -> None:
+        self._scenario = scenario
+        self._folder = folder
+        self._tell = tell
+        self._config = folder / "config.toml"
+        self._states = [StateFolder(folder / "state" / role) for role in ROLES]
+        self._approver: threading.Thread | None = None
+
+    def play(self) -> Result:
+        """Start all, play the story, stop all, and judge."""
+        scenario, tell = self._scenario, self._tell
+        tell("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
+        with ExitStack() as stack:
+            self._inbox = stack.enter_context(Inbox(strict=True))
+            self._bus = stack.enter_context(ServiceBusLab(BUS))
+            self._imds = stack.enter_context(
+                ImdsLab(vms=scenario.vms, time_scale=scenario.time_scale, scale_set=scenario.scale_set)
+            )
+            self._write_config()
+            processes = [stack.enter_context(self._process(role)) for role in ROLES]
+            pids = ", ".join(
+                f"`imds-bridge {role}` as {p.pid}" for role, p in zip(ROLES, processes, strict=True)
+            )
+            tell("STORY", f"on {scenario.vms[0]} run {pids}; IMDS is polled every second")
+            with self._watching():
+                play(scenario, self._imds, threading.Event(), self._step)
+                self._wait_for_the_end()
+                exit_codes = [_end(process) for process in processes]
+                if self._approver:
+                    self._approver.join(STOP_SECONDS)
+            return self._judge(exit_codes)
+
+    def _write_config(self) -> None:
+        self._config.write_text(
+            f"""
+state_dir = "{(self._folder / "state").as_posix()}"
+log_format = "text"
+
+[imds]
+endpoint = "{self._imds.url(self._scenario.vms[0])}"
+
+[sinks.inbox]
+kind = "webhook"
+url = "{self._inbox.url}"
+
+[sinks.bus]
+kind = "servicebus"
+connection_string = "{self._bus.connection_string}"
+topic = "{TOPIC}"
+
+[approvals]
+connection_string = "{self._bus.connection_string}"
+queue = "{QUEUE}"
+session = "{{resource_group}}.{{vm}}"
+signing_secret = "{SECRET}"
+receipts_topic = "{TOPIC}"
+receipts_subscription = "{SUBSCRIPTION}"
+
+[approvals.policy]
+allow = [{{ event_source = ["User"] }}]
+""",
+            encoding="utf-8",
         )
-        watcher = threading.Thread(target=_Watcher(lab, state, inbox, tell).run, args=(stop,))
-        watcher.start()
+
+    @contextlib.contextmanager
+    def _process(self, role: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the real command, its log in a file."""
+        command = [sys.executable, "-m", "bridge", role, "--config", str(self._config)]
+        with (self._folder / f"{role}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        stop = threading.Event()
+        watcher = Watcher(self._imds, self._states, self._inbox, self._tell)
+        thread = threading.Thread(target=watcher.run, args=(stop,))
+        thread.start()
         try:
-            play(scenario, lab, stop, lambda step: tell("STORY", step.tell))
-            _wait_for_the_end(inbox)
+            yield
         finally:
-            exit_code = _end(process)
             stop.set()
-            watcher.join()
-        return _judge(state, inbox, exit_code, folder)
+            thread.join()
 
+    def _step(self, step: Step) -> None:
+        self._tell("STORY", step.tell)
+        if step.arguments.get("event") == "reboot":
+            self._approver = threading.Thread(target=self._approve, daemon=True)
+            self._approver.start()
 
-@contextlib.contextmanager
-def _forwarder(imds_url: str, inbox_url: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the real command, its log in a file."""
-    config = folder / "config.toml"
-    config.write_text(
-        f'state_dir = "{(folder / "state").as_posix()}"\nlog_format = "text"\n\n'
-        f'[imds]\nendpoint = "{imds_url}"\n\n'
-        f'[sinks.inbox]\nkind = "webhook"\nurl = "{inbox_url}"\n',
-        encoding="utf-8",
-    )
-    command = [sys.executable, "-m", "bridge", "forward", "--config", str(config)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    # Approvals
+
+    def _approve(self) -> None:
+        """Approve the reboot as an operator does, then try what must be refused."""
+        event_id = next(event["EventId"] for event in self._imds.events if event["EventType"] == "Reboot")
+        threading.Event().wait(PREPARE_SECONDS)
+        self._tell("APPROVE", f"$ imds-bridge approve {event_id} --reason drained --wait")
+        command = [sys.executable, "-m", "bridge", "approve", event_id, "--reason", "drained", "--wait"]
+        with subprocess.Popen(  # noqa: S603 - our own command
+            [*command, "--config", str(self._config)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            for line in process.stdout or ():
+                self._tell("APPROVE", line.rstrip())
+        late = datetime.now(UTC) - timedelta(minutes=5)
+        for what, data, secret in (
+            ("a forged command", {}, FORGED_SECRET),
+            ("an expired command", {"ExpiresAt": late.isoformat()}, SECRET),
+            ("a command for another VM", {"Vm": self._scenario.vms[1]}, SECRET),
+        ):
+            self._tell("APPROVE", f"{what} is put on the bus")
+            self._send({"EventId": event_id, "Id": what, **data}, secret)
+
+    def _send(self, command: Mapping[str, Any], secret: str) -> None:
+        body = json.dumps(command).encode()
+        properties: dict[str | bytes, Any] = dict(
+            sign([secret], str(command["Id"]), datetime.now(UTC), body).items()
+        )
+        message = ServiceBusMessage(
+            body, message_id=str(command["Id"]), session_id=SESSION, application_properties=properties
+        )
+        with (
+            ServiceBusClient.from_connection_string(self._bus.connection_string) as client,
+            client.get_queue_sender(QUEUE) as sender,
+        ):
+            sender.send_messages(message, timeout=STOP_SECONDS)
+
+    # The end
+
+    def _wait_for_the_end(self) -> None:
+        """Wait until the inbox has all that the story must bring; `_judge` says what is missing."""
+        with contextlib.suppress(AssertionError):
+            self._inbox.wait_for(lambda: not EXPECTED - _seen(self._inbox.events()), timeout=WAIT_SECONDS)
+
+    def _judge(self, exit_codes: list[int | None]) -> Result:
+        stored = {event["id"] for state in self._states for event in newest(state, 10_000)}
+        arrived = {event["id"] for event in self._inbox.events()}
+        on_bus = {
+            message.message_id
+            for message in self._bus.entity(f"{TOPIC}/Subscriptions/{SUBSCRIPTION}").messages
+        }
+        seen = _seen(self._inbox.events())
+        result = Result(
+            published=len(stored),
+            delivered=len(stored & arrived & on_bus),
+            accepted=sum(
+                count for (kind, what), count in seen.items() if kind == "approval" and "accepted" in what
+            ),
+            rejected=sum(
+                count for (kind, what), count in seen.items() if kind == "approval" and "rejected" in what
+            ),
+        )
+        for place, there in (("inbox", arrived), ("bus", on_bus)):
+            if lost := len(stored - there):
+                result.faults.append(f"{lost} of {len(stored)} events lost on the way to the {place}")
+        for (kind, what), count in (EXPECTED - seen).items():
+            result.faults.append(f"{kind} {what}: {count} missing")
+        for (kind, what), count in (seen - EXPECTED).items():
+            result.faults.append(f"{kind} {what}: {count} too many")
+        result.faults += self._inbox.problems
+        for role, exit_code in zip(ROLES, exit_codes, strict=True):
+            if exit_code != 0:
+                result.faults.append(f"the exit code of {role} was {exit_code}")
+        if result.faults:
+            for role in ROLES:
+                print(
+                    (self._folder / f"{role}.log").read_text(encoding="utf-8", errors="replace"),
+                    file=sys.stderr,
+                )
+        return result
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """Stop the forwarder as a supervisor does; return its exit code, None if it did not end."""
+    """Stop a process as a supervisor does; return its exit code, None if it did not end."""
     process.terminate()
     try:
         return process.wait(STOP_SECONDS)
@@ -153,105 +310,13 @@ def _end(process: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _wait_for_the_end(inbox: Inbox) -> None:
-    """Wait until the inbox has all that the story must bring; `_judge` says what is missing after the limit."""
-    with contextlib.suppress(AssertionError):
-        inbox.wait_for(lambda: not EXPECTED - _transitions(inbox.events()), timeout=LIMIT_SECONDS - 10)
-
-
-def _transitions(events: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
-    told = {event["id"]: event for event in events if ".scheduledevent." in event["type"]}
-    return Counter((event["data"]["EventType"], event["type"].split(".")[3]) for event in told.values())
-
-
-def _judge(state: StateFolder, inbox: Inbox, exit_code: int | None, folder: Path) -> Result:
-    stored = {event["id"] for event in newest(state, 10_000)}
-    arrived = {event["id"] for event in inbox.events()}
-    result = Result(published=len(stored), delivered=len(stored & arrived))
-    if lost := len(stored - arrived):
-        result.faults.append(f"{lost} of {len(stored)} events lost")
-    seen = _transitions(inbox.events())
-    for (kind, transition), count in (EXPECTED - seen).items():
-        result.faults.append(f"{kind} {transition}: {count} missing")
-    for (kind, transition), count in (seen - EXPECTED).items():
-        result.faults.append(f"{kind} {transition}: {count} too many")
-    result.faults += inbox.problems
-    if exit_code != 0:
-        result.faults.append(f"the forwarder's exit code was {exit_code}")
-    if result.faults:
-        print((folder / "log").read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
-    return result
-
-
-class _Watcher:
-    """Tells what IMDS says, what the outbox holds and what has arrived, in this order, as soon as it is so."""
-
-    def __init__(self, lab: ImdsLab, state: StateFolder, inbox: Inbox, tell: Teller) -> None:
-        self._lab = lab
-        self._state = state
-        self._inbox = inbox
-        self._tell = tell
-        self._incarnation = 0
-        self._counted = ""
-        self._stored = 0
-        self._arrived = 0
-
-    def run(self, stop: threading.Event) -> None:
-        """Look around until `stop`, and a last time then."""
-        stopped = False
-        while not stopped:
-            stopped = stop.wait(LOOK_SECONDS)
-            self._look_at_imds()
-            self._look_at_outbox()
-            self._look_at_inbox()
-
-    def _look_at_imds(self) -> None:
-        incarnation, events = self._lab.incarnation, self._lab.events
-        if incarnation != self._incarnation:
-            self._incarnation = incarnation
-            said = "; ".join(map(_short, events)) or "no events"
-            self._tell("IMDS", f"document {incarnation}: {said}")
-        left = [(event, _seconds_left(event)) for event in events]
-        countdown = ", ".join(
-            f"{event['EventType']} of {'+'.join(event['Resources'])} in {seconds} s"
-            for event, seconds in left
-            if seconds is not None
-        )
-        if countdown and countdown != self._counted:
-            self._tell("COUNTDOWN", countdown)
-        self._counted = countdown
-
-    def _look_at_outbox(self) -> None:
-        with contextlib.suppress(BridgeError):  # there is no outbox yet
-            for row in newest(self._state, 100):
-                if row["seq"] > self._stored:
-                    self._stored = row["seq"]
-                    self._tell("PUBLISHED", _about(show(self._state, row["id"])))
-
-    def _look_at_inbox(self) -> None:
-        events = self._inbox.events()
-        for event in events[self._arrived :]:
-            self._tell("ARRIVED", _about(event))
-        self._arrived = len(events)
-
-
-def _seconds_left(event: Mapping[str, Any]) -> int | None:
-    if not event["NotBefore"]:
-        return None
-    left = (parsedate_to_datetime(event["NotBefore"]) - datetime.now(UTC)).total_seconds()
-    return max(0, round(left))
-
-
-def _short(event: Mapping[str, Any]) -> str:
-    return f"{event['EventType']} of {'+'.join(event['Resources'])} {event['EventStatus']}"
-
-
-def _about(event: Mapping[str, Any]) -> str:
-    """Say what a CloudEvent is about, in a few words."""
-    name = event["type"].removeprefix("io.imdsbridge.").removesuffix(".v1")
-    data = event["data"]
-    if "EventId" not in data:
-        return f"{name} (incarnation {data.get('DocumentIncarnation')})"
-    notice = data["NoticeSeconds"]
-    when = f", {notice} s notice" if notice is not None and notice > 0 else ""
-    return f"{name} ({data['EventType']} of {'+'.join(data['Resources'])} by {data['EventSource']}{when})"
+def _seen(events: list[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    """Count transitions and outcomes, each event once however often it came."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for event in {event["id"]: event for event in events}.values():
+        family, what = event["type"].split(".")[2:4]
+        if family == "scheduledevent":
+            seen[event["data"]["EventType"], what] += 1
+        elif family == "approval":
+            seen[family, f"{what}: {event['data']['Reason']}"] += 1
+    return seen

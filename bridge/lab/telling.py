@@ -1,0 +1,117 @@
+"""Tell a demonstration live: what IMDS says, what the outboxes hold and what has arrived, a line each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.ledger import newest, show
+from bridge.state import StateFolder
+
+LOOK_SECONDS = 0.1
+COLUMN = 10
+_COLOURS = {"STORY": "1", "IMDS": "33", "PUBLISHED": "36", "ARRIVED": "32", "APPROVE": "35", "COUNTDOWN": "2"}
+
+
+class Teller:
+    """Prints one line for everything that happens, with the seconds since the beginning."""
+
+    def __init__(self) -> None:
+        self._began_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __call__(self, who: str, what: str) -> None:
+        """Print that `who` did `what`."""
+        name = who.ljust(COLUMN)
+        if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+            name = f"\033[{_COLOURS.get(who, '0')}m{name}\033[0m"
+        with self._lock:
+            print(f"{time.monotonic() - self._began_at:5.1f} s  {name} {what}", flush=True)
+
+
+class Watcher:
+    """Looks at IMDS, at the outboxes and at the inbox, in this order, and tells what is new."""
+
+    def __init__(self, lab: ImdsLab, states: Sequence[StateFolder], inbox: Inbox, tell: Teller) -> None:
+        self._lab = lab
+        self._states = states
+        self._inbox = inbox
+        self._tell = tell
+        self._incarnation = 0
+        self._counted = ""
+        self._stored = dict.fromkeys(range(len(states)), 0)
+        self._arrived = 0
+
+    def run(self, stop: threading.Event) -> None:
+        """Look around until `stop`, and a last time then."""
+        stopped = False
+        while not stopped:
+            stopped = stop.wait(LOOK_SECONDS)
+            self._look_at_imds()
+            for number, state in enumerate(self._states):
+                self._look_at_outbox(number, state)
+            self._look_at_inbox()
+
+    def _look_at_imds(self) -> None:
+        incarnation, events = self._lab.incarnation, self._lab.events
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
+            said = "; ".join(map(_short, events)) or "no events"
+            self._tell("IMDS", f"document {incarnation}: {said}")
+        countdown = ", ".join(
+            f"{event['EventType']} of {'+'.join(event['Resources'])} in {seconds} s"
+            for event in events
+            if (seconds := _seconds_left(event)) is not None
+        )
+        if countdown and countdown != self._counted:
+            self._tell("COUNTDOWN", countdown)
+        self._counted = countdown
+
+    def _look_at_outbox(self, number: int, state: StateFolder) -> None:
+        with contextlib.suppress(BridgeError):  # there is no outbox yet
+            for row in newest(state, 100):
+                if row["seq"] > self._stored[number]:
+                    self._stored[number] = row["seq"]
+                    self._tell("PUBLISHED", about(show(state, row["id"])))
+
+    def _look_at_inbox(self) -> None:
+        events = self._inbox.events()
+        for event in events[self._arrived :]:
+            self._tell("ARRIVED", about(event))
+        self._arrived = len(events)
+
+
+def about(event: Mapping[str, Any]) -> str:
+    """Say what a CloudEvent is about, in a few words."""
+    name = event["type"].removeprefix("io.imdsbridge.").removesuffix(".v1")
+    data = event["data"]
+    if "Outcome" in data:
+        return f"{name} ({data['Reason']}{', releases ' + '+'.join(data['Resources']) if data['Resources'] else ''})"
+    if "EventId" in data:
+        notice = data["NoticeSeconds"]
+        when = f", {notice} s notice" if notice is not None and notice > 0 else ""
+        return f"{name} ({data['EventType']} of {'+'.join(data['Resources'])} by {data['EventSource']}{when})"
+    if "DocumentIncarnation" in data:
+        return f"{name} (incarnation {data['DocumentIncarnation']})"
+    return f"{name} ({data.get('Reason', event['subject'])} {event.get('reporter', '')})"
+
+
+def _short(event: Mapping[str, Any]) -> str:
+    return f"{event['EventType']} of {'+'.join(event['Resources'])} {event['EventStatus']}"
+
+
+def _seconds_left(event: Mapping[str, Any]) -> int | None:
+    if not event["NotBefore"]:
+        return None
+    left = (parsedate_to_datetime(event["NotBefore"]) - datetime.now(UTC)).total_seconds()
+    return max(0, round(left))
