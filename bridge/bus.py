@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any
+import os
+from importlib.util import find_spec
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from azure.core.exceptions import AzureError
+from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus import exceptions as sdk
 
-from bridge.config import BusSettings
+from bridge.config import BusSettings, Secret
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.logs import hide, redact
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=BusSettings)
 
 # Its own retries would only delay ours: a wrong key takes 15 s by default.
 RETRY_TOTAL = 0
 TRY_SECONDS = 10.0
 
-# The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127).
-IDLE_LIMIT_SECONDS = 240.0
+# The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127), and what stands
+# between may forget a connection after four.
+IDLE_LIMIT_SECONDS = 200.0
+
+# azure-identity waits minutes for an IMDS that fails; the caller tries again anyway.
+_TOKEN_CONNECT_SECONDS = 2.0
+_TOKEN_READ_SECONDS = 5.0
 
 _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (sdk.MessageSizeExceededError, Rejected, "the event is too large for the entity"),
@@ -35,22 +46,35 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
         Misconfigured,
         "the identity lacks the role (it may take minutes to arrive)",
     ),
+    (
+        ClientAuthenticationError,
+        Misconfigured,
+        "no token for the identity; is one assigned to this VM, and does IMDS answer?",
+    ),
     (sdk.ServiceBusQuotaExceededError, Unavailable, "the entity is full"),
     (sdk.ServiceBusServerBusyError, Unavailable, "the service is busy"),
     (sdk.OperationTimeoutError, Unavailable, "no answer in time"),
     (AzureError, Unavailable, "the connection failed"),
+    (ValueError, Misconfigured, "the settings do not fit"),
 )
 
-for _name in ("azure", "azure.servicebus", "azure.identity"):  # our own lines say what is wrong, once
-    logging.getLogger(_name).setLevel(logging.CRITICAL)
+# What the broker says of one transfer leaves the link as it was.
+_REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
+# What an open link fails with where broker or network gave it up while nobody looked.
+_LOST = (sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError)
 
 
-def connect(settings: BusSettings) -> ServiceBusClient:
+def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClient:
     """Make a client; it connects only when a sender or receiver is opened.
+
+    Args:
+        settings: where to, and how.
+        credential: one from `make_credential` that is used again; None for a new one where it is needed.
 
     Raises:
         Misconfigured: the connection string or the WebSocket package is missing.
     """
+    _quieten()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,
@@ -58,47 +82,103 @@ def connect(settings: BusSettings) -> ServiceBusClient:
             TransportType.AmqpOverWebsocket if settings.transport == "websocket" else TransportType.Amqp
         ),
     }
+    if settings.transport == "websocket" and find_spec("websocket") is None:
+        raise Misconfigured(
+            f'{where(settings)}: transport = "websocket" needs the package websocket-client; '
+            "install imds-bridge[websocket]"
+        )
     if settings.http_proxy:
         proxy = urlsplit(settings.http_proxy)
-        options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 8080}
+        options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
     try:
         if settings.connection_string:
             text = settings.connection_string.read()
-            hide(text)
-            hide(text.partition("SharedAccessKey=")[2].partition(";")[0])
+            _hide(text)
             return ServiceBusClient.from_connection_string(text, **options)
-        return ServiceBusClient(settings.namespace, _credential(settings), **options)
+        return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:
         raise Misconfigured(f"{where(settings)}: {redact(str(error))}") from None
 
 
-def _credential(settings: BusSettings) -> Any:
+def make_credential(settings: BusSettings) -> Any:
+    """Make the credential that the settings ask for; None where they hold a connection string."""
+    if settings.connection_string:
+        return None
     if settings.credential == "default":
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - 42 MiB that a key does not need
 
         return DefaultAzureCredential()
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
 
-    return ManagedIdentityCredential(client_id=settings.client_id or None)
+    options: dict[str, Any] = {
+        "retry_total": 0,
+        "connection_timeout": _TOKEN_CONNECT_SECONDS,
+        "read_timeout": _TOKEN_READ_SECONDS,
+    }
+    if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:  # workload identity is no IMDS and may need the proxy
+        options["use_env_settings"] = False  # IMDS never through a proxy
+    return ManagedIdentityCredential(client_id=settings.client_id or None, **options)
+
+
+def reread(settings: S, *, known: S | None = None) -> S:
+    """Return the settings with the connection string as it stands now, or as `known` where it cannot be read."""
+    if settings.connection_string is None:
+        return settings
+    try:
+        text = settings.connection_string.read()
+    except (OSError, ValueError) as error:
+        log.debug("a secret file cannot be used; the old value stays: %s", error)
+        return known or settings
+    _hide(text)
+    return settings.model_copy(update={"connection_string": Secret(text)})
 
 
 def where(settings: BusSettings) -> str:
     """Name namespace and entity for messages, without any key."""
     namespace = settings.namespace or "Service Bus"
     if settings.connection_string:
-        try:
-            parts = dict(part.partition("=")[::2] for part in settings.connection_string.read().split(";"))
-            namespace = urlsplit(parts.get("Endpoint", "")).netloc or namespace
-        except (OSError, ValueError):
-            pass
+        with contextlib.suppress(OSError, ValueError):
+            endpoint = _parts(settings.connection_string.read()).get("endpoint", "")
+            namespace = urlsplit(endpoint).netloc or namespace
     return f"{namespace}/{settings.entity}"
+
+
+def leaves_link(error: BaseException) -> bool:
+    """Tell whether the link is as good as before: the broker only refused what was sent."""
+    return isinstance(error, _REFUSALS)
+
+
+def lost_link(error: BaseException | None) -> bool:
+    """Tell whether the link was no longer there, so that a new one may work at once."""
+    return isinstance(error, _LOST)
 
 
 def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> DeliveryError:
     """Say what an SDK's error means for a delivery."""
+    inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
+    if isinstance(inner, ClientAuthenticationError):
+        error = inner
     kind, advice = next(
         ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign)),
         (Unavailable, "the SDK failed"),
     )
     detail = redact(" ".join(str(error).split()))[:300]
     return kind(f"{place}: {advice} ({type(error).__name__}: {detail})", delivered=delivered)
+
+
+def _quieten() -> None:
+    """Silence the libraries, which would log each failure and at debug level tokens; our own lines say it once."""
+    for name in ("azure", "azure.servicebus", "azure.identity", "msal"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _hide(connection_string: str) -> None:
+    parts = _parts(connection_string)
+    for secret in (connection_string, parts.get("sharedaccesskey"), parts.get("sharedaccesssignature")):
+        if secret:
+            hide(secret)
+
+
+def _parts(connection_string: str) -> dict[str, str]:
+    pairs = (part.partition("=")[::2] for part in connection_string.split(";"))
+    return {name.strip().lower(): value.strip() for name, value in pairs}

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge import __version__
-from bridge.config import DEFAULT_PATH, Config, load
-from bridge.errors import BridgeError, ConfigError, StateError, UsageError
+from bridge.config import DEFAULT_PATH, Config, load, load_state_dir
+from bridge.errors import BridgeError, ConfigError, SecretFault, StateError, UsageError
 from bridge.state import StateFolder
 
 OK, UNEXPECTED, USAGE, FAILED = 0, 1, 2, 3
@@ -287,10 +287,8 @@ def _add_status(commands: Commands[argparse.ArgumentParser]) -> None:
 
     def run(arguments: argparse.Namespace) -> int:
         from bridge import status
-        from bridge.state import StateFolder
 
-        config = _load(arguments)
-        told = status.read_status(StateFolder(config.state_dir / arguments.role), datetime.now(UTC))
+        told = status.read_status(_folder(arguments), datetime.now(UTC))
         print(json.dumps(told, indent=2) if arguments.json else status.render(told))
         return OK if told["running"] else FAILED
 
@@ -339,7 +337,14 @@ def _add_outbox(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _folder(arguments: argparse.Namespace) -> StateFolder:
-    return StateFolder(_load(arguments).state_dir / arguments.role)
+    """Name the state folder; whoever only looks at it need not be able to read the secrets."""
+    try:
+        state_dir = _load(arguments).state_dir
+    except ConfigError as error:
+        if not all(isinstance(fault, SecretFault) for fault in error.faults):
+            raise
+        state_dir = load_state_dir(arguments.config, os.environ)
+    return StateFolder(state_dir / arguments.role)
 
 
 def _outbox_list(arguments: argparse.Namespace) -> int:

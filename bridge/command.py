@@ -14,6 +14,7 @@ from bridge.model import Json
 
 COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100
+MAX_BODY_BYTES = 256 * 1024
 _TEXT_CHARACTERS = 1000
 
 
@@ -47,7 +48,7 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
     if "specversion" in given:
         if given.get("type") != type_of(COMMAND_APPROVE):
             raise ValueError(
-                f"a CloudEvent of type {given.get('type')!r}, expected {type_of(COMMAND_APPROVE)}"
+                f"a CloudEvent of type {_show(given.get('type'))}, expected {type_of(COMMAND_APPROVE)}"
             )
         data, command_id, source = (
             given.get("data"),
@@ -59,7 +60,7 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
         if not command_id:
             raise ValueError("a CloudEvent without an id")
     event_ids = _event_ids(data)
-    vm = printable(data.get("Vm"))
+    vm = _vm(data.get("Vm"))
     command_id = command_id or printable(message_id)
     key = [command_id, sorted(event_id.lower() for event_id in event_ids), vm.casefold(), source]
     return Command(
@@ -75,6 +76,8 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
 
 
 def _parse(body: bytes) -> dict[str, Json]:
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{len(body)} bytes, expected at most {MAX_BODY_BYTES}")
     try:
         given = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -114,6 +117,16 @@ def _list(value: Json, name: str) -> list[Json]:
     return value
 
 
+def _vm(value: Json) -> str:
+    """Take the name of the VM that is meant; what cannot be read must not come to mean any VM."""
+    if value is None or value == "":
+        return ""
+    name = printable(value).strip()
+    if not name or name != value.strip():
+        raise ValueError("Vm that is no name")
+    return name
+
+
 def printable(value: Json) -> str:
     """Keep what a person may read: printable and not endless."""
     if not isinstance(value, str):
@@ -126,8 +139,13 @@ def _instant(value: Json) -> datetime | None:
         return None
     try:
         instant = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"ExpiresAt {str(value)[:40]!r}, expected a time such as 2026-01-31T12:00:00Z"
-        ) from None
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"ExpiresAt {_show(value)}, expected a time such as 2026-01-31T12:00:00Z") from None
+
+
+def _show(value: Json) -> str:
+    """Quote what was given, in short."""
+    return (
+        repr(printable(value)[:40]) if isinstance(value, str) else f"that is no text ({type(value).__name__})"
+    )

@@ -7,35 +7,52 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from azure.servicebus import ServiceBusReceivedMessage, ServiceBusReceiveMode
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+)
+from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
+    MessageLockLostError,
+    SessionCannotBeLockedError,
+)
 
-from bridge.bus import connect, delivery_error, where
+from bridge.bus import connect, delivery_error, make_credential, where
 from bridge.config import ApprovalSettings
-from bridge.errors import HungError
+from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.logs import redact
-from bridge.runtime import Clock, Stop, Worker, full_jitter
+from bridge.runtime import Clock, Stop, Worker, full_jitter, start_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAITING = 100  # commands side by side; the rest stays on the bus
 BATCH_MESSAGES = 50
-IDLE_SECONDS = 1.0
-BUSY_SECONDS = 0.02
-RENEW_BEFORE_SECONDS = 20.0
+IDLE_SECONDS = 1.0  # how long the bus is listened to while nothing waits,
+QUIET_SECONDS = 0.25  # while commands wait for a decision that takes its time,
+BUSY_SECONDS = 0.02  # and for a second after the last came or went
+RENEW_AT_LATEST_SECONDS = 20.0
+RENEW_AT_EARLIEST_SECONDS = 1.5
 OPEN_SECONDS = 20.0
 SETTLE_SECONDS = 15.0
+CLOSE_SECONDS = 20.0
+STOP_SECONDS = 2.0  # how long the stop of the process waits for the bus
 RETRY_LIMIT_SECONDS = 4.0
 REPEAT_LOG_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Delivery:
-    """A message as it came: its body, its properties as text, and what is needed to settle it."""
+    """A message as it came: its body, its properties as text, and what is needed to settle it.
+
+    `message_id` is never empty. `generation` counts the connections: what an older one brought comes again.
+    """
 
     body: bytes
     message_id: str
@@ -73,10 +90,13 @@ class BusCommands:
         self._stop = stop
         self._place = where(settings)
         self._worker = Worker("servicebus-commands")
+        self._credential: Any = None
         self._receiver: Any = None
         self._client: Any = None
         self._generation = 0
-        self._waiting: dict[int, Delivery] = {}
+        self._waiting: dict[Delivery, float] = {}  # with when its lock is to be renewed
+        self._renew_session_at: float | None = None
+        self._moved_at = -math.inf  # when a command came or went last
         self._settlements: SimpleQueue[tuple[Delivery, Settlement]] = SimpleQueue()
         self._failures = 0
         self._logged_at = -math.inf
@@ -92,7 +112,13 @@ class BusCommands:
         self._settlements.put((delivery, settlement))
 
     def run(self) -> None:
-        """Receive, renew and settle until the stop; try again for as long as the bus fails."""
+        """Receive, renew and settle until the stop, which no hanging call holds up; end if too many hang."""
+        thread = start_thread("commands-bus", self._serve)
+        while thread.is_alive() and not self._stop.wait(IDLE_SECONDS):
+            pass
+        thread.join(STOP_SECONDS)
+
+    def _serve(self) -> None:
         while not self._stop:
             try:
                 self._step()
@@ -114,27 +140,37 @@ class BusCommands:
             return
         if self._receiver is None:
             self._call(lambda: self._open(session), OPEN_SECONDS)
-        room = min(BATCH_MESSAGES, MAX_WAITING - len(self._waiting))
-        if room > 0:
-            wait_seconds = BUSY_SECONDS if self._waiting else IDLE_SECONDS
-            for message in self._call(lambda: self._receive(room, wait_seconds), wait_seconds + OPEN_SECONDS):
-                self._take(message)
-        self._settle_what_is_decided()
+        came = self._take_in(1, self._wait_seconds())
+        if came:  # asked for several, the SDK would have waited 0.2 s for more before it gave the first
+            self._take_in(BATCH_MESSAGES, BUSY_SECONDS)
+        self._settle_what_is_decided(BUSY_SECONDS if came or self._room() == 0 else 0.0)
         self._renew()
+
+    def _wait_seconds(self) -> float:
+        if not self._waiting:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self._clock.monotonic() - self._moved_at < 1.0 else QUIET_SECONDS
+
+    def _room(self) -> int:
+        return MAX_WAITING - len(self._waiting)
+
+    def _take_in(self, count: int, wait_seconds: float) -> bool:
+        """Receive at most `count` commands, as there is room; tell whether any came."""
+        count = min(count, self._room())
+        if count == 0:
+            return False
+        messages = self._call(lambda: self._receive(count, wait_seconds), wait_seconds + OPEN_SECONDS)
+        for message in messages:
+            self._take(message)
+        return bool(messages)
 
     # On the worker's thread
 
     def _open(self, session: str) -> None:
-        self._client = connect(self._settings)
-        options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK, "prefetch_count": 0}
-        if session:
-            options["session_id"] = session
-        if self._settings.subscription:
-            self._receiver = self._client.get_subscription_receiver(
-                self._settings.topic, self._settings.subscription, **options
-            )
-        else:
-            self._receiver = self._client.get_queue_receiver(self._settings.queue, **options)
+        self._credential = self._credential or make_credential(self._settings)
+        self._client = connect(self._settings, credential=self._credential)
+        self._receiver = _receiver(self._client, self._settings, session)
+        self._renew_session_at = None
 
     def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
         received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
@@ -143,25 +179,34 @@ class BusCommands:
         return received
 
     def _finish(self, delivery: Delivery, settlement: Settlement) -> None:
-        if settlement.dead_letter_reason:
-            self._receiver.dead_letter_message(
-                delivery.message,
-                reason=settlement.dead_letter_reason,
-                error_description=settlement.description,
-            )
-        else:
-            self._receiver.complete_message(delivery.message)
+        try:
+            if settlement.dead_letter_reason:
+                self._receiver.dead_letter_message(
+                    delivery.message,
+                    reason=settlement.dead_letter_reason,
+                    error_description=settlement.description,
+                )
+            else:
+                self._receiver.complete_message(delivery.message)
+        except (MessageLockLostError, MessageAlreadySettled) as error:
+            log.info("a command could not be settled and comes again: %s", redact(str(error)))
 
-    def _renew_locks(self) -> None:
-        """Renew what runs out soon: the session's lock, or that of each message."""
-        receiver = self._receiver
-        if receiver.session:
-            if _seconds_left(receiver.session.locked_until_utc) < RENEW_BEFORE_SECONDS:
-                receiver.session.renew_lock()
+    def _renew_session(self) -> None:
+        session, renew_at = self._receiver.session, self._renew_session_at
+        if renew_at is not None and self._clock.monotonic() < renew_at:
             return
-        for delivery in list(self._waiting.values()):
-            if _seconds_left(delivery.message.locked_until_utc) < RENEW_BEFORE_SECONDS:
-                receiver.renew_message_lock(delivery.message)
+        if renew_at is not None:
+            session.renew_lock()
+        self._renew_session_at = self._renew_at(session.locked_until_utc)
+
+    def _renew_message(self, delivery: Delivery) -> None:
+        try:
+            self._receiver.renew_message_lock(delivery.message)
+        except (MessageLockLostError, MessageAlreadySettled) as error:
+            log.info("a command's lock is lost, it comes again: %s", redact(str(error)))
+            self._waiting.pop(delivery, None)
+        else:
+            self._waiting[delivery] = self._renew_at(delivery.message.locked_until_utc)
 
     # On run's thread
 
@@ -171,35 +216,42 @@ class BusCommands:
     def _take(self, message: ServiceBusReceivedMessage) -> None:
         delivery = Delivery(
             body=_body(message),
-            message_id=str(message.message_id or ""),
+            message_id=str(message.message_id or f"sequence-number-{message.sequence_number}"),
             properties=_properties(message),
             enqueued_at=message.enqueued_time_utc,
             generation=self._generation,
             message=message,
         )
-        self._waiting[id(delivery)] = delivery
+        self._waiting[delivery] = self._renew_at(message.locked_until_utc)
+        self._moved_at = self._clock.monotonic()
         self.arrived.put(delivery)
 
-    def _settle_what_is_decided(self) -> None:
-        """Settle what is decided by now; with commands just taken, wait a moment for the decisions."""
-        wait_seconds = BUSY_SECONDS if self._waiting else 0.0
-        while True:
+    def _settle_what_is_decided(self, wait_seconds: float) -> None:
+        """Settle what is decided by now; with commands just taken, wait a moment for each next decision."""
+        while self._waiting:
             try:
-                delivery, settlement = (
-                    self._settlements.get(timeout=wait_seconds)
-                    if wait_seconds
-                    else (self._settlements.get_nowait())
-                )
+                delivery, settlement = self._settlements.get(block=wait_seconds > 0, timeout=wait_seconds)
             except Empty:
                 return
-            if self._waiting.get(id(delivery)) is delivery:
+            if delivery in self._waiting:
                 self._call(lambda d=delivery, s=settlement: self._finish(d, s), SETTLE_SECONDS)  # type: ignore[misc]
-                del self._waiting[id(delivery)]
-            wait_seconds = BUSY_SECONDS if self._waiting else 0.0
+                del self._waiting[delivery]
+                self._moved_at = self._clock.monotonic()
 
     def _renew(self) -> None:
-        if self._waiting or self._receiver.session:
-            self._call(self._renew_locks, SETTLE_SECONDS)
+        """Renew what runs out soon: the session's lock, or that of each message."""
+        if self._receiver.session:
+            self._call(self._renew_session, SETTLE_SECONDS)
+            return
+        now = self._clock.monotonic()
+        for delivery in [delivery for delivery, renew_at in self._waiting.items() if renew_at <= now]:
+            self._call(lambda d=delivery: self._renew_message(d), SETTLE_SECONDS)  # type: ignore[misc]
+
+    def _renew_at(self, locked_until: datetime | None) -> float:
+        """Choose when to renew a lock: halfway, and within sane bounds whatever the VM's clock says."""
+        left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
+        wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
+        return self._clock.monotonic() + wait_seconds
 
     def _note_success(self) -> None:
         if self._failures:
@@ -222,29 +274,64 @@ class BusCommands:
         self._receiver, self._client = None, None
         self._generation += 1
         self._waiting.clear()
+        with contextlib.suppress(Empty):
+            while True:
+                self.arrived.get_nowait()
 
     def _close(self) -> None:
+        """Give up the connection without waiting for its end: that alone can take the SDK long."""
         client = self._client
         self._forget()
         if client is not None:
-            with contextlib.suppress(Exception):  # it is given up anyway
-                self._call(client.close, 2.0)
+            self._worker.leave(client.close, limit_seconds=CLOSE_SECONDS)
 
     def _give_back(self) -> None:
         """Settle what is decided, hand the rest back at once, and close."""
-        with contextlib.suppress(
-            Exception
-        ):  # what cannot be handed back is handed out again when its lock ends
-            if self._receiver is not None:
-                self._settle_what_is_decided()
-                for delivery in self._waiting.values():
-                    self._call(lambda d=delivery: self._receiver.abandon_message(d.message), 2.0)  # type: ignore[misc]
+        if self._receiver is not None:
+            # what cannot be handed back is handed out again when its lock ends
+            with contextlib.suppress(Exception):
+                self._settle_what_is_decided(0.0)
+                for delivery in self._waiting:
+                    self._call(lambda d=delivery: self._receiver.abandon_message(d.message), STOP_SECONDS)  # type: ignore[misc]
         self._close()
         self._worker.close()
 
 
-def _seconds_left(until: datetime | None) -> float:
-    return math.inf if until is None else (until - datetime.now(until.tzinfo)).total_seconds()
+def try_to_receive(settings: ApprovalSettings, session: str) -> str:
+    """Look at the approvals entity without taking anything; say what was found.
+
+    Raises:
+        DeliveryError: it cannot be received from.
+    """
+
+    def look() -> str:
+        with connect(settings) as client, _receiver(client, settings, session) as receiver:
+            waiting = receiver.peek_messages(1, timeout=SETTLE_SECONDS)
+        return f"{place} can be received from, and commands {'wait' if waiting else 'do not wait'} there"
+
+    place = where(settings)
+    worker = Worker("servicebus-check")
+    try:
+        return worker.call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
+    except SessionCannotBeLockedError:
+        return f"{place}: the session {session} is held by a listener that runs already"
+    except HungError as error:
+        raise Unavailable(f"{place}: {error}") from error
+    except DeliveryError:
+        raise
+    except Exception as error:
+        raise delivery_error(error, place) from error
+    finally:
+        worker.close()
+
+
+def _receiver(client: ServiceBusClient, settings: ApprovalSettings, session: str) -> ServiceBusReceiver:
+    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK, "prefetch_count": 0}
+    if session:
+        options["session_id"] = session
+    if settings.subscription:
+        return client.get_subscription_receiver(settings.topic, settings.subscription, **options)
+    return client.get_queue_receiver(settings.queue, **options)
 
 
 def _body(message: ServiceBusReceivedMessage) -> bytes:
@@ -256,8 +343,8 @@ def _body(message: ServiceBusReceivedMessage) -> bytes:
         return body.encode("utf-8", errors="replace")
     try:
         return b"".join(part if isinstance(part, bytes) else str(part).encode() for part in body)
-    except TypeError:
-        return str(body).encode("utf-8", errors="replace")
+    except (TypeError, ValueError, RecursionError):
+        return b""  # no command, whatever it is
 
 
 def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, SecretFault
 
 DEFAULT_PATH = Path("/etc/imds-bridge/config.toml")
 ENV_PREFIX = "IMDS_BRIDGE__"
@@ -110,11 +110,15 @@ class Settings(BaseModel):
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
 
+class _SecretUnreadable(ValueError):
+    """The file of a secret cannot be read, by this user or at all."""
+
+
 def _check_readable(secret: Secret) -> None:
     try:
         secret.read()
     except OSError as error:
-        raise ValueError(f"expected a file that can be read: {error.strerror}") from None
+        raise _SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"expected a file that holds the secret: {error}") from None
 
@@ -457,6 +461,17 @@ def parse_headers(text: str) -> dict[str, str]:
     return headers
 
 
+def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Read only where the state is: whoever looks at it need not be able to read the secrets.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
+    _overlay(given, environ)
+    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
+
+
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Read the configuration from `path` (None: the usual place, where it may be missing) and `environ`.
 
@@ -579,7 +594,8 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         return f"{key or 'the file'}: {expected}"
     given = details["input"]
     if isinstance(given, Secret) and given.file:
-        return f"{key}_file: given {_show(given.file)}, {expected}"
+        text = f"{key}_file: given {_show(given.file)}, {expected}"
+        return SecretFault(text) if isinstance(details["ctx"]["error"], _SecretUnreadable) else text
     shown = "***" if name in model.secret_names() else _show(given)
     return f"{key}: given {shown}, {expected}"
 
@@ -611,4 +627,4 @@ def _with_variable(fault: str, variables: Mapping[str, str]) -> str:
     key = fault.partition(":")[0]
     while key and key not in variables:
         key = key.rpartition(".")[0]
-    return f"{fault} (from the environment variable {variables[key]})" if key else fault
+    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

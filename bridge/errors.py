@@ -35,6 +35,12 @@ class ConfigError(BridgeError):
         super().__init__(f"{source}: {noun} in the configuration\n" + "\n".join(f"  {f}" for f in faults))
 
 
+class SecretFault(str):
+    """A fault of the configuration that matters only to whoever needs the secret."""
+
+    __slots__ = ()
+
+
 class UsageError(BridgeError):
     """A command was given something that it cannot work with."""
 

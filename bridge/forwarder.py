@@ -54,6 +54,7 @@ class Forwarder:
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
             wait_seconds = self.poll()
+            self._voice.beat()
             now = self._clock.monotonic()
             if wait_seconds is None:
                 due += self._config.imds.poll_seconds * max(
@@ -63,6 +64,7 @@ class Forwarder:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
         self._remember_good_time()
+        self._voice.farewell()
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Ask once and deal with the answer; return how long to wait where that failed, else None."""

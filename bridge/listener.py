@@ -11,18 +11,20 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
+from hashlib import sha256
 from queue import Empty
 from typing import Any, Protocol
 
 from bridge.command import Command, parse_command, printable
 from bridge.commands import Delivery, Settlement
-from bridge.config import ApprovalSettings
+from bridge.config import ApprovalSettings, check_signing_secrets
 from bridge.errors import ImdsError
 from bridge.formats.cloudevents import structured
 from bridge.imds import ImdsClient
-from bridge.model import STARTED, CloudEvent, Document, ScheduledEvent, iso_utc, parse_document
+from bridge.model import SCHEDULED, CloudEvent, Document, ScheduledEvent, iso_utc, parse_document
 from bridge.outbox import Outbox
-from bridge.policy import Decision, auto_wait_seconds, is_expired, judge, judge_event
+from bridge.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.runtime import Clock, Stop
 from bridge.signing import signature_fault
 from bridge.voice import Voice
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25  # how often what waits is looked at again
 READ_EVERY_SECONDS = 1.0  # how often the document is read, for all commands together
+FRESH_SECONDS = 2.0  # how old a document may be that is judged by
+PAUSE_SECONDS = 1.0  # after IMDS has failed, where it does not say how long
 HOLD_SECONDS = 600.0  # how long a command waits for IMDS
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
 MALFORMED_RECEIPTS_PER_MINUTE = 10
@@ -38,7 +42,8 @@ MINUTE_SECONDS = 60.0
 
 # Kinds of records in the ledger; what a dry run has answered must not count later.
 COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
-NOT_RECORDED = "not_recorded"  # approved perhaps, by a process that was killed
+BY_RULE = "by-rule"  # the key of the record of what was POSTed without a command and has no outcome yet
+NOT_RECORDED = "not_recorded"  # approved perhaps: no answer came, or the process was killed
 
 
 class Inlet(Protocol):
@@ -54,22 +59,47 @@ class Inlet(Protocol):
 class _Pending:
     """A command that is not decided yet, and every message that carried it.
 
-    `decisions` may still change, `receipts` are given, by EventId in lower case. `recovered`: an intent was
-    found without its outcome, so an earlier process may have POSTed it. `by_rule`: nobody sent it.
+    By EventId in lower case: `decisions` may still change, `receipts` are given, `intended` were POSTed or were
+    about to be, and what became of it is not known. `by_rule`: nobody sent it.
     """
 
     command: Command
     arrived_at: float
+    grace_from: float
     deliveries: list[Delivery] = field(default_factory=list)
-    recovered: bool = False
     by_rule: bool = False
     decisions: dict[str, Decision] = field(default_factory=dict)
     receipts: dict[str, str] = field(default_factory=dict)
+    intended: set[str] = field(default_factory=set)
 
     @property
     def open_ids(self) -> list[str]:
         """The EventIds that have no receipt yet."""
         return [event_id for event_id in self.command.event_ids if event_id.lower() not in self.receipts]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the ledger keeps of it."""
+        return {
+            "receipts": self.receipts,
+            "intended": sorted(self.intended - self.receipts.keys()),
+            "done": not self.open_ids,
+        }
+
+    def add(self, delivery: Delivery) -> None:
+        """Note a further message with the same command; what an older connection brought cannot be settled."""
+        self.deliveries = [one for one in self.deliveries if one.generation == delivery.generation]
+        self.deliveries.append(delivery)
+
+
+@dataclass(kw_only=True)
+class _Outgoing:
+    """What one pass has decided: committed all in one, and settled only then."""
+
+    told: list[tuple[CloudEvent, bytes]] = field(default_factory=list)
+    repeated: list[bytes] = field(default_factory=list)
+    records: dict[tuple[str, str], Any] = field(default_factory=dict)
+    settled: list[tuple[Delivery, Settlement]] = field(default_factory=list)
 
 
 class Listener:
@@ -100,13 +130,20 @@ class Listener:
         self._document: Document | None = None
         self._read_at = -math.inf
         self._good_at = -math.inf
-        self._trouble = ""
+        self._good_time: datetime | None = None
+        self._troubles: dict[str, str] = {}
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
+        self._paused_until = -math.inf
+        self._alone: dict[str, None] = {}  # what IMDS has refused together with others
         self._malformed = _Window()
         self._first_seen: dict[str, float] = {}
+        self._outgoing = _Outgoing()
+        self._secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
 
     def run(self) -> None:
         """Decide until the stop; what is not decided then goes back to the bus."""
+        for event_id in self._outbox.record(self._kind, BY_RULE) or ():
+            self._add_by_rule(event_id)
         while not self._stop:
             self._voice.learn()
             self._voice.beat()
@@ -117,16 +154,31 @@ class Listener:
             if self._pending:
                 self._decide()
             self._sum_up_malformed()
+            self._flush()
+        self._sum_up_malformed(at_once=True)
+        self._flush()
         self._voice.farewell()
 
     def status(self) -> dict[str, Any]:
         """Tell what waits, for the status file."""
         return {
-            "waiting_commands": len(self._pending),
+            "vm": self._voice.vm.name if self._voice.vm else None,
             "imds": self._imds.base,
-            "imds_trouble": self._trouble or None,
+            "trouble": self._trouble or None,
+            "last_good_at": iso_utc(self._good_time) if self._good_time else None,
+            "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
         }
+
+    def _flush(self) -> None:
+        """Commit what was decided since the last time, then have it settled."""
+        outgoing, self._outgoing = self._outgoing, _Outgoing()
+        if outgoing.repeated:
+            self._outbox.repeat(outgoing.repeated)
+        if outgoing.told or outgoing.records:
+            self._outbox.commit(outgoing.told, meta={}, records=outgoing.records)
+        for delivery, settlement in outgoing.settled:
+            self._inlet.settle(delivery, settlement)
 
     # What arrives
 
@@ -150,60 +202,75 @@ class Listener:
             self._refuse(delivery, "bad_signature", fault, command=command)
             return
         if command.key in self._pending:
-            self._pending[command.key].deliveries.append(delivery)
+            self._pending[command.key].add(delivery)
             return
         record = self._outbox.record(self._kind, command.key)
         if record and record["done"]:
             self._answer_again(delivery, record["receipts"].values())
             return
-        self._pending[command.key] = _Pending(
+        now = self._clock.monotonic()
+        pending = _Pending(
             command=command,
-            arrived_at=self._clock.monotonic(),
+            arrived_at=now,
+            grace_from=now - self._age_seconds(delivery),
             deliveries=[delivery],
-            recovered=record is not None,
             receipts=record["receipts"] if record else {},
+            intended=set(record["intended"] if record else ()),
         )
+        self._pending[command.key] = pending
+        if is_expired(command, self._clock.now()) and not pending.intended:
+            self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
+
+    def _age_seconds(self, delivery: Delivery) -> float:
+        """Tell how long the command has waited on the bus, by clocks that may differ."""
+        if delivery.enqueued_at is None:
+            return 0.0
+        return max(0.0, (self._clock.now() - delivery.enqueued_at).total_seconds())
 
     def _signature_fault(self, delivery: Delivery) -> str:
         if self._settings.signing_secrets is None:
             return ""
         try:
-            secrets = self._settings.signing_secrets.read()
+            self._secrets = check_signing_secrets(self._settings.signing_secrets.read())
         except (OSError, ValueError) as error:
-            log.error("the signing secret cannot be read: %s", error)  # noqa: TRY400 - the text says it all
-            return "the listener cannot read its signing secret"
+            log.error("the signing secrets cannot be read, the last ones stay: %s", error)  # noqa: TRY400
         return signature_fault(
-            secrets.split(), delivery.properties, delivery.body, signed_near=delivery.enqueued_at
+            self._secrets, delivery.properties, delivery.body, signed_near=delivery.enqueued_at
         )
 
     def _refuse(
         self, delivery: Delivery, reason: str, detail: str, *, command: Command | None = None
     ) -> None:
         """Dead-letter a message that is no command, with a receipt as long as there are few of them."""
-        log.warning(
-            "a command is refused: %s", detail, extra={"reason": reason, "message": delivery.message_id[:128]}
-        )
-        if self._malformed.count(self._clock.monotonic()) <= MALFORMED_RECEIPTS_PER_MINUTE:
-            key = f"{reason}:{delivery.message_id}"
+        told_before = self._outbox.record(self._kind, key := _refusal_key(delivery, reason))
+        if told_before:
+            self._outgoing.repeated.append(told_before.encode("ascii"))
+        elif self._malformed.count(self._clock.monotonic()) <= MALFORMED_RECEIPTS_PER_MINUTE:
+            log.warning(
+                "a command is refused: %s",
+                detail,
+                extra={"reason": reason, "message_id": delivery.message_id[:128]},
+            )
             decision = Decision(outcome="rejected", reason=reason, detail=detail)
-            told = self._receipt(decision, command, "", key=key, command_id=printable(delivery.message_id))
-            self._outbox.commit([(told, structured(told))], meta={})
-        self._inlet.settle(delivery, Settlement(dead_letter_reason=reason, description=detail[:1000]))
+            body = self._tell(decision, command, "", key=key, command_id=printable(delivery.message_id))
+            self._outgoing.records[self._kind, key] = body
+        self._outgoing.settled.append(
+            (delivery, Settlement(dead_letter_reason=reason, description=detail[:1000]))
+        )
 
-    def _sum_up_malformed(self) -> None:
+    def _sum_up_malformed(self, *, at_once: bool = False) -> None:
         """Say once a minute how many refusals had no receipt of their own."""
-        left_out = self._malformed.left_out(self._clock.monotonic())
+        left_out = self._malformed.left_out(math.inf if at_once else self._clock.monotonic())
         if left_out:
             detail = f"{left_out} more messages were dead-lettered within a minute, malformed or badly signed"
             decision = Decision(outcome="rejected", reason="malformed", detail=detail)
             key = f"malformed:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
-            told = self._receipt(decision, None, "", key=key, command_id="", count=left_out)
-            self._outbox.commit([(told, structured(told))], meta={})
+            self._tell(decision, None, "", key=key, command_id="", count=left_out)
 
     def _answer_again(self, delivery: Delivery, receipts: Iterable[str]) -> None:
         """Give a command that was decided before its old receipts, unchanged."""
-        self._outbox.repeat([receipt.encode("ascii") for receipt in receipts])
-        self._inlet.settle(delivery, Settlement())
+        self._outgoing.repeated += [receipt.encode("ascii") for receipt in receipts]
+        self._outgoing.settled.append((delivery, Settlement()))
 
     # What waits
 
@@ -222,62 +289,90 @@ class Listener:
         self._give_up_late(self._trouble)
 
     def _read_document(self) -> Document | None:
-        """Return a document not older than a second, None while IMDS gives none."""
+        """Return a document of the last second, as far as IMDS may be asked; None while it gives none."""
         now = self._clock.monotonic()
         if now - self._read_at >= READ_EVERY_SECONDS and self._may_call(now):
             self._read_at = now
             try:
                 self._document = parse_document(self._imds.document())
             except (ImdsError, ValueError) as error:
-                self._note_trouble(str(error))
+                self._note_trouble("document", error)
             else:
-                self._note_trouble("")
-                self._good_at = self._clock.monotonic()
-        is_fresh = self._good_at >= self._read_at
-        return self._document if is_fresh else None
+                self._note_trouble("document", None)
+                self._good_at, self._good_time = self._read_at, self._clock.now()
+        is_good = self._good_at == self._read_at and now - self._good_at < FRESH_SECONDS
+        return self._document if is_good else None
 
     def _may_call(self, now: float) -> bool:
-        """Keep to the share of IMDS's limit; notes the call."""
-        if len(self._calls) == CALLS_PER_SECOND and now - self._calls[0] < 1.0:
+        """Keep to the share of IMDS's limit, and to the pauses that it asks for; notes the call."""
+        is_over = len(self._calls) == CALLS_PER_SECOND and now - self._calls[0] < 1.0
+        if is_over or now < self._paused_until:
             return False
         self._calls.append(now)
         return True
 
-    def _note_trouble(self, trouble: str) -> None:
-        if trouble and not self._trouble:
-            log.warning("commands wait for IMDS: %s", trouble)
-        elif self._trouble and not trouble:
+    @property
+    def _trouble(self) -> str:
+        return next((trouble for trouble in self._troubles.values() if trouble), "")
+
+    def _note_trouble(self, call: str, error: Exception | None) -> None:
+        """Note how a kind of call went, and say so when it changes."""
+        before = self._trouble
+        self._troubles[call] = "" if error is None else str(error)
+        if error is not None:
+            pause = error.retry_after_seconds if isinstance(error, ImdsError) else None
+            self._paused_until = self._clock.monotonic() + max(PAUSE_SECONDS, pause or 0.0)
+        if self._trouble and not before:
+            log.warning("commands wait for IMDS: %s", self._trouble)
+        elif before and not self._trouble:
             log.info("IMDS answers again; waiting commands go on")
-        self._trouble = trouble
 
     def _judge(self, pending: _Pending, document: Document) -> None:
         """Decide by the document; an unknown event has a while to appear, an accepted one is judged each time."""
-        now = self._clock.now()
         assert self._voice.vm is not None  # noqa: S101 - _decide has looked
+        if pending.by_rule:
+            self._judge_by_rule(pending, document)
+            return
         for event_id in pending.open_ids:
-            before = pending.decisions.get(event_id)
-            if before and (pending.by_rule or before.outcome != "accepted"):
-                continue
+            was_accepted = event_id in pending.decisions
             decision = judge(
                 pending.command,
                 event_id,
                 document,
                 vm_name=self._voice.vm.name,
                 policy=self._settings.policy,
-                now=now,
+                now=self._clock.now(),
             )
-            if pending.recovered and decision.reason in ("unknown_event", "already_started"):
-                detail = "an earlier process may have approved it; its outcome was not recorded"
-                decision = Decision(
-                    outcome="accepted", reason=NOT_RECORDED, detail=detail, event=decision.event
+            is_intended = event_id.lower() in pending.intended
+            if is_intended and decision.reason in ("unknown_event", "already_started"):
+                decision = not_recorded(decision.event)
+            elif decision.reason == "expired" and (is_intended or was_accepted):
+                detail = (
+                    f"it expired before IMDS had answered its POST: {self._trouble or 'stopped meanwhile'}"
                 )
+                decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
             elif decision.reason == "unknown_event" and self._has_time(pending):
                 pending.decisions.pop(event_id, None)
                 continue
             pending.decisions[event_id] = decision
 
+    def _judge_by_rule(self, pending: _Pending, document: Document) -> None:
+        """Go on with an event that a rule approves only while it is Scheduled."""
+        (event_id,) = pending.command.event_ids
+        event = document.events.get(event_id.lower())
+        if event and event.status == SCHEDULED:
+            pending.decisions[event_id] = Decision(
+                outcome="accepted", reason="approved", detail="an auto rule", event=event
+            )
+        elif pending.intended:
+            pending.decisions[event_id] = not_recorded(event)
+        else:
+            del self._pending[pending.command.key]
+
     def _has_time(self, pending: _Pending) -> bool:
-        return self._clock.monotonic() - pending.arrived_at < self._settings.grace_seconds
+        """Tell whether an event may still appear: for a while, and by a document read after the command came."""
+        is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
+        return is_in_grace or self._read_at < pending.arrived_at
 
     def _start(self) -> None:
         """POST what is accepted and was not before, all in one; then answer what is known by now."""
@@ -287,42 +382,56 @@ class Listener:
             for decision in pending.decisions.values()
             if decision.reason == "approved" and decision.event
         }
-        new = [event for key, event in wanted.items() if not self._was_approved(key)]
+        known = {key for key in wanted if self._was_approved(key)}
+        new = self._next_to_post({key: event for key, event in wanted.items() if key not in known})
         results: dict[str, Decision] = {}
         # Where IMDS may not be called now, the next look will, a moment later.
         if new and not self._dry_run and self._may_call(self._clock.monotonic()):
-            self._commit([], [one for one in self._pending.values() if _wants(one, new)])
+            self._commit_intents({event.key for event in new})
             results = self._post(new)
         for pending in list(self._pending.values()):
-            self._answer(pending, self._final(pending, results))
+            self._answer(pending, self._final(pending, results, known))
+
+    def _next_to_post(self, new: dict[str, ScheduledEvent]) -> list[ScheduledEvent]:
+        """Choose what goes into one POST: everything, but what IMDS has refused in company goes alone."""
+        self._alone = {key: None for key in self._alone if key in new}
+        together = [event for key, event in new.items() if key not in self._alone]
+        return together or [new[key] for key in list(self._alone)[:1]]
 
     def _was_approved(self, key: str) -> bool:
         return self._outbox.record(APPROVED, key) is not None
 
+    def _commit_intents(self, keys: set[str]) -> None:
+        """Note on every command concerned, before the POST, that its outcome may come to be unknown."""
+        for pending in self._pending.values():
+            intended = keys & {event_id.lower() for event_id in pending.decisions} - pending.intended
+            if intended:
+                pending.intended |= intended
+                self._put_record(pending)
+        self._flush()
+
     def _post(self, events: list[ScheduledEvent]) -> dict[str, Decision]:
         """Have IMDS start the events; return what it said of each, nothing for those it gave no answer to."""
+        keys = {event.key for event in events}
         try:
             self._approve(events)
         except ImdsError as error:
+            if error.status is not None and error.status < 500:  # noqa: PLR2004 - refused: nothing was done
+                for pending in self._pending.values():
+                    pending.intended -= keys
             if error.status != 400:  # noqa: PLR2004 - Bad Request: what was asked for is wrong
-                self._note_trouble(str(error))
+                self._note_trouble("POST", error)
+                self._alone = {**{key: None for key in self._alone if key not in keys}, **self._alone}
                 return {}
-            if len(events) == 1:
-                refused = Decision(
-                    outcome="failed", reason="imds_refused", detail=str(error), event=events[0]
-                )
-                return {events[0].key: refused}
-        else:
-            return {
-                event.key: Decision(outcome="accepted", reason="approved", event=event) for event in events
-            }
-        alone: dict[str, Decision] = {}
-        for event in events:
-            while not self._may_call(self._clock.monotonic()):
-                if self._stop.wait(LOOK_SECONDS):
-                    return alone
-            alone.update(self._post([event]))
-        return alone
+            self._note_trouble("POST", None)
+            if len(events) > 1:
+                self._alone |= dict.fromkeys(keys)
+                return {}
+            (event,) = events
+            refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=event)
+            return {event.key: refused}
+        self._note_trouble("POST", None)
+        return {event.key: Decision(outcome="accepted", reason="approved", event=event) for event in events}
 
     def _approve(self, events: list[ScheduledEvent]) -> None:
         incarnation = self._document.raw.get("DocumentIncarnation") if self._document else None
@@ -333,12 +442,12 @@ class Listener:
             )
         self._imds.approve([event.event_id for event in events], incarnation=incarnation)
 
-    def _final(self, pending: _Pending, results: dict[str, Decision]) -> dict[str, Decision]:
+    def _final(self, pending: _Pending, results: dict[str, Decision], known: set[str]) -> dict[str, Decision]:
         """Return the decisions of a command that cannot change any more."""
         final: dict[str, Decision] = {}
         for event_id, decision in pending.decisions.items():
             key = event_id.lower()
-            if decision.reason in ("approved", "already_started") and self._was_approved(key):
+            if key in known or (decision.reason == "already_started" and self._was_approved(key)):
                 final[event_id] = replace(
                     decision,
                     outcome="accepted",
@@ -356,56 +465,44 @@ class Listener:
     def _give_up_late(self, trouble: str) -> None:
         """Answer commands that have expired, or have waited for IMDS as long as anything may."""
         for pending in list(self._pending.values()):
-            expired = is_expired(pending.command, self._clock.now())
-            if not expired and self._clock.monotonic() - pending.arrived_at < HOLD_SECONDS:
-                continue
-            decision = Decision(outcome="failed", reason="imds_unavailable", detail=trouble)
-            if expired and not trouble:
-                decision = Decision(
-                    outcome="rejected", reason="expired", detail="it could not be decided in time"
-                )
-            self._answer(pending, dict.fromkeys(pending.open_ids, decision))
+            is_over = is_expired(pending.command, self._clock.now())
+            if is_over or self._clock.monotonic() - pending.arrived_at >= HOLD_SECONDS:
+                decision = Decision(outcome="failed", reason="imds_unavailable", detail=trouble)
+                self._answer(pending, dict.fromkeys(pending.open_ids, decision))
 
     def _answer(self, pending: _Pending, final: dict[str, Decision]) -> None:
-        """Commit outcomes with their receipts; settle the command's messages once every event has its receipt."""
+        """Note outcomes with their receipts; settle the command's messages once every event has its receipt."""
         if not final:
             return
         command = pending.command
-        encoded: list[tuple[CloudEvent, bytes]] = []
-        approved: list[str] = []
         for event_id, decision in final.items():
-            told = self._receipt(_public(decision), command, event_id, key=command.key, command_id=command.id)
-            body = structured(told)
-            encoded.append((told, body))
-            pending.receipts[event_id.lower()] = body.decode("ascii")
+            key = event_id.lower()
+            pending.receipts[key] = self._tell(
+                _public(decision), command, event_id, key=command.key, command_id=command.id
+            )
             pending.decisions.pop(event_id, None)
             if decision.outcome == "accepted" and not self._dry_run:
-                approved.append(event_id.lower())
+                self._outgoing.records[APPROVED, key] = iso_utc(self._clock.now())
             log.info(
                 "command %s for %s: %s",
                 *(decision.outcome, event_id, decision.reason),
                 extra={"command": command.id, "detail": decision.detail},
             )
-        self._commit(encoded, [pending], approved=approved)
         if not pending.open_ids:
-            for delivery in pending.deliveries:
-                self._inlet.settle(delivery, Settlement())
-            self._pending.pop(command.key, None)
+            self._outgoing.settled += [(delivery, Settlement()) for delivery in pending.deliveries]
+            del self._pending[command.key]
+        self._put_record(pending)
 
-    def _commit(
-        self,
-        told: list[tuple[CloudEvent, bytes]],
-        commands: Iterable[_Pending],
-        *,
-        approved: Iterable[str] = (),
-    ) -> None:
-        """Write receipts, how far commands have come, and which events this VM approved, or nothing of it."""
-        records: dict[tuple[str, str], Any] = {
-            (self._kind, one.command.key): {"receipts": one.receipts, "done": not one.open_ids}
-            for one in commands
-        }
-        records |= {(APPROVED, key): iso_utc(self._clock.now()) for key in approved}
-        self._outbox.commit(told, meta={}, records=records)
+    def _put_record(self, pending: _Pending) -> None:
+        """Have the next commit write how far a command has come."""
+        self._outgoing.records[self._kind, pending.command.key] = pending.record
+        if pending.by_rule:
+            self._outgoing.records[self._kind, BY_RULE] = [
+                event_id
+                for one in self._pending.values()
+                if one.by_rule and one.intended
+                for event_id in one.command.event_ids
+            ]
 
     # Without a command
 
@@ -417,37 +514,42 @@ class Listener:
         now = self._clock.monotonic()
         self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
         for event in document.events.values():
-            key = f"auto:{event.key}"
-            record = self._outbox.record(self._kind, key)
-            if key in self._pending or (record and record["done"]) or self._was_approved(event.key):
+            if event.status != SCHEDULED or self._was_approved(event.key):
                 continue
-            wait_seconds = self._auto_wait(event)
+            wait_seconds = self._auto_wait_seconds(event)
             if wait_seconds is not None and now - self._first_seen[event.key] >= wait_seconds:
-                command = Command(
-                    id=key, key=key, event_ids=(event.event_id,), requested_by="imds-bridge, by an auto rule"
-                )
-                self._pending[key] = _Pending(command=command, arrived_at=now, by_rule=True)
-                self._pending[key].decisions[event.event_id] = Decision(
-                    outcome="accepted", reason="approved", detail="an auto rule", event=event
-                )
+                self._add_by_rule(event.event_id)
 
-    def _auto_wait(self, event: ScheduledEvent) -> float | None:
+    def _add_by_rule(self, event_id: str) -> None:
+        key = f"auto:{event_id.lower()}"
+        record = self._outbox.record(self._kind, key)
+        if key in self._pending or (record and record["done"]):
+            return
+        command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
+        now = self._clock.monotonic()
+        self._pending[key] = _Pending(
+            command=command,
+            arrived_at=now,
+            grace_from=now,
+            by_rule=True,
+            intended=set(record["intended"] if record else ()),
+        )
+
+    def _auto_wait_seconds(self, event: ScheduledEvent) -> float | None:
         """Return how long this VM leaves the event to others, None if no rule approves it."""
-        if event.status == STARTED or self._voice.vm is None:
-            return None
-        waits = []
+        assert self._voice.vm is not None  # noqa: S101 - _approve_by_rule has looked
+        name, waits = self._voice.vm.name, []
         for rule in self._settings.auto:
             policy = self._settings.policy.model_copy(update={"allow": (rule,)})
-            now = self._clock.now()
-            decision = judge_event(event, vm_name=self._voice.vm.name, policy=policy, now=now)
-            wait_seconds = auto_wait_seconds(event, vm_name=self._voice.vm.name, group=rule.group)
+            decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
+            wait_seconds = auto_wait_seconds(event, vm_name=name, group=rule.group)
             if decision.outcome == "accepted" and wait_seconds is not None:
                 waits.append(wait_seconds)
         return min(waits, default=None)
 
     # Receipts
 
-    def _receipt(
+    def _tell(
         self,
         decision: Decision,
         command: Command | None,
@@ -456,8 +558,8 @@ class Listener:
         key: str,
         command_id: str,
         count: int = 0,
-    ) -> CloudEvent:
-        at = self._clock.now()
+    ) -> str:
+        """Have the next commit publish a receipt; return it as it will be sent."""
         event = decision.event
         data: dict[str, Any] = {
             "Reason": decision.reason,
@@ -469,22 +571,31 @@ class Listener:
         }
         if count:
             data["Count"] = count
-        return self._voice.reporter().receipt(
+        told = self._voice.reporter().receipt(
             outcome=decision.outcome,
-            key=key,
+            # a real receipt must not look like a duplicate of a dry run's
+            key=f"dry-run:{key}" if self._dry_run else key,
             command_id=command_id,
             event_id=event.event_id if event else event_id,
             resources=event.resources if event else (),
             sequence=self._voice.next_sequence(),
-            at=at,
+            at=self._clock.now(),
             data=data,
         )
+        body = structured(told)
+        self._outgoing.told.append((told, body))
+        return body.decode("ascii")
 
 
-def _wants(pending: _Pending, events: Iterable[ScheduledEvent]) -> bool:
-    """Tell whether the command is why one of the events is POSTed."""
-    keys = {event_id.lower() for event_id in pending.command.event_ids}
-    return any(event.key in keys for event in events)
+def _refusal_key(delivery: Delivery, reason: str) -> str:
+    digest = sha256(delivery.body).hexdigest()
+    return f"{reason}:{delivery.message_id}:{digest}"
+
+
+def not_recorded(event: ScheduledEvent | None) -> Decision:
+    """Decide about an event that has started or gone after a POST whose outcome is unknown."""
+    detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
+    return Decision(outcome="accepted", reason=NOT_RECORDED, detail=detail, event=event)
 
 
 def _public(decision: Decision) -> Decision:

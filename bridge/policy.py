@@ -36,6 +36,11 @@ def is_expired(command: Command, now: datetime) -> bool:
     return command.expires_at is not None and command.expires_at <= now
 
 
+def expired(command: Command) -> Decision:
+    """Decide about each EventId of a command that came too late."""
+    return Decision(outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}")
+
+
 def judge(
     command: Command,
     event_id: str,
@@ -47,9 +52,7 @@ def judge(
 ) -> Decision:
     """Decide about one EventId of a command, by the document as it stands."""
     if is_expired(command, now):
-        return Decision(
-            outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}"
-        )
+        return expired(command)
     if command.vm and fold_name(command.vm) != fold_name(vm_name):
         return Decision(outcome="rejected", reason="other_vm", detail=f"it is meant for {command.vm}")
     event = document.events.get(event_id.lower())

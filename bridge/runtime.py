@@ -137,53 +137,86 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
 
 
 class Worker:
-    """A thread for a library whose calls can block without bound.
+    """A thread for a library whose calls can block without bound. It is used from one thread.
 
-    A call that outlives its limit is left behind with its thread, and the next call gets a new thread; after
-    `max_hung` of them the process has to be started afresh.
+    A call that outlives its limit is left behind with its thread, and the next call gets a new thread; once
+    `max_hung` of them hang at the same time, the process has to be started afresh.
     """
 
     def __init__(self, name: str, *, max_hung: int = 3) -> None:
         self._name = name
         self._max_hung = max_hung
-        self._hung = 0
+        self._left: list[_Outcome] = []
         self._calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] | None = None
 
-    def call(self, function: Callable[[], T], *, limit_seconds: float) -> T:
+    def call(
+        self,
+        function: Callable[[], T],
+        *,
+        limit_seconds: float,
+        afterwards: Callable[[], object] | None = None,
+    ) -> T:
         """Run `function` on the thread and return what it returns, or raise what it raises.
 
+        Args:
+            function: what may block.
+            limit_seconds: when it is left behind.
+            afterwards: what a call that was left behind runs should it return after all, to clean up.
+
         Raises:
-            HungError: it took longer; `final` once that has happened too often.
+            HungError: it took longer; `final` once too many hang.
         """
-        if self._calls is None:
-            self._calls = SimpleQueue()
-            calls = self._calls
-            start_thread(self._name, lambda: _work(calls))
-        outcome = _Outcome()
-        self._calls.put((function, outcome))
+        self._refuse_if_too_many_hang()
+        outcome = self._put(function, limit_seconds)
         if not outcome.done.wait(limit_seconds):
+            self._left.append(outcome)
+            if afterwards is not None:
+                self._put(afterwards, limit_seconds)
             self.close()
-            self._hung += 1
             raise HungError(
                 f"{self._name}: a call has not returned within {limit_seconds:g} s",
-                final=self._hung >= self._max_hung,
+                final=self._hanging() >= self._max_hung,
             )
         if outcome.error is not None:
             raise outcome.error
         result: T = outcome.result
         return result
 
+    def leave(self, last: Callable[[], object], *, limit_seconds: float) -> None:
+        """Let the thread end with `last`, and wait for neither; should that hang, it counts as such."""
+        self._left.append(self._put(last, limit_seconds))
+        self.close()
+
     def close(self) -> None:
-        """Let the thread end after its call, whenever that is."""
+        """Let the thread end after its calls, whenever that is."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
 
+    def _put(self, function: Callable[[], Any], limit_seconds: float) -> _Outcome:
+        if self._calls is None:
+            self._calls = SimpleQueue()
+            calls = self._calls
+            start_thread(self._name, lambda: _work(calls))
+        outcome = _Outcome(time.monotonic() + limit_seconds)
+        self._calls.put((function, outcome))
+        return outcome
+
+    def _hanging(self) -> int:
+        self._left = [outcome for outcome in self._left if not outcome.done.is_set()]
+        now = time.monotonic()
+        return sum(outcome.late_at <= now for outcome in self._left)
+
+    def _refuse_if_too_many_hang(self) -> None:
+        if (hanging := self._hanging()) >= self._max_hung:
+            raise HungError(f"{self._name}: {hanging} calls have not returned", final=True)
+
 
 class _Outcome:
-    """What came of one call."""
+    """What came of one call; from `late_at` (monotonic) on it hangs."""
 
-    def __init__(self) -> None:
+    def __init__(self, late_at: float) -> None:
+        self.late_at = late_at
         self.done = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bridge import __version__
 from bridge import forwarder as forwarder_module
 from bridge.config import Config, ImdsSettings
 from bridge.delivery import Filter
@@ -605,8 +606,18 @@ def test_after_the_stop_imds_is_asked_once_more(lab: ImdsLab, station: Station) 
     station.poll()
     reboot(lab)
     station.run(waits=0)
-    assert station.story()[1:] == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
+    told = [f"scheduledevent.scheduled {FIRST}", "document.changed", "bridge.heartbeat"]
+    assert station.story()[1:] == told
     assert len(station.imds.asked) == 2
+
+
+def test_a_heartbeat_tells_of_the_start_of_every_hour_and_of_the_stop(station: Station) -> None:
+    station.imds.lags = [0.0, 1800.0, 1800.0]
+    station.run(waits=3)
+    beats = [event["data"] for event in station.events() if ".heartbeat." in event["type"]]
+    assert [beat["Reason"] for beat in beats] == ["Started", "Hourly", "Stopping"]
+    assert [beat["Version"] for beat in beats] == [__version__] * 3
+    assert all(beat["Backlog"].keys() == {"all"} for beat in beats)
 
 
 def test_a_stop_during_an_outage_ends_the_loop(lab: ImdsLab, station: Station) -> None:

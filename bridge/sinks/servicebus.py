@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
+from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from bridge.bus import IDLE_LIMIT_SECONDS, connect, delivery_error, where
+from bridge.bus import (
+    IDLE_LIMIT_SECONDS,
+    TRY_SECONDS,
+    connect,
+    delivery_error,
+    leaves_link,
+    lost_link,
+    make_credential,
+    reread,
+    where,
+)
 from bridge.config import ServiceBusSettings
-from bridge.errors import DeliveryError, HungError, Unavailable
+from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.model import StoredEvent, names, resource_group_of
 from bridge.runtime import Clock, Worker
 
-# Opening takes half a second; a silent peer is given up after this.
-OPEN_SECONDS = 20.0
+T = TypeVar("T")
+
+# Time limits of the SDK do not always hold; what is longer over them than this is left behind.
+GRACE_SECONDS = 10.0
+CLOSE_SECONDS = 20.0
+
+_MAX_PROPERTY_LENGTH = 128  # of message id and session id
 
 
 class ServiceBusSink:
@@ -28,86 +42,127 @@ class ServiceBusSink:
     retry_limit_seconds = 4.0  # half a second to connect included, deliveries go on within five of its return
 
     def __init__(self, settings: ServiceBusSettings, *, clock: Clock | None = None) -> None:
-        self._settings = settings
+        self._given = settings
+        self._settings = reread(settings)
         self._clock = clock or Clock()
-        self._place = where(settings)
+        self._place = where(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
+        self._identity = _Identity(self._settings)
         self._link: _Link | None = None
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the events in as few batches as the link allows, in their order."""
-        link = self._open_link()
-        progress = _Progress()
-        limit_seconds = self._settings.timeout_seconds * 2 + OPEN_SECONDS
-        try:
-            self._call(lambda: link.send(events, progress), limit_seconds=limit_seconds)
-        except DeliveryError as error:
-            error.delivered = progress.delivered
-            raise
+        messages, fault = _messages(events, self._settings.session)
+        delivered = 0
+        once_more = self._link is not None  # an open link may have been lost while nothing was sent
+        while delivered < len(messages):
+            try:
+                for transfer, count in self._transfers(messages[delivered:]):
+                    self._send(transfer)
+                    delivered += count
+                    once_more = False
+            except DeliveryError as error:
+                if not (once_more and lost_link(error.__cause__)):
+                    error.delivered = delivered
+                    raise
+                once_more = False
+        if fault:
+            fault.delivered = delivered
+            raise fault
 
     def rest(self) -> None:
         """Reopen the sender before the service gives it up for being idle."""
-        link = self._link
-        if link and self._clock.monotonic() - link.used_at >= IDLE_LIMIT_SECONDS:
+        if self._link and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
             self._drop()
-            self._call(self._open_link().open, limit_seconds=OPEN_SECONDS)
+            self._open()
 
     def reload(self) -> None:
-        """Connect anew, with the connection string as it stands now."""
-        self._drop()
+        """Connect anew, with the connection string as it stands now and a new token."""
+        self._drop(identity=True)
+        self._settings = reread(self._given, known=self._settings)
         self._place = where(self._settings)
+        self._identity = _Identity(self._settings)
 
     def check(self) -> str:
         """Open a sender, which needs the entity and the right to send."""
-        self._call(self._open_link().open, limit_seconds=OPEN_SECONDS)
+        self._drop()
+        self._open()
         return f"{self._place} lets us send"
 
     def close(self) -> None:
         """Give up the connection."""
-        self._drop()
+        self._drop(identity=True)
         self._worker.close()
 
-    def _open_link(self) -> _Link:
+    def _open(self) -> ServiceBusSender:
         if self._link is None:
-            self._link = _Link(self._settings, self._clock)
-        return self._link
+            self._link = _Link(self._settings, self._identity, self._clock)
+        link = self._link
+        return self._call(link, link.open, limit_seconds=TRY_SECONDS + GRACE_SECONDS)
 
-    def _call(self, function: Any, *, limit_seconds: float) -> None:
-        """Run on the worker; whatever fails costs the connection, so that the next try starts from nothing."""
+    def _transfers(self, messages: Sequence[ServiceBusMessage]) -> Iterator[tuple[_Transfer, int]]:
+        return _batches(self._open(), messages)
+
+    def _send(self, transfer: _Transfer) -> None:
+        link, timeout_seconds = self._link, self._settings.timeout_seconds
+        if link is None:
+            raise Unavailable(f"{self._place}: not connected")
+        self._call(
+            link, lambda: link.send(transfer, timeout_seconds), limit_seconds=timeout_seconds + GRACE_SECONDS
+        )
+
+    def _call(self, link: _Link, function: Callable[[], T], *, limit_seconds: float) -> T:
+        """Run on the worker; most of what fails costs the connection, so that the next try starts from nothing."""
         try:
-            self._worker.call(function, limit_seconds=limit_seconds)
+            return self._worker.call(function, limit_seconds=limit_seconds, afterwards=link.close_all)
         except HungError as error:
-            self._link = None  # it stays with the thread that hangs
+            self._link = None  # it stays with the thread that hangs, and so does what that may have locked
+            self._identity = _Identity(self._settings)
             if error.final:
                 raise
             raise Unavailable(f"{self._place}: {error}") from error
-        except DeliveryError:
-            self._drop()
-            raise
-        except MessageSizeExceededError as error:
-            raise delivery_error(error, self._place) from error
         except Exception as error:
-            self._drop()
+            if not leaves_link(error):
+                self._drop()
+            if isinstance(error, DeliveryError):
+                raise
             raise delivery_error(error, self._place) from error
 
-    def _drop(self) -> None:
+    def _drop(self, *, identity: bool = False) -> None:
+        """Give up the link without waiting for its end: that alone can take the SDK a second, or for ever."""
         link, self._link = self._link, None
         if link:
-            with contextlib.suppress(Exception):  # it is given up anyway
-                self._worker.call(link.close, limit_seconds=1.0)
+            last = link.close_all if identity else link.close
+            self._worker.leave(last, limit_seconds=CLOSE_SECONDS)
 
 
-class _Progress:
-    """How many events of a `send` are with the broker; told across threads when the call fails."""
+_Transfer = ServiceBusMessage | ServiceBusMessageBatch
 
-    delivered = 0
+
+class _Identity:
+    """The credential, made when it is first needed and kept over connections, as it keeps the token."""
+
+    def __init__(self, settings: ServiceBusSettings) -> None:
+        self._settings = settings
+        self._credential: Any = None
+
+    def credential(self) -> Any:
+        if self._credential is None:
+            self._credential = make_credential(self._settings)
+        return self._credential
+
+    def close(self) -> None:
+        if self._credential is not None:
+            self._credential.close()
+            self._credential = None
 
 
 class _Link:
     """A client with its sender; used on the worker's thread only."""
 
-    def __init__(self, settings: ServiceBusSettings, clock: Clock) -> None:
+    def __init__(self, settings: ServiceBusSettings, identity: _Identity, clock: Clock) -> None:
         self._settings = settings
+        self._identity = identity
         self._clock = clock
         self._client: ServiceBusClient | None = None
         self._sender: ServiceBusSender | None = None
@@ -116,47 +171,53 @@ class _Link:
     def open(self) -> ServiceBusSender:
         """Connect, unless that is done, and return the sender."""
         if self._sender is None:
-            self._client = connect(self._settings)
+            self._client = connect(self._settings, credential=self._identity.credential())
             get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
-            self._sender = get(self._settings.entity)
-            self._sender.create_message_batch()  # opens the link
+            sender = get(self._settings.entity)
+            sender.create_message_batch()  # opens the link
             self.used_at = self._clock.monotonic()
+            self._sender = sender
         return self._sender
 
-    def send(self, events: Sequence[StoredEvent], progress: _Progress) -> None:
-        """Send all, counting in `progress` what the broker has."""
-        sender = self.open()
-        for batch, count in _batches(sender, [to_message(event, self._settings.session) for event in events]):
-            sender.send_messages(batch, timeout=self._settings.timeout_seconds)
-            progress.delivered += count
-            self.used_at = self._clock.monotonic()
+    def send(self, transfer: _Transfer, timeout_seconds: float) -> None:
+        """Send a message or a batch, and return when the broker has it."""
+        self.open().send_messages(transfer, timeout=timeout_seconds)
+        self.used_at = self._clock.monotonic()
 
     def close(self) -> None:
         """Close sender and client."""
         if self._client:
             self._client.close()
 
+    def close_all(self) -> None:
+        """Close the credential, too."""
+        try:
+            self.close()
+        finally:
+            self._identity.close()
 
-def _batches(sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]) -> Iterator[tuple[Any, int]]:
+
+def _batches(
+    sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]
+) -> Iterator[tuple[_Transfer, int]]:
     """Cut messages into what one transfer can carry; a batch is of one session."""
     for _, same_session in groupby(messages, key=lambda message: message.session_id):
         batch, count = sender.create_message_batch(), 0
         for message in same_session:
-            try:
-                batch.add_message(message)
-            except MessageSizeExceededError:
-                if count:
-                    yield batch, count
-                    batch, count = sender.create_message_batch(), 0
-                if not _fits(batch, message):
-                    yield message, 1  # the broker decides: alone, a message may be larger than in a batch
-                    continue
-            count += 1
+            fits = _add(batch, message)
+            if not fits and count:
+                yield batch, count
+                batch, count = sender.create_message_batch(), 0
+                fits = _add(batch, message)
+            if fits:
+                count += 1
+            else:
+                yield message, 1  # the broker decides: alone, a message may be larger than in a batch
         if count:
             yield batch, count
 
 
-def _fits(batch: Any, message: ServiceBusMessage) -> bool:
+def _add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
     try:
         batch.add_message(message)
     except MessageSizeExceededError:
@@ -164,31 +225,60 @@ def _fits(batch: Any, message: ServiceBusMessage) -> bool:
     return True
 
 
+def _messages(events: Sequence[StoredEvent], session: str) -> tuple[list[ServiceBusMessage], Rejected | None]:
+    """Lay events down as messages, up to the first of which none can be made: that must not hold up the others."""
+    messages: list[ServiceBusMessage] = []
+    for event in events:
+        try:
+            messages.append(to_message(event, session))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it would be the same at each try
+            return messages, Rejected(
+                f"no message can be made of the event ({type(error).__name__}: {error})"
+            )
+    return messages, None
+
+
 def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
     """Lay an event down as a message: the id for duplicate detection, properties for filters, JSON as body."""
     envelope = event.envelope
-    data = envelope.get("data") or {}
-    vm = data.get("Vm") or {}
+    data = _mapping(envelope.get("data"))
     properties: dict[str | bytes, Any] = {
-        f"cloudEvents_{name}": str(value) for name, value in envelope.items() if name != "data"
+        f"cloudEvents_{name}": _text(value) for name, value in envelope.items() if name != "data"
     }
     for name in ("EventType", "EventStatus", "EventSource"):
         if data.get(name):
-            properties[name] = str(data[name])
+            properties[name] = _text(data[name])
     if "Resources" in data:
-        properties["Resources"] = "".join(f",{name}" for name in names(data["Resources"])) + ","
-    session_id = session.format(
-        event=envelope.get("correlationid", envelope["subject"]),
-        vm=str(vm.get("Name") or "").lower(),
-        resource_group=resource_group_of(str(vm.get("ResourceId") or "")).lower(),
-        type=event.type,
-    )
+        properties["Resources"] = _text("".join(f",{name}" for name in names(data["Resources"])) + ",")
+    correlation = envelope.get("correlationid")
     return ServiceBusMessage(
         event.body,
         content_type=CONTENT_TYPE,
         message_id=event.id,
         subject=event.type,
-        correlation_id=envelope.get("correlationid"),
-        session_id=session_id or None,
+        correlation_id=None if correlation is None else _text(correlation),
+        session_id=_session_id(event, session) if session else None,
         application_properties=properties,
     )
+
+
+def _session_id(event: StoredEvent, template: str) -> str:
+    """Fill the template; a session-enabled entity takes no message without one, so an empty one is the subject."""
+    envelope = event.envelope
+    vm = _mapping(_mapping(envelope.get("data")).get("Vm"))
+    given = template.format(
+        event=envelope.get("correlationid", envelope["subject"]),
+        vm=str(vm.get("Name") or "").lower(),
+        resource_group=resource_group_of(str(vm.get("ResourceId") or "")).lower(),
+        type=event.type,
+    )
+    return _text(given or envelope["subject"])[:_MAX_PROPERTY_LENGTH]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    """Write a value as a text that UTF-8 can hold: JSON may have half a surrogate pair, AMQP not."""
+    return str(value).encode("utf-8", "replace").decode()
