@@ -444,7 +444,7 @@ def test_outbox_without_a_state_exits_2_and_says_why(call: Any, config: Path) ->
     assert "there is no outbox in" in told.err
 
 
-def test_the_state_can_be_looked_at_by_whoever_cannot_read_the_secrets(tmp_path: Path) -> None:
+def test_the_state_can_be_looked_at_by_whoever_cannot_read_the_secrets(call: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
         f'state_dir = "{tmp_path.as_posix()}"\n[sinks.a]\nkind = "webhook"\nurl_file = "{tmp_path.as_posix()}/none"'
