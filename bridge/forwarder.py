@@ -38,7 +38,7 @@ class Forwarder:
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
-        self._watch = Watch.load(outbox.meta("watch"))
+        self._watch = _load_watch(outbox.meta("watch"))
         self._voice = Voice(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
         self._good_at: float | None = None  # monotonic, in this process
@@ -221,6 +221,14 @@ class Forwarder:
         if self._good_time:
             self._remembered_at = self._clock.monotonic()
             self._outbox.set_meta({"last_good_at": iso_utc(self._good_time)})
+
+
+def _load_watch(text: str) -> Watch:
+    try:
+        return Watch.load(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("what was known cannot be read, all is seen as new: %s", error)  # noqa: TRY400 - the text says it all
+        return Watch()
 
 
 def _load_time(text: str) -> datetime | None:

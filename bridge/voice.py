@@ -39,8 +39,7 @@ class Voice:
         self._learned = False
         self._learn_at = -math.inf
         self._beat_at = -math.inf
-        kept = outbox.meta("vm")
-        self.vm: Vm | None = Vm(**json.loads(kept)) if kept else None
+        self.vm = _load_vm(outbox.meta("vm"))
 
     def learn(self) -> bool:
         """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
@@ -101,6 +100,14 @@ class Voice:
             at=self._clock.now(),
         )
         self._outbox.commit([(told, structured(told))], meta={})
+
+
+def _load_vm(text: str) -> Vm | None:
+    """Read who this VM is as it was kept; nonsense counts as not known yet."""
+    try:
+        return Vm(**json.loads(text)) if text else None
+    except (ValueError, TypeError):
+        return None
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

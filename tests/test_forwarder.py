@@ -851,3 +851,15 @@ def test_the_status_shows_the_document_and_the_trouble(lab: ImdsLab, station: St
     lab.clear_faults()
     station.poll()
     assert station.forwarder.status()["trouble"] is None
+
+
+def test_a_state_that_holds_nonsense_is_begun_anew_and_nothing_is_lost(
+    lab: ImdsLab, station: Station
+) -> None:
+    reboot(lab)
+    station.poll()
+    station.outbox.set_meta({"watch": '{"held": 3}', "vm": "[1]"}, synced=True)
+    station.restart()
+    station.events()
+    station.poll()
+    assert station.story() == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
