@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from bridge.config import Secret, StdoutSettings, WebhookSettings
+from bridge.config import Secret, ServiceBusSettings, StdoutSettings, WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink
 from bridge.sinks.memory import MemorySink
+from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
 from tests.support import LIMIT_SECONDS, stored_event
@@ -107,11 +109,47 @@ def webhook(mode: str) -> Callable[[ExitStack, Path, pytest.MonkeyPatch], Rig]:
     return build
 
 
+def servicebus(entity: str) -> Callable[[ExitStack, Path, pytest.MonkeyPatch], Rig]:
+    def build(stack: ExitStack, folder: Path, _: pytest.MonkeyPatch) -> Rig:
+        topic = {"Name": "topic", "Subscriptions": [{"Name": "all"}]}
+        namespace = {"Name": "lab", "Queues": [{"Name": "queue"}], "Topics": [topic]}
+        lab = stack.enter_context(ServiceBusLab({"UserConfig": {"Namespaces": [namespace]}}, key=SECRET))
+        token = folder / "token"
+        token.write_text(lab.connection_string)
+        given = {"kind": "servicebus", entity: entity, "timeout_seconds": 2.0}
+        sink = ServiceBusSink(ServiceBusSettings(**given, connection_string=Secret(file=token)))
+        stored = lab.entity("queue" if entity == "queue" else "topic/Subscriptions/all")
+
+        def failing(kind: str, expected: type[DeliveryError]) -> Callable[[], type[DeliveryError]]:
+            def fail() -> type[DeliveryError]:
+                sink.reload()  # an open link is not asked for the right to send
+                lab.fault(kind, count=1)
+                return expected
+
+            return fail
+
+        failures = [("busy", Unavailable), ("quota", Unavailable), ("drop_before_store", Unavailable)]
+        failures += [
+            ("unauthorized", Misconfigured),
+            ("missing", Misconfigured),
+            ("refuse_cbs", Misconfigured),
+        ]
+        return Rig(
+            sink=sink,
+            received=lambda: [json.loads(message.body) for message in stored.messages],
+            failures=[failing(*failure) for failure in failures],
+        )
+
+    return build
+
+
 ROWS = [
     Row(name="memory", build=memory),
     Row(name="stdout", build=stdout),
     Row(name="webhook-structured", build=webhook("structured")),
     Row(name="webhook-binary", build=webhook("binary")),
+    Row(name="servicebus-queue", build=servicebus("queue")),
+    Row(name="servicebus-topic", build=servicebus("topic")),
 ]
 EVENTS = [stored_event(number, Description='é "quoted"\n') for number in range(7)]
 ENVELOPES = [event.envelope for event in EVENTS]

@@ -1,0 +1,197 @@
+"""Hold the entities of a namespace, and lead messages to them. Pure: the clock is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from bridge.lab.servicebus.conditions import MESSAGE_NOT_FOUND, NOT_ALLOWED, NOT_FOUND, Refused
+from bridge.lab.servicebus.config import Namespace, QueueSettings, SubscriptionSettings, TopicSettings
+from bridge.lab.servicebus.duplicates import DuplicateWindow
+from bridge.lab.servicebus.messages import Tally
+from bridge.lab.servicebus.queues import MessageQueue
+from bridge.lab.servicebus.sections import Content
+from bridge.lab.servicebus.sessions import SessionQueue
+from bridge.lab.servicebus.timers import Timers
+
+DEAD_LETTER_SUFFIX = "/$deadletterqueue"
+
+
+class _Later:
+    """Hold a message that a topic keeps back."""
+
+    def __init__(self, content: Content, number: int) -> None:
+        self.content = content
+        self.number = number
+        self.gone = False
+
+
+class Topic:
+    """Lead messages to the subscriptions that take them."""
+
+    def __init__(
+        self, settings: TopicSettings, timers: Timers, make_queue: Callable[[QueueSettings], MessageQueue]
+    ) -> None:
+        self.settings = settings
+        self.tally = Tally()
+        self._timers = timers
+        self._duplicates = DuplicateWindow(settings.duplicate_window_seconds, timers.clock)
+        self._later: dict[int, _Later] = {}
+        self._numbers = count(1)
+        self.subscriptions: list[tuple[SubscriptionSettings, MessageQueue]] = [
+            (subscription, make_queue(subscription.queue)) for subscription in settings.subscriptions
+        ]
+
+    @property
+    def name(self) -> str:
+        """Return the topic's name."""
+        return self.settings.name
+
+    def check(self, content: Content) -> None:
+        """Take any message: a subscription that cannot keep one dead-letters it."""
+
+    def accept(self, content: Content) -> None:
+        """Take a message that a client sent, unless it was here before or is for later."""
+        if self._duplicates.seen(content.message_id):
+            self.tally.duplicates += 1
+        elif content.scheduled_for is not None and content.scheduled_for > self._timers.now():
+            self._hold(content, content.scheduled_for)
+        else:
+            self._spread(content)
+
+    def schedule(self, content: Content, at: float) -> int:
+        """Hold a message back; return the number by which it can be canceled."""
+        if self._duplicates.seen(content.message_id):
+            self.tally.duplicates += 1
+            return next(self._numbers)
+        return self._hold(content, at)
+
+    def cancel(self, number: int) -> None:
+        """Remove a message that is held back."""
+        held = self._later.pop(number, None)
+        if held is None:
+            raise Refused(MESSAGE_NOT_FOUND, f"Failed to find the scheduled message {number}.")
+        held.gone = True
+
+    def _hold(self, content: Content, at: float) -> int:
+        held = _Later(content, next(self._numbers))
+        self._later[held.number] = held
+        self._timers.at(at, self._appear, held)
+        return held.number
+
+    def _appear(self, held: _Later) -> None:
+        if self._later.pop(held.number, None) is not None:
+            self._spread(held.content)
+
+    def _spread(self, content: Content) -> None:
+        self.tally.enqueued += 1
+        for settings, queue in self.subscriptions:
+            if not settings.filters or any(matches(content) for matches in settings.filters):
+                queue.put(content, ttl_seconds=self.settings.ttl_seconds)
+
+
+class Broker:
+    """Find entities by the paths that clients use. Not thread-safe."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        clock: Callable[[], float],
+        *,
+        changed: Callable[[MessageQueue], None] = lambda _: None,
+        session_lost: Callable[[object], None] = lambda _: None,
+    ) -> None:
+        """Start with the entities of a namespace, empty.
+
+        Args:
+            namespace: what there is.
+            clock: seconds since 1970; the only source of time.
+            changed: called when a queue has a message to give.
+            session_lost: called with the owner of a session whose lock has expired.
+        """
+        self.timers = Timers(clock)
+        self._changed = changed
+        self._session_lost = session_lost
+        self._targets: dict[str, MessageQueue | Topic] = {}
+        self._queues: dict[str, MessageQueue] = {}
+        for queue in namespace.queues:
+            self.add_queue(queue)
+        for topic in namespace.topics:
+            self.add_topic(topic)
+
+    def add_queue(self, settings: QueueSettings) -> None:
+        """Create a queue."""
+        queue = self._make_queue(settings)
+        self._targets[settings.name.lower()] = queue
+
+    def add_topic(self, settings: TopicSettings) -> None:
+        """Create a topic with its subscriptions."""
+        self._targets[settings.name.lower()] = Topic(settings, self.timers, self._make_queue)
+
+    def _make_queue(self, settings: QueueSettings) -> MessageQueue:
+        dead_letters = MessageQueue(settings, self.timers, changed=self._changed)
+        queue: MessageQueue
+        if settings.requires_session:
+            queue = SessionQueue(
+                settings,
+                self.timers,
+                changed=self._changed,
+                session_lost=self._session_lost,
+                dead_letters=dead_letters,
+            )
+        else:
+            queue = MessageQueue(settings, self.timers, changed=self._changed, dead_letters=dead_letters)
+        self._queues[settings.name.lower()] = queue
+        self._queues[settings.name.lower() + DEAD_LETTER_SUFFIX] = dead_letters
+        return queue
+
+    def target(self, path: str) -> MessageQueue | Topic:
+        """Return what a client may send to; raise Refused where there is none."""
+        found = self._targets.get(path.lower())
+        if found is None:
+            if path.lower() in self._queues:
+                raise Refused(NOT_ALLOWED, f"The entity '{path}' takes no messages from clients.")
+            raise _not_found(path)
+        return found
+
+    def source(self, path: str) -> MessageQueue:
+        """Return what a client may receive from; raise Refused where there is none."""
+        found = self._queues.get(path.lower())
+        if found is None:
+            if path.lower() in self._targets:
+                raise Refused(NOT_ALLOWED, f"The entity '{path}' is a topic; receive from a subscription.")
+            raise _not_found(path)
+        return found
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is such an entity."""
+        return path.lower() in self._targets or path.lower() in self._queues
+
+    def send(self, path: str, contents: Sequence[Content]) -> None:
+        """Take all the messages, or none where one of them cannot be taken."""
+        target = self.target(path)
+        for content in contents:
+            target.check(content)
+        for content in contents:
+            target.accept(content)
+
+    def schedule(self, path: str, entries: Sequence[tuple[Content, float]]) -> list[int]:
+        """Hold messages back until their times; return their numbers."""
+        target = self.target(path)
+        for content, _ in entries:
+            target.check(content)
+        return [target.schedule(content, at) for content, at in entries]
+
+    def cancel(self, path: str, numbers: Sequence[int]) -> None:
+        """Remove messages that are held back."""
+        target = self.target(path)
+        for number in numbers:
+            target.cancel(number)
+
+    def tick(self) -> None:
+        """Let expire what has expired, and appear what is due."""
+        self.timers.run()
+
+
+def _not_found(path: str) -> Refused:
+    return Refused(NOT_FOUND, f"The messaging entity '{path}' could not be found.")

@@ -1,0 +1,104 @@
+"""Remember what is to go wrong, for which entity, how often and for how long. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridge.lab.httpd import LabError
+
+# What each kind does stands in ServiceBusLab.fault.
+AT_ONCE = ("drop", "detach")
+LASTING = (
+    "drop_before_store",
+    "drop_after_store",
+    "drop_before_settle",
+    "drop_after_settle",
+    "detach_idle",
+    "stall",
+    "silent",
+    "silent_cbs",
+    "refuse_cbs",
+    "unauthorized",
+    "no_credit",
+    "busy",
+    "quota",
+    "missing",
+    "disabled",
+)
+KINDS = AT_ONCE + LASTING
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """Hold one fault.
+
+    Attributes:
+        entity: whom it meets, with all below it; None for everybody.
+        until: when it ends, by the clock; None for never.
+        left: how often it still strikes; None for without end.
+        skip: how often it still lets pass before it strikes.
+        idle_seconds: for detach_idle, after how long.
+    """
+
+    kind: str
+    entity: str | None = None
+    until: float | None = None
+    left: int | None = None
+    skip: int = 0
+    idle_seconds: float = 0.0
+
+    def meets(self, entity: str | None) -> bool:
+        """Return whether the entity is one that this is for."""
+        if self.entity is None:
+            return True
+        return entity is not None and f"{entity}/".startswith(f"{self.entity}/")
+
+
+class Faults:
+    """Hold the faults that last. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._faults: list[Fault] = []
+        self.struck: Counter[str] = Counter()
+
+    def add(self, fault: Fault) -> None:
+        """Let something go wrong from now on."""
+        if fault.kind not in KINDS:
+            raise LabError(f"fault given: {fault.kind!r}; expected: one of {', '.join(KINDS)}")
+        self._faults.append(fault)
+
+    def clear(self, kind: str | None = None) -> None:
+        """End all faults, or all of a kind."""
+        self._faults = [fault for fault in self._faults if kind is not None and fault.kind != kind]
+
+    def find(self, kind: str, entity: str | None = None) -> Fault | None:
+        """Return the fault of a kind that meets an entity now, without using it up."""
+        if not self._faults:
+            return None
+        self._prune()
+        entity = None if entity is None else entity.lower()
+        return next((f for f in self._faults if f.kind == kind and f.meets(entity)), None)
+
+    def strikes(self, kind: str, entity: str | None = None) -> bool:
+        """Return whether a fault strikes now; a counted one is used up by it."""
+        fault = self.find(kind, entity)
+        if fault is None:
+            return False
+        if fault.skip > 0:
+            fault.skip -= 1
+            return False
+        if fault.left is not None:
+            fault.left -= 1
+        self.struck[kind] += 1
+        return True
+
+    def _prune(self) -> None:
+        now = self._clock()
+        self._faults = [
+            fault
+            for fault in self._faults
+            if (fault.until is None or fault.until > now) and (fault.left is None or fault.left > 0)
+        ]

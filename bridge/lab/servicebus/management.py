@@ -1,0 +1,192 @@
+"""Answer the requests of clients on the node $management of an entity. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bridge.lab.servicebus.broker import Broker
+from bridge.lab.servicebus.codec import LONG as LONG_CODE
+from bridge.lab.servicebus.codec import STRING as STRING_CODE
+from bridge.lab.servicebus.codec import TIMESTAMP, Array, Int, Malformed, Timestamp
+from bridge.lab.servicebus.conditions import ARGUMENT, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
+from bridge.lab.servicebus.messages import Message
+from bridge.lab.servicebus.queues import MessageQueue
+from bridge.lab.servicebus.sections import Content, parse, reply
+from bridge.lab.servicebus.sessions import SessionQueue
+
+PREFIX = "com.microsoft:"
+RECEIVE_AND_DELETE = 0
+MAX_PEEKED = 1000
+OK, ACCEPTED_EMPTY = 200, 204
+
+Body = dict[str, Any]
+# Answers with a body, or with None where there is nothing to tell.
+Operation = Callable[["Desk", Body], Body | None]
+
+
+class Desk:
+    """Serve one entity for the client of one connection."""
+
+    def __init__(self, broker: Broker, path: str, owner_of: Callable[[str], object | None]) -> None:
+        """Start to serve.
+
+        Args:
+            broker: the entities.
+            path: of the entity.
+            owner_of: gives the link of this connection that holds a session, or None.
+        """
+        self.broker = broker
+        self.path = path
+        self.owner_of = owner_of
+
+    def answer(self, request: Content) -> bytes:
+        """Return the reply to a request."""
+        try:
+            body = self._do(request)
+            status: Body = {
+                "statusCode": Int(OK if body is not None else ACCEPTED_EMPTY),
+                "statusDescription": "OK",
+            }
+        except Refused as refused:
+            body = None
+            status = {
+                "statusCode": Int(refused.status_code),
+                "statusDescription": refused.description,
+                "errorCondition": refused.condition,
+            }
+        return reply(request.properties.get("message_id"), status, body)
+
+    def _do(self, request: Content) -> Body | None:
+        name = str(request.application_properties.get("operation", ""))
+        operation = OPERATIONS.get(name.removeprefix(PREFIX))
+        if operation is None:
+            raise Refused(NOT_IMPLEMENTED, f"The lab does not know the operation '{name}'.")
+        if not isinstance(request.value, dict):
+            raise Refused(ARGUMENT, "The request has no map as its body.")
+        try:
+            return operation(self, request.value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Refused(ARGUMENT, f"The body of '{name}' is not as it should be: {error!r}") from error
+
+    @property
+    def queue(self) -> MessageQueue:
+        """Return the entity as one to receive from."""
+        return self.broker.source(self.path)
+
+    @property
+    def sessions(self) -> SessionQueue:
+        """Return the entity as one that has sessions; raise Refused where it has none."""
+        queue = self.queue
+        if not isinstance(queue, SessionQueue):
+            raise Refused(NOT_ALLOWED, f"The entity '{self.path}' does not require sessions.")
+        return queue
+
+    def owner(self, body: Body) -> object | None:
+        """Return the holder of the session that a request names; raise Refused where it is not held here."""
+        session_id = body.get("session-id")
+        if session_id is None:
+            return None
+        owner = self.owner_of(session_id)
+        self.sessions.held(session_id, owner)
+        return owner
+
+
+def _renew_lock(desk: Desk, body: Body) -> Body:
+    expirations = [_milliseconds(desk.queue.renew(token)) for token in body["lock-tokens"]]
+    return {"expirations": Array(TIMESTAMP, expirations)}
+
+
+def _renew_session_lock(desk: Desk, body: Body) -> Body:
+    until = desk.sessions.renew_session(body["session-id"], desk.owner(body))
+    return {"expiration": Timestamp(_milliseconds(until))}
+
+
+def _get_session_state(desk: Desk, body: Body) -> Body:
+    return {"session-state": desk.sessions.held(body["session-id"], desk.owner(body)).state}
+
+
+def _set_session_state(desk: Desk, body: Body) -> Body:
+    desk.sessions.held(body["session-id"], desk.owner(body)).state = body.get("session-state")
+    return {}
+
+
+def _get_message_sessions(desk: Desk, body: Body) -> Body | None:
+    skip = body.get("skip", 0)
+    found = desk.sessions.session_ids()[skip : skip + body.get("top", 100)]
+    return {"skip": skip + len(found), "sessions-ids": Array(STRING_CODE, found)} if found else None
+
+
+def _peek(desk: Desk, body: Body) -> Body | None:
+    count = min(body["message-count"], MAX_PEEKED)
+    found = desk.queue.peek(body["from-sequence-number"], count, body.get("session-id"))
+    return {"messages": [{"message": message.encode()} for message in found]} if found else None
+
+
+def _receive_by_number(desk: Desk, body: Body) -> Body:
+    destructive = body.get("receiver-settle-mode", 1) == RECEIVE_AND_DELETE
+    desk.owner(body)
+    found = desk.queue.take_deferred(body["sequence-numbers"], destructive=destructive)
+    return {"messages": [_with_lock(message) for message in found]}
+
+
+def _with_lock(message: Message) -> Body:
+    lock = {} if message.lock_token is None else {"lock-token": message.lock_token}
+    return {"message": message.encode(), **lock}
+
+
+def _schedule(desk: Desk, body: Body) -> Body:
+    entries = [_scheduled(entry["message"]) for entry in body["messages"]]
+    return {"sequence-numbers": Array(LONG_CODE, desk.broker.schedule(desk.path, entries))}
+
+
+def _scheduled(data: bytes) -> tuple[Content, float]:
+    try:
+        content = parse(data)
+    except Malformed as error:
+        raise Refused(ARGUMENT, str(error)) from error
+    if content.scheduled_for is None:
+        raise Refused(ARGUMENT, "A message to be scheduled names no time.")
+    return content, content.scheduled_for
+
+
+def _cancel(desk: Desk, body: Body) -> Body:
+    desk.broker.cancel(desk.path, body["sequence-numbers"])
+    return {}
+
+
+def _update_disposition(desk: Desk, body: Body) -> Body:
+    queue, status = desk.queue, body["disposition-status"]
+    reason, description = body.get("deadletter-reason"), body.get("deadletter-description")
+    settle: dict[str, Callable[[uuid.UUID], None]] = {
+        "completed": queue.complete,
+        "abandoned": queue.abandon,
+        "defered": queue.defer,
+        "suspended": lambda token: queue.bury(token, reason, description),
+    }
+    tokens: Sequence[uuid.UUID] = body["lock-tokens"]
+    owner = desk.owner(body)
+    for token in tokens:
+        queue.locked(token, owner)
+    for token in tokens:
+        settle[status](token)
+    return {}
+
+
+def _milliseconds(at: float) -> int:
+    return int(at * 1000)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "renew-lock": _renew_lock,
+    "renew-session-lock": _renew_session_lock,
+    "get-session-state": _get_session_state,
+    "set-session-state": _set_session_state,
+    "get-message-sessions": _get_message_sessions,
+    "peek-message": _peek,
+    "receive-by-sequence-number": _receive_by_number,
+    "schedule-message": _schedule,
+    "cancel-scheduled-message": _cancel,
+    "update-disposition": _update_disposition,
+}

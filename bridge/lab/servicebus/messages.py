@@ -1,0 +1,58 @@
+"""What a queue keeps: messages, and the tally of what came and went. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from bridge.lab.servicebus.sections import Content, compose
+
+
+class State(IntEnum):
+    """Name where a message stands, in the numbers of x-opt-message-state."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Message:
+    """Hold one message of a queue. Times are seconds since 1970."""
+
+    content: Content
+    sequence_number: int
+    enqueued_at: float
+    expires_at: float | None = None
+    state: State = State.ACTIVE
+    delivery_count: int = 0
+    lock_token: uuid.UUID | None = None
+    locked_until: float = 0.0
+    gone: bool = False
+    dead_letter: dict[str, str] = field(default_factory=dict)
+    dead_letter_source: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the message as a receiver gets it."""
+        return compose(
+            self.content,
+            sequence_number=self.sequence_number,
+            enqueued_at=self.enqueued_at,
+            delivery_count=self.delivery_count,
+            locked_until=self.locked_until if self.lock_token is not None else None,
+            state=self.state,
+            ttl_seconds=None if self.expires_at is None else self.expires_at - self.enqueued_at,
+            dead_letter_source=self.dead_letter_source,
+            dead_letter_properties=self.dead_letter,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """Count what came and went."""
+
+    enqueued: int = 0
+    completed: int = 0
+    duplicates: int = 0
+    expired: int = 0

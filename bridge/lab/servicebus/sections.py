@@ -1,0 +1,296 @@
+"""Take messages apart into their sections, and put them together for a receiver.
+
+What a client sent is kept as the bytes it came as: properties and body leave the broker unchanged, and only
+the header, the annotations and, for a dead letter, two application properties are written anew.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from bridge.lab.servicebus.codec import (
+    Int,
+    Malformed,
+    Symbol,
+    described,
+    read,
+    skip,
+    write,
+    write_compound,
+)
+
+HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = (
+    range(0x70, 0x79)
+)
+BODIES = (DATA, SEQUENCE, VALUE)
+SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
+PARTITION_KEY = "x-opt-partition-key"
+# The service sets these; what a client sent for them is dropped.
+OWN_ANNOTATIONS = frozenset(
+    {
+        "x-opt-enqueued-time",
+        "x-opt-sequence-number",
+        "x-opt-enqueue-sequence-number",
+        "x-opt-locked-until",
+        "x-opt-lock-token",
+        "x-opt-message-state",
+        "x-opt-deadletter-source",
+    }
+)
+PROPERTY_NAMES = (
+    "message_id",
+    "user_id",
+    "to",
+    "subject",
+    "reply_to",
+    "correlation_id",
+    "content_type",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "session_id",
+    "group_sequence",
+    "reply_to_session_id",
+)
+SMALL_MAP = 0xC1
+DESCRIPTOR_BYTES = 3  # of a section that this module has written
+READ_ERRORS = (IndexError, struct.error, TypeError, ValueError)
+_TTL = 2
+
+
+@dataclass(frozen=True)
+class Content:
+    """Hold one message as it came. Bytes are whole sections, or empty."""
+
+    header: list[Any]
+    annotations: dict[str, Any]
+    properties: dict[str, Any]
+    properties_bytes: bytes
+    application_bytes: bytes
+    body_bytes: bytes
+    size_bytes: int
+    message_id: str = field(default="")
+    session_id: str | None = field(default=None)
+    application_properties: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ttl_seconds(self) -> float | None:
+        """Return how long the message wants to live, or None."""
+        ttl = self.header[_TTL] if len(self.header) > _TTL else None
+        return None if ttl is None else ttl / 1000
+
+    @property
+    def scheduled_for(self) -> float | None:
+        """Return when the message wants to appear, in seconds since 1970, or None."""
+        at = self.annotations.get(SCHEDULED_TIME)
+        return None if at is None else at / 1000
+
+    @cached_property
+    def body(self) -> bytes:
+        """Return the data sections joined; a body of another kind as the bytes of its sections."""
+        parts = [_data(self.body_bytes, start) for code, start, _ in _split(self.body_bytes) if code == DATA]
+        return b"".join(parts) if parts else self.body_bytes
+
+    @cached_property
+    def value(self) -> Any:
+        """Return the body of a request, its value section; raise Malformed where it cannot be read."""
+        if self.body_bytes[2:3] != bytes((VALUE,)):
+            return None
+        try:
+            return read(self.body_bytes, DESCRIPTOR_BYTES)[0]
+        except READ_ERRORS as error:
+            raise Malformed(f"request given: a body that is no AMQP value ({error})") from error
+
+
+def parse(data: bytes) -> Content:
+    """Return a message; raise Malformed where it is none."""
+    try:
+        return _parse(data)
+    except READ_ERRORS as error:
+        raise Malformed(f"message given: {len(data)} bytes that are no AMQP message ({error})") from error
+
+
+def _parse(data: bytes) -> Content:
+    header: list[Any] = []
+    annotations: dict[str, Any] = {}
+    properties: dict[str, Any] = {}
+    application: dict[str, Any] = {}
+    properties_bytes = application_bytes = b""
+    body = []
+    for code, start, end in _split(data):
+        if code == HEADER:
+            header = _list(read(data, start)[0])
+        elif code == MESSAGE_ANNOTATIONS:
+            annotations = _map(read(data, start)[0])
+        elif code == PROPERTIES:
+            properties_bytes = described(PROPERTIES, data[start:end])
+            values = _list(read(data, start)[0])
+            properties = {n: v for n, v in zip(PROPERTY_NAMES, values, strict=False) if v is not None}
+        elif code == APPLICATION:
+            application_bytes = described(APPLICATION, data[start:end])
+            application = _map(read(data, start)[0])
+        elif code in BODIES:
+            body.append(described(code, data[start:end]))
+    session_id = properties.get("session_id")
+    return Content(
+        header=header,
+        annotations=annotations,
+        properties=properties,
+        properties_bytes=properties_bytes,
+        application_bytes=application_bytes,
+        body_bytes=b"".join(body),
+        size_bytes=len(data),
+        message_id=str(properties.get("message_id", "")),
+        session_id=None if session_id is None else str(session_id),
+        application_properties=application,
+    )
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise Malformed(f"section given: {type(value).__name__}; expected: a list")
+    return value
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"section given: {type(value).__name__}; expected: a map")
+    return {str(name): item for name, item in value.items()}
+
+
+def _split(data: bytes) -> list[tuple[int, int, int]]:
+    """Return for each section its code, and where its value starts and ends."""
+    found = []
+    at = 0
+    while at < len(data):
+        if data[at] != 0x00:
+            raise Malformed(f"section given: 0x{data[at]:02x}; expected: 0x00")
+        start = skip(data, at + 1)
+        code = read(data, at + 1)[0]
+        if not isinstance(code, int) or not HEADER <= code <= FOOTER:
+            raise Malformed(f"section given: {code!r}; expected: one of a message")
+        end = skip(data, start)
+        found.append((code, start, end))
+        at = end
+    return found
+
+
+def _data(data: bytes, start: int) -> bytes:
+    value = read(data, start)[0]
+    if not isinstance(value, bytes):
+        raise Malformed("a data section holds no binary")
+    return value
+
+
+def parse_transfer(data: bytes) -> list[Content]:
+    """Return the messages of one transfer: one, or those of a batch.
+
+    A batch is told by its shape: proton hides the message format 0x80013700 that marks it, so data sections
+    that are whole messages, each of them, are taken for one. Clients put the properties of the first message
+    around it, those of the application too.
+    """
+    outer = parse(data)
+    if outer.body_bytes[:3] != bytes((0x00, 0x53, DATA)):
+        return [outer]
+    inner = []
+    for code, start, _ in _split(outer.body_bytes):
+        if code != DATA:
+            return [outer]
+        part = _data(outer.body_bytes, start)
+        if part[:2] not in (b"\x00\x53", b"\x00\x80"):
+            return [outer]
+        try:
+            inner.append(parse(part))
+        except Malformed:
+            return [outer]
+    return inner if all(content.body_bytes for content in inner) else [outer]
+
+
+# --- what a receiver gets ---
+
+
+def _symbol(name: str) -> bytes:
+    return write(Symbol(name))
+
+
+_ENQUEUED = _symbol("x-opt-enqueued-time")
+_SEQUENCE = _symbol("x-opt-sequence-number")
+_LOCKED = _symbol("x-opt-locked-until")
+_STATE = _symbol("x-opt-message-state")
+_SOURCE = _symbol("x-opt-deadletter-source")
+_TIMESTAMP = struct.Struct(">Bq")
+_MAX_UINT = 2**32 - 1
+
+
+def compose(
+    content: Content,
+    *,
+    sequence_number: int,
+    enqueued_at: float,
+    delivery_count: int,
+    locked_until: float | None = None,
+    state: int = 0,
+    ttl_seconds: float | None = None,
+    dead_letter_source: str | None = None,
+    dead_letter_properties: dict[str, str] | None = None,
+) -> bytes:
+    """Return a message as a receiver gets it."""
+    parts = [
+        _ENQUEUED + _TIMESTAMP.pack(0x83, int(enqueued_at * 1000)),
+        _SEQUENCE + _TIMESTAMP.pack(0x81, sequence_number),
+        _STATE + write(Int(state)),
+    ]
+    if locked_until is not None:
+        parts.append(_LOCKED + _TIMESTAMP.pack(0x83, int(locked_until * 1000)))
+    if dead_letter_source is not None:
+        parts.append(_SOURCE + write(dead_letter_source))
+    for name, value in content.annotations.items():
+        if name not in OWN_ANNOTATIONS:
+            parts.append(_symbol(name) + write(value))
+    annotations = write_compound(0xC1, 2 * len(parts), b"".join(parts))
+    application = content.application_bytes
+    if dead_letter_properties:
+        application = _extend(application, dead_letter_properties)
+    return b"".join(
+        (
+            _header(delivery_count, ttl_seconds),
+            described(MESSAGE_ANNOTATIONS, annotations),
+            content.properties_bytes,
+            application,
+            content.body_bytes,
+        )
+    )
+
+
+def _header(delivery_count: int, ttl_seconds: float | None) -> bytes:
+    ttl = b"\x40"
+    if ttl_seconds is not None:
+        ttl = struct.pack(">BI", 0x70, min(int(ttl_seconds * 1000), _MAX_UINT))
+    content = b"\x41\x50\x04" + ttl + b"\x42" + struct.pack(">BI", 0x70, delivery_count)
+    return described(HEADER, write_compound(0xC0, 5, content))
+
+
+def _extend(application: bytes, more: dict[str, str]) -> bytes:
+    """Return the application properties with some added; those of the client keep their very types."""
+    content, count = b"", 0
+    if application:
+        small = application[3] == SMALL_MAP
+        count = application[5] if small else struct.unpack_from(">I", application, 8)[0]
+        content = application[6 if small else 12 :]
+    content += b"".join(write(name) + write(value) for name, value in more.items())
+    return described(APPLICATION, write_compound(0xC1, count + 2 * len(more), content))
+
+
+def reply(correlation_id: Any, application_properties: dict[str, Any], value: Any = None) -> bytes:
+    """Return the answer of a node such as $cbs to a request."""
+    properties = write([None, None, None, None, None, correlation_id])
+    return b"".join(
+        (
+            described(PROPERTIES, properties),
+            described(APPLICATION, write(application_properties)),
+            described(VALUE, write(value)),
+        )
+    )

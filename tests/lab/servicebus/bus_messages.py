@@ -1,0 +1,60 @@
+"""Make messages as clients send them, and a clock that tests move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.lab.servicebus.codec import Symbol, Timestamp, described, write
+from bridge.lab.servicebus.sections import (
+    APPLICATION,
+    DATA,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    Content,
+    parse,
+)
+
+
+class Clock:
+    """Stand still until moved."""
+
+    def __init__(self) -> None:
+        self.at = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+    def move(self, seconds: float) -> None:
+        self.at += seconds
+
+
+def encoded(
+    body: bytes | str = b"body",
+    *,
+    message_id: str | None = None,
+    session_id: str | None = None,
+    subject: str | None = None,
+    correlation_id: str | None = None,
+    ttl_seconds: float | None = None,
+    scheduled_for: float | None = None,
+    properties: dict[str, Any] | None = None,
+) -> bytes:
+    """Return a message as bytes."""
+    parts = []
+    if ttl_seconds is not None:
+        parts.append(described(HEADER, write([True, None, int(ttl_seconds * 1000)])))
+    if scheduled_for is not None:
+        at = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(int(scheduled_for * 1000))}
+        parts.append(described(MESSAGE_ANNOTATIONS, write(at)))
+    values = [message_id, None, None, subject, None, correlation_id, None, None, None, None, session_id]
+    parts.append(described(PROPERTIES, write(values)))
+    if properties:
+        parts.append(described(APPLICATION, write(properties)))
+    parts.append(described(DATA, write(body.encode() if isinstance(body, str) else body)))
+    return b"".join(parts)
+
+
+def content(body: bytes | str = b"body", **options: Any) -> Content:
+    """Return a message as the broker takes it."""
+    return parse(encoded(body, **options))

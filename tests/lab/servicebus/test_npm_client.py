@@ -1,0 +1,140 @@
+"""A second client, written by others in another language, finds in the lab what it expects of Service Bus."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lab.servicebus import ServiceBusLab
+
+DATA = Path(__file__).parents[2] / "data" / "servicebus"
+SCRIPT = DATA / "second_client.js"
+PACKAGE = "@azure/service-bus"
+INSTALL_SECONDS = 300
+RUN_SECONDS = 90
+
+Ask = Callable[[str], Any]
+
+
+def missing(reason: str) -> None:
+    """Skip for a reason of the machine's; under CI, where nothing may be missing, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def modules() -> Path:
+    """Return where the npm package is installed: outside the project, once for all runs."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if not node or not npm:
+        missing("node and npm are not installed, which the second client needs")
+    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imds-bridge-tests" / "npm"
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:  # test workers side by side install it once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "node_modules" / PACKAGE / "package.json").exists():
+            _install(str(npm), place)
+    return place / "node_modules"
+
+
+def _install(npm: str, place: Path) -> None:
+    command = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), PACKAGE]
+    result = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+    )
+    if result.returncode:
+        missing(f"npm could not install {PACKAGE}: {result.stderr[-500:]}")
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(DATA / "config.json") as started:
+        yield started
+        assert started.failures == ()
+
+
+@pytest.fixture
+def ask(modules: Path, lab: ServiceBusLab) -> Ask:
+    def run(scenario: str) -> Any:
+        result = subprocess.run(
+            ["node", str(SCRIPT), scenario, lab.connection_string],  # noqa: S607 - found on the path above
+            env={**os.environ, "NODE_PATH": str(modules)},
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return run
+
+
+def test_a_message_is_sent_received_renewed_and_completed(ask: Ask, lab: ServiceBusLab) -> None:
+    assert ask("send_receive_complete") == {
+        "body": {"specversion": "1.0"},
+        "messageId": "m1",
+        "subject": "s",
+        "correlationId": "c",
+        "contentType": "application/json",
+        "properties": {"EventStatus": "Scheduled", "number": 5, "flag": True},
+        "deliveryCount": 0,
+        "lockToken": "string",
+        "lockSeconds": 60,
+        "more": 0,
+    }
+    assert lab.entity("plain").counts.completed == 1
+
+
+def test_a_batch_arrives_in_order(ask: Ask) -> None:
+    assert ask("batch") == {"limit": 262144, "bodies": list(range(20))}
+
+
+def test_messages_are_peeked_abandoned_and_deferred(ask: Ask) -> None:
+    assert ask("abandon_defer_peek") == {
+        "peeked": ["1", "2"],
+        "deliveryCount": 1,
+        "second": "2",
+        "deferred": "1",
+    }
+
+
+def test_a_dead_letter_tells_reason_and_description(ask: Ask) -> None:
+    assert ask("dead_letter") == {"body": "bad", "reason": "malformed", "description": "no EventId"}
+
+
+def test_sessions_are_locked_renewed_and_kept_apart(ask: Ask) -> None:
+    assert ask("sessions") == {
+        "own": ["1", "2"],
+        "locked": "SessionCannotBeLocked",
+        "renewed": True,
+        "state": "half-way",
+        "next": "b",
+        "others": ["x"],
+        "without": "GeneralError",
+    }
+
+
+def test_subscriptions_get_what_their_rules_take(ask: Ask) -> None:
+    assert ask("topic_filters") == {"all": ["1", "2"], "bySubject": ["1"], "bySql": ["1"]}
+
+
+def test_a_message_id_is_taken_once(ask: Ask) -> None:
+    assert ask("duplicates") == ["1", "3"]
+
+
+def test_a_scheduled_message_comes_at_its_time_and_a_canceled_one_never(ask: Ask) -> None:
+    assert ask("schedule") == {"kept": ["kept"], "inTime": True}
+
+
+def test_what_cannot_be_sent_is_refused_by_name(ask: Ask) -> None:
+    assert ask("refusals") == {"missing": "MessagingEntityNotFound", "large": "MessageSizeExceeded"}
