@@ -37,8 +37,8 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
-    arguments = _parser(given[0] if given else "").parse_args(given)
     try:
+        arguments = _parser(given[0] if given else "").parse_args(given)
         return int(arguments.run(arguments))
     except (ConfigError, UsageError) as error:
         print(f"imds-bridge: {error}", file=sys.stderr)
@@ -407,8 +407,10 @@ def _add_lab(commands: Commands[argparse.ArgumentParser], wanted: str) -> None:
 
         lab.add_parser(commands)
     elif wanted == "demo":
-        from bridge.lab import demo
-
+        try:
+            from bridge.lab import demo
+        except ModuleNotFoundError as error:
+            raise UsageError(f"demo needs the package {error.name}: pip install 'imds-bridge[lab]'") from error
         demo.add_parser(commands)
     else:
         commands.add_parser("lab", help="run or drive the simulators")

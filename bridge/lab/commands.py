@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play, scenario_names
 
 PORT_BASE = 8800
+BUS_OFFSET = 5
+BUS_FILE = Path(__file__).with_name("servicebus.json")
 CONTROL_OFFSET = 10  # the inbox has the port base, the control API this much above it, then the VMs
 CONTROL_URL = f"http://127.0.0.1:{PORT_BASE + CONTROL_OFFSET}"
 ANSWER_SECONDS = 10.0
@@ -49,8 +52,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the command `lab` with its sub-commands."""
     parser = subparsers.add_parser(
         "lab",
-        help="run a simulated IMDS and a webhook inbox on this machine, or drive running ones",
-        description="Run a simulated IMDS and a webhook inbox on 127.0.0.1 until Ctrl-C.",
+        help="run a simulated IMDS, Service Bus and webhook inbox on this machine, or drive running ones",
+        description="Run a simulated IMDS, Service Bus and webhook inbox on 127.0.0.1 until Ctrl-C.",
         epilog=LAB_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,7 +71,14 @@ def add_parser(subparsers: Subparsers) -> None:
         type=int,
         metavar="PORT",
         default=PORT_BASE,
-        help=f"the inbox's port; {CONTROL_OFFSET} above it control, then the VMs (%(default)s; 0: any free)",
+        help=f"the inbox's port; {BUS_OFFSET} above it Service Bus, {CONTROL_OFFSET} above it control, then the VMs "
+        "(%(default)s; 0: any free)",
+    )
+    parser.add_argument(
+        "--bus-config",
+        metavar="FILE",
+        default=BUS_FILE,
+        help="queues and topics, in the format of the official Service Bus emulator (default: a small set)",
     )
     parser.set_defaults(run=run, lab_command=None)
     _add_drivers(parser.add_subparsers(dest="lab_command", metavar="COMMAND", title="drive a running lab"))
@@ -282,7 +292,8 @@ def _serve(args: argparse.Namespace) -> int:
         stack.enter_context(_stopped_by_signals(stop))
         inbox = stack.enter_context(Inbox(port=args.port_base, tell=_teller("inbox")))
         lab = stack.enter_context(_imds(args, scenario))
-        _print_addresses(lab, inbox)
+        bus = _start_bus(stack, args)
+        _print_addresses(lab, inbox, bus)
         # beside the main thread, which must never hold the flag's lock: its signal handlers set the flag
         story = threading.Thread(target=_play_until, args=(stop, scenario, lab), name="lab-story")
         story.start()
@@ -290,6 +301,16 @@ def _serve(args: argparse.Namespace) -> int:
             story.join(0.5)  # a limit, since Windows handles no signal during an endless wait
         _tell("lab", "stops")
     return EXIT_FINE
+
+
+def _start_bus(stack: ExitStack, args: argparse.Namespace) -> str | None:
+    """Start a Service Bus where its package is installed; return its connection string."""
+    try:
+        from bridge.lab.servicebus import ServiceBusLab  # noqa: PLC0415 - only the extra `lab` brings it
+    except ImportError:
+        return None
+    port = args.port_base + BUS_OFFSET if args.port_base else 0
+    return stack.enter_context(ServiceBusLab(args.bus_config, port=port)).connection_string
 
 
 def _play_until(stop: threading.Event, scenario: Scenario | None, lab: ImdsLab) -> None:
@@ -326,7 +347,7 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_addresses(lab: ImdsLab, inbox: Inbox) -> None:
+def _print_addresses(lab: ImdsLab, inbox: Inbox, bus: str | None) -> None:
     first = lab.vms[0]
     at = "" if lab.control_url == CONTROL_URL else f" --control {lab.control_url}"
     lines = ["A simulated IMDS for each VM, one group:"]
@@ -334,6 +355,7 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox) -> None:
     lines += [
         f"control API:   {lab.control_url}",
         f"webhook inbox: {inbox.url}",
+        f"Service Bus:   {bus or 'not simulated: pip install imds-bridge[lab]'}",
         "",
         f"Be {first}: save this as lab.toml, then run imds-bridge forward --config lab.toml",
         "",
@@ -345,6 +367,7 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox) -> None:
         "  [sinks.inbox]",
         '  kind = "webhook"',
         f'  url = "{inbox.url}"',
+        *(_BUS_SNIPPET.format(bus=bus).splitlines() if bus else ()),
         "",
         "Make something happen, from another terminal:",
         f"  imds-bridge lab schedule --type Reboot --vm {first} --notice 60{at}",
@@ -355,6 +378,23 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox) -> None:
         f"A real second is {lab.time_scale:g} of the lab's. Ctrl-C ends it. What happens:",
     ]
     print("\n".join(lines), flush=True)
+
+
+_BUS_SNIPPET = """
+  [sinks.bus]
+  kind = "servicebus"
+  connection_string = "{bus}"
+  topic = "scheduled-events"
+
+  [approvals]                      # then run imds-bridge listen --config lab.toml, too
+  connection_string = "{bus}"
+  queue = "approvals"
+  session = "{{resource_group}}.{{vm}}"
+  receipts_topic = "scheduled-events"
+  receipts_subscription = "everything"
+
+  [approvals.policy]
+  allow = [{{ event_type = ["Freeze", "Reboot"] }}]"""
 
 
 def _tell_step(step: Step) -> None:

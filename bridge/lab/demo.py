@@ -32,31 +32,11 @@ WAIT_SECONDS = 20.0  # for what is still missing when the story is over
 STOP_SECONDS = 7.0
 PREPARE_SECONDS = 1.0  # what an operator needs before the approval
 ROLES = ("forward", "listen")
+BUS_FILE = Path(__file__).with_name("servicebus.json")
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
 SESSION = "lab.web-0"
 SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - of the demonstration
 FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 - of nobody
-
-BUS = {
-    "UserConfig": {
-        "Namespaces": [
-            {
-                "Name": "sbemulatorns",
-                "Queues": [{"Name": QUEUE, "Properties": {"RequiresSession": True, "LockDuration": "PT1M"}}],
-                "Topics": [
-                    {
-                        "Name": TOPIC,
-                        "Properties": {
-                            "RequiresDuplicateDetection": True,
-                            "DuplicateDetectionHistoryTimeWindow": "PT5M",
-                        },
-                        "Subscriptions": [{"Name": SUBSCRIPTION, "Properties": {}}],
-                    }
-                ],
-            }
-        ]
-    }
-}
 
 # What the story must bring: how often each kind of event goes through each transition, and each outcome.
 EXPECTED = Counter(
@@ -137,7 +117,7 @@ class _Demo:
         tell("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
         with ExitStack() as stack:
             self._inbox = stack.enter_context(Inbox(strict=True))
-            self._bus = stack.enter_context(ServiceBusLab(BUS))
+            self._bus = stack.enter_context(ServiceBusLab(BUS_FILE))
             self._imds = stack.enter_context(
                 ImdsLab(vms=scenario.vms, time_scale=scenario.time_scale, scale_set=scenario.scale_set)
             )
@@ -244,9 +224,8 @@ allow = [{{ event_source = ["User"] }}]
 
     def _send(self, command: Mapping[str, Any], secret: str) -> None:
         body = json.dumps(command).encode()
-        properties: dict[str | bytes, Any] = dict(
-            sign([secret], str(command["Id"]), datetime.now(UTC), body).items()
-        )
+        properties: dict[str | bytes, Any] = {}
+        properties.update(sign([secret], str(command["Id"]), datetime.now(UTC), body))
         message = ServiceBusMessage(
             body, message_id=str(command["Id"]), session_id=SESSION, application_properties=properties
         )

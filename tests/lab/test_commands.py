@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from bridge.config import load
 from bridge.lab import commands
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.scenario import scenario_names
@@ -175,6 +176,21 @@ def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[s
 # --- running one ---
 
 
+def test_the_configuration_that_the_lab_prints_is_a_good_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COMMAND, "lab", "--port-base", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = list(iter(process.stdout.readline, "Make something happen, from another terminal:\n"))
+        process.terminate()
+        process.stdout.read()
+    snippet = [line[2:] for line in lines if line.startswith("  ") and "web-0 " not in line]
+    file = tmp_path / "lab.toml"
+    file.write_text("".join(snippet))
+    config = load(file, {})
+    assert sorted(config.sinks) == ["bus", "inbox"]
+    assert config.approvals is not None
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_lab_tells_its_addresses_and_the_story_until_a_signal(number: signal.Signals) -> None:
     arguments = [
@@ -203,6 +219,7 @@ def test_the_lab_tells_its_addresses_and_the_story_until_a_signal(number: signal
     assert re.search(r"^  extra +http://127\.0\.0\.1:\d+$", text, re.MULTILINE)
     assert re.search(r'endpoint = "http://127\.0\.0\.1:\d+"\n', text)
     assert re.search(r'url = "http://127\.0\.0\.1:\d+/hook"\n', text)
+    assert re.search(r"^Service Bus: +Endpoint=sb://127\.0\.0\.1:\d+;", text, re.MULTILINE)
     assert "The host of db-2 fails" in text
     assert "--control http://127.0.0.1:" in text
     assert lines[-1].endswith("stops\n")
