@@ -16,7 +16,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage
 
 from bridge.bus import connect, delivery_error, where
-from bridge.command import COMMAND_APPROVE
+from bridge.command import COMMAND_APPROVE, parse_command
 from bridge.config import ApprovalSettings, Config
 from bridge.errors import ImdsError, UsageError
 from bridge.events import type_of
@@ -99,7 +99,7 @@ def send(config: Config, request: Request) -> str:
     """Put the command on the bus; return its id.
 
     Raises:
-        UsageError: the session of the command cannot be worked out.
+        UsageError: no listener would take the command, or its session cannot be worked out.
         DeliveryError: the bus did not take it.
     """
     settings = settings_of(config)
@@ -107,6 +107,7 @@ def send(config: Config, request: Request) -> str:
     session = _session(config, settings, request)
     envelope = _envelope(request, now)
     body = json.dumps(envelope).encode("ascii")
+    _check(body, request)
     properties: dict[str | bytes, Any] = {
         "cloudEvents_type": envelope["type"],
         "cloudEvents_id": envelope["id"],
@@ -130,6 +131,16 @@ def send(config: Config, request: Request) -> str:
     except Exception as error:
         raise delivery_error(error, where(settings)) from error
     return str(envelope["id"])
+
+
+def _check(body: bytes, request: Request) -> None:
+    """Refuse what the listener would refuse, while somebody is there to read why."""
+    try:
+        command = parse_command(body, message_id="")
+    except ValueError as error:
+        raise UsageError(f"approve: {error}") from None
+    if len(command.event_ids) < len(request.event_ids):
+        raise UsageError("approve: an EVENT_ID is given twice")
 
 
 def _envelope(request: Request, now: datetime) -> dict[str, Any]:

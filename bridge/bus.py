@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -104,6 +105,7 @@ def make_credential(settings: BusSettings) -> Any:
     """Make the credential that the settings ask for; None where they hold a connection string."""
     if settings.connection_string:
         return None
+    _quieten()
     if settings.credential == "default":
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - 42 MiB that a key does not need
 
@@ -141,6 +143,34 @@ def where(settings: BusSettings) -> str:
             endpoint = _parts(settings.connection_string.read()).get("endpoint", "")
             namespace = urlsplit(endpoint).netloc or namespace
     return f"{namespace}/{settings.entity}"
+
+
+def tidy(handler: Any) -> None:
+    """Let the SDK close what it opened: a socket that the peer has cut would stay until it is collected."""
+    close = getattr(handler, "_close_handler", None)
+    if close is None:
+        return
+
+    def close_all() -> None:
+        transport = _transport(handler)
+        try:
+            close()
+        finally:
+            if transport is not None:
+                transport.close()
+
+    handler._close_handler = close_all  # the SDK offers no other way
+
+
+def cut(handler: Any) -> None:
+    """End the connection from any thread, so that a call that hangs on it fails; the SDK cannot be told to."""
+    with contextlib.suppress(AttributeError, OSError):
+        _transport(handler).sock.shutdown(socket.SHUT_RDWR)
+
+
+def _transport(handler: Any) -> Any:
+    connection = getattr(getattr(handler, "_handler", None), "_connection", None)
+    return getattr(connection, "_transport", None)
 
 
 def leaves_link(error: BaseException) -> bool:

@@ -410,7 +410,9 @@ def _add_lab(commands: Commands[argparse.ArgumentParser], wanted: str) -> None:
         try:
             from bridge.lab import demo
         except ModuleNotFoundError as error:
-            raise UsageError(f"demo needs the package {error.name}: pip install 'imds-bridge[lab]'") from error
+            raise UsageError(
+                f"demo needs the package {error.name}: pip install 'imds-bridge[lab]'"
+            ) from error
         demo.add_parser(commands)
     else:
         commands.add_parser("lab", help="run or drive the simulators")

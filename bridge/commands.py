@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 MAX_WAITING = 100  # commands side by side; the rest stays on the bus
 BATCH_MESSAGES = 50
-IDLE_SECONDS = 1.0  # how long the bus is listened to while nothing waits,
+IDLE_SECONDS = 0.5  # how long the bus is listened to while nothing waits,
 QUIET_SECONDS = 0.25  # while commands wait for a decision that takes its time,
 BUSY_SECONDS = 0.02  # and for a second after the last came or went
 RENEW_AT_LATEST_SECONDS = 20.0
@@ -169,7 +169,9 @@ class BusCommands:
     def _open(self, session: str) -> None:
         self._credential = self._credential or make_credential(self._settings)
         self._client = connect(self._settings, credential=self._credential)
-        self._receiver = _receiver(self._client, self._settings, session)
+        receiver = _receiver(self._client, self._settings, session)
+        receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
+        self._receiver = receiver
         self._renew_session_at = None
 
     def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:

@@ -259,6 +259,15 @@ class BusSettings(Settings):
         """The topic's or queue's name."""
         return self.topic or self.queue
 
+    @property
+    def address(self) -> tuple[str, str]:
+        """The namespace's host and the entity, so that the same place compares equal however it is written."""
+        host = self.namespace
+        if self.connection_string:
+            endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", self.connection_string.read())
+            host = urlsplit(endpoint[1].strip()).netloc if endpoint else ""
+        return host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
+
 
 class ServiceBusSettings(SinkSettings, BusSettings):
     """Send each event to a Service Bus topic or queue.
@@ -488,6 +497,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     parts["imds"] = _load_part(ImdsSettings, imds, "imds", faults) or ImdsSettings()
     if "approvals" in given:
         parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
+    faults += _circles(parts["sinks"], parts.get("approvals"))
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
@@ -562,6 +572,17 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
         elif (part := _load_part(model, table, where, faults)) is not None:
             loaded[name] = part
     return loaded
+
+
+def _circles(sinks: Mapping[str, SinkSettings], approvals: ApprovalSettings | None) -> Iterable[str]:
+    """Find sinks that would send receipts to where commands are read."""
+    for name, sink in sinks.items():
+        if approvals and isinstance(sink, ServiceBusSettings) and sink.address == approvals.address:
+            key = "topic" if sink.topic else "queue"
+            yield (
+                f"sinks.{name}.{key}: given {_show(sink.entity)}, which is the approvals entity itself; "
+                "expected another: what is published there would be read as commands"
+            )
 
 
 S = TypeVar("S", bound=Settings)

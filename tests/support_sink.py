@@ -88,7 +88,9 @@ class TokenEndpoint:
                 now = int(time.time())
                 token = {"access_token": TOKEN, "expires_in": "86400", "expires_on": str(now + 86400)}
                 body = json.dumps(
-                    {**token, "token_type": "Bearer"} if status == 200 else {"error": f"no {TOKEN}"}
+                    {**token, "token_type": "Bearer"}
+                    if status == 200
+                    else {"error": "invalid_request", "error_description": "Identity not found"}
                 ).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

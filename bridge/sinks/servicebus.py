@@ -13,11 +13,13 @@ from bridge.bus import (
     IDLE_LIMIT_SECONDS,
     TRY_SECONDS,
     connect,
+    cut,
     delivery_error,
     leaves_link,
     lost_link,
     make_credential,
     reread,
+    tidy,
     where,
 )
 from bridge.config import ServiceBusSettings
@@ -39,7 +41,7 @@ class ServiceBusSink:
     """One long-lived sender, on a thread of its own because the SDK can block without bound."""
 
     max_batch = 100
-    retry_limit_seconds = 4.0  # half a second to connect included, deliveries go on within five of its return
+    retry_limit_seconds = 3.5  # with a try that fails late and the time to connect, within five of its return
 
     def __init__(self, settings: ServiceBusSettings, *, clock: Clock | None = None) -> None:
         self._given = settings
@@ -116,6 +118,7 @@ class ServiceBusSink:
         try:
             return self._worker.call(function, limit_seconds=limit_seconds, afterwards=link.close_all)
         except HungError as error:
+            link.cut()
             self._link = None  # it stays with the thread that hangs, and so does what that may have locked
             self._identity = _Identity(self._settings)
             if error.final:
@@ -166,6 +169,7 @@ class _Link:
         self._clock = clock
         self._client: ServiceBusClient | None = None
         self._sender: ServiceBusSender | None = None
+        self._ready = False
         self.used_at = clock.monotonic()
 
     def open(self) -> ServiceBusSender:
@@ -173,16 +177,22 @@ class _Link:
         if self._sender is None:
             self._client = connect(self._settings, credential=self._identity.credential())
             get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
-            sender = get(self._settings.entity)
-            sender.create_message_batch()  # opens the link
+            self._sender = get(self._settings.entity)
+            tidy(self._sender)
+        if not self._ready:
+            self._sender.create_message_batch()  # opens the link
             self.used_at = self._clock.monotonic()
-            self._sender = sender
+            self._ready = True
         return self._sender
 
     def send(self, transfer: _Transfer, timeout_seconds: float) -> None:
         """Send a message or a batch, and return when the broker has it."""
         self.open().send_messages(transfer, timeout=timeout_seconds)
         self.used_at = self._clock.monotonic()
+
+    def cut(self) -> None:
+        """End the connection, from any thread: what hangs on it may come back."""
+        cut(self._sender)
 
     def close(self) -> None:
         """Close sender and client."""
@@ -281,4 +291,5 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     """Write a value as a text that UTF-8 can hold: JSON may have half a surrogate pair, AMQP not."""
-    return str(value).encode("utf-8", "replace").decode()
+    text = str(value)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

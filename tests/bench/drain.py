@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,17 +14,15 @@ from bridge.errors import Gone
 from bridge.model import StoredEvent
 from bridge.sinks.base import Sink
 from bridge.sinks.memory import MemorySink
-from tests.bench import parts, sample, simulators
+from tests.bench import apart, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, memory_mib, reset_peak, spread
 
 SIZES = (1_000, 10_000, 100_000)
 ROUNDS = 5
-COMMIT_EVENTS = 1_000
 WEBHOOKS = 1_000  # delivered in one round, of those that wait
 ROUND_SECONDS = 10.0
 OFTEN = 5_000  # a size that drains in an instant is drained several times in each round
 WARM_UP = 20
-ANSWER_SECONDS = 30.0
 
 
 class _Task(NamedTuple):
@@ -52,7 +48,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     folders = {size: folder / f"drain{size}" for size in SIZES}
     for size, target in folders.items():
         progress.begin(f"drain: {size:,} events are prepared")
-        _prepare(target, size)
+        parts.fill_outbox(target, size)
     webhook: dict[int, list[_Drain]] = {size: [] for size in SIZES}
     memory: dict[int, list[_Drain]] = {size: [] for size in SIZES}
     with simulators.inbox() as inbox:
@@ -113,51 +109,13 @@ def _memory_row(webhook: dict[int, list[_Drain]], memory: dict[int, list[_Drain]
     )
 
 
-def _prepare(folder: Path, size: int) -> None:
-    """Fill an outbox through its own `commit`."""
-    outbox = parts.open_outbox(folder)
-    try:
-        for begin in range(0, size, COMMIT_EVENTS):
-            events = [sample.event(number) for number in range(begin, min(size, begin + COMMIT_EVENTS))]
-            if not outbox.commit(events, meta={}):
-                raise BenchError(f"the outbox cannot be written: {outbox.trouble}")
-    finally:
-        outbox.close()
-
-
 def _run(task: _Task) -> _Drain:
     """Drain in a new process, so that its memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_drain, args=(there, task), daemon=True)
-    process.start()
-    there.close()
-    try:
-        if not here.poll(task.limit_seconds + ANSWER_SECONDS):
-            raise BenchError(f"no drain within {task.limit_seconds + ANSWER_SECONDS:g} s")
-        told: _Drain | str = here.recv()
-    except EOFError:
-        raise BenchError("the draining process ended without a figure") from None
-    finally:
-        here.close()
-        process.join(timeout=5)
-        if process.is_alive():
-            process.kill()
-            process.join()
-    if isinstance(told, str):
-        raise BenchError(told)
-    return told
-
-
-def _drain(connection: Connection, task: _Task) -> None:
-    logging.disable(logging.CRITICAL)  # the end by Gone is on purpose
-    try:
-        connection.send(_drained(task))
-    except Exception as error:  # noqa: BLE001 - told to whoever asked
-        connection.send(f"{type(error).__name__}: {error}")
+    return apart.run(_drained, task, limit_seconds=task.limit_seconds)
 
 
 def _drained(task: _Task) -> _Drain:
+    logging.disable(logging.CRITICAL)  # the end by Gone is on purpose
     gc.collect()
     reset_peak()
     before = memory_mib()
@@ -186,6 +144,7 @@ class _Meter:
 
     def __init__(self, inner: Sink, most: int, limit_seconds: float) -> None:
         self.max_batch = inner.max_batch
+        self.retry_limit_seconds = inner.retry_limit_seconds
         self.count = 0
         self.began_at = 0.0
         self.last_at = 0.0
@@ -201,6 +160,9 @@ class _Meter:
         self.last_at = time.monotonic()
         if self.count == WARM_UP:
             self.began_at = self.last_at
+
+    def rest(self) -> None:
+        self._inner.rest()
 
     def reload(self) -> None:
         self._inner.reload()

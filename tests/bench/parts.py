@@ -17,8 +17,11 @@ from bridge.runtime import Clock, Stop, start_thread
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from bridge.state import StateFolder
+from tests.bench import sample
+from tests.bench.measure import BenchError
 
 NAME = "bench"
+COMMIT_EVENTS = 1_000
 
 
 class DatingImds(ImdsClient):
@@ -40,6 +43,18 @@ def webhook(url: str) -> WebhookSink:
 def open_outbox(folder: Path, *sinks: str) -> Outbox:
     """Open the outbox in `folder`; its sinks take everything from the start."""
     return _outbox(folder, Clock(), dict.fromkeys(sinks, Filter()))
+
+
+def fill_outbox(folder: Path, size: int) -> None:
+    """Fill an outbox without sinks through its own `commit`."""
+    outbox = open_outbox(folder)
+    try:
+        for begin in range(0, size, COMMIT_EVENTS):
+            events = [sample.event(number) for number in range(begin, min(size, begin + COMMIT_EVENTS))]
+            if not outbox.commit(events, meta={}):
+                raise BenchError(f"the outbox cannot be written: {outbox.trouble}")
+    finally:
+        outbox.close()
 
 
 def _outbox(folder: Path, clock: Clock, sinks: Mapping[str, Filter]) -> Outbox:

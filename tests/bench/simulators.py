@@ -33,6 +33,10 @@ class _Imds(ImdsLab):
         """Return when each request for the document came, from `at` on (time.monotonic())."""
         return [one.at for one in self.requests() if one.path == EVENTS_PATH and one.at >= at]
 
+    def approved(self) -> dict[str, float]:
+        """Return when each approval came that was answered by 200 (time.monotonic()), by EventId."""
+        return {one.event_id: one.at for one in self.approvals}
+
 
 class _Inbox(Inbox):
     """A receiver, and what the benchmark asks of it."""

@@ -1,0 +1,51 @@
+"""Run what is measured in a process of its own, where nothing else costs memory, CPU or the interpreter's lock."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from tests.bench.measure import BenchError
+
+Task = TypeVar("Task")
+Told = TypeVar("Told")
+
+ANSWER_SECONDS = 30.0  # to start, to come to an end by itself, and to tell
+
+
+def run(function: Callable[[Task], Told], task: Task, *, limit_seconds: float) -> Told:
+    """Call a module's function in a new process; return what it returns.
+
+    Raises:
+        BenchError: it failed, or took longer than `limit_seconds` and a little.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(there, function, task), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(limit_seconds + ANSWER_SECONDS):
+            raise BenchError(f"{function.__name__}: no end within {limit_seconds + ANSWER_SECONDS:g} s")
+        told: tuple[Told, str] = here.recv()
+    except EOFError:
+        raise BenchError(f"{function.__name__}: its process ended without a figure") from None
+    finally:
+        here.close()
+        process.join(timeout=5)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    value, trouble = told
+    if trouble:
+        raise BenchError(trouble)
+    return value
+
+
+def _tell(connection: Connection, function: Callable[[Task], Told], task: Task) -> None:
+    try:
+        connection.send((function(task), ""))
+    except Exception as error:  # noqa: BLE001 - told to whoever asked
+        connection.send((None, f"{type(error).__name__}: {error}"))

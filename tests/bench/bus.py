@@ -1,0 +1,257 @@
+"""The lab's Service Bus in a process of its own, and the SDK's border, dated alike for bridge and bare use."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import certifi
+from azure.servicebus import ServiceBusMessageBatch, ServiceBusReceiver, ServiceBusSender
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from bridge.lab.httpd import Answer, Request, Server, json_answer
+from bridge.lab.servicebus import ServiceBusLab
+from tests.bench.measure import BenchError
+from tests.bench.simulators import VM, Remote
+
+TOPIC = "events"  # without subscriptions: what is sent there is counted and kept nowhere
+SESSION_QUEUE = "approvals"
+TRY_SECONDS = 10.0
+HOST = "127.0.0.1"
+# The SDK knows no other port with TLS and an identity; whatever else has it, has it at 127.0.0.1.
+TLS_HOST, TLS_PORT = "127.83.66.1", 5671
+TOKEN_PATH = "/metadata/identity/oauth2/token"  # noqa: S105 - a path
+TOKEN_LIFE_SECONDS = 86_400
+_CONFIG = {
+    "UserConfig": {
+        "Namespaces": [
+            {
+                "Name": "bench",
+                "Queues": [{"Name": SESSION_QUEUE, "Properties": {"RequiresSession": True}}],
+                "Topics": [{"Name": TOPIC}],
+            }
+        ]
+    }
+}
+
+
+class _Bus(ServiceBusLab):
+    """The lab's Service Bus, and what the benchmark asks of it."""
+
+    def __init__(self) -> None:
+        super().__init__(_CONFIG)
+
+    def address(self) -> str:
+        return self.connection_string
+
+    def enqueued(self, path: str) -> int:
+        return self.entity(path).counts.enqueued
+
+    def completed(self, path: str) -> int:
+        return self.entity(path).counts.completed
+
+    def left(self, path: str) -> int:
+        """Return how many messages are still there, the dead ones included."""
+        counts = self.entity(path).counts
+        return counts.active + counts.dead_letters
+
+    def faults_of_its_own(self) -> list[str]:
+        return [repr(error) for error in self.failures]
+
+
+def lab() -> Remote:
+    """Start a simulated Service Bus."""
+    return Remote(_Bus)
+
+
+def check(bus: Remote) -> None:
+    """Raise BenchError where the lab itself has failed: its figures would tell nothing."""
+    if failures := bus("faults_of_its_own"):
+        raise BenchError(f"the lab's Service Bus failed: {failures[0]}")
+
+
+# --- the SDK's border ---
+
+
+@dataclass(kw_only=True)
+class Border:
+    """What went over the SDK's border, and when each call returned, with the CPU of the process until then."""
+
+    at: list[float] = field(default_factory=list)  # time.monotonic()
+    cpu: list[float] = field(default_factory=list)  # time.process_time()
+    counts: list[int] = field(default_factory=list)
+
+    def note(self, count: int) -> None:
+        self.at.append(time.monotonic())
+        self.cpu.append(time.process_time())
+        self.counts.append(count)
+
+    def rate(self, begin: int, *, until: float = 0.0) -> float:
+        """Return messages a second after the first `begin` calls, to the last or `until` then."""
+        return sum(self.counts[begin:]) / (max(until, self.at[-1]) - self.at[begin - 1])
+
+    def cpu_us(self, begin: int) -> float:
+        """Return the CPU that the whole process spent on a message."""
+        return (self.cpu[-1] - self.cpu[begin - 1]) * 1e6 / sum(self.counts[begin:])
+
+
+@contextmanager
+def sends() -> Iterator[Border]:
+    """Date every `send_messages` of this process, whoever calls it."""
+    border = Border()
+    real = ServiceBusSender.send_messages
+
+    def send(self: ServiceBusSender, message: Any, **options: Any) -> None:
+        real(self, message, **options)
+        border.note(len(message) if isinstance(message, ServiceBusMessageBatch) else 1)
+
+    with patch.object(ServiceBusSender, "send_messages", send):
+        yield border
+
+
+@contextmanager
+def completions() -> Iterator[Border]:
+    """Date every `complete_message` of this process, whoever calls it."""
+    border = Border()
+    real = ServiceBusReceiver.complete_message
+
+    def complete(self: ServiceBusReceiver, message: Any) -> None:
+        real(self, message)
+        border.note(1)
+
+    with patch.object(ServiceBusReceiver, "complete_message", complete):
+        yield border
+
+
+# --- a namespace with a managed identity ---
+
+
+class _Secured(_Bus):
+    """The same behind TLS, with an IMDS beside it that gives tokens to the VM's identity.
+
+    The certificate is made anew each time, and its key is nowhere but in this process.
+    """
+
+    def __init__(self, trusted: Path) -> None:
+        super().__init__()
+        self._tokens = 0
+        self._front = _Tls(self.port, trusted)
+        self._identity = Server(VM, self._token)
+
+    def stop(self) -> None:
+        self._identity.close()
+        self._front.stop()
+        super().stop()
+
+    def namespace(self) -> str:
+        return TLS_HOST
+
+    def identity_url(self) -> str:
+        return self._identity.url
+
+    def tokens(self) -> int:
+        """Return how many tokens were given."""
+        return self._tokens
+
+    def _token(self, request: Request) -> Answer:
+        if request.path != TOKEN_PATH or request.headers.get("metadata") != "true":
+            return Answer(status=404)
+        self._tokens += 1
+        return json_answer(
+            {
+                "access_token": "bench." + "x" * 1500,  # about as long as a real one
+                "expires_in": str(TOKEN_LIFE_SECONDS),
+                "expires_on": str(int(time.time()) + TOKEN_LIFE_SECONDS),
+                "resource": request.parameters["resource"][0],
+                "token_type": "Bearer",
+            }
+        )
+
+
+@dataclass(frozen=True)
+class _BuildSecured:
+    trusted: Path
+
+    def __call__(self) -> _Secured:
+        return _Secured(self.trusted)
+
+
+def secured(trusted: Path) -> Remote:
+    """Start a simulated Service Bus behind TLS; `trusted` becomes the file of what a client has to trust."""
+    return Remote(_BuildSecured(trusted))
+
+
+class _Tls:
+    """Take TLS on one port and hand it on to another."""
+
+    def __init__(self, target: int, trusted: Path) -> None:
+        self._target = target
+        self._context = _server_context(trusted)
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, TLS_HOST, TLS_PORT, ssl=self._context)
+        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tls", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            inner_reader, inner_writer = await asyncio.open_connection(HOST, self._target)
+            await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def _server_context(trusted: Path) -> ssl.SSLContext:
+    """Make a certificate for loopback, and write it behind those that the SDK trusts anyway."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "imds-bridge bench")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(TLS_HOST))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    own = certificate.public_bytes(serialization.Encoding.PEM)
+    trusted.write_bytes(Path(certifi.where()).read_bytes() + b"\n" + own)
+    both = trusted.with_suffix(".key")
+    both.touch(mode=0o600)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    both.write_bytes(secret + own)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(both)
+    finally:
+        both.unlink()
+    return context

@@ -1,0 +1,215 @@
+"""Commands a second through decision, ledger, receipt and settlement, against bare receive and complete."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from bridge.commands import BATCH_MESSAGES, BusCommands
+from bridge.config import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
+from bridge.formats.cloudevents import CONTENT_TYPE
+from bridge.imds import ImdsClient
+from bridge.listener import APPROVED, Listener
+from bridge.model import StoredEvent, iso_utc
+from bridge.runtime import Clock, Stop, start_thread
+from bridge.sinks.memory import MemorySink
+from bridge.sinks.servicebus import ServiceBusSink
+from bridge.voice import Voice, approval_session
+from tests.bench import apart, bus, parts, simulators
+from tests.bench.measure import BenchError, Progress, Row, spread, wait_until
+
+COMMANDS = 1_000  # counted, of
+SENT = 1_200
+EVENTS = 5  # that they name
+ROUNDS = 5
+WARM_UP = (
+    100  # before them: the first waits for the connection; the last for more, which the SDK does for 0.2 s
+)
+LIMIT_SECONDS = 30.0
+FILL = 100
+TYPE = "io.imdsbridge.command.approve.v1"
+HEARTBEAT = "io.imdsbridge.bridge.heartbeat.v1"
+RECEIPT = "io.imdsbridge.approval.accepted.v1"
+
+
+class _Task(NamedTuple):
+    folder: Path
+    address: str
+    imds_url: str
+    event_ids: list[str]
+
+
+class _Done(NamedTuple):
+    rate: float
+    cpu_us: float
+
+
+def rows(folder: Path, progress: Progress) -> list[Row]:
+    """Fill the queue and empty it through the listener, fill it and empty it barely, again and again."""
+    ours: list[_Done] = []
+    theirs: list[_Done] = []
+    with bus.lab() as lab, simulators.imds() as imds:
+        event_ids = [
+            imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
+            for _ in range(EVENTS)
+        ]
+        address, url = lab("address"), imds("base_url")
+        for number in range(ROUNDS):
+            progress.begin(f"commands: round {number + 1} of {ROUNDS}, through the listener and barely")
+            task = _Task(folder / f"commands{number}", address, url, event_ids)
+            ways = ((_decided, ours), (_bare, theirs))
+            for function, known in ways if number % 2 == 0 else reversed(ways):
+                fill(address, event_ids)
+                known.append(apart.run(function, task, limit_seconds=LIMIT_SECONDS))
+                if left := lab("left", bus.SESSION_QUEUE):
+                    raise BenchError(f"{left} of {SENT} commands were not completed")
+        if imds("approved"):
+            raise BenchError("an event was POSTed although the ledger knows it")
+        bus.check(lab)
+    rates = [done.rate for done in ours], [done.rate for done in theirs]
+    costs = [done.cpu_us for done in ours], [done.cpu_us for done in theirs]
+    ratios = [one / other for one, other in zip(*rates, strict=True)]  # side by side, whatever else runs
+    middle = [statistics.median(values) for values in (*rates, *costs)]
+    return [
+        Row(
+            name="commands a second / the bare SDK's receive and complete",
+            measured=statistics.median(ratios),
+            unit="x",
+            limit=0.4,
+            at_least=True,
+            how=f"median of {ROUNDS} rounds, in turn; medians {middle[0]:,.0f} and {middle[1]:,.0f}, {COMMANDS:,} from a "
+            f"session, at most {BATCH_MESSAGES} at a time; new ids, {EVENTS} events approved before; to the last "
+            f"settlement and receipt taken by a sink in memory; {middle[2]:.0f} and {middle[3]:.0f} us of CPU",
+            details={
+                "commands_a_second": spread(rates[0], digits=0),
+                "bare_commands_a_second": spread(rates[1], digits=0),
+                "cpu_us": spread(costs[0], digits=0),
+                "bare_cpu_us": spread(costs[1], digits=0),
+                "ratio_by_round": [round(ratio, 3) for ratio in ratios],
+            },
+        )
+    ]
+
+
+def fill(address: str, event_ids: Sequence[str]) -> None:
+    """Put commands into the session."""
+    messages = [command(event_ids[number % len(event_ids)]) for number in range(SENT)]
+    with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        client.get_queue_sender(bus.SESSION_QUEUE) as sender,
+    ):
+        for begin in range(0, SENT, FILL):
+            sender.send_messages(messages[begin : begin + FILL], timeout=bus.TRY_SECONDS)
+
+
+def command(event_id: str) -> ServiceBusMessage:
+    """Make a command as `imds-bridge approve` does, with an id of its own."""
+    envelope = {
+        "specversion": "1.0",
+        "id": str(uuid4()),
+        "source": "urn:imds-bridge:approve:bench",
+        "type": TYPE,
+        "time": iso_utc(datetime.now(UTC)),
+        "datacontenttype": "application/json",
+        "data": {"EventIds": [event_id], "RequestedBy": "someone@bench", "Reason": "the benchmark"},
+    }
+    return ServiceBusMessage(
+        json.dumps(envelope).encode("ascii"),
+        content_type=CONTENT_TYPE,
+        message_id=str(envelope["id"]),
+        subject=TYPE,
+        session_id=simulators.VM,
+        application_properties={"cloudEvents_type": TYPE, "cloudEvents_id": str(envelope["id"])},
+    )
+
+
+class _Receipts(MemorySink):
+    """Takes as many at once as the sink to Service Bus does; dates each receipt."""
+
+    def __init__(self) -> None:
+        super().__init__(max_batch=ServiceBusSink.max_batch)
+        self.at: list[float] = []
+        self.others: set[str] = set()
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        super().send(events)
+        for event in events:
+            if event.type == RECEIPT and b'"already_approved"' in event.body:
+                self.at.append(time.monotonic())
+            else:
+                self.others.add(event.type)
+
+
+def _decided(task: _Task) -> _Done:
+    """Put the second flow together as bridge/app.py does, in this process."""
+    clock, stop, sink = Clock(), Stop(), _Receipts()
+    settings = ApprovalSettings(
+        connection_string=Secret(task.address),
+        queue=bus.SESSION_QUEUE,
+        session="{vm}",
+        policy=PolicySettings(allow=(RuleSettings(event_type=("Freeze",)),)),
+    )
+    config = Config(state_dir=task.folder, imds=ImdsSettings(endpoint=task.imds_url), approvals=settings)
+    outbox = parts.open_outbox(task.folder, parts.NAME)
+    now = iso_utc(clock.now())
+    outbox.commit([], meta={}, records={(APPROVED, event_id.lower()): now for event_id in task.event_ids})
+    imds = ImdsClient(config.imds, clock=clock)
+    voice = Voice(config, "listen", imds=imds, outbox=outbox, clock=clock)
+    received = BusCommands(
+        settings, session=lambda: approval_session(settings.session, voice.vm), clock=clock, stop=stop
+    )
+    listener = Listener(
+        settings, imds=imds, inlet=received, outbox=outbox, clock=clock, stop=stop, voice=voice
+    )
+    sender = parts.dispatcher(parts.NAME, sink, outbox)
+    with bus.completions() as border:
+        threads = [
+            start_thread("decide", listener.run),
+            start_thread("commands", received.run),
+            start_thread("sink", sender.run),
+        ]
+        wait_until(
+            lambda: len(border.at) >= SENT and len(sink.at) >= SENT,
+            what=f"the settlement of {SENT} commands",
+            limit_seconds=LIMIT_SECONDS,
+            every_seconds=0.05,
+        )
+        stop.set()
+        sender.finish()
+        for thread in threads:
+            thread.join(timeout=5)
+    outbox.close()
+    imds.close()
+    if len(border.at) != SENT or len(sink.at) != SENT or sink.others != {HEARTBEAT}:
+        raise BenchError(f"{len(border.at)} settlements, {len(sink.at)} receipts and {sink.others}")
+    return _done(border, sink.at[WARM_UP + COMMANDS - 1])
+
+
+def _bare(task: _Task) -> _Done:
+    with (
+        bus.completions() as border,
+        ServiceBusClient.from_connection_string(task.address, retry_total=0) as client,
+        client.get_queue_receiver(bus.SESSION_QUEUE, session_id=simulators.VM) as receiver,
+    ):
+        while len(border.at) < SENT:
+            messages = receiver.receive_messages(max_message_count=BATCH_MESSAGES, max_wait_time=5)
+            if not messages:
+                raise BenchError(f"only {len(border.at)} of {SENT} messages came")
+            for message in messages:
+                receiver.complete_message(message)
+    return _done(border, 0.0)
+
+
+def _done(border: bus.Border, told_at: float) -> _Done:
+    """Rate what is counted, until it was settled and, at `told_at`, the last receipt for it had come."""
+    for noted in (border.at, border.cpu, border.counts):
+        del noted[WARM_UP + COMMANDS :]
+    return _Done(border.rate(WARM_UP, until=told_at), border.cpu_us(WARM_UP))

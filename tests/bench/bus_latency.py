@@ -1,0 +1,180 @@
+"""From a command put on the bus to its POST at IMDS, without waiting for anybody's limit."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import requests
+from azure.servicebus import ServiceBusClient, ServiceBusSender
+
+from bridge.imds import EVENTS_PATH
+from bridge.listener import READ_EVERY_SECONDS
+from tests.bench import bus, process, simulators
+from tests.bench.bus_commands import command
+from tests.bench.measure import BenchError, Progress, Row, paced, spread, wait_until
+from tests.bench.simulators import Remote
+
+COMMANDS = 50
+WARM_UP = 3
+# Each command finds the document older than the second within which it is not read again, and two of the three
+# calls a second that the listener allows itself: it reads the document and POSTs, and waits for no limit.
+PACE_SECONDS = READ_EVERY_SECONDS + 0.1
+BARE_PACE_SECONDS = 0.1
+IMPACT_SECONDS = 0.5  # then the event goes, and the document stays as small as in life
+API_VERSION = {"api-version": "2020-07-01"}
+
+
+def rows(folder: Path, progress: Progress) -> list[Row]:
+    """Schedule an event and send its approval, once more than a second; then the same with nothing but the SDK."""
+    with bus.lab() as lab, simulators.imds() as imds:
+        address = lab("address")
+        state = folder / "approve-latency"
+        config = _config(state, imds("base_url"), address)
+        with process.running("listen", config, state) as listener:
+            wait_until(
+                lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the listener", limit_seconds=20
+            )
+            progress.begin(f"approve-latency: {COMMANDS} commands, {PACE_SECONDS:g} s apart")
+            ours = _send(address, imds, PACE_SECONDS, progress)
+            process.check_alive(listener, state)
+        progress.begin(f"approve-latency: {COMMANDS} commands to a bare receiver")
+        with Remote(_BuildBare(address, imds("base_url"))) as bare:
+            wait_until(
+                lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the bare receiver", limit_seconds=20
+            )
+            theirs = _send(address, imds, BARE_PACE_SECONDS, progress)
+            if trouble := bare("trouble"):
+                raise BenchError(f"the bare receiver failed: {trouble}")
+        bus.check(lab)
+    middle = statistics.median(ours)
+    return [
+        Row(
+            name="a command put on the bus to its POST at IMDS",
+            measured=middle,
+            unit="ms",
+            limit=25,
+            how=f"median of {COMMANDS}, each for a new event; from before the SDK's send to the request at the "
+            f"simulator, by the real `imds-bridge listen`; {PACE_SECONDS:g} s apart, so that none waits for "
+            f"IMDS's limit or the listener's share; 90th percentile {spread(ours)['p90']:.1f}",
+            details={"ours_ms": spread(ours)},
+        ),
+        Row(
+            name="  beside it: a bare receiver, GET and POST",
+            measured=statistics.median(theirs),
+            unit="ms",
+            how=f"median of {COMMANDS}, {BARE_PACE_SECONDS:g} s apart: the SDK and requests.Session, nothing is "
+            "judged or kept",
+            details={"bare_ms": spread(theirs)},
+        ),
+    ]
+
+
+def _send(address: str, imds: Remote, pace_seconds: float, progress: Progress) -> list[float]:
+    """Send commands, each for a new event; return the milliseconds until each was POSTed."""
+    sent_at: dict[str, float] = {}
+    with (
+        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
+        client.get_queue_sender(bus.SESSION_QUEUE) as sender,
+    ):
+        for number in paced(WARM_UP + COMMANDS, pace_seconds):
+            event_id = imds(
+                "schedule",
+                event_type="Freeze",
+                resources=[simulators.VM],
+                notice_seconds=86_400,
+                completes=True,
+                impact_seconds=IMPACT_SECONDS,
+            )
+            sent_at[event_id] = _send_one(sender, event_id)
+            progress.step(f"{number} of {WARM_UP + COMMANDS}")
+        wait_until(lambda: sent_at.keys() <= imds("approved").keys(), what="every POST", limit_seconds=10)
+    posted_at = imds("approved")
+    return [(posted_at[event_id] - at) * 1000 for event_id, at in list(sent_at.items())[WARM_UP:]]
+
+
+def _send_one(sender: ServiceBusSender, event_id: str) -> float:
+    message = command(event_id)
+    at = time.monotonic()
+    sender.send_messages(message, timeout=bus.TRY_SECONDS)
+    return at
+
+
+def _config(state: Path, imds_url: str, address: str) -> Path:
+    path = state.with_suffix(".toml")
+    # A JSON string is a TOML string as well.
+    path.write_text(
+        f"state_dir = {json.dumps(str(state))}\n"
+        f"[imds]\nendpoint = {json.dumps(imds_url)}\n"
+        f"[sinks.bench]\nkind = 'servicebus'\nconnection_string = {json.dumps(address)}\n"
+        f"topic = '{bus.TOPIC}'\n"
+        f"[approvals]\nconnection_string = {json.dumps(address)}\n"
+        f"queue = '{bus.SESSION_QUEUE}'\nsession = '{{vm}}'\n"
+        "[approvals.policy]\nallow = [{ event_type = ['Freeze'] }]\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+class _BuildBare:
+    def __init__(self, address: str, imds_url: str) -> None:
+        self._given = address, imds_url
+
+    def __call__(self) -> _Bare:
+        return _Bare(*self._given)
+
+
+class _Bare:
+    """Receive, ask for the document, POST and complete, with the SDK and requests and nothing else."""
+
+    def __init__(self, address: str, imds_url: str) -> None:
+        self._address = address
+        self._url = imds_url + EVENTS_PATH
+        self._trouble = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bare", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=4)
+
+    def trouble(self) -> str:
+        return self._trouble
+
+    def _run(self) -> None:
+        try:
+            self._receive()
+        except Exception as error:  # noqa: BLE001 - told when it is asked for
+            self._trouble = f"{type(error).__name__}: {error}"
+
+    def _receive(self) -> None:
+        with ExitStack() as stack:
+            client = stack.enter_context(
+                ServiceBusClient.from_connection_string(self._address, retry_total=0)
+            )
+            receiver = stack.enter_context(
+                client.get_queue_receiver(bus.SESSION_QUEUE, session_id=simulators.VM)
+            )
+            session = stack.enter_context(requests.Session())
+            session.headers["Metadata"] = "true"
+            while not self._stop.is_set():
+                for message in receiver.receive_messages(max_message_count=1, max_wait_time=1):
+                    self._start(session, json.loads(str(message)))
+                    receiver.complete_message(message)
+
+    def _start(self, session: requests.Session, given: dict[str, Any]) -> None:
+        (event_id,) = given["data"]["EventIds"]
+        document = session.get(self._url, params=API_VERSION, timeout=bus.TRY_SECONDS).json()
+        if event_id not in {event["EventId"] for event in document["Events"]}:
+            raise BenchError(f"{event_id} does not stand in the document")
+        body = {"StartRequests": [{"EventId": event_id}]}
+        session.post(self._url, params=API_VERSION, json=body, timeout=bus.TRY_SECONDS).raise_for_status()
