@@ -180,6 +180,10 @@ class BusCommands:
         )
         return received
 
+    def _finish_all(self, batch: list[tuple[Delivery, Settlement]]) -> None:
+        for delivery, settlement in batch:
+            self._finish(delivery, settlement)
+
     def _finish(self, delivery: Delivery, settlement: Settlement) -> None:
         try:
             if settlement.dead_letter_reason:
@@ -231,14 +235,24 @@ class BusCommands:
     def _settle_what_is_decided(self, wait_seconds: float) -> None:
         """Settle what is decided by now; with commands just taken, wait a moment for each next decision."""
         while self._waiting:
-            try:
-                delivery, settlement = self._settlements.get(block=wait_seconds > 0, timeout=wait_seconds)
-            except Empty:
+            batch = self._decided(wait_seconds)
+            if not batch:
                 return
-            if delivery in self._waiting:
-                self._call(lambda d=delivery, s=settlement: self._finish(d, s), SETTLE_SECONDS)  # type: ignore[misc]
-                del self._waiting[delivery]
-                self._moved_at = self._clock.monotonic()
+            self._call(lambda batch=batch: self._finish_all(batch), SETTLE_SECONDS)  # type: ignore[misc]
+            for delivery, _ in batch:
+                self._waiting.pop(delivery, None)
+            self._moved_at = self._clock.monotonic()
+
+    def _decided(self, wait_seconds: float) -> list[tuple[Delivery, Settlement]]:
+        """Take the decisions that are there, at most a batch of them; wait for the first one."""
+        batch: list[tuple[Delivery, Settlement]] = []
+        with contextlib.suppress(Empty):
+            while len(batch) < BATCH_MESSAGES:
+                wait = wait_seconds > 0 and not batch
+                delivery, settlement = self._settlements.get(block=wait, timeout=wait_seconds)
+                if delivery in self._waiting:
+                    batch.append((delivery, settlement))
+        return batch
 
     def _renew(self) -> None:
         """Renew what runs out soon: the session's lock, or that of each message."""

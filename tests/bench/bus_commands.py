@@ -85,9 +85,10 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
             unit="x",
             limit=0.4,
             at_least=True,
-            how=f"median of {ROUNDS} rounds, in turn; medians {middle[0]:,.0f} and {middle[1]:,.0f}, {COMMANDS:,} from a "
-            f"session, at most {BATCH_MESSAGES} at a time; new ids, {EVENTS} events approved before; to the last "
-            f"settlement and receipt taken by a sink in memory; {middle[2]:.0f} and {middle[3]:.0f} us of CPU",
+            how=f"median of {ROUNDS} rounds, in turn; medians {middle[0]:,.0f} and {middle[1]:,.0f}, "
+            f"{COMMANDS:,} from a session, at most {BATCH_MESSAGES} at a time; new ids, {EVENTS} events approved "
+            "before; to the last settlement and receipt taken by a sink in memory; "
+            f"{middle[2]:.0f} and {middle[3]:.0f} us of CPU a command",
             details={
                 "commands_a_second": spread(rates[0], digits=0),
                 "bare_commands_a_second": spread(rates[1], digits=0),

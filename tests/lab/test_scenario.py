@@ -181,7 +181,7 @@ def test_a_scenario_of_the_lab_plays_to_its_end_and_leaves_nothing(name: str) ->
         lab.wait_for(lambda: not lab.events, LIMIT_SECONDS)
 
 
-def test_the_demo_is_over_within_14_real_seconds() -> None:
+def test_the_demo_is_over_within_16_real_seconds_even_without_an_approval() -> None:
     scenario = load_scenario("demo")
     ends = [
         one.at_seconds + one.arguments.get("notice_seconds", 900) + one.arguments.get("impact_seconds", 0)
@@ -189,4 +189,4 @@ def test_the_demo_is_over_within_14_real_seconds() -> None:
         if one.arguments.get("completes")
     ]
     assert len(ends) == 2
-    assert max(*ends, scenario.steps[-1].at_seconds) / scenario.time_scale <= 14
+    assert max(*ends, scenario.steps[-1].at_seconds) / scenario.time_scale <= 16
