@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge import __version__
-from bridge.config import DEFAULT_PATH, Config, load, load_state_dir
+from bridge.config import Config
 from bridge.errors import BridgeError, ConfigError, SecretFault, StateError, UsageError
+from bridge.loading import DEFAULT_PATH, load, load_state_dir
 from bridge.state import StateFolder
 
 OK, UNEXPECTED, USAGE, FAILED = 0, 1, 2, 3

@@ -1,20 +1,12 @@
-"""Every setting: a TOML file, overridden by the environment, with secrets from files.
-
-`load` finds all faults at once and says of each what was given, what was expected and what comes near.
-"""
+"""Every setting, one frozen model for each part, with secrets from files."""
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
-from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -22,17 +14,21 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
-from bridge.errors import ConfigError, SecretFault
+from bridge.checks import (
+    HOST,
+    check_signing_secrets,
+    check_template,
+    check_token,
+    check_url,
+    parse_headers,
+    show,
+)
 
-DEFAULT_PATH = Path("/etc/imds-bridge/config.toml")
-ENV_PREFIX = "IMDS_BRIDGE__"
 DAY_SECONDS = 86_400.0
 EVENT_TYPES = "io.imdsbridge."
 
@@ -110,7 +106,7 @@ class Settings(BaseModel):
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
 
-class _SecretUnreadable(ValueError):
+class SecretUnreadable(ValueError):
     """The file of a secret cannot be read, by this user or at all."""
 
 
@@ -118,7 +114,7 @@ def _check_readable(secret: Secret) -> None:
     try:
         secret.read()
     except OSError as error:
-        raise _SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
+        raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"expected a file that holds the secret: {error}") from None
 
@@ -238,10 +234,8 @@ class BusSettings(Settings):
     def _check_bus(self) -> BusSettings:
         if bool(self.namespace) == (self.connection_string is not None):
             raise ValueError("give either namespace or connection_string (or connection_string_file)")
-        if self.namespace and not _HOST.fullmatch(self.namespace):
-            raise ValueError(
-                f"namespace: given {_show(self.namespace)}, expected NAME.servicebus.windows.net"
-            )
+        if self.namespace and not HOST.fullmatch(self.namespace):
+            raise ValueError(f"namespace: given {show(self.namespace)}, expected NAME.servicebus.windows.net")
         if self.connection_string and "Endpoint=" not in self.connection_string.read():
             raise ValueError(
                 "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
@@ -360,21 +354,6 @@ class ApprovalSettings(BusSettings):
         return self
 
 
-def check_signing_secrets(text: str) -> list[str]:
-    """Read Standard Webhooks secrets, one a line: `whsec_` and base64 of 24 to 64 bytes."""
-    secrets = [line.strip() for line in text.splitlines() if line.strip()]
-    for secret in secrets:
-        try:
-            size = len(b64decode(secret.removeprefix("whsec_"), validate=True))
-        except ValueError:
-            size = 0
-        if not 24 <= size <= 64:  # noqa: PLR2004 - Standard Webhooks 1.0.0
-            raise ValueError("signing_secret: expected whsec_ and the base64 of 24 to 64 bytes")
-    if not secrets:
-        raise ValueError("signing_secret: expected at least one")
-    return secrets
-
-
 SINK_KINDS: dict[str, type[SinkSettings]] = {
     "servicebus": ServiceBusSettings,
     "stdout": StdoutSettings,
@@ -405,247 +384,3 @@ class Config(Settings):
     imds: ImdsSettings = ImdsSettings()
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
     approvals: ApprovalSettings | None = None
-
-
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
-
-
-def check_template(template: str, names: tuple[str, ...]) -> str:
-    """Refuse a template with placeholders other than `names`."""
-    unknown = [name for name in re.findall(r"\{([^{}]*)\}", template) if name not in names]
-    if unknown or template.count("{") != template.count("}"):
-        expected = ", ".join(f"{{{name}}}" for name in names)
-        raise ValueError(f"expected only the placeholders {expected}")
-    return template
-
-
-def check_url(url: str, *, allow_http: bool) -> str:
-    """Refuse what is no http(s) URL, and plain http to anywhere but this machine."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if host is None or parts.scheme not in ("http", "https") or not _TOKEN.fullmatch(url):
-        raise ValueError("expected a URL such as https://host/path")
-    if parts.username or parts.password:
-        raise ValueError("expected a URL without user and password; use bearer_token or headers")
-    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
-        raise ValueError("expected https; set allow_http = true to send in the clear")
-    return url
-
-
-def check_token(token: str) -> str:
-    """Refuse what cannot stand in an Authorization header."""
-    if not _TOKEN.fullmatch(token):
-        raise ValueError("expected a token: one word of ASCII letters, digits and signs")
-    return token
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-_HEADER_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_HEADER_VALUE = re.compile(r"[ -~]*")
-
-
-def parse_headers(text: str) -> dict[str, str]:
-    """Read headers, one `Name: value` a line; blank lines and lines that begin with # do not count."""
-    headers = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, colon, value = line.partition(":")
-        if (
-            not colon
-            or not _HEADER_NAME.fullmatch(name.strip())
-            or not _HEADER_VALUE.fullmatch(value.strip())
-        ):
-            raise ValueError(f"headers, line {number}: expected `Name: value` in printable ASCII")
-        headers[name.strip()] = value.strip()
-    return headers
-
-
-def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Read only where the state is: whoever looks at it need not be able to read the secrets.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
-    _overlay(given, environ)
-    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
-
-
-def load(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Read the configuration from `path` (None: the usual place, where it may be missing) and `environ`.
-
-    Raises:
-        ConfigError: with every fault that was found.
-    """
-    origin = str(path or DEFAULT_PATH)
-    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
-    from_environment = _overlay(given, environ)
-    faults: list[str] = []
-    sinks = given.pop("sinks", {})
-    parts: dict[str, Any] = {"sinks": _load_sinks(sinks, faults)}
-    imds = given.pop("imds", {})
-    parts["imds"] = _load_part(ImdsSettings, imds, "imds", faults) or ImdsSettings()
-    if "approvals" in given:
-        parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
-    faults += _circles(parts["sinks"], parts.get("approvals"))
-    config = _load_part(Config, {**given, **parts}, "", faults)
-    if faults or config is None:
-        raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
-    return config
-
-
-def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if not must_exist:
-            return {}
-        raise ConfigError(
-            str(path), ["there is no such file; expected a TOML file (see README.md)"]
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [f"is no valid TOML: {error}"]) from None
-
-
-def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Write `IMDS_BRIDGE__SECTION__KEY` over the file's settings; return each key with its variable."""
-    taken = {}
-    for variable, value in sorted(environ.items()):
-        if not variable.upper().startswith(ENV_PREFIX):
-            continue
-        *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
-        table = given
-        for number, section in enumerate(sections):
-            # the file may have written the name of a sink in any letter case
-            name = next((name for name in table if name.lower() == section), section)
-            sections[number] = name
-            inner = table.get(name)
-            table[name] = dict(inner) if isinstance(inner, dict) else {}
-            table = table[name]
-        if key.endswith("_file"):
-            table.pop(key.removesuffix("_file"), None)
-        else:
-            table.pop(f"{key}_file", None)
-        table[key] = _from_text(value)
-        taken[".".join((*sections, key))] = variable
-    return taken
-
-
-def _from_text(value: str) -> Any:
-    """Read lists and tables, which the environment holds as JSON; leave the rest to the setting's type."""
-    if value[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except ValueError:
-            return value  # a template such as {event} begins like this, too
-    return value
-
-
-def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
-    if not isinstance(given, dict):
-        faults.append("sinks: given no table, expected tables such as [sinks.ops]")
-        return {}
-    loaded = {}
-    for name, table in given.items():
-        where = f"sinks.{name}"
-        kind = table.get("kind") if isinstance(table, dict) else None
-        model = SINK_KINDS.get(kind) if isinstance(kind, str) else None
-        if not isinstance(table, dict):
-            faults.append(f"{where}: given no table, expected [sinks.{name}] with a kind")
-        elif model is None:
-            kinds = ", ".join(sorted(SINK_KINDS))
-            faults.append(
-                f"{where}.kind: given {_show(kind)}, expected one of {kinds}{_nearest(kind, SINK_KINDS)}"
-            )
-        elif (part := _load_part(model, table, where, faults)) is not None:
-            loaded[name] = part
-    return loaded
-
-
-def _circles(sinks: Mapping[str, SinkSettings], approvals: ApprovalSettings | None) -> Iterable[str]:
-    """Find sinks that would send receipts to where commands are read."""
-    for name, sink in sinks.items():
-        if approvals and isinstance(sink, ServiceBusSettings) and sink.address == approvals.address:
-            key = "topic" if sink.topic else "queue"
-            yield (
-                f"sinks.{name}.{key}: given {_show(sink.entity)}, which is the approvals entity itself; "
-                "expected another: what is published there would be read as commands"
-            )
-
-
-S = TypeVar("S", bound=Settings)
-
-
-def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
-    """Build one part; add its faults to `faults`."""
-    if not isinstance(given, dict):
-        faults.append(f"{where}: given {_show(given)}, expected a table: [{where}]")
-        return None
-    try:
-        return model(**given)
-    except ValidationError as error:
-        faults += [_fault(model, where, details) for details in error.errors(include_url=False)]
-        return None
-
-
-def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
-    path = [str(step) for step in details["loc"]]
-    name = path[0] if path else ""
-    key = ".".join(filter(None, [where, *path]))
-    if details["type"] == "extra_forbidden":
-        return f"{key}: is no setting{_nearest(name, model.known_keys())}"
-    if details["type"] == "missing":
-        also = f" (or {name}_file)" if name in model.secret_names() else ""
-        return f"{key}: is missing{also}"
-    expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    expected = _PLAINER.get(details["type"], expected)
-    if not path:  # the fault is of the part as a whole, or of a secret in it
-        return f"{key or 'the file'}: {expected}"
-    given = details["input"]
-    if isinstance(given, Secret) and given.file:
-        text = f"{key}_file: given {_show(given.file)}, {expected}"
-        return SecretFault(text) if isinstance(details["ctx"]["error"], _SecretUnreadable) else text
-    shown = "***" if name in model.secret_names() else _show(given)
-    return f"{key}: given {shown}, {expected}"
-
-
-_PLAINER = {
-    "tuple_type": 'expected a list, for example ["a", "b"]',
-    "mapping_type": "expected a table",
-    "dataclass_type": "expected a text",
-    "path_type": "expected a path",
-    "string_type": "expected a text",
-}
-
-
-def _nearest(name: object, known: Iterable[str]) -> str:
-    close = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-# What of a URL may be secret: its query, and user and password.
-_SECRET_IN_URL = re.compile(r'(?<=://)[^\s"/@]*(?=@)|(?<=\?)[^\s"]+')
-
-
-def _show(value: object) -> str:
-    text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
-    return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
-
-
-def _with_variable(fault: str, variables: Mapping[str, str]) -> str:
-    key = fault.partition(":")[0]
-    while key and key not in variables:
-        key = key.rpartition(".")[0]
-    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

@@ -16,9 +16,10 @@ from hashlib import sha256
 from queue import Empty
 from typing import Any, Protocol
 
+from bridge.checks import check_signing_secrets
 from bridge.command import Command, parse_command, printable
 from bridge.commands import Delivery, Settlement
-from bridge.config import ApprovalSettings, check_signing_secrets
+from bridge.config import ApprovalSettings
 from bridge.errors import ImdsError
 from bridge.formats.cloudevents import structured
 from bridge.imds import ImdsClient

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from bridge.config import Config, WebhookSettings, load
+from bridge.config import Config, WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.http import USER_AGENT
 from bridge.lab.inbox import Inbox
+from bridge.loading import load
 from bridge.sinks.webhook import EXCERPT_CHARACTERS, WebhookSink
 from tests.support import (
     LIMIT_SECONDS,

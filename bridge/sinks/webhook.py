@@ -8,7 +8,8 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import unquote_plus, urlsplit
 
-from bridge.config import WebhookSettings, check_token, check_url, parse_headers
+from bridge.checks import check_token, check_url, parse_headers
+from bridge.config import WebhookSettings
 from bridge.delivery import RETRY_AFTER_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, webhook_error
 from bridge.errors import HttpFailure, Misconfigured, Unavailable
 from bridge.formats import cloudevents

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bridge import cli
-from bridge.config import Config, load
+from bridge.config import Config
+from bridge.loading import load
 
 
 def main() -> int:

@@ -1,0 +1,97 @@
+"""Check single values of the configuration; each refusal says what was expected."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+_TOKEN = re.compile(r"[!-~]+")
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
+
+
+def check_template(template: str, names: tuple[str, ...]) -> str:
+    """Refuse a template with placeholders other than `names`."""
+    unknown = [name for name in re.findall(r"\{([^{}]*)\}", template) if name not in names]
+    if unknown or template.count("{") != template.count("}"):
+        expected = ", ".join(f"{{{name}}}" for name in names)
+        raise ValueError(f"expected only the placeholders {expected}")
+    return template
+
+
+def check_url(url: str, *, allow_http: bool) -> str:
+    """Refuse what is no http(s) URL, and plain http to anywhere but this machine."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if host is None or parts.scheme not in ("http", "https") or not _TOKEN.fullmatch(url):
+        raise ValueError("expected a URL such as https://host/path")
+    if parts.username or parts.password:
+        raise ValueError("expected a URL without user and password; use bearer_token or headers")
+    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
+        raise ValueError("expected https; set allow_http = true to send in the clear")
+    return url
+
+
+def check_token(token: str) -> str:
+    """Refuse what cannot stand in an Authorization header."""
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("expected a token: one word of ASCII letters, digits and signs")
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_HEADER_VALUE = re.compile(r"[ -~]*")
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """Read headers, one `Name: value` a line; blank lines and lines that begin with # do not count."""
+    headers = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, colon, value = line.partition(":")
+        if (
+            not colon
+            or not _HEADER_NAME.fullmatch(name.strip())
+            or not _HEADER_VALUE.fullmatch(value.strip())
+        ):
+            raise ValueError(f"headers, line {number}: expected `Name: value` in printable ASCII")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def check_signing_secrets(text: str) -> list[str]:
+    """Read Standard Webhooks secrets, one a line: `whsec_` and base64 of 24 to 64 bytes."""
+    secrets = [line.strip() for line in text.splitlines() if line.strip()]
+    for secret in secrets:
+        try:
+            size = len(b64decode(secret.removeprefix("whsec_"), validate=True))
+        except ValueError:
+            size = 0
+        if not 24 <= size <= 64:  # noqa: PLR2004 - Standard Webhooks 1.0.0
+            raise ValueError("signing_secret: expected whsec_ and the base64 of 24 to 64 bytes")
+    if not secrets:
+        raise ValueError("signing_secret: expected at least one")
+    return secrets
+
+
+_SECRET_IN_URL = re.compile(r'(?<=://)[^\s"/@]*(?=@)|(?<=\?)[^\s"]+')
+
+
+def show(value: object) -> str:
+    """Write a value into a fault, without secrets that a URL may hold."""
+    text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
+    return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
