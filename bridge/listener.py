@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from queue import Empty
 from typing import Any, Protocol
@@ -20,26 +18,21 @@ from bridge.checks import check_signing_secrets
 from bridge.command import Command, parse_command, printable
 from bridge.commands import Delivery, Settlement
 from bridge.config import ApprovalSettings
-from bridge.errors import ImdsError
 from bridge.formats.cloudevents import structured
 from bridge.imds import ImdsClient
-from bridge.model import SCHEDULED, CloudEvent, Document, ScheduledEvent, iso_utc, parse_document
+from bridge.model import SCHEDULED, Document, ScheduledEvent, iso_utc
 from bridge.outbox import Outbox
+from bridge.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
 from bridge.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.runtime import Clock, Stop
 from bridge.signing import signature_fault
+from bridge.starter import Starter
 from bridge.voice import Voice
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.25  # how often what waits is looked at again
-READ_EVERY_SECONDS = 1.0  # how often the document is read, for all commands together
-FRESH_SECONDS = 2.0  # how old a document may be that is judged by
-PAUSE_SECONDS = 1.0  # after IMDS has failed, where it does not say how long
 HOLD_SECONDS = 600.0  # how long a command waits for IMDS
-CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
-MALFORMED_RECEIPTS_PER_MINUTE = 10
-MINUTE_SECONDS = 60.0
 
 # Kinds of records in the ledger; what a dry run has answered must not count later.
 COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
@@ -54,53 +47,6 @@ class Inlet(Protocol):
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         """Have the message completed or dead-lettered."""
-
-
-@dataclass(kw_only=True)
-class _Pending:
-    """A command that is not decided yet, and every message that carried it.
-
-    By EventId in lower case: `decisions` may still change, `receipts` are given, `intended` were POSTed or were
-    about to be, and what became of it is not known. `by_rule`: nobody sent it.
-    """
-
-    command: Command
-    arrived_at: float
-    grace_from: float
-    deliveries: list[Delivery] = field(default_factory=list)
-    by_rule: bool = False
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    receipts: dict[str, str] = field(default_factory=dict)
-    intended: set[str] = field(default_factory=set)
-
-    @property
-    def open_ids(self) -> list[str]:
-        """The EventIds that have no receipt yet."""
-        return [event_id for event_id in self.command.event_ids if event_id.lower() not in self.receipts]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What the ledger keeps of it."""
-        return {
-            "receipts": self.receipts,
-            "intended": sorted(self.intended - self.receipts.keys()),
-            "done": not self.open_ids,
-        }
-
-    def add(self, delivery: Delivery) -> None:
-        """Note a further message with the same command; what an older connection brought cannot be settled."""
-        self.deliveries = [one for one in self.deliveries if one.generation == delivery.generation]
-        self.deliveries.append(delivery)
-
-
-@dataclass(kw_only=True)
-class _Outgoing:
-    """What one pass has decided: committed all in one, and settled only then."""
-
-    told: list[tuple[CloudEvent, bytes]] = field(default_factory=list)
-    repeated: list[bytes] = field(default_factory=list)
-    records: dict[tuple[str, str], Any] = field(default_factory=dict)
-    settled: list[tuple[Delivery, Settlement]] = field(default_factory=list)
 
 
 class Listener:
@@ -119,7 +65,7 @@ class Listener:
         dry_run: bool = False,
     ) -> None:
         self._settings = settings
-        self._imds = imds
+        self._starter = Starter(imds, clock=clock)
         self._inlet = inlet
         self._outbox = outbox
         self._clock = clock
@@ -127,18 +73,10 @@ class Listener:
         self._voice = voice
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
-        self._pending: dict[str, _Pending] = {}
-        self._document: Document | None = None
-        self._read_at = -math.inf
-        self._good_at = -math.inf
-        self._good_time: datetime | None = None
-        self._troubles: dict[str, str] = {}
-        self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
-        self._paused_until = -math.inf
-        self._alone: dict[str, None] = {}  # what IMDS has refused together with others
-        self._malformed = _Window()
+        self._pending: dict[str, Pending] = {}
+        self._malformed = Window()
         self._first_seen: dict[str, float] = {}
-        self._outgoing = _Outgoing()
+        self._outgoing = Outgoing()
         self._secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
 
     def run(self) -> None:
@@ -164,16 +102,16 @@ class Listener:
         """Tell what waits, for the status file."""
         return {
             "vm": self._voice.vm.name if self._voice.vm else None,
-            "imds": self._imds.base,
-            "trouble": self._trouble or None,
-            "last_good_at": iso_utc(self._good_time) if self._good_time else None,
+            "imds": self._starter.base,
+            "trouble": self._starter.trouble or None,
+            "last_good_at": iso_utc(self._starter.good_time) if self._starter.good_time else None,
             "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
         }
 
     def _flush(self) -> None:
         """Commit what was decided since the last time, then have it settled."""
-        outgoing, self._outgoing = self._outgoing, _Outgoing()
+        outgoing, self._outgoing = self._outgoing, Outgoing()
         if outgoing.repeated:
             self._outbox.repeat(outgoing.repeated)
         if outgoing.told or outgoing.records:
@@ -210,7 +148,7 @@ class Listener:
             self._answer_again(delivery, record["receipts"].values())
             return
         now = self._clock.monotonic()
-        pending = _Pending(
+        pending = Pending(
             command=command,
             arrived_at=now,
             grace_from=now - self._age_seconds(delivery),
@@ -280,55 +218,16 @@ class Listener:
         if self._voice.vm is None:
             self._give_up_late("who this VM is cannot be learned")
             return
-        document = self._read_document()
+        document = self._starter.document()
         if document is None:
-            self._give_up_late(self._trouble)
+            self._give_up_late(self._starter.trouble)
             return
         for pending in list(self._pending.values()):
             self._judge(pending, document)
         self._start()
-        self._give_up_late(self._trouble)
+        self._give_up_late(self._starter.trouble)
 
-    def _read_document(self) -> Document | None:
-        """Return a document of the last second, as far as IMDS may be asked; None while it gives none."""
-        now = self._clock.monotonic()
-        if now - self._read_at >= READ_EVERY_SECONDS and self._may_call(now):
-            self._read_at = now
-            try:
-                self._document = parse_document(self._imds.document())
-            except (ImdsError, ValueError) as error:
-                self._note_trouble("document", error)
-            else:
-                self._note_trouble("document", None)
-                self._good_at, self._good_time = self._read_at, self._clock.now()
-        is_good = self._good_at == self._read_at and now - self._good_at < FRESH_SECONDS
-        return self._document if is_good else None
-
-    def _may_call(self, now: float) -> bool:
-        """Keep to the share of IMDS's limit, and to the pauses that it asks for; notes the call."""
-        is_over = len(self._calls) == CALLS_PER_SECOND and now - self._calls[0] < 1.0
-        if is_over or now < self._paused_until:
-            return False
-        self._calls.append(now)
-        return True
-
-    @property
-    def _trouble(self) -> str:
-        return next((trouble for trouble in self._troubles.values() if trouble), "")
-
-    def _note_trouble(self, call: str, error: Exception | None) -> None:
-        """Note how a kind of call went, and say so when it changes."""
-        before = self._trouble
-        self._troubles[call] = "" if error is None else str(error)
-        if error is not None:
-            pause = error.retry_after_seconds if isinstance(error, ImdsError) else None
-            self._paused_until = self._clock.monotonic() + max(PAUSE_SECONDS, pause or 0.0)
-        if self._trouble and not before:
-            log.warning("commands wait for IMDS: %s", self._trouble)
-        elif before and not self._trouble:
-            log.info("IMDS answers again; waiting commands go on")
-
-    def _judge(self, pending: _Pending, document: Document) -> None:
+    def _judge(self, pending: Pending, document: Document) -> None:
         """Decide by the document; an unknown event has a while to appear, an accepted one is judged each time."""
         assert self._voice.vm is not None  # noqa: S101 - _decide has looked
         if pending.by_rule:
@@ -348,16 +247,15 @@ class Listener:
             if is_intended and decision.reason in ("unknown_event", "already_started"):
                 decision = not_recorded(decision.event)
             elif decision.reason == "expired" and (is_intended or was_accepted):
-                detail = (
-                    f"it expired before IMDS had answered its POST: {self._trouble or 'stopped meanwhile'}"
-                )
+                why = self._starter.trouble or "stopped meanwhile"
+                detail = f"it expired before IMDS had answered its POST: {why}"
                 decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
             elif decision.reason == "unknown_event" and self._has_time(pending):
                 pending.decisions.pop(event_id, None)
                 continue
             pending.decisions[event_id] = decision
 
-    def _judge_by_rule(self, pending: _Pending, document: Document) -> None:
+    def _judge_by_rule(self, pending: Pending, document: Document) -> None:
         """Go on with an event that a rule approves only while it is Scheduled."""
         (event_id,) = pending.command.event_ids
         event = document.events.get(event_id.lower())
@@ -370,10 +268,10 @@ class Listener:
         else:
             del self._pending[pending.command.key]
 
-    def _has_time(self, pending: _Pending) -> bool:
+    def _has_time(self, pending: Pending) -> bool:
         """Tell whether an event may still appear: for a while, and by a document read after the command came."""
         is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
-        return is_in_grace or self._read_at < pending.arrived_at
+        return is_in_grace or self._starter.read_at < pending.arrived_at
 
     def _start(self) -> None:
         """POST what is accepted and was not before, all in one; then answer what is known by now."""
@@ -384,20 +282,13 @@ class Listener:
             if decision.reason == "approved" and decision.event
         }
         known = {key for key in wanted if self._was_approved(key)}
-        new = self._next_to_post({key: event for key, event in wanted.items() if key not in known})
-        results: dict[str, Decision] = {}
+        new = self._starter.choose({key: event for key, event in wanted.items() if key not in known})
+        results: Mapping[str, Decision] = {}
         # Where IMDS may not be called now, the next look will, a moment later.
-        if new and not self._dry_run and self._may_call(self._clock.monotonic()):
-            self._commit_intents({event.key for event in new})
+        if new and not self._dry_run and self._starter.may_call():
             results = self._post(new)
         for pending in list(self._pending.values()):
             self._answer(pending, self._final(pending, results, known))
-
-    def _next_to_post(self, new: dict[str, ScheduledEvent]) -> list[ScheduledEvent]:
-        """Choose what goes into one POST: everything, but what IMDS has refused in company goes alone."""
-        self._alone = {key: None for key in self._alone if key in new}
-        together = [event for key, event in new.items() if key not in self._alone]
-        return together or [new[key] for key in list(self._alone)[:1]]
 
     def _was_approved(self, key: str) -> bool:
         return self._outbox.record(APPROVED, key) is not None
@@ -411,39 +302,19 @@ class Listener:
                 self._put_record(pending)
         self._flush()
 
-    def _post(self, events: list[ScheduledEvent]) -> dict[str, Decision]:
-        """Have IMDS start the events; return what it said of each, nothing for those it gave no answer to."""
+    def _post(self, events: list[ScheduledEvent]) -> Mapping[str, Decision]:
+        """Have IMDS start the events, with the intent on the disk before; return what became of them."""
         keys = {event.key for event in events}
-        try:
-            self._approve(events)
-        except ImdsError as error:
-            if error.status is not None and error.status < 500:  # noqa: PLR2004 - refused: nothing was done
-                for pending in self._pending.values():
-                    pending.intended -= keys
-            if error.status != 400:  # noqa: PLR2004 - Bad Request: what was asked for is wrong
-                self._note_trouble("POST", error)
-                self._alone = {**{key: None for key in self._alone if key not in keys}, **self._alone}
-                return {}
-            self._note_trouble("POST", None)
-            if len(events) > 1:
-                self._alone |= dict.fromkeys(keys)
-                return {}
-            (event,) = events
-            refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=event)
-            return {event.key: refused}
-        self._note_trouble("POST", None)
-        return {event.key: Decision(outcome="accepted", reason="approved", event=event) for event in events}
+        self._commit_intents(keys)
+        started = self._starter.post(events)
+        if started.untouched:
+            for pending in self._pending.values():
+                pending.intended -= keys
+        return started.decisions
 
-    def _approve(self, events: list[ScheduledEvent]) -> None:
-        incarnation = self._document.raw.get("DocumentIncarnation") if self._document else None
-        for event in events:
-            names = ", ".join(event.resources)
-            log.info(
-                "approving %s of %s", event.raw.get("EventType"), names, extra={"event_id": event.event_id}
-            )
-        self._imds.approve([event.event_id for event in events], incarnation=incarnation)
-
-    def _final(self, pending: _Pending, results: dict[str, Decision], known: set[str]) -> dict[str, Decision]:
+    def _final(
+        self, pending: Pending, results: Mapping[str, Decision], known: set[str]
+    ) -> dict[str, Decision]:
         """Return the decisions of a command that cannot change any more."""
         final: dict[str, Decision] = {}
         for event_id, decision in pending.decisions.items():
@@ -471,7 +342,7 @@ class Listener:
                 decision = Decision(outcome="failed", reason="imds_unavailable", detail=trouble)
                 self._answer(pending, dict.fromkeys(pending.open_ids, decision))
 
-    def _answer(self, pending: _Pending, final: dict[str, Decision]) -> None:
+    def _answer(self, pending: Pending, final: dict[str, Decision]) -> None:
         """Note outcomes with their receipts; settle the command's messages once every event has its receipt."""
         if not final:
             return
@@ -494,7 +365,7 @@ class Listener:
             del self._pending[command.key]
         self._put_record(pending)
 
-    def _put_record(self, pending: _Pending) -> None:
+    def _put_record(self, pending: Pending) -> None:
         """Have the next commit write how far a command has come."""
         self._outgoing.records[self._kind, pending.command.key] = pending.record
         if pending.by_rule:
@@ -509,7 +380,7 @@ class Listener:
 
     def _approve_by_rule(self) -> None:
         """Make a command of each event that a rule approves, once its turn has come."""
-        document = self._read_document() if self._voice.vm else None
+        document = self._starter.document() if self._voice.vm else None
         if document is None:
             return
         now = self._clock.monotonic()
@@ -528,7 +399,7 @@ class Listener:
             return
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
         now = self._clock.monotonic()
-        self._pending[key] = _Pending(
+        self._pending[key] = Pending(
             command=command,
             arrived_at=now,
             grace_from=now,
@@ -614,25 +485,3 @@ def _command_data(command: Command | None, command_id: str) -> dict[str, Any]:
         "Vm": command.vm,
         "ExpiresAt": iso_utc(command.expires_at) if command.expires_at else None,
     }
-
-
-class _Window:
-    """Counts within a minute, and tells afterwards how many were too many."""
-
-    def __init__(self) -> None:
-        self._began_at = -math.inf
-        self._count = 0
-
-    def count(self, now: float) -> int:
-        """Count one; return how many there were within this minute."""
-        if self._count == 0:
-            self._began_at = now
-        self._count += 1
-        return self._count
-
-    def left_out(self, now: float) -> int:
-        """Return how many had no receipt once the minute is over, else 0; and begin anew."""
-        if self._count == 0 or now - self._began_at < MINUTE_SECONDS:
-            return 0
-        count, self._count = self._count, 0
-        return max(0, count - MALFORMED_RECEIPTS_PER_MINUTE)
