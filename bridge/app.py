@@ -102,9 +102,11 @@ def _listen(process: _Process, *, dry_run: bool) -> _Flow:
         raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
     imds = ImdsClient(config.imds, clock=clock)
     voice = Voice(config, "listen", imds=imds, outbox=process.outbox, clock=clock)
-    received = BusCommands(
-        settings, session=lambda: approval_session(settings.session, voice.vm), clock=clock, stop=process.stop
-    )
+
+    def session() -> str | None:
+        return approval_session(settings.session, voice.vm if voice.learned else None)
+
+    received = BusCommands(settings, session=session, clock=clock, stop=process.stop)
     listener = Listener(
         settings,
         imds=imds,

@@ -13,7 +13,8 @@ from typing import Any
 
 from bridge.errors import StateError
 
-BUSY_SECONDS = 5.0
+# The outbox waits for another process with its lock held: a notice must not be late for that.
+BUSY_SECONDS = 0.5
 CACHE_KIB = 512  # the default of 2 MiB is more than this needs
 LOG_LIMIT_BYTES = 4 * 1024 * 1024  # what stays of the log's file after it was once larger
 

@@ -60,13 +60,18 @@ class HungError(BridgeError):
 
 
 class HttpFailure(BridgeError):
-    """No usable HTTP answer came; `permanent` when the address or TLS is at fault rather than the moment."""
+    """No usable HTTP answer came.
+
+    `permanent` when the address or TLS is at fault rather than the moment; `unreached` when there was not even a
+    connection.
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, permanent: bool = False) -> None:
+    def __init__(self, message: str, *, permanent: bool = False, unreached: bool = False) -> None:
         super().__init__(message)
         self.permanent = permanent
+        self.unreached = unreached
 
 
 class ImdsError(BridgeError):

@@ -209,11 +209,9 @@ class Forwarder:
     # Time
 
     def _notice_clock(self) -> None:
-        jump = self._clock.jump_seconds()
+        jump = self._voice.notice_clock()
         if not jump:
             return
-        log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": round(jump, 1)})
-        self._outbox.shift(jump)
         held = {key: replace(held, until=held.until + jump) for key, held in self._watch.held.items()}
         self._watch = replace(self._watch, held=held)
 

@@ -7,6 +7,7 @@ ever. Here the whole exchange has a limit.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 import time
@@ -44,7 +45,7 @@ class HttpClient:
     """A session with kept-alive connections and verified TLS; for one thread at a time."""
 
     def __init__(self) -> None:
-        session = requests.Session()
+        session = _Session()
         session.trust_env = False
         session.headers.clear()
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
@@ -107,6 +108,14 @@ class HttpClient:
         self._session.close()
 
 
+class _Session(requests.Session):
+    """A session that does not even look where a redirect leads: that would read its whole body, unpacked."""
+
+    def resolve_redirects(self, *_: Any, **__: Any) -> Any:
+        """Find nothing to follow."""
+        return iter(())
+
+
 def origin(url: str) -> str:
     """Show where a URL leads without its path and query, which may hold secrets."""
     try:
@@ -129,7 +138,9 @@ def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> 
 def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
     """Say why an exchange failed, without the URL that the library's own text would carry."""
     if isinstance(error, requests.ConnectTimeout):
-        return HttpFailure(f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s")
+        return HttpFailure(
+            f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s", unreached=True
+        )
     if isinstance(error, requests.Timeout | TimeoutError):
         return HttpFailure(f"no answer within {timeout_seconds:g} s")
     if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
@@ -140,9 +151,10 @@ def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
             f"TLS failed: {getattr(cause, 'verify_message', '') or type(cause).__name__}", permanent=True
         )
     if isinstance(cause, socket.gaierror):
-        return HttpFailure(f"the host name cannot be resolved: {cause.strerror}")
+        return HttpFailure(f"the host name cannot be resolved: {cause.strerror}", unreached=True)
     if isinstance(cause, OSError) and cause.strerror:
-        return HttpFailure(f"the connection failed: {cause.strerror}")
+        unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        return HttpFailure(f"the connection failed: {cause.strerror}", unreached=unreached)
     return HttpFailure(f"the exchange broke off: {type(cause).__name__}")
 
 

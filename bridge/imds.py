@@ -59,10 +59,16 @@ class ImdsClient:
         Raises:
             ImdsError: no 200 with a body within the limits.
         """
+        before = self._last_call_at
         limit = timeout_seconds or self._time_limit()
         if self._request is None:
             self._request = self._prepare(f"{EVENTS_PATH}?api-version={self._settings.api_version}")
-        return self._ask(self._request, limit, MAX_DOCUMENT_BYTES).body
+        try:
+            return self._ask(self._request, limit, MAX_DOCUMENT_BYTES).body
+        except ImdsError as error:
+            if isinstance(error.__cause__, HttpFailure) and error.__cause__.unreached:
+                self._last_call_at = before  # it was no call: the service has not been woken
+            raise
 
     def instance(self) -> Vm:
         """Ask who this VM is.

@@ -81,10 +81,9 @@ class Listener:
 
     def run(self) -> None:
         """Decide until the stop; what is not decided then goes back to the bus."""
-        for event_id in self._outbox.record(self._kind, BY_RULE) or ():
-            self._add_by_rule(event_id)
         while not self._stop:
-            self._voice.learn()
+            self._learn()
+            self._voice.notice_clock()
             self._voice.beat()
             for delivery in self._arrived():
                 self._take(delivery)
@@ -97,6 +96,17 @@ class Listener:
         self._sum_up_malformed(at_once=True)
         self._flush()
         self._voice.farewell()
+
+    def _learn(self) -> None:
+        """Learn who this VM is, then go on with what an earlier process began in its name."""
+        if self._voice.learned:
+            return
+        if self._voice.learn():  # nothing of the state was this VM's
+            self._pending.clear()
+            self._outgoing = Outgoing()
+        if self._voice.learned:
+            for event_id in self._outbox.record(self._kind, BY_RULE) or ():
+                self._add_by_rule(event_id)
 
     def status(self) -> dict[str, Any]:
         """Tell what waits, for the status file."""
@@ -143,7 +153,7 @@ class Listener:
         if command.key in self._pending:
             self._pending[command.key].add(delivery)
             return
-        record = self._outbox.record(self._kind, command.key)
+        record = self._record(command.key)
         if record and record["done"]:
             self._answer_again(delivery, record["receipts"].values())
             return
@@ -159,6 +169,11 @@ class Listener:
         self._pending[command.key] = pending
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
+
+    def _record(self, key: str) -> Any:
+        """Return what is known of a command, committed or about to be."""
+        about_to_be = self._outgoing.records.get((self._kind, key))
+        return self._outbox.record(self._kind, key) if about_to_be is None else about_to_be
 
     def _age_seconds(self, delivery: Delivery) -> float:
         """Tell how long the command has waited on the bus, by clocks that may differ."""
@@ -181,10 +196,11 @@ class Listener:
         self, delivery: Delivery, reason: str, detail: str, *, command: Command | None = None
     ) -> None:
         """Dead-letter a message that is no command, with a receipt as long as there are few of them."""
-        told_before = self._outbox.record(self._kind, key := _refusal_key(delivery, reason))
-        if told_before:
+        told_before = self._record(key := _refusal_key(delivery, reason))
+        is_told = self._malformed.count(self._clock.monotonic()) <= MALFORMED_RECEIPTS_PER_MINUTE
+        if told_before and is_told:
             self._outgoing.repeated.append(told_before.encode("ascii"))
-        elif self._malformed.count(self._clock.monotonic()) <= MALFORMED_RECEIPTS_PER_MINUTE:
+        elif is_told:
             log.warning(
                 "a command is refused: %s",
                 detail,
@@ -215,7 +231,7 @@ class Listener:
 
     def _decide(self) -> None:
         """Decide what can be decided now: judge all by one document, POST what is accepted, answer."""
-        if self._voice.vm is None:
+        if not self._voice.learned:
             self._give_up_late("who this VM is cannot be learned")
             return
         document = self._starter.document()
@@ -244,7 +260,7 @@ class Listener:
                 now=self._clock.now(),
             )
             is_intended = event_id.lower() in pending.intended
-            if is_intended and decision.reason in ("unknown_event", "already_started"):
+            if is_intended and (decision.reason == "unknown_event" or not _is_scheduled(document, event_id)):
                 decision = not_recorded(decision.event)
             elif decision.reason == "expired" and (is_intended or was_accepted):
                 why = self._starter.trouble or "stopped meanwhile"
@@ -256,10 +272,10 @@ class Listener:
             pending.decisions[event_id] = decision
 
     def _judge_by_rule(self, pending: Pending, document: Document) -> None:
-        """Go on with an event that a rule approves only while it is Scheduled."""
+        """Go on with an event only while it is Scheduled and a rule still approves it."""
         (event_id,) = pending.command.event_ids
         event = document.events.get(event_id.lower())
-        if event and event.status == SCHEDULED:
+        if event and event.status == SCHEDULED and self._auto_wait_seconds(event) is not None:
             pending.decisions[event_id] = Decision(
                 outcome="accepted", reason="approved", detail="an auto rule", event=event
             )
@@ -267,6 +283,7 @@ class Listener:
             pending.decisions[event_id] = not_recorded(event)
         else:
             del self._pending[pending.command.key]
+            self._put_record(pending)
 
     def _has_time(self, pending: Pending) -> bool:
         """Tell whether an event may still appear: for a while, and by a document read after the command came."""
@@ -309,7 +326,9 @@ class Listener:
         started = self._starter.post(events)
         if started.untouched:
             for pending in self._pending.values():
-                pending.intended -= keys
+                if pending.intended & keys:
+                    pending.intended -= keys
+                    self._put_record(pending)
         return started.decisions
 
     def _final(
@@ -319,7 +338,8 @@ class Listener:
         final: dict[str, Decision] = {}
         for event_id, decision in pending.decisions.items():
             key = event_id.lower()
-            if key in known or (decision.reason == "already_started" and self._was_approved(key)):
+            is_known = decision.reason == "approved" and key in known
+            if is_known or (decision.reason == "already_started" and self._was_approved(key)):
                 final[event_id] = replace(
                     decision,
                     outcome="accepted",
@@ -380,7 +400,7 @@ class Listener:
 
     def _approve_by_rule(self) -> None:
         """Make a command of each event that a rule approves, once its turn has come."""
-        document = self._starter.document() if self._voice.vm else None
+        document = self._starter.document() if self._voice.learned else None
         if document is None:
             return
         now = self._clock.monotonic()
@@ -457,6 +477,11 @@ class Listener:
         body = structured(told)
         self._outgoing.told.append((told, body))
         return body.decode("ascii")
+
+
+def _is_scheduled(document: Document, event_id: str) -> bool:
+    event = document.events.get(event_id.lower())
+    return event is not None and event.status == SCHEDULED
 
 
 def _refusal_key(delivery: Delivery, reason: str) -> str:

@@ -154,13 +154,18 @@ S = TypeVar("S", bound=Settings)
 def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
     """Build one part; add its faults to `faults`."""
     if not isinstance(given, dict):
-        faults.append(f"{where}: given {show(given)}, expected a table: [{where}]")
+        faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
         return None
     try:
         return model(**given)
     except ValidationError as error:
         faults += [_fault(model, where, details) for details in error.errors(include_url=False)]
         return None
+
+
+def _kind(value: object) -> str:
+    """Name what stands in a table's place; a text may be a table that is broken, secrets and all."""
+    return "a text" if isinstance(value, str) else show(value)
 
 
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:

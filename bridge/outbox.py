@@ -163,6 +163,7 @@ class Outbox:
             told = ((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
             self._memory.add(told, stored_at=self._clock.steady())
             self._write(synced=True)
+            self._make_room()
             self._grown.notify_all()
 
     # What a sink asks

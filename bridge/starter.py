@@ -40,7 +40,7 @@ class Starter:
         self._document: Document | None = None
         self.read_at = -math.inf
         self._good_at = -math.inf
-        self._troubles: dict[str, str] = {}
+        self._troubles = {"document": "", "POST": ""}
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
         self._paused_until = -math.inf
         self._alone: dict[str, None] = {}  # what IMDS has refused together with others

@@ -22,6 +22,7 @@ from bridge.runtime import Clock
 log = logging.getLogger(__name__)
 
 LEARN_EVERY_SECONDS = 30.0
+LEARN_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
 BEAT_EVERY_SECONDS = 3600.0
 
 Role = Literal["forward", "listen"]
@@ -36,7 +37,8 @@ class Voice:
         self._imds = imds
         self._outbox = outbox
         self._clock = clock
-        self._learned = False
+        self.learned = False
+        self._learn_wait_seconds = LEARN_AGAIN_SECONDS
         self._learn_at = -math.inf
         self._beat_at = -math.inf
         self.vm = _load_vm(outbox.meta("vm"))
@@ -44,15 +46,16 @@ class Voice:
     def learn(self) -> bool:
         """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
         now = self._clock.monotonic()
-        if self._learned or now - self._learn_at < LEARN_EVERY_SECONDS:
+        if self.learned or now < self._learn_at:
             return False
-        self._learn_at = now
+        self._learn_at = now + self._learn_wait_seconds
+        self._learn_wait_seconds = min(LEARN_EVERY_SECONDS, 2 * self._learn_wait_seconds)
         try:
             vm = self._imds.instance()
         except ImdsError as error:
             log.warning("who this VM is cannot be learned yet: %s", error)
             return False
-        self._learned = True
+        self.learned = True
         kept = self._outbox.meta("vm_id")
         is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
         if is_other:
@@ -79,6 +82,15 @@ class Voice:
     def next_sequence(self) -> int:
         """Count one of this process's own events."""
         return self._outbox.count("reporterseq")
+
+    def notice_clock(self) -> float:
+        """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+        jump = self._clock.jump_seconds()
+        if jump:
+            seconds = round(jump, 1)
+            log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": seconds})
+            self._outbox.shift(jump)
+        return jump
 
     def beat(self) -> None:
         """Tell at the start and then hourly that this process lives."""

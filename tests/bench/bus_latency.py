@@ -14,7 +14,7 @@ import requests
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from bridge.imds import EVENTS_PATH
-from bridge.listener import READ_EVERY_SECONDS
+from bridge.starter import READ_EVERY_SECONDS
 from tests.bench import bus, process, simulators
 from tests.bench.bus_commands import command
 from tests.bench.measure import BenchError, Progress, Row, paced, spread, wait_until
