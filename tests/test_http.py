@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import time
 from collections.abc import Iterator
@@ -132,6 +133,15 @@ def test_a_redirect_is_an_answer_and_not_followed(client: HttpClient) -> None:
     with RawServer(answering(moved)) as server:
         assert ask(client, server.url).status == 302
         assert len(server.requests) == 1
+
+
+def test_the_body_of_a_redirect_is_bounded_and_not_unpacked_either(client: HttpClient) -> None:
+    packed = gzip.compress(bytes(1_000_000))
+    head = f"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+    with RawServer(answering(head.encode() + packed)) as server:
+        request = client.prepare("GET", server.url, headers={})
+        answer = client.send(request, timeout_seconds=LIMIT_SECONDS, max_body_bytes=100, truncate=True)
+    assert (answer.status, answer.body) == (302, packed[:100])
 
 
 def test_no_proxy_of_the_environment_is_used(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:

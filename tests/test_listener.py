@@ -17,8 +17,9 @@ import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from bridge.config import Secret
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
+from bridge.listener import not_recorded
 from bridge.signing import sign
 from tests.support import wait_until
 from tests.support_bus import (
@@ -58,6 +59,9 @@ def bus() -> Iterator[ServiceBusLab]:
 def sender(bus: ServiceBusLab) -> Iterator[Sender]:
     with Sender(bus) as one:
         yield one
+
+
+NOT_RECORDED_DETAIL = not_recorded(None).detail
 
 
 def reboot(imds: ImdsLab, *resources: str, **changes: Any) -> str:
@@ -639,6 +643,69 @@ def test_a_dry_run_of_auto_rules_tells_once_and_never_posts(
         imds.wait_for(lambda: len(imds.requests()) >= seen + 2)
         assert len(rig.receipts()) == 1
     assert posts(imds) == []
+
+
+def test_what_no_rule_approves_any_more_is_not_posted(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    imds.fault(500, count=None, method="POST")
+    event_id = reboot(imds)
+    with Rig(tmp_path, imds, bus, auto=[{"event_type": ["Reboot"]}]) as rig:
+        imds.wait_for(lambda: posts(imds) or None)
+        imds.update(event_id, EventType="Terminate")
+        seen = len(imds.requests())
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 4)
+        imds.clear_faults()
+        seen = len(imds.requests())
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 4)
+        assert {detail for one in rig.receipts() if (detail := one["data"]["Detail"])} <= {
+            NOT_RECORDED_DETAIL
+        }
+    assert imds.approvals == []
+
+
+# Who may not, may not in company either
+
+
+def test_an_event_that_was_approved_before_excuses_no_other_command_for_it(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    with ImdsLab(vms=["web-0"], approvals="hold") as held:
+        event_id = reboot(held)
+        with Rig(tmp_path, held, bus) as rig:
+            sender.send(command(event_id))
+            rig.wait_for(lambda receipts: receipts or None)
+            sender.send(command(event_id, id="b"), command(event_id, id="c", Vm="web-9"))
+            receipts = rig.wait_for(lambda receipts: receipts if len(receipts) == 3 else None)
+    told = {one["causationid"]: one["data"]["Reason"] for one in receipts}
+    assert (told["b"], told["c"]) == ("already_approved", "other_vm")
+
+
+def test_a_vm_that_is_only_remembered_approves_nothing_until_imds_confirms_it(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
+) -> None:
+    with Rig(tmp_path, imds, bus) as rig:
+        wait_until(lambda: rig.outbox.meta("vm_id") != "", timeout_seconds=20)
+    imds.fault(500, count=None, path=INSTANCE_PATH)
+    event_id = reboot(imds)
+    with Rig(tmp_path, imds, bus) as rig:
+        sender.send(command(event_id))
+        asked = len(imds.requests())
+        imds.wait_for(lambda: len(imds.requests()) >= asked + 2)
+        assert posts(imds) == []
+        imds.clear_faults()
+        (receipt,) = rig.wait_for(lambda receipts: receipts or None)
+    assert receipt["data"]["Reason"] == "approved"
+
+
+def test_the_same_nonsense_that_comes_at_once_gets_one_and_the_same_receipt(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
+) -> None:
+    sender.send(*[message(b"nonsense", message_id="m") for _ in range(3)])
+    with Rig(tmp_path, imds, bus) as rig:
+        wait_until(lambda: len(bus.entity(QUEUE).dead_letters) == 3, timeout_seconds=20)
+        receipts = rig.receipts()
+    assert len({json.dumps(receipt, sort_keys=True) for receipt in receipts}) == 1
 
 
 # Ten thousand
