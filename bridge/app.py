@@ -73,6 +73,8 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     Raises:
         StateError: the state is held or from a newer version.
     """
+    if config.approvals is None:
+        raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
     return _run(config, "listen", lambda process: _listen(process, dry_run=dry_run))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from bridge.app import build_sink, sinks_of, state_folder
@@ -56,8 +57,8 @@ def _state(config: Config) -> Finding:
     )
     try:
         nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            return Finding(part="state", result="FAIL", found=f"{nearest} cannot be written", mend=mend)
+        with TemporaryDirectory(dir=nearest):  # it says more than permissions do, and leaves nothing behind
+            pass
         if folder.database.exists():
             Database(folder.database, read_only=True).close()
     except StateError as error:

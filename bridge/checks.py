@@ -13,6 +13,13 @@ _TOKEN = re.compile(r"[!-~]+")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
 
 
+def check_one_of(value: str, known: tuple[str, ...]) -> str:
+    """Refuse what is none of `known`, whatever its letter case: in a deny rule a slip would permit."""
+    if value.lower() not in {one.lower() for one in known}:
+        raise ValueError(f"expected one of {', '.join(known)}")
+    return value
+
+
 def check_template(template: str, names: tuple[str, ...]) -> str:
     """Refuse a template with placeholders other than `names`."""
     unknown = [name for name in re.findall(r"\{([^{}]*)\}", template) if name not in names]

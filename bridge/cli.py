@@ -221,7 +221,8 @@ def _approve(arguments: argparse.Namespace) -> int:
 
 def _tell_receipt(receipt: dict[str, Any]) -> None:
     data = receipt["data"]
-    releases = f"; releases {', '.join(data['Resources'])}" if data["Resources"] else ""
+    is_released = data["Outcome"] == "Accepted" and data["Resources"]
+    releases = f"; releases {', '.join(data['Resources'])}" if is_released else ""
     detail = f" ({data['Detail']})" if data["Detail"] else ""
     print(f"{data['Outcome'].lower()}: {data['EventId']}: {data['Reason']}{detail}{releases}")
 
@@ -239,6 +240,8 @@ def _choose_events(config: Config) -> list[str]:
     if not sys.stdin.isatty():
         raise UsageError("approve: give the EventIds; nobody can be asked here")
     answer = input("Approve which? Numbers, `all`, or nothing: ").split()
+    if answer in (["n"], ["no"], ["none"]):
+        return []
     if answer == ["all"]:
         return [event.event_id for event in events]
     known = {str(number): event.event_id for number, event in enumerate(events, 1)}
@@ -263,8 +266,9 @@ def _add_check(commands: Commands[argparse.ArgumentParser]) -> None:
     def run(arguments: argparse.Namespace) -> int:
         from bridge import check
 
+        config = _load(arguments)
         print("asking IMDS (its very first answer may take two minutes) and each sink ...", file=sys.stderr)
-        findings = check.check(_load(arguments))
+        findings = check.check(config)
         print(json.dumps(check.as_json(findings), indent=2) if arguments.json else check.render(findings))
         return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
 

@@ -23,7 +23,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-from bridge.bus import connect, delivery_error, make_credential, where
+from bridge.bus import IDLE_LIMIT_SECONDS, connect, delivery_error, make_credential, where
 from bridge.config import ApprovalSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.logs import redact
@@ -138,8 +138,12 @@ class BusCommands:
         if session is None:
             self._stop.wait(IDLE_SECONDS)
             return
+        idle_seconds = self._clock.monotonic() - self._moved_at
+        if self._receiver is not None and not self._waiting and idle_seconds >= IDLE_LIMIT_SECONDS:
+            self._close()  # before the service gives the idle link up
         if self._receiver is None:
             self._call(lambda: self._open(session), OPEN_SECONDS)
+            self._moved_at = self._clock.monotonic()
         came = self._take_in(1, self._wait_seconds())
         if came:  # asked for several, the SDK would have waited 0.2 s for more before it gave the first
             self._take_in(BATCH_MESSAGES, BUSY_SECONDS)

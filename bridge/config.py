@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
@@ -21,6 +23,7 @@ from pydantic import (
 
 from bridge.checks import (
     HOST,
+    check_one_of,
     check_signing_secrets,
     check_template,
     check_token,
@@ -30,7 +33,39 @@ from bridge.checks import (
 )
 
 DAY_SECONDS = 86_400.0
-EVENT_TYPES = "io.imdsbridge."
+EVENT_TYPES = [
+    f"io.imdsbridge.{name}.v1"
+    for name in (
+        *("scheduledevent.scheduled", "scheduledevent.started", "scheduledevent.updated"),
+        *("scheduledevent.completed", "scheduledevent.canceled", "scheduledevent.ended"),
+        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
+        *("approval.accepted", "approval.rejected", "approval.failed"),
+    )
+]
+# What an event can have: attributes, Microsoft's properties, and what is added to them.
+WHERE_NAMES = (
+    *("id", "source", "type", "subject", "dataschema", "correlationid", "causationid", "partitionkey"),
+    *(
+        "reporter",
+        "reporterepoch",
+        "EventId",
+        "EventType",
+        "EventStatus",
+        "EventSource",
+        "ResourceType",
+        "Resources",
+    ),
+    *(
+        "Description",
+        "DurationInSeconds",
+        "PreviousStatus",
+        "Changed",
+        "DocumentIncarnation",
+        "AffectsThisVm",
+        "Vm",
+    ),
+    *("Outcome", "Reason", "DryRun", "Command", "Version"),
+)
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -161,9 +196,20 @@ class SinkSettings(Settings):
         if not value:
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
         for pattern in value:
-            head = pattern.partition("*")[0]
-            if not (head.startswith(EVENT_TYPES) or ("*" in pattern and EVENT_TYPES.startswith(head))):
-                raise ValueError(f"expected types that begin with {EVENT_TYPES}, for example {EVENT_TYPES}*")
+            if not any(fnmatchcase(known, pattern.replace("[", "[[]")) for known in EVENT_TYPES):
+                close = get_close_matches(pattern, EVENT_TYPES, n=1)
+                hint = f"; did you mean {close[0]}?" if close else f", for example {EVENT_TYPES[0]}"
+                raise ValueError(f"expected types that there are{hint}")
+        return value
+
+    @field_validator("where")
+    @classmethod
+    def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
+        for name in value:
+            if name.partition(".")[0] not in WHERE_NAMES:
+                close = get_close_matches(name, WHERE_NAMES, n=1)
+                hint = f"; did you mean {close[0]}?" if close else ", such as EventType or AffectsThisVm"
+                raise ValueError(f"expected names of attributes or data{hint}")
         return value
 
 
@@ -279,11 +325,19 @@ class ServiceBusSettings(SinkSettings, BusSettings):
         return check_template(value, ("event", "vm", "resource_group", "type"))
 
 
+def _check_event_type(value: str) -> str:
+    return check_one_of(value, ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"))
+
+
+def _check_event_source(value: str) -> str:
+    return check_one_of(value, ("Platform", "User"))
+
+
 class RuleSettings(Settings):
     """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
 
-    event_type: tuple[str, ...] = ()
-    event_source: tuple[str, ...] = ()
+    event_type: tuple[Annotated[str, AfterValidator(_check_event_type)], ...] = ()
+    event_source: tuple[Annotated[str, AfterValidator(_check_event_source)], ...] = ()
     resource: tuple[str, ...] = ()
     min_duration_seconds: int | None = Field(default=None, ge=0)
     max_duration_seconds: int | None = Field(default=None, ge=0)

@@ -265,8 +265,8 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
             "sinks.b.haeders: is no setting; did you mean headers?",
             "sinks.b.bearer_token: given ***, expected a token: one word of ASCII letters, digits and signs",
             "sinks.c.url: given ***, expected https; set allow_http = true to send in the clear",
-            'sinks.c.types: given ["scheduledevent.*"], expected types that begin with io.imdsbridge., '
-            "for example io.imdsbridge.*",
+            'sinks.c.types: given ["scheduledevent.*"], expected types that there are, '
+            "for example io.imdsbridge.scheduledevent.scheduled.v1",
             "sinks.d.url: is no setting",
         ]
     )
@@ -406,3 +406,29 @@ def test_everything_else_is_refused(url: str) -> None:
 def test_headers_are_one_a_line_and_comments_do_not_count() -> None:
     text = "# comment\n\nX-One: 1: and more\n  X-Two:2  \nX_Three:\n"
     assert parse_headers(text) == {"X-One": "1: and more", "X-Two": "2", "X_Three": ""}
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ('types = ["io.imdsbridge.schedulevent.*"]', "expected types that there are"),
+        ('where = { EventTyp = ["Reboot"] }', "did you mean EventType?"),
+    ],
+)
+def test_a_filter_that_can_never_match_is_a_fault(setting: str, fault: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'[sinks.a]\nkind = "stdout"\n{setting}\n')
+    with pytest.raises(ConfigError) as raised:
+        load(file, {})
+    assert fault in str(raised.value)
+
+
+@pytest.mark.parametrize("rule", ['event_type = ["Rebot"]', 'event_source = ["Usr"]'])
+def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[approvals]\nconnection_string = "Endpoint=sb://a.example/;SharedAccessKeyName=a;SharedAccessKey=b"\n'
+        f'queue = "a"\n[approvals.policy]\ndeny = [{{ {rule} }}]\n'
+    )
+    with pytest.raises(ConfigError, match="expected one of"):
+        load(file, {})
