@@ -62,6 +62,7 @@ WHERE_NAMES = (
         "Changed",
         "DocumentIncarnation",
         "AffectsThisVm",
+        "ApprovalSession",
         "Vm",
     ),
     *("Outcome", "Reason", "DryRun", "Command", "Version"),

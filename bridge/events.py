@@ -12,7 +12,7 @@ from datetime import datetime
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
-from bridge.model import Change, CloudEvent, Document, Json, ScheduledEvent, Vm, is_among, iso_utc
+from bridge.model import Change, CloudEvent, Document, Json, ScheduledEvent, Vm, fold_name, is_among, iso_utc
 
 TYPE_PREFIX = "io.imdsbridge."
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
@@ -41,7 +41,8 @@ class Reporter:
     """The VM that tells: what it is called and who it is, as far as that is known.
 
     `name` becomes the attribute `reporter` with `role` behind it. `epoch` is the id of the state that counts
-    `reporterseq`. `group_source` and `vm_source` override the sources of the events.
+    `reporterseq`. `group_source` and `vm_source` override the sources of the events. `session` is the template of the
+    approvals' session ids.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Reporter:
     vm: Vm | None = None
     group_source: str = ""
     vm_source: str = ""
+    session: str = ""
 
     def scheduled_event(
         self, change: Change, *, seen_before: int, incarnation: int | None, at: datetime
@@ -186,6 +188,7 @@ class Reporter:
         data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
         data["DocumentIncarnation"] = incarnation
         data["AffectsThisVm"] = self._affects(event)
+        data["ApprovalSession"] = self._approval_session(event)
         data["Vm"] = self._vm_data()
         return data
 
@@ -193,6 +196,13 @@ class Reporter:
         if not event.resources or self.vm is None or not self.vm.name:
             return None
         return is_among(self.vm.name, event.resources)
+
+    def _approval_session(self, event: ScheduledEvent) -> str | None:
+        """Name the session in which a command reaches the first of the VMs concerned: the same on every VM."""
+        if not self.session or self.vm is None:
+            return None
+        first = (*event.resources, self.vm.name)[0]
+        return self.session.format(vm=fold_name(first), resource_group=self.vm.resource_group.lower())
 
     def _vm_urn(self) -> str:
         return f"urn:imds-bridge:vm:{quote(self.name, safe='')}"

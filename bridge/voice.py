@@ -77,6 +77,7 @@ class Voice:
             vm=self.vm,
             group_source=self._config.source,
             vm_source=self._config.vm_source,
+            session=self._config.approvals.session if self._config.approvals else "",
         )
 
     def next_sequence(self) -> int:

@@ -220,6 +220,7 @@ def test_the_data_of_a_scheduled_event_is_the_entry_as_received_and_what_is_adde
         "NoticeSeconds": 900,
         "DocumentIncarnation": 2,
         "AffectsThisVm": True,
+        "ApprovalSession": None,
         "Vm": {
             "Name": "web-0",
             "VmId": VM.vm_id,
@@ -345,3 +346,16 @@ def test_where_imds_never_answered_the_beginning_is_null() -> None:
     assert NOBODY.unreachable(since=None, reason="x", sequence=1, at=AT).data["Since"] is None
     recovered = NOBODY.recovered(since=None, sequence=2, at=AT).data
     assert (recovered["BlindFrom"], recovered["BlindSeconds"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "session"),
+    [(["Web-1", "web-0"], "shop.web-1"), (["_web-1"], "shop.web-1"), ([], "shop.web-0")],
+)
+def test_the_session_for_a_command_is_that_of_the_first_vm_concerned_and_the_same_on_every_vm(
+    resources: list[str], session: str
+) -> None:
+    for name in ("web-0", "Web-0"):
+        vm = Vm(name=name, resource_group="Shop")
+        reporter = replace(REPORTER, vm=vm, session="{resource_group}.{vm}")
+        assert tell(scheduled(Resources=resources), by=reporter).data["ApprovalSession"] == session
