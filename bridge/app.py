@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 from bridge import __version__, logs
-from bridge.config import Config, SinkSettings, StdoutSettings
+from bridge.config import ApprovalSettings, Config, SinkSettings, StdoutSettings
 from bridge.delivery import Filter
 from bridge.dispatcher import Dispatcher
 from bridge.errors import UsageError
@@ -71,11 +71,13 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     """Run the approval listener until it is stopped; return the exit code.
 
     Raises:
+        UsageError: there are no approvals in the configuration.
         StateError: the state is held or from a newer version.
     """
-    if config.approvals is None:
+    settings = config.approvals
+    if settings is None:
         raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
-    return _run(config, "listen", lambda process: _listen(process, dry_run=dry_run))
+    return _run(config, "listen", lambda process: _listen(process, settings, dry_run=dry_run))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +96,11 @@ def _forward(process: _Process) -> _Flow:
     return _Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
-def _listen(process: _Process, *, dry_run: bool) -> _Flow:
+def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> _Flow:
     from bridge.commands import BusCommands  # noqa: PLC0415 - it loads the Azure packages
     from bridge.listener import Listener  # noqa: PLC0415
 
     config, clock = process.config, process.clock
-    settings = config.approvals
-    if settings is None:
-        raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
     imds = ImdsClient(config.imds, clock=clock)
     voice = Voice(config, "listen", imds=imds, outbox=process.outbox, clock=clock)
 

@@ -31,11 +31,6 @@ def type_of(name: str) -> str:
     return f"{TYPE_PREFIX}{name}.v1"
 
 
-def fingerprint(change: Change) -> str:
-    """Identify what happened to which event, the same on every VM that saw it."""
-    return change.fingerprint
-
-
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
     """The VM that tells: what it is called and who it is, as far as that is known.

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge import events
 from bridge.config import Config
 from bridge.diff import CONTINUOUS_SECONDS, Sighting, compare, is_due
 from bridge.errors import ImdsError
@@ -128,7 +127,7 @@ class Forwarder:
         if watch == before:
             return
         self._watch = watch
-        fingerprints = [events.fingerprint(change) for change in changes]
+        fingerprints = [change.fingerprint for change in changes]
         counts = [self._outbox.seen_before(fingerprint) for fingerprint in fingerprints]
         told = self._tell(before, document, list(zip(changes, counts, strict=True)))
         self._commit(

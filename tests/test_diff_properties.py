@@ -99,7 +99,7 @@ def tell(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
     told = []
     for _, _, document, changes in walk(life):
         for change in changes:
-            name = events.fingerprint(change)
+            name = change.fingerprint
             told.append(
                 reporter.scheduled_event(
                     change, seen_before=seen[name], incarnation=document.incarnation, at=AT
