@@ -249,7 +249,7 @@ def test_an_imds_that_fails_is_asked_again_within_five_seconds_each_time(
     lab.fault(kind, count=12 if kind == "huge" else 40, path=EVENTS_PATH)
     apart = polling.poll(12 if kind == "huge" else 40)
     assert max(apart) <= 5.0
-    assert min(apart) >= 0.2
+    assert min(apart) >= 0.2 - 1e-9  # the clock adds up floats
     if kind != "huge":
         assert max(apart) > 1.0
 
