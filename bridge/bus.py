@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -14,9 +13,11 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus import exceptions as sdk
 
-from bridge.config import BusSettings, Secret
+from bridge import identity
+from bridge.config import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.logs import hide, redact
+from bridge.settings import Secret
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
@@ -28,10 +29,6 @@ TRY_SECONDS = 10.0
 # The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127), and what stands
 # between may forget a connection after four.
 IDLE_LIMIT_SECONDS = 200.0
-
-# azure-identity waits minutes for an IMDS that fails; the caller tries again anyway.
-_TOKEN_CONNECT_SECONDS = 2.0
-_TOKEN_READ_SECONDS = 5.0
 
 _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (sdk.MessageSizeExceededError, Rejected, "the event is too large for the entity"),
@@ -75,7 +72,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     Raises:
         Misconfigured: the connection string or the WebSocket package is missing.
     """
-    _quieten()
+    identity.quieten()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,
@@ -103,23 +100,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
 
 def make_credential(settings: BusSettings) -> Any:
     """Make the credential that the settings ask for; None where they hold a connection string."""
-    if settings.connection_string:
-        return None
-    _quieten()
-    if settings.credential == "default":
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - 42 MiB that a key does not need
-
-        return DefaultAzureCredential()
-    from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
-
-    options: dict[str, Any] = {
-        "retry_total": 0,
-        "connection_timeout": _TOKEN_CONNECT_SECONDS,
-        "read_timeout": _TOKEN_READ_SECONDS,
-    }
-    if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:  # workload identity is no IMDS and may need the proxy
-        options["use_env_settings"] = False  # IMDS never through a proxy
-    return ManagedIdentityCredential(client_id=settings.client_id or None, **options)
+    return None if settings.connection_string else identity.make_credential(settings)
 
 
 def reread(settings: S, *, known: S | None = None) -> S:
@@ -194,12 +175,6 @@ def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> D
     )
     detail = redact(" ".join(str(error).split()))[:300]
     return kind(f"{place}: {advice} ({type(error).__name__}: {detail})", delivered=delivered)
-
-
-def _quieten() -> None:
-    """Silence the libraries, which would log each failure and at debug level tokens; our own lines say it once."""
-    for name in ("azure", "azure.servicebus", "azure.identity", "msal"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _hide(connection_string: str) -> None:

@@ -6,7 +6,10 @@ import json
 import re
 from base64 import b64decode
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from zoneinfo import ZoneInfo
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -50,6 +53,39 @@ def check_token(token: str) -> str:
     if not _TOKEN.fullmatch(token):
         raise ValueError("expected a token: one word of ASCII letters, digits and signs")
     return token
+
+
+def check_proxy(url: str) -> str:
+    """Refuse what is no address of an HTTP proxy, without showing it: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        unquote(parts.netloc).encode("latin-1")  # all that basic authentication can send
+    except ValueError:
+        usable = False
+    if not usable or parts.path.strip("/") or parts.query:
+        raise ValueError("expected a proxy such as http://host:3128 or http://user:password@host:3128")
+    return url
+
+
+def check_time_zone(name: str) -> str:
+    """Refuse what is no IANA time zone; "" is none."""
+    try:
+        if name:
+            ZoneInfo(name)
+    except (OSError, ValueError):
+        raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
+    return name
+
+
+def read_template(path: Path) -> Any:
+    """Read a template's JSON from a file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"template_file: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"template_file: {path} is no JSON: {error}") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,158 +1,39 @@
-"""Every setting, one frozen model for each part, with secrets from files."""
+"""Every setting, one frozen model for each part."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from bridge.certificates import check_ca, check_certificate
 from bridge.checks import (
     HOST,
     check_one_of,
+    check_proxy,
     check_signing_secrets,
     check_template,
+    check_time_zone,
     check_token,
     check_url,
     parse_headers,
+    read_template,
     show,
 )
-
-DAY_SECONDS = 86_400.0
-EVENT_TYPES = [
-    f"io.imdsbridge.{name}.v1"
-    for name in (
-        *("scheduledevent.scheduled", "scheduledevent.started", "scheduledevent.updated"),
-        *("scheduledevent.completed", "scheduledevent.canceled", "scheduledevent.ended"),
-        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
-        *("approval.accepted", "approval.rejected", "approval.failed"),
-    )
-]
-# What an event can have: attributes, Microsoft's properties, and what is added to them.
-WHERE_NAMES = (
-    *("id", "source", "type", "subject", "dataschema", "correlationid", "causationid", "partitionkey"),
-    *(
-        "reporter",
-        "reporterepoch",
-        "EventId",
-        "EventType",
-        "EventStatus",
-        "EventSource",
-        "ResourceType",
-        "Resources",
-    ),
-    *(
-        "Description",
-        "DurationInSeconds",
-        "PreviousStatus",
-        "Changed",
-        "DocumentIncarnation",
-        "AffectsThisVm",
-        "ApprovalSession",
-        "Vm",
-    ),
-    *("Outcome", "Reason", "DryRun", "Command", "Version"),
-)
+from bridge.settings import DAY_SECONDS, Secret, Settings, SinkSettings
 
 _TOKEN = re.compile(r"[!-~]+")
+_TOPIC = re.compile(r"[A-Za-z0-9-]{3,50}")
+CUSTOM_API_VERSION = "2018-01-01"
+NAMESPACE_API_VERSION = "2024-06-01"
 
 ApiVersion = Literal[
     "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """A secret, or the file that holds it; never shown, and read anew whenever it is asked for."""
-
-    value: str = field(default="", repr=False)
-    file: Path | None = None
-
-    def read(self) -> str:
-        """Return the secret as it stands now.
-
-        Raises:
-            OSError, ValueError: its file cannot be read, is empty or is no text.
-        """
-        if self.file is None:
-            return self.value
-        try:
-            text = self.file.read_text(encoding="utf-8").strip()
-        except UnicodeDecodeError:
-            raise ValueError(f"{self.file} is no UTF-8 text") from None
-        if not text:
-            raise ValueError(f"{self.file} is empty")
-        return text
-
-
-class Settings(BaseModel):
-    """The base of every part: frozen, no unknown keys, and `x_file` wherever `x` is a secret."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_secrets(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        taken = dict(given)
-        for name in cls.secret_names():
-            file, value = taken.pop(f"{name}_file", None), taken.get(name)
-            if file is not None:
-                taken[name] = Secret(value="" if value is None else str(value), file=Path(str(file)))
-            elif isinstance(value, str):
-                taken[name] = Secret(value)
-        return taken
-
-    @field_validator("*")
-    @classmethod
-    def _check_secret(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, Secret):
-            if value.file and value.value:
-                raise ValueError(f"expected either {info.field_name} or {info.field_name}_file, not both")
-            _check_readable(value)
-        return value
-
-    @classmethod
-    def secret_names(cls) -> list[str]:
-        """Name the settings that are secrets."""
-        return [
-            name
-            for name, info in cls.model_fields.items()
-            if info.annotation is Secret or Secret in get_args(info.annotation)
-        ]
-
-    @classmethod
-    def known_keys(cls) -> list[str]:
-        """Name every key that may be written."""
-        return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
-
-
-class SecretUnreadable(ValueError):
-    """The file of a secret cannot be read, by this user or at all."""
-
-
-def _check_readable(secret: Secret) -> None:
-    try:
-        secret.read()
-    except OSError as error:
-        raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"expected a file that holds the secret: {error}") from None
 
 
 class ImdsSettings(Settings):
@@ -168,77 +49,108 @@ class ImdsSettings(Settings):
         return value if value == "discover" else check_url(value.rstrip("/"), allow_http=True)
 
 
-def _check_wanted(value: Any) -> Any:
-    items = value if isinstance(value, list | tuple) else [value]
-    if not items or not all(isinstance(item, str | bool | int | float) for item in items):
-        raise ValueError("expected a text, a number, true or false, or a list of them")
-    return value
-
-
-Wanted = Annotated[Any, AfterValidator(_check_wanted)]
-
-
-class SinkSettings(Settings):
-    """What every sink has: which events it takes, and for how long they are worth sending.
-
-    `types` may hold `*`; `where` asks for equality with an attribute or a property of `data`, with one of
-    several where a list is given. A new sink starts with the next event unless `from_start`.
-    """
-
-    kind: str
-    types: tuple[str, ...] = ("*",)
-    where: Mapping[str, Wanted] = Field(default_factory=dict)
-    max_age_seconds: float = Field(default=7 * DAY_SECONDS, gt=0)
-    from_start: bool = False
-
-    @field_validator("types")
-    @classmethod
-    def _check_types(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
-        for pattern in value:
-            if not any(fnmatchcase(known, pattern.replace("[", "[[]")) for known in EVENT_TYPES):
-                close = get_close_matches(pattern, EVENT_TYPES, n=1)
-                hint = f"; did you mean {close[0]}?" if close else f", for example {EVENT_TYPES[0]}"
-                raise ValueError(f"expected types that there are{hint}")
-        return value
-
-    @field_validator("where")
-    @classmethod
-    def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
-        for name in value:
-            if name.partition(".")[0] not in WHERE_NAMES:
-                close = get_close_matches(name, WHERE_NAMES, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ", such as EventType or AffectsThisVm"
-                raise ValueError(f"expected names of attributes or data{hint}")
-        return value
-
-
 class StdoutSettings(SinkSettings):
     """Print each event as one line of JSON."""
 
     kind: Literal["stdout"]
 
 
-class WebhookSettings(SinkSettings):
-    """POST each event to a URL."""
+class HttpSettings(Settings):
+    """How a receiver is reached over HTTP.
+
+    With `ca_file`, only the authorities in it are trusted. `proxy` may hold user and password.
+    """
+
+    allow_http: bool = False
+    ca_file: Path | None = None
+    client_certificate_file: Path | None = None
+    client_key_file: Path | None = None
+    proxy: Secret | None = None
+    timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, value: Secret | None) -> Secret | None:
+        if value:
+            check_proxy(value.read())
+        return value
+
+    @model_validator(mode="after")
+    def _check_certificates(self) -> HttpSettings:
+        if self.client_key_file and not self.client_certificate_file:
+            raise ValueError("client_key_file: expected a client_certificate_file, too")
+        if self.client_certificate_file:
+            check_certificate(self.client_certificate_file, self.client_key_file)
+        if self.ca_file:
+            check_ca(self.ca_file)
+        return self
+
+
+def _join_signing_secrets(given: Any) -> Any:
+    """Take one signing secret or a list of them; a file holds one a line."""
+    if not isinstance(given, dict):
+        return given
+    taken = dict(given)
+    for suffix in ("", "_file"):
+        if f"signing_secret{suffix}" in taken:
+            taken[f"signing_secrets{suffix}"] = taken.pop(f"signing_secret{suffix}")
+    if isinstance(taken.get("signing_secrets"), list):
+        taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
+    return taken
+
+
+# What each format is made for: notices while they are news, of this VM, as fast as the receiver takes them.
+_NOTICES: Mapping[str, Any] = {
+    "types": ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*"],
+    "max_age_seconds": 3600.0,
+}
+_FORMAT_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "teams": {**_NOTICES, "max_per_second": 4.0},
+    "slack": {**_NOTICES, "max_per_second": 1.0},
+    "pagerduty": {
+        **_NOTICES,
+        "types": ["io.imdsbridge.scheduledevent.*"],
+        "max_per_second": 2.0,
+        "url": "https://events.pagerduty.com/v2/enqueue",
+    },
+    "template": _NOTICES,
+}
+
+
+class WebhookSettings(SinkSettings, HttpSettings):
+    """POST each event to a URL, as a CloudEvent or in a format for people.
+
+    `mode` is of `format = "cloudevents"`. Formats for people take notices and receipts that are younger than an
+    hour and name this VM, unless told otherwise. `time_zone` is an IANA name; without it Teams and Slack show
+    each reader's own, others UTC. `routing_key` is PagerDuty's, `template` is of `format = "template"`.
+    """
 
     kind: Literal["webhook"]
-    allow_http: bool = False
     url: Secret
-    mode: Literal["structured", "binary"] = "structured"
+    format: Literal["cloudevents", "teams", "slack", "pagerduty", "template"] = "cloudevents"
+    mode: Literal["structured", "binary", "batch"] = "structured"
     bearer_token: Secret | None = None
     headers: Secret | None = None
-    timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    signing_secrets: Secret | None = None
+    time_zone: str = ""
+    routing_key: Secret | None = None
+    template: Any = None
 
     @model_validator(mode="before")
     @classmethod
-    def _write_headers(cls, given: Any) -> Any:
-        """Bring a table of headers into the form that a file has, one `Name: value` a line."""
-        if isinstance(given, dict) and isinstance(given.get("headers"), dict):
-            lines = "\n".join(f"{name}: {value}" for name, value in given["headers"].items())
-            return {**given, "headers": lines}
-        return given
+    def _prepare(cls, given: Any) -> Any:
+        """Fill in the format's defaults, and bring headers and templates into one form."""
+        if not isinstance(given, dict):
+            return given
+        taken = dict(_join_signing_secrets(given))
+        defaults = dict(_FORMAT_DEFAULTS.get(str(taken.get("format")), {}))
+        if "url_file" in taken:
+            defaults.pop("url", None)
+        if isinstance(taken.get("headers"), dict):
+            taken["headers"] = "\n".join(f"{name}: {value}" for name, value in taken["headers"].items())
+        if "template_file" in taken:
+            taken["template"] = read_template(Path(str(taken.pop("template_file"))))
+        return {**defaults, **taken}
 
     @field_validator("url")
     @classmethod
@@ -246,7 +158,7 @@ class WebhookSettings(SinkSettings):
         check_url(value.read(), allow_http=info.data.get("allow_http", True))
         return value
 
-    @field_validator("bearer_token")
+    @field_validator("bearer_token", "routing_key")
     @classmethod
     def _check_token(cls, value: Secret | None) -> Secret | None:
         if value:
@@ -260,18 +172,102 @@ class WebhookSettings(SinkSettings):
             parse_headers(value.read())
         return value
 
+    @field_validator("signing_secrets")
+    @classmethod
+    def _check_signing_secrets(cls, value: Secret | None) -> Secret | None:
+        if value:
+            check_signing_secrets(value.read())
+        return value
 
-class BusSettings(Settings):
-    """How to reach a Service Bus: a namespace with an identity, or a connection string.
+    @field_validator("time_zone")
+    @classmethod
+    def _check_time_zone(cls, value: str) -> str:
+        return check_time_zone(value)
+
+    @model_validator(mode="after")
+    def _check_format(self) -> WebhookSettings:
+        needed = {"pagerduty": "routing_key", "template": "template"}
+        for format_, name in needed.items():
+            if (getattr(self, name) is not None) != (self.format == format_):
+                raise ValueError(
+                    f'{name} (or {name}_file) belongs to format = "{format_}"; give both or neither'
+                )
+        if self.mode != "structured" and self.format != "cloudevents":
+            raise ValueError('mode: expected format = "cloudevents" with it')
+        return self
+
+    @property
+    def is_for_people(self) -> bool:
+        """Whether the format is one for people."""
+        return self.format != "cloudevents"
+
+
+class IdentitySettings(Settings):
+    """Who this process is to Azure.
 
     `credential` is "managed_identity" (of the VM; `client_id` chooses a user-assigned one) or "default",
     which tries the environment, workload identity, managed identity and the developer's tools in turn.
     """
 
-    namespace: str = ""
-    connection_string: Secret | None = None
     credential: Literal["managed_identity", "default"] = "managed_identity"
     client_id: str = ""
+
+
+class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
+    """Send the events to an Event Grid topic, custom or of a namespace, with a key or the identity.
+
+    `endpoint` is the topic's URL as the portal shows it: `https://.../api/events` of a custom topic, or a
+    namespace's address with `topic`. `flavor` says which it is where the endpoint does not.
+    """
+
+    kind: Literal["eventgrid"]
+    endpoint: str
+    flavor: Literal["custom", "namespace"] | None = None
+    topic: str = ""
+    key: Secret | None = None
+
+    @field_validator("key")
+    @classmethod
+    def _check_key(cls, value: Secret | None) -> Secret | None:
+        if value:
+            check_token(value.read())
+        return value
+
+    @model_validator(mode="after")
+    def _check_topic(self) -> EventGridSettings:
+        check_url(self.endpoint, allow_http=self.allow_http)
+        self.publish_url()
+        return self
+
+    def publish_url(self) -> tuple[str, str]:
+        """Return the flavor and the URL to post batches to.
+
+        Raises:
+            ValueError: the endpoint does not say which kind of topic it is.
+        """
+        parts = urlsplit(self.endpoint)
+        path = parts.path.rstrip("/")
+        named = re.fullmatch(r"/topics/([^/:]+)(:publish)?", path)
+        flavor = self.flavor or (
+            "namespace" if self.topic or named else "custom" if path == "/api/events" else ""
+        )
+        if flavor == "custom" and path in ("", "/api/events") and not self.topic:
+            return flavor, f"{parts.scheme}://{parts.netloc}/api/events?api-version={CUSTOM_API_VERSION}"
+        topic = self.topic or (named[1] if named else "")
+        if flavor == "namespace" and _TOPIC.fullmatch(topic) and (named or not path):
+            query = f"api-version={NAMESPACE_API_VERSION}"
+            return flavor, f"{parts.scheme}://{parts.netloc}/topics/{topic}:publish?{query}"
+        raise ValueError(
+            "endpoint: expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
+            "https://NAMESPACE.REGION-1.eventgrid.azure.net and a topic"
+        )
+
+
+class BusSettings(IdentitySettings):
+    """How to reach a Service Bus: a namespace with an identity, or a connection string."""
+
+    namespace: str = ""
+    connection_string: Secret | None = None
     transport: Literal["amqp", "websocket"] = "amqp"
     http_proxy: str = ""
     topic: str = ""
@@ -364,7 +360,23 @@ class PolicySettings(Settings):
     deny: tuple[RuleSettings, ...] = ()
 
 
-class ApprovalSettings(BusSettings):
+class ReceiverSettings(BusSettings):
+    """What is received from: a queue, or a topic's subscription."""
+
+    subscription: str = ""
+
+    @model_validator(mode="after")
+    def _check_subscription(self) -> ReceiverSettings:
+        if bool(self.topic) != bool(self.subscription):
+            raise ValueError("a topic needs a subscription, and a subscription a topic")
+        return self
+
+
+class RelaySettings(ReceiverSettings):
+    """Where `imds-bridge relay` takes events from, for the same sinks."""
+
+
+class ApprovalSettings(ReceiverSettings):
     """Where approve commands come from, and what they may do.
 
     `session` is a template of {resource_group} and {vm}, in lower case. With `signing_secrets`, one a line, a
@@ -372,7 +384,6 @@ class ApprovalSettings(BusSettings):
     yet waits for `grace_seconds`. `receipts_subscription` is where `approve --wait` looks for the receipt.
     """
 
-    subscription: str = ""
     session: str = ""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     signing_secrets: Secret | None = None
@@ -384,16 +395,7 @@ class ApprovalSettings(BusSettings):
     @model_validator(mode="before")
     @classmethod
     def _join_secrets(cls, given: Any) -> Any:
-        """Take one secret or a list of them; a file holds one a line."""
-        if not isinstance(given, dict):
-            return given
-        taken = dict(given)
-        for suffix in ("", "_file"):
-            if f"signing_secret{suffix}" in taken:
-                taken[f"signing_secrets{suffix}"] = taken.pop(f"signing_secret{suffix}")
-        if isinstance(taken.get("signing_secrets"), list):
-            taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
-        return taken
+        return _join_signing_secrets(given)
 
     @field_validator("session")
     @classmethod
@@ -402,14 +404,13 @@ class ApprovalSettings(BusSettings):
 
     @model_validator(mode="after")
     def _check_approvals(self) -> ApprovalSettings:
-        if bool(self.topic) != bool(self.subscription):
-            raise ValueError("a topic needs a subscription, and a subscription a topic")
         if self.signing_secrets:
             check_signing_secrets(self.signing_secrets.read())
         return self
 
 
 SINK_KINDS: dict[str, type[SinkSettings]] = {
+    "eventgrid": EventGridSettings,
     "servicebus": ServiceBusSettings,
     "stdout": StdoutSettings,
     "webhook": WebhookSettings,
@@ -439,3 +440,4 @@ class Config(Settings):
     imds: ImdsSettings = ImdsSettings()
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
     approvals: ApprovalSettings | None = None
+    relay: RelaySettings | None = None

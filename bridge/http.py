@@ -1,4 +1,4 @@
-"""HTTP with limits: one session that bounds time and size, follows nothing and knows no proxy of its own.
+"""HTTP with limits: one session that bounds time and size, follows nothing and asks no environment for a proxy.
 
 A library's time limit counts from byte to byte, so a peer that sends a byte now and then could hold a thread for
 ever. Here the whole exchange has a limit.
@@ -7,25 +7,25 @@ ever. Here the whole exchange has a limit.
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
+from http import HTTPStatus
 from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as Urllib3Error
 
 from bridge import __version__
+from bridge.certificates import check_ca, check_certificate
+from bridge.checks import check_proxy
+from bridge.connections import Adapter, failure_of, proxy_refusal, watchdog
 from bridge.errors import HttpFailure
 
 CONNECT_SECONDS = 5.0
@@ -42,15 +42,44 @@ class Answer:
 
 
 class HttpClient:
-    """A session with kept-alive connections and verified TLS; for one thread at a time."""
+    """A session with kept-alive connections and verified TLS; for one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        ca_file: trust only these certificate authorities, instead of the public ones.
+        client_certificate_file: PEM to show to a server that asks; with the key in it, or
+        client_key_file: the key in a file of its own; not encrypted.
+        proxy: `http(s)://[user:password@]host[:port]` that every request goes through.
+
+    Each new connection reads the files anew.
+
+    Raises:
+        ValueError: the proxy's URL cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        ca_file: Path | None = None,
+        client_certificate_file: Path | None = None,
+        client_key_file: Path | None = None,
+        proxy: str = "",
+    ) -> None:
+        self._ca_file = ca_file
+        self._certificate_file = client_certificate_file
+        self._key_file = client_key_file
         session = _Session()
         session.trust_env = False
+        if ca_file:
+            session.verify = str(ca_file)
+        if client_certificate_file:
+            certificate, key = str(client_certificate_file), client_key_file
+            session.cert = (certificate, str(key)) if key else certificate
+        if proxy:
+            session.proxies = {"all": check_proxy(proxy)}
         session.headers.clear()
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.mount("http://", _Adapter())
-        session.mount("https://", _Adapter())
+        session.mount("http://", Adapter())
+        session.mount("https://", Adapter())
         self._session = session
 
     def prepare(
@@ -83,25 +112,46 @@ class HttpClient:
         Raises:
             HttpFailure: no connection, no complete answer in time, or a longer one (unless `truncate`).
         """
-        connect_seconds = min(CONNECT_SECONDS, timeout_seconds)
-        with _watchdog.limit(timeout_seconds) as watch:
-            try:
-                response = self._session.send(
-                    request, stream=True, allow_redirects=False, timeout=(connect_seconds, timeout_seconds)
-                )
-                with contextlib.closing(response):
-                    body = response.raw.read(max_body_bytes + 1, decode_content=False)
-                    if len(body) > max_body_bytes and not truncate:
-                        raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
-            except (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError) as error:
-                if watch.expired:
-                    raise HttpFailure(f"no complete answer within {timeout_seconds:g} s") from error
-                raise _failure(error, timeout_seconds) from error
-            if watch.expired:  # a body without a length ends where its connection does
-                raise HttpFailure(f"no complete answer within {timeout_seconds:g} s")
-            if len(body) <= max_body_bytes and response.raw.length_remaining:
-                raise HttpFailure("the connection closed in the middle of an answer")
+        with watchdog.limit(timeout_seconds):
+            return self._exchange(request, timeout_seconds, max_body_bytes, truncate=truncate)
+
+    def _exchange(
+        self,
+        request: requests.PreparedRequest,
+        timeout_seconds: float,
+        max_body_bytes: int,
+        *,
+        truncate: bool,
+    ) -> Answer:
+        limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
+        try:
+            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
+            with contextlib.closing(response):
+                body = response.raw.read(max_body_bytes + 1, decode_content=False)
+        except (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError) as error:
+            self._check_files()
+            raise _failure(error, timeout_seconds) from error
+        if len(body) > max_body_bytes and not truncate:
+            raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
+        if len(body) <= max_body_bytes and response.raw.length_remaining:
+            raise HttpFailure("the connection closed in the middle of an answer")
+        if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            raise proxy_refusal(response.status_code)
         return Answer(status=response.status_code, headers=response.headers, body=body[:max_body_bytes])
+
+    def _check_files(self) -> None:
+        """Name the file that is at fault, if one is: the libraries do not."""
+        try:
+            if self._ca_file:
+                check_ca(self._ca_file)
+            if self._certificate_file:
+                check_certificate(self._certificate_file, self._key_file)
+        except ValueError as error:
+            raise HttpFailure(str(error), permanent=True) from error
+
+    def reset(self) -> None:
+        """Drop the kept connections, so that the next request reads the files anew."""
+        self._session.close()
 
     def close(self) -> None:
         """Close every connection."""
@@ -128,34 +178,41 @@ def origin(url: str) -> str:
 def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> float | None:
     """Read `Retry-After`, in seconds or as a date; nonsense counts as absent, more than the limit as the limit."""
     value = headers.get("Retry-After", "").strip()
+    if value.isdecimal():
+        return min(limit_seconds, float(value))
+    instant = _instant(value)
+    return None if instant is None else min(limit_seconds, max(0.0, instant - time.time()))
+
+
+def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float | None:
+    """Tell how far this machine's clock is ahead of the answer's `Date`, or behind it (less than 0)."""
+    instant = _instant(answer_headers.get("Date", ""))
+    return None if instant is None else now - instant
+
+
+def _instant(date: str) -> float | None:
+    """Read an HTTP date; nonsense counts as absent."""
     try:
-        seconds = float(value) if value.isdigit() else parsedate_to_datetime(value).timestamp() - time.time()
+        read = parsedate_to_datetime(date)
+        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    return min(limit_seconds, max(0.0, seconds))
 
 
 def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
     """Say why an exchange failed, without the URL that the library's own text would carry."""
+    cause = _root(error)
+    no_connection = f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s"
+    if isinstance(error, requests.exceptions.ProxyError):
+        failure = HttpFailure(no_connection) if isinstance(cause, TimeoutError) else failure_of(cause)
+        return HttpFailure(f"the proxy: {failure}", permanent=failure.permanent)
     if isinstance(error, requests.ConnectTimeout):
-        return HttpFailure(
-            f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s", unreached=True
-        )
+        return HttpFailure(no_connection, unreached=True)
     if isinstance(error, requests.Timeout | TimeoutError):
         return HttpFailure(f"no answer within {timeout_seconds:g} s")
     if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
         return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
-    cause = _root(error)
-    if isinstance(error, requests.exceptions.SSLError):
-        return HttpFailure(
-            f"TLS failed: {getattr(cause, 'verify_message', '') or type(cause).__name__}", permanent=True
-        )
-    if isinstance(cause, socket.gaierror):
-        return HttpFailure(f"the host name cannot be resolved: {cause.strerror}", unreached=True)
-    if isinstance(cause, OSError) and cause.strerror:
-        unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
-        return HttpFailure(f"the connection failed: {cause.strerror}", unreached=unreached)
-    return HttpFailure(f"the exchange broke off: {type(cause).__name__}")
+    return failure_of(cause)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -166,86 +223,3 @@ def _root(error: BaseException) -> BaseException:
         inner = [error.__cause__, getattr(error, "reason", None), *error.args, error.__context__]
         error = next((cause for cause in inner if isinstance(cause, BaseException)), error)
     return error
-
-
-class _Limit:
-    """The time that one thread's exchange has left."""
-
-    def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.sock: socket.socket | None = None
-        self.expired = False
-
-
-class _Watchdog:
-    """Shuts the socket of every exchange that has outlived its limit; looks once a second."""
-
-    def __init__(self) -> None:
-        self._limits: dict[int, _Limit] = {}
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    @contextlib.contextmanager
-    def limit(self, seconds: float) -> Any:
-        """Bound what this thread does with sockets that it attaches."""
-        limit = _Limit(time.monotonic() + seconds)
-        self._limits[threading.get_ident()] = limit
-        if self._thread is None or not self._thread.is_alive():
-            self._start()
-        try:
-            yield limit
-        finally:
-            del self._limits[threading.get_ident()]
-
-    def attach(self, sock: socket.socket | None) -> None:
-        """Name the socket that the calling thread now waits on."""
-        if limit := self._limits.get(threading.get_ident()):
-            limit.sock = sock
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="http-watchdog", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(1.0):
-            now = time.monotonic()
-            for limit in list(self._limits.values()):
-                if limit.sock is not None and now > limit.deadline:
-                    limit.expired = True
-                    # The plain socket's method: TLS's own would tear state from under the reading thread.
-                    with contextlib.suppress(OSError):
-                        socket.socket.shutdown(limit.sock, socket.SHUT_RDWR)
-
-
-_watchdog = _Watchdog()
-
-
-class _Connection(HTTPConnection):
-    def getresponse(self) -> Any:
-        _watchdog.attach(self.sock)
-        return super().getresponse()
-
-
-class _TlsConnection(HTTPSConnection):
-    def getresponse(self) -> Any:
-        _watchdog.attach(self.sock)
-        return super().getresponse()
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
-
-
-class _TlsPool(HTTPSConnectionPool):
-    ConnectionCls = _TlsConnection
-
-
-class _Adapter(HTTPAdapter):
-    """Take connections whose answers the watchdog limits; never try again by itself."""
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}

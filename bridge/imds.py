@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 
 import requests
 
-from bridge.config import DAY_SECONDS, ImdsSettings
+from bridge.config import ImdsSettings
 from bridge.discovery import search
 from bridge.errors import HttpFailure, ImdsError
 from bridge.http import Answer, HttpClient, retry_after_seconds
 from bridge.model import Json, Vm
 from bridge.runtime import Clock
+from bridge.settings import DAY_SECONDS
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"

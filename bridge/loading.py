@@ -21,13 +21,12 @@ from bridge.config import (
     ApprovalSettings,
     Config,
     ImdsSettings,
-    Secret,
-    SecretUnreadable,
+    ReceiverSettings,
+    RelaySettings,
     ServiceBusSettings,
-    Settings,
-    SinkSettings,
 )
 from bridge.errors import ConfigError, SecretFault
+from bridge.settings import Secret, SecretUnreadable, Settings, SinkSettings
 
 DEFAULT_PATH = Path("/etc/imds-bridge/config.toml")
 ENV_PREFIX = "IMDS_BRIDGE__"
@@ -60,7 +59,10 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     parts["imds"] = _load_part(ImdsSettings, imds, "imds", faults) or ImdsSettings()
     if "approvals" in given:
         parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
-    faults += _circles(parts["sinks"], parts.get("approvals"))
+    if "relay" in given:
+        parts["relay"] = _load_part(RelaySettings, given.pop("relay"), "relay", faults)
+    faults += _circles(parts["sinks"], parts.get("approvals"), "which is the approvals entity itself", "commands")
+    faults += _circles(parts["sinks"], parts.get("relay"), "which the relay reads", "news, for ever")
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
@@ -137,14 +139,16 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
     return loaded
 
 
-def _circles(sinks: Mapping[str, SinkSettings], approvals: ApprovalSettings | None) -> Iterable[str]:
-    """Find sinks that would send receipts to where commands are read."""
+def _circles(
+    sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, what: str, read_as: str
+) -> Iterable[str]:
+    """Find sinks that would send to where the process itself reads."""
     for name, sink in sinks.items():
-        if approvals and isinstance(sink, ServiceBusSettings) and sink.address == approvals.address:
+        if source and isinstance(sink, ServiceBusSettings) and sink.address == source.address:
             key = "topic" if sink.topic else "queue"
             yield (
-                f"sinks.{name}.{key}: given {show(sink.entity)}, which is the approvals entity itself; "
-                "expected another: what is published there would be read as commands"
+                f"sinks.{name}.{key}: given {show(sink.entity)}, {what}; "
+                f"expected another: what is published there would be read as {read_as}"
             )
 
 

@@ -257,7 +257,7 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
             kind,
             'sinks.b.url_file: given "/does/not/exist", expected a file that can be read: '
             "No such file or directory",
-            "sinks.b.mode: given \"binari\", expected 'structured' or 'binary'",
+            "sinks.b.mode: given \"binari\", expected 'structured', 'binary' or 'batch'",
             'sinks.b.types: given "io.imdsbridge.*", expected a list, for example ["a", "b"]',
             'sinks.b.where.EventType: given ["Reboot", ["Redeploy"]], '
             "expected a text, a number, true or false, or a list of them",
