@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.faults import FAULT_KINDS
 from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
@@ -24,6 +25,8 @@ from bridge.lab.scenario import Scenario, Step, load_scenario, play, scenario_na
 
 PORT_BASE = 8800
 BUS_OFFSET = 5
+GRID_OFFSET = 6
+PUSH_PATH = "/eventgrid"  # of the inbox: Event Grid delivers there what it took
 BUS_FILE = Path(__file__).with_name("servicebus.json")
 CONTROL_OFFSET = 10  # the inbox has the port base, the control API this much above it, then the VMs
 CONTROL_URL = f"http://127.0.0.1:{PORT_BASE + CONTROL_OFFSET}"
@@ -52,8 +55,8 @@ def add_parser(subparsers: Subparsers) -> None:
     """Add the command `lab` with its sub-commands."""
     parser = subparsers.add_parser(
         "lab",
-        help="run a simulated IMDS, Service Bus and webhook inbox on this machine, or drive running ones",
-        description="Run a simulated IMDS, Service Bus and webhook inbox on 127.0.0.1 until Ctrl-C.",
+        help="run a simulated IMDS, Service Bus, Event Grid and webhook inbox here, or drive running ones",
+        description="Run a simulated IMDS, Service Bus, Event Grid and webhook inbox on 127.0.0.1 until Ctrl-C.",
         epilog=LAB_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,8 +74,8 @@ def add_parser(subparsers: Subparsers) -> None:
         type=int,
         metavar="PORT",
         default=PORT_BASE,
-        help=f"the inbox's port; {BUS_OFFSET} above it Service Bus, {CONTROL_OFFSET} above it control, then the VMs "
-        "(%(default)s; 0: any free)",
+        help=f"the inbox's port; {BUS_OFFSET} above it Service Bus, {GRID_OFFSET} above Event Grid, "
+        f"{CONTROL_OFFSET} above control, then the VMs (%(default)s; 0: any free)",
     )
     parser.add_argument(
         "--bus-config",
@@ -293,7 +296,9 @@ def _serve(args: argparse.Namespace) -> int:
         inbox = stack.enter_context(Inbox(port=args.port_base, tell=_teller("inbox")))
         lab = stack.enter_context(_imds(args, scenario))
         bus = _start_bus(stack, args)
-        _print_addresses(lab, inbox, bus)
+        grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), tell=_teller("grid")))
+        _print_addresses(lab, inbox, grid, bus)
+        grid.subscribe(f"{inbox.base_url}{PUSH_PATH}")
         # beside the main thread, which must never hold the flag's lock: its signal handlers set the flag
         story = threading.Thread(target=_play_until, args=(stop, scenario, lab), name="lab-story")
         story.start()
@@ -309,8 +314,11 @@ def _start_bus(stack: ExitStack, args: argparse.Namespace) -> str | None:
         from bridge.lab.servicebus import ServiceBusLab  # noqa: PLC0415 - only the extra `lab` brings it
     except ImportError:
         return None
-    port = args.port_base + BUS_OFFSET if args.port_base else 0
-    return stack.enter_context(ServiceBusLab(args.bus_config, port=port)).connection_string
+    return stack.enter_context(ServiceBusLab(args.bus_config, port=_port(args, BUS_OFFSET))).connection_string
+
+
+def _port(args: argparse.Namespace, offset: int) -> int:
+    return args.port_base + offset if args.port_base else 0
 
 
 def _play_until(stop: threading.Event, scenario: Scenario | None, lab: ImdsLab) -> None:
@@ -327,7 +335,7 @@ def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:
         vms=list(dict.fromkeys(names)) or ["web-0"],
         scale_set=scenario.scale_set if scenario else "web",
         time_scale=default_scale if args.time_scale is None else args.time_scale,
-        port=args.port_base + CONTROL_OFFSET if args.port_base else 0,
+        port=_port(args, CONTROL_OFFSET),
         tell=_teller("imds"),
     )
 
@@ -347,7 +355,7 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_addresses(lab: ImdsLab, inbox: Inbox, bus: str | None) -> None:
+def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | None) -> None:
     first = lab.vms[0]
     at = "" if lab.control_url == CONTROL_URL else f" --control {lab.control_url}"
     lines = ["A simulated IMDS for each VM, one group:"]
@@ -355,6 +363,8 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, bus: str | None) -> None:
     lines += [
         f"control API:   {lab.control_url}",
         f"webhook inbox: {inbox.url}",
+        f"Event Grid:    {grid.custom_endpoint} or {grid.namespace_endpoint('maintenance')}",
+        f"its keys:      {' or '.join(grid.keys)}; it delivers to {inbox.base_url}{PUSH_PATH}",
         f"Service Bus:   {bus or 'not simulated: pip install imds-bridge[lab]'}",
         "",
         f"Be {first}: save this as lab.toml, then run imds-bridge forward --config lab.toml",
@@ -367,6 +377,11 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, bus: str | None) -> None:
         "  [sinks.inbox]",
         '  kind = "webhook"',
         f'  url = "{inbox.url}"',
+        "",
+        "  [sinks.grid]",
+        '  kind = "eventgrid"',
+        f'  endpoint = "{grid.custom_endpoint}"',
+        f'  key = "{grid.keys[0]}"',
         *(_BUS_SNIPPET.format(bus=bus).splitlines() if bus else ()),
         "",
         "Make something happen, from another terminal:",

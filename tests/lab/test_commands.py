@@ -187,7 +187,7 @@ def test_the_configuration_that_the_lab_prints_is_a_good_one(tmp_path: Path) -> 
     file = tmp_path / "lab.toml"
     file.write_text("".join(snippet))
     config = load(file, {})
-    assert sorted(config.sinks) == ["bus", "inbox"]
+    assert sorted(config.sinks) == ["bus", "grid", "inbox"]
     assert config.approvals is not None
 
 
@@ -219,6 +219,11 @@ def test_the_lab_tells_its_addresses_and_the_story_until_a_signal(number: signal
     assert re.search(r"^  extra +http://127\.0\.0\.1:\d+$", text, re.MULTILINE)
     assert re.search(r'endpoint = "http://127\.0\.0\.1:\d+"\n', text)
     assert re.search(r'url = "http://127\.0\.0\.1:\d+/hook"\n', text)
+    grid = r"http://127\.0\.0\.1:\d+"
+    assert re.search(
+        rf"^Event Grid: +{grid}/api/events or {grid}/topics/maintenance:publish$", text, re.MULTILINE
+    )
+    assert re.search(r"OPTIONS /eventgrid .* -> 200\n", text)
     assert re.search(r"^Service Bus: +Endpoint=sb://127\.0\.0\.1:\d+;", text, re.MULTILINE)
     assert "The host of db-2 fails" in text
     assert "--control http://127.0.0.1:" in text

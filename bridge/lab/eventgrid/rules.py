@@ -1,0 +1,224 @@
+"""What Event Grid refuses, and how: a request and what is allowed in, a refusal or none out.
+
+Sources, by the marks in the comments:
+[L] Microsoft Learn, post-to-custom-topic and quotas-limits. [R] azure-rest-api-specs, the namespace's publish
+operation. [S] tests of Microsoft's SDKs against the service. [I] answers shown in issues of azure-sdk-for-net
+(10684, 22831, 43371) and azure-sdk-for-java (15176). [P] what the project AzureEventGridSimulator reports to have
+seen of the service. "Chosen": no source says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import responses
+
+from bridge.lab.httpd import Request
+from bridge.lab.inbox import cloud_events, problem
+
+# [L] "1 MB" for an event and a batch. [S] a custom topic takes 1,536,000 bytes; the documented limit holds here.
+MAX_BODY_BYTES = 1024 * 1024
+CUSTOM_PATH = "/api/events"
+NAMESPACE_PATH = re.compile(r"/topics/([^/:]+)(:publish)?")
+RESOURCE = "/subscriptions/lab/resourceGroups/lab/providers/Microsoft.EventGrid/topics/lab"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flavor:
+    """Hold what tells the two kinds of topic apart."""
+
+    api_version: str
+    max_events: int  # [L] a request
+    too_large: int  # the status, also of too many events
+    unknown_version: str
+    no_credential: str
+    invalid_type: tuple[int, str, str]  # status, code among the details, message
+    attributes: tuple[str, ...]  # required ones, in the order in which the service looks at them
+    missing: str  # the message where `{}` is missing or empty
+
+
+CUSTOM = Flavor(
+    api_version="2018-01-01",
+    max_events=5000,
+    too_large=413,  # [L]
+    # chosen: the words of ASP.NET API Versioning, whose header api-supported-versions the service sends [P]
+    unknown_version="The HTTP resource that matches the request URI does not support the API version '{}'.",
+    no_credential=(  # [P], and in Microsoft's Python SDK
+        "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key."
+    ),
+    invalid_type=(  # [I]
+        415,
+        "InvalidContentType",
+        "The Content-Type header is either missing or it doesn't have a valid value. The content type header "
+        "must either be application/cloudevents+json; charset=utf-8 or application/cloudevents-batch+json; "
+        "charset=UTF-8.",
+    ),
+    attributes=("specversion", "type", "source", "id"),  # [P]
+    missing="This resource is configured for 'CloudEventV10' schema and requires '{}' property to be set.",  # [P]
+)
+NAMESPACE = Flavor(
+    api_version="2024-06-01",
+    max_events=1000,
+    too_large=403,  # [R] "quota exceeded or message is too large"
+    unknown_version="Unknown api version: {}",  # [I] the words; the status is chosen
+    no_credential="The request carries neither a SharedAccessKey nor a Bearer token.",  # chosen
+    invalid_type=(400, "", "CONTENT-TYPE is not provided or not supported"),  # [S] for none; else chosen
+    attributes=("id", "source", "specversion", "type"),  # [S] that id comes first
+    missing="`{}` must be non-empty string",  # [S]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Hold the status and the words of an error."""
+
+    status: int
+    message: str
+    detail: str = ""  # the code among the details of a custom topic; empty: the code of the status
+
+    @property
+    def code(self) -> str:
+        """Return the code that stands for the status, such as BadRequest."""
+        if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+            return "RequestEntityTooLarge"  # [P]; Python's own name for it depends on its version
+        return responses.get(self.status, str(self.status)).replace(" ", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """Hold who may publish."""
+
+    keys: tuple[str, ...]
+    token: str | None = None
+    token_expires: float | None = None  # in Unix time; None: never
+    token_permitted: bool = True  # whether its owner has the role EventGrid Data Sender
+
+
+def flavor_of(path: str) -> Flavor:
+    """Return the kind of topic that a path belongs to."""
+    return NAMESPACE if path.startswith("/topics/") else CUSTOM
+
+
+def is_topic(path: str) -> bool:
+    """Tell whether events are published to this path, of whichever topic."""
+    named = NAMESPACE_PATH.fullmatch(path)
+    return path == CUSTOM_PATH or (named is not None and named[2] is not None)
+
+
+def refusal(request: Request, *, topics: Collection[str], access: Access, now: float) -> Refusal | None:
+    """Return how the service refuses the request, or None; one bad event refuses the whole batch.
+
+    Args:
+        request: any.
+        topics: the names of the namespace's topics.
+        access: who may publish.
+        now: in Unix time.
+    """
+    flavor = flavor_of(request.path)
+    # the order is chosen, but that versions come early [I]
+    checks: tuple[Callable[[], Refusal | None], ...] = (
+        lambda: _address_refusal(flavor, request),
+        lambda: _credential_refusal(flavor, request, access, now),
+        lambda: _topic_refusal(request, topics),
+        lambda: _content_refusal(flavor, request),
+    )
+    return next((found for check in checks if (found := check())), None)
+
+
+def _address_refusal(flavor: Flavor, request: Request) -> Refusal | None:
+    not_found = Refusal(  # [I]; chosen for a namespace, but the status [I]
+        status=404,
+        message=f"No HTTP resource was found that matches the request URI '{request.path}'.",
+        detail="ResourceNotFound",
+    )
+    if flavor is CUSTOM and request.path != CUSTOM_PATH:
+        return not_found
+    version = ",".join(request.parameters.get("api-version", []))
+    if version != flavor.api_version:
+        return Refusal(
+            status=400, message=flavor.unknown_version.format(version), detail="UnsupportedApiVersion"
+        )
+    if not is_topic(request.path):
+        return not_found
+    if request.method != "POST":  # [P] the status
+        return Refusal(status=405, message=f"The method {request.method} is not allowed.")
+    return None
+
+
+def _credential_refusal(flavor: Flavor, request: Request, access: Access, now: float) -> Refusal | None:
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return _token_refusal(value, access, now)
+    if flavor is CUSTOM:
+        key = request.headers.get("aeg-sas-key")
+    else:
+        key = value if scheme.lower() == "sharedaccesskey" else None
+    if key is None:
+        return Refusal(status=401, message=flavor.no_credential)
+    if flavor is CUSTOM and not key:  # [P]
+        return Refusal(status=400, message="Request must have a value for aeg-sas-key.", detail="InvalidSas")
+    if key not in access.keys:  # [S]; the words are chosen for a namespace
+        host = request.headers.get("host", "").upper()
+        return Refusal(status=401, message=f"The request authorization key is not authorized for {host}.")
+    return None
+
+
+def _token_refusal(token: str, access: Access, now: float) -> Refusal | None:
+    if token != access.token:  # chosen
+        return Refusal(status=401, message="The access token presented with the incoming request is invalid.")
+    if access.token_expires is not None and access.token_expires <= now:  # chosen
+        return Refusal(
+            status=401, message="The access token presented with the incoming request has expired."
+        )
+    if not access.token_permitted:  # [I] 401, not 403; chosen for a namespace
+        return Refusal(
+            status=401,
+            message="The principal associated with access token presented with the incoming request does not "
+            f"have permission to send data to {RESOURCE}.",
+        )
+    return None
+
+
+def _topic_refusal(request: Request, topics: Collection[str]) -> Refusal | None:
+    named = NAMESPACE_PATH.fullmatch(request.path)
+    if named and named[1] not in topics:  # [R] the status; the words are chosen
+        return Refusal(status=410, message=f"The topic {named[1]} was not found.")
+    return None
+
+
+def _content_refusal(flavor: Flavor, request: Request) -> Refusal | None:
+    if len(request.body) > MAX_BODY_BYTES:
+        return _too_large(flavor, f"The maximum size ({MAX_BODY_BYTES}) has been exceeded.")  # [S]
+    events = cloud_events(request)
+    found = problem(request)
+    if found and found[0] == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        status, detail, message = flavor.invalid_type
+        return Refusal(status=status, message=message, detail=detail)
+    if found:
+        reason = _missing_attribute(flavor, events) or found[1]  # chosen where it is another fault
+        return Refusal(status=400, message=reason, detail="InputJsonInvalid")
+    if not events:  # [P]; chosen for a namespace
+        return Refusal(
+            status=400,
+            message="This resource is configured to receive event in 'CloudEventV10' schema. The JSON received "
+            "does not conform to the expected schema.",
+            detail="InputJsonInvalid",
+        )
+    if len(events) > flavor.max_events:  # chosen
+        return _too_large(flavor, f"The maximum number of events ({flavor.max_events}) has been exceeded.")
+    return None
+
+
+def _too_large(flavor: Flavor, message: str) -> Refusal:
+    return Refusal(status=flavor.too_large, message=message, detail="PayloadTooLarge")
+
+
+def _missing_attribute(flavor: Flavor, events: list[dict[str, object]]) -> str:
+    for event in events:
+        for name in flavor.attributes:
+            if not isinstance(event.get(name), str) or not event[name]:
+                shown = "eventType" if flavor is CUSTOM and name == "type" else name  # [P]
+                return flavor.missing.format(shown)
+    return ""
