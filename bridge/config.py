@@ -158,7 +158,14 @@ class WebhookSettings(SinkSettings, HttpSettings):
         check_url(value.read(), allow_http=info.data.get("allow_http", True))
         return value
 
-    @field_validator("bearer_token", "routing_key")
+    @field_validator("routing_key")
+    @classmethod
+    def _check_routing_key(cls, value: Secret | None) -> Secret | None:
+        if value and not re.fullmatch(r"[0-9A-Za-z]{32}", value.read()):
+            raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
+        return value
+
+    @field_validator("bearer_token")
     @classmethod
     def _check_token(cls, value: Secret | None) -> Secret | None:
         if value:

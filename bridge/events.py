@@ -21,6 +21,7 @@ DOCUMENT_CHANGED = "document.changed"
 IMDS_UNREACHABLE = "imds.unreachable"
 IMDS_RECOVERED = "imds.recovered"
 HEARTBEAT = "bridge.heartbeat"
+TEST = "bridge.test"
 
 # What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
@@ -151,6 +152,16 @@ class Reporter:
         """Tell that this process lives; `reason` is Started, Hourly or Stopping."""
         data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
         return self._own(HEARTBEAT, sequence=sequence, at=at, data=data)
+
+    def test(self, *, version: str, at: datetime) -> CloudEvent:
+        """Tell only that a sink can be reached; it counts among no reporter's events."""
+        told = self._own(
+            TEST,
+            sequence=0,
+            at=at,
+            data={"Message": "This is a test of imds-bridge; nothing is scheduled.", "Version": version},
+        )
+        return replace(told, id=str(uuid5(NAMESPACE, f"{told.source}:test:{iso_utc(at)}")), extensions={})
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
         """Make one of the VM's own events, which nobody else can tell of and which are counted without holes."""

@@ -17,7 +17,8 @@ PURE = [
     "delivery.py",
     "command.py",
     "policy.py",
-    "formats/cloudevents.py",
+    *(f"formats/{name}.py" for name in ("approvals", "cloudevents", "notice", "pagerduty", "reading")),
+    *(f"formats/{name}.py" for name in ("scheduled", "slack", "teams", "template", "words")),
 ]
 FORBIDDEN = {
     "asyncio",

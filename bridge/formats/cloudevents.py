@@ -11,6 +11,7 @@ from bridge.model import CloudEvent, Json, iso_utc
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+BATCH_CONTENT_TYPE = "application/cloudevents-batch+json; charset=utf-8"
 # HTTP binding, "Header values": printable ASCII stays but for the quote and the percent sign.
 _HEADER_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 

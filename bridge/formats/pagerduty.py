@@ -1,0 +1,119 @@
+"""Show events in PagerDuty (Events API v2): one alert for each EventId, from its notice to its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import sha256
+from typing import Literal
+from zoneinfo import ZoneInfo
+
+from bridge.config import WebhookSettings
+from bridge.formats.notice import Notice, notice
+from bridge.formats.reading import Reading
+from bridge.model import STARTED, Json, iso_utc
+
+Action = Literal["trigger", "acknowledge", "resolve"]
+
+COMPONENT_LENGTH = 255
+_KEY = re.compile(r"[!-~]{1,255}")
+
+_ACTIONS: Mapping[str, Action] = {
+    "scheduledevent.scheduled": "trigger",
+    "scheduledevent.started": "acknowledge",
+    "scheduledevent.updated": "trigger",
+    "scheduledevent.completed": "resolve",
+    "scheduledevent.canceled": "resolve",
+    "scheduledevent.ended": "resolve",
+    "approval.accepted": "acknowledge",
+    "imds.unreachable": "trigger",
+    "imds.recovered": "resolve",
+    "bridge.test": "trigger",
+}
+SHOWN: tuple[str, ...] = tuple(f"io.imdsbridge.{kind}.v1" for kind in _ACTIONS)
+_SEVERITIES = {
+    "freeze": "info",
+    "reboot": "warning",
+    "redeploy": "error",
+    "preempt": "critical",
+    "terminate": "error",
+}
+# What is about the VM and no event of it: the alert's name and its severity.
+_OWN_ALERTS = {
+    "imds.unreachable": ("watch", "error"),
+    "imds.recovered": ("watch", "error"),
+    "bridge.test": ("test", "info"),
+}
+
+
+class PagerDuty:
+    """Alerts that a notice triggers, a start or an approval acknowledges, and an end resolves."""
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        if settings.routing_key is None:
+            raise ValueError("expected a routing_key")
+        self._routing_key = settings.routing_key.read()
+        self._zone = ZoneInfo(settings.time_zone) if settings.time_zone else None
+
+    def write(self, event: Mapping[str, Json], now: datetime) -> Json:
+        """Return the request.
+
+        Raises:
+            ValueError: nothing is to be done in PagerDuty about this type of event (see SHOWN).
+        """
+        reading = Reading(event)
+        said = notice(event, now=now, zone=self._zone)
+        return {
+            "routing_key": self._routing_key,
+            "event_action": _action(reading),
+            "dedup_key": _dedup_key(event, reading),
+            "client": "imds-bridge",
+            "payload": _payload(said, reading),
+        }
+
+
+def _action(reading: Reading) -> Action:
+    if reading.kind not in _ACTIONS:
+        raise ValueError(
+            f"PagerDuty has no action for an event of type {reading.type}; leave it out of `types`"
+        )
+    if reading.kind == "approval.accepted" and reading.data.get("DryRun") is True:
+        raise ValueError(f"PagerDuty has no action for a dry run ({reading.type})")
+    # An acknowledgement of no alert is dropped: nobody would learn of a host that failed without a notice.
+    if reading.kind == "scheduledevent.started" and not reading.get("PreviousStatus"):
+        return "trigger"
+    if reading.kind == "scheduledevent.updated" and reading.status == STARTED:
+        return "acknowledge"
+    return _ACTIONS[reading.kind]
+
+
+def _dedup_key(event: Mapping[str, Json], reading: Reading) -> str:
+    """Name the alert: by the EventId without its letter case, so that every VM of a group means the same one."""
+    if reading.kind in _OWN_ALERTS:
+        key = f"imds-bridge:{_OWN_ALERTS[reading.kind][0]}:{reading.of_vm('VmId') or reading.vm}"
+    else:
+        ids = (reading.data.get("EventId"), event.get("subject"), event.get("id"))
+        key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
+    return key if _KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
+
+
+def _payload(said: Notice, reading: Reading) -> Json:
+    own = _OWN_ALERTS.get(reading.kind)
+    severity = own[1] if own else _SEVERITIES.get(reading.event_type.lower(), "warning")
+    hint = ("You can resolve this alert.",) if reading.kind == "bridge.test" else ()
+    meaning = "\n".join((*said.sentences, *hint))
+    details = {"Meaning": meaning} if meaning else {}
+    for fact in (*said.facts, *said.details):
+        details[fact.label] = f"{details[fact.label]}\n{fact.text}" if fact.label in details else fact.text
+    payload = {
+        "summary": said.title,
+        "source": reading.vm,
+        "severity": severity,
+        "timestamp": iso_utc(reading.time) if reading.time else "",
+        "component": reading.vms(COMPONENT_LENGTH) if reading.count else "",
+        "group": reading.of_vm("ScaleSet") or reading.resource_group,
+        "class": reading.event_type or reading.kind,
+        "custom_details": details,
+    }
+    return {name: value for name, value in payload.items() if value}

@@ -1,0 +1,196 @@
+"""What the receivers' documentation allows, checked strictly; and what nothing from outside may do there."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from bridge.config import WebhookSettings
+from bridge.formats.pagerduty import PagerDuty
+from bridge.formats.slack import Slack
+from bridge.formats.teams import Teams
+
+NOW = datetime(2026, 11, 20, 13, 3, tzinfo=UTC)
+ROUTING_KEY = "0123456789abcdef0123456789abcdef"
+SPACE = "\u200b"  # of no width
+
+_BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_CLOCK = r"(?:[A-Z][a-z]{2} \d\d [A-Z][a-z]{2} )?\d\d:\d\d(?::\d\d)? UTC"
+_OWN_WORDS = r"[A-Za-z0-9 ,:]*"
+_SLACK_DATE = rf"<!date\^\d+\^\{{date_short_pretty\}} \{{time\}}\|{_CLOCK}>"
+_SLACK_MARKUP = re.compile(
+    rf"\*[A-Za-z0-9 ]+\*(?:\n```[A-Za-z0-9 ._-]+```)?|{_OWN_WORDS}(?:{_SLACK_DATE}{_OWN_WORDS})+"
+)
+_SECOND = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+_TEAMS_DATE = rf"\{{\{{DATE\({_SECOND}, SHORT\)\}}\}} \{{\{{TIME\({_SECOND}\)\}}\}}"
+_TEAMS_MARKDOWN = re.compile(rf"\*\*[A-Za-z0-9 ]+:\*\* {_OWN_WORDS}(?:{_TEAMS_DATE}{_OWN_WORDS})+")
+_LOOK = {"size", "weight", "isSubtle", "fontType"}
+
+
+def settings(format_: str, **values: Any) -> WebhookSettings:
+    return WebhookSettings.model_validate(
+        {"kind": "webhook", "url": "https://hooks.example.org/x", "format": format_, **values}
+    )
+
+
+def slack(**values: Any) -> Slack:
+    return Slack(settings("slack", **values))
+
+
+def teams(**values: Any) -> Teams:
+    return Teams(settings("teams", **values))
+
+
+def pagerduty(**values: Any) -> PagerDuty:
+    return PagerDuty(settings("pagerduty", routing_key=ROUTING_KEY, **values))
+
+
+def units(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Walk over every text of a message, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+def check_texts(message: Any) -> None:
+    json.loads(json.dumps(message, allow_nan=False, ensure_ascii=False).encode())
+    for text in strings(message):
+        kinds = {unicodedata.category(letter) for letter in text if letter != "\n"}
+        assert not kinds & {"Cc", "Cs"}, ascii(text)
+        assert not _BIDI & set(text), ascii(text)
+
+
+def check_slack(message: Any) -> None:
+    """Check by the reference of Block Kit, and `text` also as the `content` that Discord makes of it."""
+    check_texts(message)
+    assert set(message) == {"text", "blocks", "unfurl_links", "unfurl_media"}
+    text = message["text"]
+    assert 0 < units(text) <= 2_000
+    assert not set(text) & set("&<>*~`|[]\\")
+    assert not re.search(rf"@(?!{SPACE}|…)|://|(?<![^\W_])_|_(?![^\W_])|(?m:^(?:#|-|>|\d+\.))", text)
+    assert not re.search(r"(?<!\d):\w+:", text)
+    assert 0 < len(message["blocks"]) <= 50
+    for block in message["blocks"]:
+        _check_block(block)
+
+
+def _check_block(block: Any) -> None:
+    match block:
+        case {"type": "header", "text": text, **rest}:
+            assert text["type"] == "plain_text"
+            _check_text_object(text, 150)
+        case {"type": "section", "text": text, **rest}:
+            _check_text_object(text, 3_000)
+        case {"type": "section", "fields": fields, **rest}:
+            assert 0 < len(fields) <= 10
+            for field in fields:
+                _check_text_object(field, 2_000)
+        case {"type": "context", "elements": elements, **rest}:
+            assert 0 < len(elements) <= 10
+            for element in elements:
+                _check_text_object(element, 3_000)
+        case _:
+            raise AssertionError(f"no block that is known: {block}")
+    assert not rest
+
+
+def _check_text_object(given: Any, most: int) -> None:
+    text = given["text"]
+    assert 0 < units(text) <= most
+    if given["type"] == "mrkdwn":
+        assert set(given) == {"type", "text", "verbatim"}
+        assert _SLACK_MARKUP.fullmatch(text), text
+        return
+    assert set(given) == {"type", "text", "emoji"}
+    assert given["type"] == "plain_text"
+    assert not re.search(r"[<>]|&(?!(?:amp|lt|gt);)", text), text
+    assert not re.search(rf"@(?!{SPACE}|…)|://|(?<!\d):[\w+'-]+:", text, re.ASCII), text
+
+
+def check_teams(message: Any) -> None:
+    """Check by the schema of Adaptive Cards 1.4, as far as it is used here, in what a Workflow takes."""
+    check_texts(message)
+    assert len(json.dumps(message, separators=(",", ":"))) <= 28 * 1024
+    assert set(message) == {"type", "attachments"}
+    assert message["type"] == "message"
+    (attachment,) = message["attachments"]
+    assert attachment["contentType"] == "application/vnd.microsoft.card.adaptive"
+    assert attachment["contentUrl"] is None
+    card = attachment["content"]
+    assert (card["type"], card["version"]) == ("AdaptiveCard", "1.4")
+    assert set(card) == {"$schema", "type", "version", "msteams", "body"}
+    assert card["msteams"] == {"width": "Full"}
+    for element in card["body"]:
+        _check_element(element)
+
+
+def _check_element(element: Any) -> None:
+    match element:
+        case {"type": "Container", "items": [_, *_] as items, **rest}:
+            assert rest.pop("style", "default") in {"default", "attention", "good", "warning", "accent"}
+            assert all(value is True for value in rest.values())
+            assert set(rest) <= {"bleed", "separator"}
+            for item in items:
+                _check_element(item)
+        case {"type": "RichTextBlock", "inlines": [_, *_] as inlines, **rest}:
+            assert rest in ({}, {"spacing": "Small"})
+            for inline in inlines:
+                _check_run(inline)
+        case {"type": "TextBlock", "text": text, "wrap": True, "spacing": "Small", **rest}:
+            assert _TEAMS_MARKDOWN.fullmatch(text), text
+            _check_look(rest)
+        case _:
+            raise AssertionError(f"no element that is known: {element}")
+
+
+def _check_run(run: Any) -> None:
+    assert run["type"] == "TextRun"
+    assert run["text"]
+    assert "{{" not in run["text"]
+    assert not re.search(r"</?at", run["text"], re.IGNORECASE)
+    _check_look({name: value for name, value in run.items() if name not in ("type", "text")})
+
+
+def _check_look(look: dict[str, Any]) -> None:
+    assert set(look) <= _LOOK
+    assert look.get("size", "Default") in {"Default", "Small", "Medium", "Large", "ExtraLarge"}
+    assert look.get("weight", "Default") in {"Default", "Lighter", "Bolder"}
+    assert look.get("fontType", "Default") in {"Default", "Monospace"}
+    assert look.get("isSubtle", True) is True
+
+
+def check_pagerduty(request: Any) -> None:
+    """Check by the Events API v2: its "Send an alert event", and its size limit."""
+    check_texts(request)
+    assert len(json.dumps(request)) <= 512 * 1024
+    assert set(request) == {"routing_key", "event_action", "dedup_key", "client", "payload"}
+    assert request["routing_key"] == ROUTING_KEY
+    assert request["event_action"] in {"trigger", "acknowledge", "resolve"}
+    assert re.fullmatch(r"[!-~]{1,255}", request["dedup_key"])
+    payload = request["payload"]
+    optional = {"timestamp", "component", "group", "class", "custom_details"}
+    assert {"summary", "source", "severity"} <= set(payload) <= {"summary", "source", "severity"} | optional
+    assert 0 < len(payload["summary"]) <= 1_024
+    assert payload["severity"] in {"critical", "error", "warning", "info"}
+    assert all(isinstance(value, str) and value for value in payload["custom_details"].values())
+    rest = {name: value for name, value in payload.items() if name != "custom_details"}
+    assert all(isinstance(value, str) and value for value in rest.values())
+    if "timestamp" in payload:
+        datetime.fromisoformat(payload["timestamp"])
+
+
+CHECKS = {"slack": check_slack, "teams": check_teams, "pagerduty": check_pagerduty}

@@ -1,0 +1,404 @@
+"""An operator's own JSON: what a template can say, what it cannot do, and what it is told at the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.config import WebhookSettings
+from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template
+from bridge.loading import load
+from bridge.samples import samples
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+SAMPLES = [event.envelope for event in samples(NOW)]
+SCHEDULED = SAMPLES[0]
+BREAK = "\u200b"  # the invisible blank after what would mention or link
+
+
+def template(shape: Any, **settings: Any) -> Template:
+    return Template(
+        WebhookSettings(
+            kind="webhook", url="https://chat.example/x", format="template", template=shape, **settings
+        )
+    )
+
+
+def render(text: str, data: Any = None, **settings: Any) -> Any:
+    """Render one text for the scheduled event, or for `data`, as a receiver would read it."""
+    event = SCHEDULED if data is None else {**SCHEDULED, "data": data}
+    return received(template({"text": text}, **settings).write(event, NOW))["text"]
+
+
+def received(written: Any) -> Any:
+    """Read the JSON back, strictly: no NaN, no half characters, within the limit."""
+    body = json.dumps(written, allow_nan=False)
+    assert len(body) <= MAX_BYTES
+    read = json.loads(body)
+    json.dumps(read, ensure_ascii=False).encode()  # a lone surrogate would be refused here
+    return read
+
+
+def refusal(shape: Any) -> str:
+    with pytest.raises(ValueError, match=r"^template") as caught:
+        template(shape)
+    return str(caught.value)
+
+
+def fault(text: str) -> str:
+    """Return what the start says of a text."""
+    with pytest.raises(ValueError, match=r"^template\.text") as caught:
+        template({"text": text}).check(SAMPLES, NOW)
+    return str(caught.value)
+
+
+def test_a_chat_message_is_written_as_a_table_in_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        """
+        [sinks.ops]
+        kind = "webhook"
+        url = "https://mattermost.example/hooks/x"
+        format = "template"
+        time_zone = "Europe/Berlin"
+
+        [sinks.ops.template]
+        text = '''
+        **{{ notice.title }}**
+        {% for name in data.Resources %}- {{ name }}
+        {% endfor %}not before {{ data.NotBeforeUtc | local_time("%H:%M %Z") }}'''
+        username = "imds-bridge"
+        props = { card = "{{ data.Description | default('no description') }}" }
+        """
+    )
+    sink = load(tmp_path / "config.toml", {}).sinks["ops"]
+    assert isinstance(sink, WebhookSettings)
+    written = Template(sink).write(SCHEDULED, NOW)
+    assert written["text"].splitlines()[1:] == [
+        "        - web-0",
+        "        - web-1",
+        "        not before 04:19 CET",
+    ]
+    assert written["text"].lstrip().startswith("**Reboot")
+    assert written["username"] == "imds-bridge"
+    assert written["props"] == {"card": "Host server is undergoing maintenance."}
+
+
+def test_a_template_from_a_file_is_written_alike(tmp_path: Path) -> None:
+    (tmp_path / "ntfy.json").write_text('{"topic": "ops", "message": "{{ data.EventType }}", "priority": 4}')
+    made = Template(
+        WebhookSettings(
+            kind="webhook", url="https://x.example/", format="template", template_file=tmp_path / "ntfy.json"
+        )
+    )
+    assert made.write(SCHEDULED, NOW) == {"topic": "ops", "message": "Reboot", "priority": 4}
+
+
+@pytest.mark.parametrize("event", SAMPLES, ids=lambda event: str(event["type"]))
+def test_every_type_of_event_can_be_shown(event: dict[str, Any]) -> None:
+    shape = {
+        "text": "{{ notice.title }}: {{ data.Resources | join(', ') }} {{ data.Description }}",
+        "minutes": "{{ data.NoticeSeconds // 60 }}",
+        "all": [{"event": "{{ event }}", "data": "{{ data }}", "now": "{{ now }}"}],
+        "last": [True, None, 1.5],
+    }
+    made = template(shape)
+    made.check(SAMPLES, NOW)
+    written = received(made.write(event, NOW))
+    assert written["all"][0]["data"] == event["data"]
+    assert written["all"][0]["event"] == {name: value for name, value in event.items() if name != "data"}
+    assert written["all"][0]["now"] == "2026-01-02T03:04:05.000Z"
+    assert written["last"] == [True, None, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{{ data.Resources }}", ["web-0", "web-1"]),
+        ("{{- data.Resources -}}", ["web-0", "web-1"]),
+        ("{{ data.NoticeSeconds }}", 900),
+        ("{{ data.AffectsThisVm }}", True),
+        ("{{ data.PreviousStatus }}", None),
+        ("{{ data.Nothing.at.all }}", None),
+        ("{{ data.Vm.Tags }}", {"team": "shop"}),
+        ("{{ {'vm': data.Vm.Name, 'n': [1, none]} }}", {"vm": "web-0", "n": [1, None]}),
+        ("{{ data.NoticeSeconds // 60 }}", 15),
+        ("{{ data.NoticeSeconds > 60 }}", True),
+        ("{{ data.Resources[0] }}", "web-0"),
+    ],
+)
+def test_a_text_that_is_one_expression_gives_the_value_itself(text: str, value: Any) -> None:
+    assert render(text) == value
+
+
+@pytest.mark.parametrize("value", ["1", "[1]", "true", "null", "NaN", "None", "1e999", "{}", "'"])
+def test_a_text_from_outside_stays_a_text(value: str) -> None:
+    assert render("{{ data.Description }}", {"Description": value}) == value
+    assert render("<{{ data.Description }}>", {"Description": value}) == f"<{value}>"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("-{{ data.Resources }}", '-["web-0", "web-1"]'),
+        ("-{{ data.PreviousStatus }}", "-"),
+        ("-{{ data.AffectsThisVm }}", "-true"),
+        ("-{{ data.Nothing.at.all }}", "-"),
+        ("-{{ data.Nothing / 60 + 1 }}{{ data.Nothing > 5 }}", "-false"),
+        ("{{ 'vm ' ~ data.Vm.Name ~ 1 }}!", "vm web-01!"),
+        ("{% set vm = data.Vm %}{{ vm.Name }}", "web-0"),
+        ("{% if data.Resources | length > 1 %}many{% else %}one{% endif %}", "many"),
+        (
+            "{% for r in data.Resources %}{{ loop.index }}{{ r }}{{ ';' if not loop.last }}{% endfor %}",
+            "1web-0;2web-1",
+        ),
+        ("{{ data.Description | upper | truncate(9) }}!", "HOST...!"),
+        (
+            "{{ data.Description | replace('server', 'node') | trim }}!",
+            "Host node is undergoing maintenance.!",
+        ),
+        (
+            "{{ data.Resources | sort(reverse=true) | first }}{{ ['b', 'A'] | sort }}",
+            'web-1["A", "b"]',
+        ),
+        ("{{ ['a', 'A', 'b'] | unique | join('+') }}{{ data.Resources | last }}", "a+bweb-1"),
+        ("{{ data.Resources | map('upper') | join }}", "WEB-0WEB-1"),
+        ("{{ [data.Vm] | map(attribute='Name') | join }}", "web-0"),
+        ("{{ data.Resources | reject('eq', 'web-0') | join }}!", "web-1!"),
+        ("{{ 2.5 | round }} {{ 2.25 | round(1, 'ceil') }} {{ '7' | int }} {{ 'x' | int(3) }}", "2.0 2.3 7 3"),
+        ("{{ data.NoticeSeconds | default('?') }}{{ data.Nothing | default('?') }}", "900?"),
+        ("{{ data.PreviousStatus | default('none') }} {{ data.PreviousStatus is defined }}", "none false"),
+        ("-{{ data.Vm.Tags | tojson }}", '-{"team": "shop"}'),
+        ("{% for n, v in data.Vm.Tags | items %}{{ n }}={{ v }}{% endfor %}", "team=shop"),
+        (
+            "{{ 'no instant' | local_time }}, {{ data.NotBeforeUtc | local_time }}",
+            "no instant, 2026-01-02 03:19 UTC",
+        ),
+    ],
+)
+def test_texts_are_made_with_expressions_and_filters(text: str, shown: str) -> None:
+    assert render(text) == shown
+
+
+def test_what_came_from_outside_is_not_evaluated_again() -> None:
+    text = "{{ 1 + 1 }}{% for x in y %}{# c #}{{ self.__class__ }}"
+    assert render("-{{ data.Description }}", {"Description": text}) == "-" + text
+    assert render("{{ data.Description }}", {"Description": text}) == text
+
+
+def test_nobody_is_mentioned_and_nothing_is_linked_but_by_the_template_itself() -> None:
+    data = {"Description": "@channel <!here> <users/all> [press](https://evil.example)"}
+    safe = f"@{BREAK}channel <{BREAK}!here> <{BREAK}users/all> [press]{BREAK}(https://evil.example)"
+    assert render("@ops {{ data.Description }}", data) == f"@ops {safe}"
+    assert render("{{ data.Description }}", data) == safe
+    assert render("-{{ data }}", data) == f"-{json.dumps({'Description': safe}, ensure_ascii=False)}"
+    assert render("{{ data.Description | exact }}", data) == data["Description"]
+    assert render("-{{ data.Description | exact }}", data) == "-" + data["Description"]
+    assert render("{{ data }}", data) == data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ data.__init__ }}",
+        "{{ data['__class__'] }}",
+        "{{ data.items }}",
+        "{{ data.Resources.append }}",
+        "{{ data.Resources | map(attribute='__class__') | first }}",
+        "{{ notice.__class__ }}",
+        "{{ data.Nothing.__class__ }}",
+    ],
+)
+def test_a_template_sees_nothing_of_python(text: str) -> None:
+    assert render(text) is None
+
+
+def test_a_loop_shows_nothing_but_where_it_stands() -> None:
+    assert render("{% for r in data.Resources %}{{ loop.__class__ }}{% endfor %}") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% import 'x' as x %}{{ x }}",
+        "{% include 'x' %}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{{ data.get('x') }}",
+        "{{ 'x' * 1000000000 }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ '%1000000000d' % 5 }}",
+        "{{ data.Resources + 1 }}",
+    ],
+)
+def test_what_a_template_may_not_do_is_refused_at_the_start(text: str) -> None:
+    assert "template.text: fails for io.imdsbridge." in fault(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ data | attr('x') }}", "{{ 'x' | center(1000000000) }}", "{{ 'x' | indent(9) }}", "{{ 1 + }}"]
+)
+def test_a_filter_that_there_is_not_and_a_slip_are_refused_with_their_place(text: str) -> None:
+    assert refusal({"a": [{"text": f"one\n{text}"}]}).startswith("template.a[0].text, line 2: ")
+
+
+def test_long_texts_are_cut_with_a_sign_and_short_ones_stay_whole() -> None:
+    made = template({"a": "{{ data.A }}", "b": "{{ data.B }}", "c": "{{ data.C }}", "d": "constant"})
+    data = {"A": "short", "B": "€" * 100_000, "C": ["\x00" * 40_000, 1]}
+    written = received(made.write({**SCHEDULED, "data": data}, NOW))
+    assert (written["a"], written["d"], written["c"][1]) == ("short", "constant", 1)
+    assert written["b"].startswith("€€")
+    assert written["b"].endswith(CUT)
+
+
+def test_what_is_too_long_even_with_its_texts_cut_is_refused() -> None:
+    made = template({"all": "{{ data.Many }}"})
+    with pytest.raises(ValueError, match="more than 262144 bytes"):
+        made.write({**SCHEDULED, "data": {"Many": list(range(100_000))}}, NOW)
+
+
+def test_a_typo_is_found_at_the_start_and_told_with_what_comes_near() -> None:
+    assert fault("{{ data.EvntType }}") == (
+        "template.text: EvntType is in no event that this sink takes; did you mean EventType?"
+    )
+    assert "did you mean Name?" in fault("-{{ data.Vm['Nam'] }}")
+    assert "did you mean EventId?" in fault("{% for e in data.Document.Events %}{{ e.EventIdd }}{% endfor %}")
+    assert "did you mean title?" in fault("{{ notice.titel | upper }}")
+    assert "there are event, data, notice, now" in fault("{{ something.Vm }}")
+    assert "did you mean Resources?" in fault("{% for r in data.Resource %}{{ r }}{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ data.NewProperty | default('') }}",
+        "{{ data.NewProperty is defined }}",
+        "{% for event in data.Document.Events %}{{ event.EventId }}{% endfor %}{{ event.id }}",
+        "{{ data.Outcome }}{{ data.BlindSeconds }}{{ data.NoticeSeconds / 60 }}",
+    ],
+)
+def test_what_only_some_events_have_is_no_typo(text: str) -> None:
+    template({"text": text}).check(SAMPLES, NOW)
+
+
+def test_a_typo_is_judged_by_the_events_that_the_sink_takes() -> None:
+    made = template({"text": "{{ data.Outcome }}"})
+    with pytest.raises(ValueError, match=r"Outcome is in no event"):
+        made.check([SCHEDULED], NOW)
+
+
+def test_all_faults_of_the_start_are_told_together() -> None:
+    with pytest.raises(ValueError, match=r"^template\.") as caught:
+        template({"a": ["{{ data.X }}"], "b": {"c": "{{ data.Resources - 1 }}"}}).check(SAMPLES, NOW)
+    assert "template.a[0]: X " in str(caught.value)
+    assert "template.b.c: fails for io.imdsbridge.scheduledevent.scheduled.v1" in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", ["{{ data }}", 5])
+def test_what_is_no_template_is_refused(shape: Any) -> None:
+    assert "expected a table" in refusal(shape)
+
+
+def test_a_value_that_a_template_cannot_work_with_costs_only_its_own_text() -> None:
+    made = template({"text": "{{ data.DurationInSeconds + 1 }}", "who": "{{ data.Vm.Name }}"})
+    made.check(SAMPLES, NOW)
+    data = {"DurationInSeconds": "soon", "Vm": {"Name": "web-0"}}
+    assert made.write({**SCHEDULED, "data": data}, NOW) == {"text": FAILED, "who": "web-0"}
+
+
+steady = settings(
+    deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
+PRODUCT = str(73939133 * 1000003)
+HOSTILE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(st.characters(), max_size=60),
+    st.sampled_from(
+        [
+            "@here",
+            "<!channel>",
+            "{{ 73939133 * 1000003 }}",
+            '"},{"x":"',
+            "\ud800",
+            "\x00\u2028",
+            "NaN",
+            "9" * 5000,
+        ]
+    ),
+)
+VALUES = st.recursive(
+    HOSTILE,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["EventType", "Name", "Tags", "items", "__class__", "@all"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+NAMES = [
+    "EventType",
+    "EventStatus",
+    "Description",
+    "Resources",
+    "NotBeforeUtc",
+    "Vm",
+    "Events",
+    "NoticeSeconds",
+]
+SHAPE = {
+    "text": "{{ notice.title }}\n{{ data.EventType | upper }} {{ data.Description }} {{ data }} {{ event.subject }}"
+    "{% for r in data.Resources %}{{ loop.index }}. {{ r }}{{ r.Name }}{% endfor %}"
+    "{% if data.Vm.Name == 'web-0' %}this{% endif %} {{ data.NotBeforeUtc | local_time }}",
+    "filters": "{{ data.Resources | sort | unique | join(', ') | truncate(40) }} {{ data.Resources | first | title }}"
+    "{{ data.NoticeSeconds | int }} {{ data.NoticeSeconds | round(1) }} {{ data.Vm | tojson | replace('@', '!') }}"
+    "{{ data.Resources | map('lower') | list | length }} {{ data.Vm | items | map('last') | reverse | join }}",
+    "value": [
+        "{{ data.Description }}",
+        {"data": "{{ data.Resources | first }}", "n": "{{ data.NoticeSeconds }}"},
+    ],
+}
+
+
+@steady
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES) | VALUES, VALUES, st.sampled_from(SAMPLES))
+def test_whatever_an_event_holds_the_json_is_whole_and_mentions_nobody(
+    data: Any, subject: Any, sample: dict[str, Any]
+) -> None:
+    event = {**sample, "data": data, "subject": subject}
+    written = received(FUZZED.write(event, NOW))
+    assert list(written) == list(SHAPE)
+    for text in (written["text"], written["filters"], written["value"][0]):
+        assert PRODUCT not in str(text)
+        assert not isinstance(text, str) or not re.search(f"[@<](?!{BREAK})", text)
+
+
+FUZZED = template(SHAPE, time_zone="Asia/Kathmandu")
+
+
+@steady
+@given(st.text(st.sampled_from("{}%#|.()[]'\" \ndatasetifforin0_1"), max_size=40))
+def test_any_text_is_either_a_template_or_refused_with_its_place(text: str) -> None:
+    try:
+        made = template({"text": text})
+        made.check(SAMPLES[:1], NOW)
+    except ValueError as error:
+        assert str(error).startswith("template.text")  # noqa: PT017 - both outcomes are right
+    else:
+        received(made.write(SCHEDULED, NOW + timedelta(seconds=1)))
+
+
+def test_an_inline_table_does_too() -> None:
+    shape = tomllib.loads('template = { text = "{{ data.EventType }}", mrkdwn = true }')["template"]
+    assert template(shape).write(SCHEDULED, NOW) == {"text": "Reboot", "mrkdwn": True}
