@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64decode
 from urllib.parse import quote
 
 from bridge.model import CloudEvent, Json, iso_utc
@@ -12,6 +14,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 BATCH_CONTENT_TYPE = "application/cloudevents-batch+json; charset=utf-8"
+_IS_JSON = re.compile(r"[\w.-]+/([\w.-]+\+)?json\b", re.IGNORECASE)
 # HTTP binding, "Header values": printable ASCII stays but for the quote and the percent sign.
 _HEADER_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
 
@@ -38,11 +41,24 @@ def structured(event: CloudEvent) -> bytes:
 
 
 def binary(envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
-    """Split a structured event into `ce-` headers and the data as the body."""
+    """Split a structured event into `ce-` headers and the data as the body.
+
+    Events that a relay takes off a bus may have no data, bytes, or data that is no JSON.
+    """
+    content_type = str(envelope.get("datacontenttype") or "application/json")
     headers = {
-        f"ce-{name}": quote(value if isinstance(value, str) else json.dumps(value), safe=_HEADER_SAFE)
+        f"ce-{name}": quote(
+            value if isinstance(value, str) else json.dumps(value), safe=_HEADER_SAFE, errors="replace"
+        )
         for name, value in envelope.items()
-        if name not in ("data", "datacontenttype")
+        if name not in ("data", "data_base64", "datacontenttype") and value is not None
     }
-    headers["Content-Type"] = envelope["datacontenttype"]
-    return headers, _encode(envelope["data"]).encode("ascii")
+    headers["Content-Type"] = content_type
+    if "data_base64" in envelope:
+        return headers, b64decode(envelope["data_base64"])
+    if "data" not in envelope:
+        return headers, b""
+    data = envelope["data"]
+    if isinstance(data, str) and not _IS_JSON.match(content_type):
+        return headers, data.encode("utf-8", "replace")
+    return headers, _encode(data).encode("ascii")

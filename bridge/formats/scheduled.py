@@ -138,7 +138,7 @@ def _lasts(reading: Reading) -> str:
 
 
 def _about(reading: Reading, moment: Moment) -> Iterator[Fact]:
-    if reading.count:
+    if reading.count and not _releases_many(reading):  # which names them all
         label = "VM" if reading.count == 1 else f"{reading.count} VMs"
         yield moment.fact(label, reading.vms(_VMS_LENGTH))
     if source := reading.get("EventSource"):
@@ -162,8 +162,13 @@ def _approval(reading: Reading, moment: Moment) -> Iterator[Fact]:
         yield moment.fact("Approve", "with imds-bridge approve on the VM, which lists what is scheduled")
     if reading.event_type.lower() == "terminate":
         yield moment.fact("Approval", "only the VM itself can approve its own deletion")
-    elif reading.count > 1:
-        yield moment.fact("Approval releases", f"all of {reading.vms(_RELEASES_LENGTH)}")
+    elif _releases_many(reading):
+        yield moment.fact("Approval releases", f"all {reading.count} VMs: {reading.vms(_RELEASES_LENGTH)}")
+
+
+def _releases_many(reading: Reading) -> bool:
+    can_be_approved = reading.status == SCHEDULED and reading.event_type.lower() != "terminate"
+    return can_be_approved and reading.count > 1
 
 
 def _advice(reading: Reading, moment: Moment) -> str:

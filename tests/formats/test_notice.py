@@ -138,7 +138,7 @@ def test_how_to_approve_and_what_that_releases_is_said() -> None:
     assert said.command == (
         "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
     )
-    assert facts(said)["Approval releases"] == "all of web-0, web-1"
+    assert facts(said)["Approval releases"] == "all 2 VMs: web-0, web-1"
     assert facts(said)["Starts"] == "by itself in 15 min, at 14:18 CET"
 
 
