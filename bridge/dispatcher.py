@@ -42,7 +42,15 @@ class Dispatcher:
     """Delivers to one sink. `run` is for a thread of its own; the rest may be called from any thread."""
 
     def __init__(
-        self, name: str, sink: Sink, *, wanted: Filter, max_age_seconds: float, outbox: Outbox, clock: Clock
+        self,
+        name: str,
+        sink: Sink,
+        *,
+        wanted: Filter,
+        max_age_seconds: float,
+        outbox: Outbox,
+        clock: Clock,
+        max_per_second: float | None = None,
     ) -> None:
         self.name = name
         self._sink = sink
@@ -50,6 +58,8 @@ class Dispatcher:
         self._max_age_seconds = max_age_seconds
         self._outbox = outbox
         self._clock = clock
+        self._apart_seconds = 1 / max_per_second if max_per_second else 0.0
+        self._send_at = -math.inf
         self._health = _Health()
         self._page: list[StoredEvent] = []
         self._generation = -1
@@ -108,7 +118,7 @@ class Dispatcher:
             return NOTHING_WAITS if wait_seconds is None else wait_seconds
         passed, batch, expired = self._next_batch()
         if batch:
-            return self._deliver(passed, batch)
+            return self._early_seconds() or self._deliver(passed, batch)
         self._done(passed)
         if expired:
             self._bury(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
@@ -134,9 +144,17 @@ class Dispatcher:
                 break
         return passed, batch, None
 
+    def _early_seconds(self) -> float:
+        """Return how long to wait before the rate limit lets something be sent."""
+        return max(0.0, self._send_at - self._clock.monotonic())
+
+    def _send(self, events: Sequence[StoredEvent]) -> None:
+        self._send_at = self._clock.monotonic() + self._apart_seconds
+        self._sink.send(events)
+
     def _deliver(self, passed: list[StoredEvent], batch: list[StoredEvent]) -> float | None:
         try:
-            self._sink.send(batch)
+            self._send(batch)
         except DeliveryError as error:
             delivered = batch[: error.delivered]
             if delivered:
@@ -170,10 +188,12 @@ class Dispatcher:
         )
 
     def _retry_dead_letters(self) -> float | None:
-        """Send again what an operator asked for; return how long to wait after a failure, else None."""
+        """Send again what an operator asked for; return how long to wait before the rest, else None."""
         for number, event in self._outbox.retries(self.name, PAGE_EVENTS):
+            if early_seconds := self._early_seconds():
+                return early_seconds
             try:
-                self._sink.send([event])
+                self._send([event])
             except Rejected as error:
                 self._note_rejection(event, error)
                 self._outbox.settle_retry(number, detail=str(error))

@@ -155,6 +155,23 @@ def test_a_number_or_a_truth_value_in_a_header_is_spelled_as_in_json() -> None:
     assert (headers["ce-a"], headers["ce-b"]) == ("true", "5")
 
 
+@pytest.mark.parametrize(
+    ("rest", "content_type", "body"),
+    [
+        ({}, "application/json", b""),
+        ({"data_base64": "AAH/"}, "application/json", b"\x00\x01\xff"),
+        ({"datacontenttype": "text/plain", "data": "\u00fcber"}, "text/plain", "\u00fcber".encode()),
+        ({"datacontenttype": "application/x+json", "data": "a"}, "application/x+json", b'"a"'),
+        ({"datacontenttype": None, "data": [1], "subject": None}, "application/json", b"[1]"),
+    ],
+)
+def test_any_event_that_a_relay_may_meet_has_a_binary_form(
+    rest: dict[str, Any], content_type: str, body: bytes
+) -> None:
+    headers, written = binary({"id": "1", **rest})
+    assert (headers, written) == ({"ce-id": "1", "Content-Type": content_type}, body)
+
+
 # The judge itself, for a schema that takes everything shows nothing.
 
 

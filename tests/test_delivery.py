@@ -150,7 +150,7 @@ def test_a_receiver_that_cannot_now_is_asked_again(status: int) -> None:
     assert webhook_error(status) is Unavailable
 
 
-@pytest.mark.parametrize("status", [400, 413, 415, 422])
+@pytest.mark.parametrize("status", [400, 413, 422, 431])
 def test_a_receiver_that_refuses_the_event_itself_is_not_asked_again(status: int) -> None:
     assert webhook_error(status) is Rejected
 
@@ -160,7 +160,7 @@ def test_a_receiver_that_is_gone_wants_nothing_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "status", [300, 301, 302, 304, 307, 308, 401, 403, 404, 405, 407, 409, 411, 418, 451]
+    "status", [300, 301, 302, 304, 307, 308, 401, 403, 404, 405, 407, 409, 411, 415, 418, 451]
 )
 def test_a_redirect_or_any_other_4xx_means_a_wrong_address_or_credentials(status: int) -> None:
     assert webhook_error(status) is Misconfigured

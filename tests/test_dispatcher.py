@@ -29,13 +29,21 @@ MAX_AGE_SECONDS = 100.0
 class Rig:
     """An outbox with one sink called "a" and the dispatcher between them, on a clock that is moved."""
 
-    def __init__(self, path: Path, sink: MemorySink, wanted: Filter) -> None:
+    def __init__(
+        self, path: Path, sink: MemorySink, wanted: Filter, max_per_second: float | None = None
+    ) -> None:
         self.clock = MovedClock()
         self.folder = StateFolder(path)
         self.sink = sink
         self.outbox = open_outbox(path, sinks={"a": (wanted, True)}, clock=self.clock)
         self.dispatcher = Dispatcher(
-            "a", sink, wanted=wanted, max_age_seconds=MAX_AGE_SECONDS, outbox=self.outbox, clock=self.clock
+            "a",
+            sink,
+            wanted=wanted,
+            max_age_seconds=MAX_AGE_SECONDS,
+            outbox=self.outbox,
+            clock=self.clock,
+            max_per_second=max_per_second,
         )
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 
@@ -64,10 +72,15 @@ Make = Callable[..., Rig]
 def make(tmp_path: Path) -> Iterator[Make]:
     rigs: list[Rig] = []
 
-    def build(*failures: DeliveryError, max_batch: int = 1, wanted: Filter | None = None) -> Rig:
+    def build(
+        *failures: DeliveryError,
+        max_batch: int = 1,
+        wanted: Filter | None = None,
+        max_per_second: float | None = None,
+    ) -> Rig:
         sink = MemorySink(max_batch=max_batch)
         sink.failures.extend(failures)
-        rigs.append(Rig(tmp_path / str(len(rigs)), sink, wanted or Filter()))
+        rigs.append(Rig(tmp_path / str(len(rigs)), sink, wanted or Filter(), max_per_second))
         return rigs[-1]
 
     yield build
@@ -401,3 +414,56 @@ def test_a_wait_ends_when_the_process_is_about_to_stop(make: Make) -> None:
     rig.dispatcher.finish()
     rig.thread.join(LIMIT_SECONDS)
     assert not rig.thread.is_alive()
+
+
+# --- how fast ---
+
+
+@pytest.fixture
+def moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig], list[float]]:
+    """Let each wait move the rig's clock instead of lasting; return how long each was."""
+
+    def prepare(rig: Rig) -> list[float]:
+        noted: list[float] = []
+
+        def wait(_: Stop, seconds: float | None) -> bool:
+            noted.append(seconds or 0.0)
+            rig.clock.pass_seconds(seconds or 0.0)
+            return False
+
+        monkeypatch.setattr(Stop, "wait", wait)
+        monkeypatch.setattr(module, "LAST_RETRY_SECONDS", float("inf"))
+        return noted
+
+    return prepare
+
+
+def test_a_rate_limit_lets_time_pass_between_sendings_but_not_before_the_first(
+    make: Make, moving: Callable[[Rig], list[float]]
+) -> None:
+    rig = make(max_per_second=4)
+    waits = moving(rig)
+    rig.commit("1", "2", "3")
+    rig.run_to_the_end()
+    assert rig.received() == ["1", "2", "3"]
+    assert waits == pytest.approx([0.25, 0.25])
+
+
+def test_a_rate_limit_counts_a_batch_as_one(make: Make, moving: Callable[[Rig], list[float]]) -> None:
+    rig = make(max_batch=2, max_per_second=4)
+    waits = moving(rig)
+    rig.commit("1", "2", "3")
+    rig.run_to_the_end()
+    assert rig.received() == ["1", "2", "3"]
+    assert waits == pytest.approx([0.25])
+
+
+def test_dead_letters_that_are_sent_again_keep_to_the_rate_limit(
+    make: Make, moving: Callable[[Rig], list[float]]
+) -> None:
+    rig = make(max_per_second=4)
+    waits = moving(rig)
+    with dead_letters(rig, "1", "2", "3"):
+        waits.clear()
+    wait_until(lambda: rig.received() == ["1", "2", "3"])
+    assert sum(waits) >= 0.5 - 1e-9

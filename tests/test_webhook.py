@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -12,48 +16,31 @@ from typing import Any
 
 import pytest
 
-from bridge.config import Config, WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.http import USER_AGENT
 from bridge.lab.inbox import Inbox
-from bridge.loading import load
-from bridge.sinks.webhook import EXCERPT_CHARACTERS, WebhookSink
+from bridge.logs import redact
+from bridge.samples import samples
+from bridge.sinks.posting import EXCERPT_CHARACTERS, hide_url
 from tests.support import (
     LIMIT_SECONDS,
+    SLACK_SECONDS,
     RawServer,
     answering,
     dripping,
     self_signed,
     silent,
     stored_event,
-    toml,
 )
+from tests.support_webhook import EVENT, ROUTING_KEY, failure, sink
 
 TOKEN = "secret-token"  # noqa: S105 - nobody's
-EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
 
 
 @pytest.fixture
 def inbox() -> Iterator[Inbox]:
     with Inbox(strict=True) as started:
         yield started
-
-
-def sink(tmp_path: Path, url: str, **settings: Any) -> WebhookSink:
-    """Build the sink as the command does: from a file."""
-    file = tmp_path / "config.toml"
-    given = {"kind": "webhook", **({} if "url_file" in settings else {"url": url}), **settings}
-    file.write_text(toml({"sinks": {"ops": given}}))
-    loaded: Config = load(file, {})
-    (built,) = loaded.sinks.values()
-    assert isinstance(built, WebhookSettings)
-    return WebhookSink(built)
-
-
-def failure(sink: WebhookSink) -> DeliveryError:
-    with pytest.raises(DeliveryError) as raised:
-        sink.send([EVENT])
-    return raised.value
 
 
 # --- what it sends ---
@@ -123,9 +110,12 @@ def test_every_2xx_is_success(inbox: Inbox, tmp_path: Path, status: int) -> None
     ("status", "kind"),
     [
         *((status, Unavailable) for status in (408, 425, 429, 500, 501, 502, 503, 504, 507, 599)),
-        *((status, Rejected) for status in (400, 413, 415, 422)),
+        *((status, Rejected) for status in (400, 413, 422, 431)),
         (410, Gone),
-        *((status, Misconfigured) for status in (401, 402, 403, 404, 405, 406, 409, 411, 418, 421, 451, 499)),
+        *(
+            (status, Misconfigured)
+            for status in (401, 402, 403, 404, 405, 406, 409, 411, 415, 418, 421, 451, 499)
+        ),
         *((status, Misconfigured) for status in (300, 301, 302, 303, 304, 307, 308)),
     ],
 )
@@ -153,6 +143,22 @@ def test_retry_after_is_taken_over_in_seconds_and_as_a_date(
     assert 20 < seconds <= 40
     inbox.fault(status, retry_after=10**9)
     assert failure(target).retry_after_seconds == 3600
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_refusal_tells_that_the_clock_may_be_the_reason(tmp_path: Path, minutes: int) -> None:
+    date = format_datetime(datetime.now(UTC) - timedelta(minutes=minutes), usegmt=True)
+    head = f"HTTP/1.1 401 Unauthorized\r\nDate: {date}\r\nContent-Length: 5\r\n\r\nstale"
+    with RawServer(answering(head.encode())) as server:
+        text = str(failure(sink(tmp_path, server.url)))
+    told = re.fullmatch(r".* answered 401: stale \(this VM's clock is ([+-]\d+) s off the receiver's\)", text)
+    assert told, text
+    assert 0 <= int(told[1]) - 60 * minutes <= SLACK_SECONDS
+
+
+def test_a_clock_that_is_right_is_not_mentioned(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(401)
+    assert "clock" not in str(failure(sink(tmp_path, inbox.url)))
 
 
 def test_no_redirect_is_followed(inbox: Inbox, tmp_path: Path) -> None:
@@ -252,6 +258,131 @@ def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, tmp_p
     for status in (400, 401, 410, 500):
         inbox.fault(status, body=json.dumps({"headers": repeated}))
         assert "secret" not in str(failure(target))
+
+
+def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
+    hide_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
+    for told in (
+        "/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1",
+        "T012345678901234567",
+        "abc%2Bdef%3D%3Dghijklmn",
+        "abc+def==ghijklmn",
+        "user:p%40ss-w0rd",
+        "p@ss-w0rd",
+        "code=abc+def==ghijklmn&v=1",
+    ):
+        assert redact(f"<{told}>") == "<***>"
+    assert redact("hooks on the host, v=1") == "hooks on the host, v=1"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"mode": "structured"},
+        {"mode": "binary"},
+        {"mode": "batch"},
+        {"format": "teams"},
+        {"format": "slack"},
+        {"format": "pagerduty"},
+        {"format": "template"},
+    ],
+    ids=lambda form: next(iter(form.values())),
+)
+def test_what_would_be_sent_is_shown_without_any_secret(
+    inbox: Inbox, tmp_path: Path, form: dict[str, str]
+) -> None:
+    signing_secret = "whsec_" + "QUJD" * 8
+    target = sink(
+        tmp_path,
+        f"{inbox.base_url}/secret-path?sig=secret-query",
+        **form,
+        headers={"X-Key": "s3cr", "X-Long": "secret-header"},
+        bearer_token=TOKEN,
+        signing_secret=signing_secret,
+        proxy="http://user:secret-proxy@127.0.0.1:9",
+    )
+    (event, *_) = (one for one in samples(datetime.now(UTC)) if "scheduledevent" in one.type)
+    shown = target.show(event)
+    text = "\n".join(shown.head) + shown.body.decode()
+    assert shown.head[0] == f"POST {inbox.base_url}/..."
+    for name in ("X-Key", "X-Long", "Authorization"):
+        assert f"{name}: ***" in shown.head
+    for secret in ("s3cr", "secret", signing_secret, ROUTING_KEY, "user"):
+        assert secret not in text
+    assert inbox.received == []
+
+
+# --- what cannot be shown ---
+
+
+class Faulty:
+    """A format that fails, or returns what JSON does not know."""
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def write(self, *_: object) -> Any:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ValueError("no \ud800 way\n\x1b[31m"),
+        KeyError("data"),
+        RecursionError(),
+        ZeroDivisionError(),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"),
+        pytest.param(object(), id="no-json"),
+        math.nan,
+        {"text": {1, 2}},
+    ],
+    ids=repr,
+)
+def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_raises(
+    inbox: Inbox, tmp_path: Path, outcome: Any
+) -> None:
+    target = sink(tmp_path, inbox.url, format="slack")
+    target._format = Faulty(outcome)
+    error = failure(target)
+    assert type(error) is Rejected
+    assert str(error).startswith("the event cannot be shown as slack: ")
+    assert str(error).isprintable()
+    str(error).encode()
+    with pytest.raises(Rejected):
+        target.show(EVENT)
+    assert inbox.received == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"subject": "half \ud800"}, {"data": None}, {"datacontenttype": None}], ids=str
+)
+def test_an_event_that_binary_mode_cannot_carry_is_rejected_and_blocks_nothing(
+    inbox: Inbox, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    envelope = {name: value for name, value in {**EVENT.envelope, **change}.items() if value is not None}
+    event = replace(EVENT, body=json.dumps(envelope).encode())
+    target = sink(tmp_path, inbox.url, mode="binary")
+    with suppress(Rejected):  # it may become able to carry some
+        target.send([event])
+    target.send([EVENT])
+    assert EVENT.envelope in inbox.events()
+
+
+def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox, tmp_path: Path) -> None:
+    events = list(samples(datetime.now(UTC)))
+    for format_ in ("teams", "slack", "template"):
+        sink(tmp_path, inbox.url, format=format_).check_format(events)
+    with pytest.raises(ValueError, match="PagerDuty"):
+        sink(tmp_path, inbox.url, format="pagerduty").check_format(events)
+    with pytest.raises(ValueError, match="NoSuchName"):
+        sink(tmp_path, inbox.url, format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(
+            events
+        )
+    sink(tmp_path, inbox.url).check_format(events)
+    assert inbox.received == []
 
 
 # --- check ---

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.model import StoredEvent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What a sink sends for an event, for a person to read: lines above the body, secrets shown as ***."""
+
+    head: tuple[str, ...]
+    body: bytes
 
 
 class Sink(Protocol):
@@ -45,6 +54,13 @@ class Sink(Protocol):
 
         Raises:
             DeliveryError: it does not work; the text says why.
+        """
+
+    def show(self, event: StoredEvent) -> Request:
+        """Return what `send` would hand over for an event; nothing is sent.
+
+        Raises:
+            Rejected: the event cannot be sent in this form.
         """
 
     def close(self) -> None:

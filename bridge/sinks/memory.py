@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from bridge.delivery import RETRY_LIMIT_SECONDS
 from bridge.errors import DeliveryError
 from bridge.model import StoredEvent
+from bridge.sinks.base import Request
 
 
 class MemorySink:
@@ -55,6 +56,10 @@ class MemorySink:
     def check(self) -> str:
         """Tell how much came."""
         return f"{len(self.received)} events"
+
+    def show(self, event: StoredEvent) -> Request:
+        """Show the event."""
+        return Request(head=(), body=event.body)
 
     def close(self) -> None:
         """Remember the call."""

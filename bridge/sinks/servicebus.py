@@ -27,6 +27,7 @@ from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.model import StoredEvent, names, resource_group_of
 from bridge.runtime import Clock, Worker
+from bridge.sinks.base import Request
 
 T = TypeVar("T")
 
@@ -90,6 +91,26 @@ class ServiceBusSink:
         self._drop()
         self._open()
         return f"{self._place} lets us send"
+
+    def show(self, event: StoredEvent) -> Request:
+        """Show the message for an event."""
+        messages, fault = _messages([event], self._settings.session)
+        if fault:
+            raise fault
+        message = messages[0]
+        broker: dict[Any, Any] = {
+            "to": self._place,
+            "content_type": message.content_type,
+            "message_id": message.message_id,
+            "subject": message.subject,
+            "correlation_id": message.correlation_id,
+            "session_id": message.session_id,
+        }
+        named = {**broker, **(message.application_properties or {})}
+        return Request(
+            head=tuple(f"{name}: {value}" for name, value in named.items() if value is not None),
+            body=event.body,
+        )
 
     def close(self) -> None:
         """Give up the connection."""

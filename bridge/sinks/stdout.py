@@ -10,6 +10,7 @@ from bridge.config import StdoutSettings
 from bridge.delivery import RETRY_LIMIT_SECONDS
 from bridge.errors import Unavailable
 from bridge.model import StoredEvent
+from bridge.sinks.base import Request
 
 
 class StdoutSink:
@@ -52,6 +53,10 @@ class StdoutSink:
         except OSError as error:
             raise Unavailable(f"standard output cannot be written: {error.strerror or error}") from error
         return "standard output is open"
+
+    def show(self, event: StoredEvent) -> Request:
+        """Show the line."""
+        return Request(head=(), body=event.body)
 
     def close(self) -> None:
         """Leave the output to the process."""

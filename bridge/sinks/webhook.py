@@ -1,126 +1,176 @@
-"""POST each event to a URL, as CloudEvents over HTTP in structured or binary mode."""
+"""POST events to a URL: as CloudEvents over HTTP, or in a format for people."""
 
 from __future__ import annotations
 
+import json
 import logging
-import re
 import socket
 from collections.abc import Sequence
-from urllib.parse import unquote_plus, urlsplit
+from importlib import import_module
+from uuid import uuid5
 
-from bridge.checks import check_token, check_url, parse_headers
+from bridge.checks import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.config import WebhookSettings
-from bridge.delivery import RETRY_AFTER_LIMIT_SECONDS, RETRY_LIMIT_SECONDS, webhook_error
-from bridge.errors import HttpFailure, Misconfigured, Unavailable
+from bridge.delivery import RETRY_LIMIT_SECONDS, webhook_error
+from bridge.errors import Misconfigured, Rejected, Unavailable
+from bridge.events import NAMESPACE
 from bridge.formats import cloudevents
-from bridge.http import Answer, HttpClient, origin, retry_after_seconds
-from bridge.logs import hide, redact
-from bridge.model import StoredEvent
+from bridge.formats.base import CheckedFormat, Format
+from bridge.http import origin
+from bridge.logs import hide
+from bridge.model import Json, StoredEvent
+from bridge.runtime import Clock
+from bridge.signing import sign
+from bridge.sinks.base import Request
+from bridge.sinks.posting import Poster, excerpt, hide_url, join, post_batches, refusal, shown
 
 log = logging.getLogger(__name__)
 
+MAX_BATCH_EVENTS = 100
+MAX_BATCH_BYTES = 1_000_000
+
 _DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})  # others may only mean that OPTIONS is not known
 
-MAX_ANSWER_BYTES = 64 * 1024
-EXCERPT_CHARACTERS = 500
-LONG_WORD = 16  # in a URL; shorter ones may be settings, or words that logs need
+# Where each format for people is; imported only when the configuration has one.
+_FORMATS = {
+    "pagerduty": ("bridge.formats.pagerduty", "PagerDuty"),
+    "slack": ("bridge.formats.slack", "Slack"),
+    "teams": ("bridge.formats.teams", "Teams"),
+    "template": ("bridge.formats.template", "Template"),
+}
 
 
 class WebhookSink:
-    """A URL that takes CloudEvents; every `send` is one request."""
+    """A URL that takes events, one in each request but for `mode = "batch"`."""
 
-    max_batch = 1
     retry_limit_seconds = RETRY_LIMIT_SECONDS
 
-    def __init__(self, settings: WebhookSettings) -> None:
+    def __init__(self, settings: WebhookSettings, *, clock: Clock | None = None) -> None:
+        """Prepare to send.
+
+        Raises:
+            ValueError: the template is faulty.
+        """
         self._settings = settings
-        self._http = HttpClient()
+        self._clock = clock or Clock()
+        self.max_batch = MAX_BATCH_EVENTS if settings.mode == "batch" else 1
+        self._poster = Poster(settings)
         self._url = ""
         self._headers: dict[str, str] = {}
-        self.reload()
+        self._signing_secrets: list[str] = []
+        self._format: Format | None = None
+        self._read_secrets()
 
     def rest(self) -> None:
         """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
-        """Read URL, token and headers from their files again."""
-        settings = self._settings
+        """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
         try:
-            url = check_url(settings.url.read(), allow_http=settings.allow_http)
-            headers = parse_headers(settings.headers.read()) if settings.headers else {}
-            token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
+            self._read_secrets()
         except (OSError, ValueError) as error:
             log.warning("a secret file cannot be used; the old value stays: %s", error)
-            return
-        for secret in (*_secrets_of(url), *headers.values(), token):
-            hide(secret)
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        self._url, self._headers = url, headers
+        self._poster.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """POST the one event."""
-        (event,) = events
-        if self._settings.mode == "binary":
-            headers, body = cloudevents.binary(event.envelope)
-        else:
-            headers, body = {"Content-Type": cloudevents.CONTENT_TYPE}, event.body
-        answer = self._exchange(
-            "POST", {"WebHook-Request-Origin": _origin(), **headers, **self._headers}, body
-        )
-        if error := webhook_error(answer.status):
-            raise error(
-                f"{origin(self._url)} answered {answer.status}{_excerpt(answer.body)}",
-                status=answer.status,
-                retry_after_seconds=retry_after_seconds(
-                    answer.headers, limit_seconds=RETRY_AFTER_LIMIT_SECONDS
-                ),
-            )
+        """POST the events, each by itself or as batches."""
+        post_batches(events, self._post, max_bytes=MAX_BATCH_BYTES)
+
+    def check_format(self, events: Sequence[StoredEvent]) -> None:
+        """Try the format on samples of the events that will come.
+
+        Raises:
+            ValueError: one cannot be shown, or the template names what no event has.
+        """
+        now = self._clock.now()
+        if isinstance(self._format, CheckedFormat):
+            self._format.check([event.envelope for event in events], now)
+        for event in events:
+            if self._format:
+                self._format.write(event.envelope, now)
 
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
-        answer = self._exchange("OPTIONS", {"WebHook-Request-Origin": _origin(), **self._headers}, None)
+        headers = {"WebHook-Request-Origin": _origin(), **self._headers}
+        answer = self._poster.exchange("OPTIONS", self._url, headers, None)
         found = f"{origin(self._url)} is reached, it answered {answer.status} to OPTIONS"
         if 300 <= answer.status < 400:  # noqa: PLR2004 - the redirects
             raise Misconfigured(f"{found}: redirects are not followed, give the final URL")
         if answer.status in (401, 403):
-            raise Misconfigured(f"{found}: look at the token or headers")
+            raise Misconfigured(f"{found}: look at the URL, the token and the headers")
         if answer.status in _DOWN:
             raise Unavailable(found)
         return found
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+    def show(self, event: StoredEvent) -> Request:
+        """Show the POST for an event."""
+        headers, body = self._write([event])
+        return shown("POST", self._url, {**headers, **dict.fromkeys(self._headers, "***")}, body)
 
-    def _exchange(self, method: str, headers: dict[str, str], body: bytes | None) -> Answer:
+    def close(self) -> None:
+        """Close the connections."""
+        self._poster.close()
+
+    def _read_secrets(self) -> None:
+        """Take all secrets as they stand now, or leave all as they were."""
+        settings = self._settings
+        url = check_url(settings.url.read(), allow_http=settings.allow_http)
+        headers = parse_headers(settings.headers.read()) if settings.headers else {}
+        token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
+        secrets = check_signing_secrets(settings.signing_secrets.read()) if settings.signing_secrets else []
+        key = check_token(settings.routing_key.read()) if settings.routing_key else ""
+        if settings.is_for_people:
+            module, name = _FORMATS[settings.format]
+            self._format = getattr(import_module(module), name)(settings)
+        hide_url(url)
+        for secret in (*headers.values(), token, *secrets, key):
+            hide(secret.removeprefix("whsec_"))  # it is known without, too
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._url, self._headers, self._signing_secrets = url, headers, secrets
+
+    def _post(self, events: Sequence[StoredEvent]) -> None:
+        headers, body = self._write(events)
+        answer = self._poster.exchange("POST", self._url, headers, body)
+        if error := webhook_error(answer.status, answer.body, self._settings.format):
+            raise refusal(error, self._url, answer)
+
+    def _write(self, events: Sequence[StoredEvent]) -> tuple[dict[str, str], bytes]:
+        """Return the headers and the body that carry the events."""
+        headers, body = self._encode(events)
+        if self._signing_secrets:
+            headers |= sign(self._signing_secrets, _message_id(events), self._clock.now(), body)
+        return {"WebHook-Request-Origin": _origin(), **headers, **self._headers}, body
+
+    def _encode(self, events: Sequence[StoredEvent]) -> tuple[dict[str, str], bytes]:
+        if self._settings.mode == "batch":
+            return {"Content-Type": cloudevents.BATCH_CONTENT_TYPE}, join(events)
+        (event,) = events
+        if self._settings.mode == "structured" and not self._format:
+            return {"Content-Type": cloudevents.CONTENT_TYPE}, event.body
         try:
-            request = self._http.prepare(method, self._url, headers=headers, body=body)
-            return self._http.send(
-                request,
-                timeout_seconds=self._settings.timeout_seconds,
-                max_body_bytes=MAX_ANSWER_BYTES,
-                truncate=True,
-            )
-        except HttpFailure as error:
-            kind = Misconfigured if error.permanent else Unavailable
-            raise kind(f"{origin(self._url)}: {error}") from error
+            return self._transform(event.envelope)
+        except Exception as error:  # whatever it is, it would be the same at each try
+            told = str(error) if isinstance(error, ValueError) else repr(error)
+            raise Rejected(
+                f"the event cannot be shown as {self._settings.format}{excerpt(told.encode(errors='replace'))}"
+            ) from error
+
+    def _transform(self, envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
+        if self._format:
+            message = self._format.write(envelope, self._clock.now())
+            body = json.dumps(message, separators=(",", ":"), allow_nan=False)
+            return {"Content-Type": "application/json"}, body.encode()
+        return cloudevents.binary(envelope)
+
+
+def _message_id(events: Sequence[StoredEvent]) -> str:
+    """Name a message by its event, or by all events of a batch: the same in every try."""
+    return (
+        events[0].id if len(events) == 1 else str(uuid5(NAMESPACE, "\n".join(event.id for event in events)))
+    )
 
 
 def _origin() -> str:
     """Say who sends, in what may stand in a header."""
     return socket.gethostname().encode("ascii", "replace").decode()
-
-
-def _secrets_of(url: str) -> list[str]:
-    """Name what a receiver may repeat of a URL: path, query, and what is long in them, spelled in any way."""
-    parts = urlsplit(url)
-    words = [word for word in re.split("[/?&=]", f"{parts.path}?{parts.query}") if len(word) >= LONG_WORD]
-    return [f"{parts.path}?{parts.query}", parts.path, parts.query, *words, *map(unquote_plus, words)]
-
-
-def _excerpt(body: bytes) -> str:
-    """Show the beginning of an answer on one line, without secrets that it may repeat and what moves a cursor."""
-    text = redact(body.decode("utf-8", errors="replace"))
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return f": {text[:EXCERPT_CHARACTERS]}" if text else ""
