@@ -16,11 +16,24 @@ _TOKEN_READ_SECONDS = 5.0
 def make_credential(settings: IdentitySettings) -> Any:
     """Make the credential that the settings ask for; it keeps its tokens and renews them in time."""
     quieten()
-    if settings.credential == "default":
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - 42 MiB that a key does not need
+    if settings.credential == "managed_identity":
+        return _managed_identity(settings)
+    from azure.identity import (  # noqa: PLC0415 - 42 MiB that a key does not need
+        ChainedTokenCredential,
+        DefaultAzureCredential,
+        EnvironmentCredential,
+    )
 
-        chosen = {"managed_identity_client_id": settings.client_id} if settings.client_id else {}
-        return DefaultAzureCredential(**chosen)
+    # The order of DefaultAzureCredential, which could not be told to ask IMDS without a proxy.
+    rest = DefaultAzureCredential(
+        exclude_environment_credential=True,
+        exclude_workload_identity_credential=True,
+        exclude_managed_identity_credential=True,
+    )
+    return ChainedTokenCredential(EnvironmentCredential(), _managed_identity(settings), rest)
+
+
+def _managed_identity(settings: IdentitySettings) -> Any:
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
 
     options: dict[str, Any] = {

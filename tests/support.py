@@ -15,8 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -29,6 +29,7 @@ from bridge.model import StoredEvent
 T = TypeVar("T")
 
 LIMIT_SECONDS = 30.0
+SLACK_SECONDS = 12.0  # what a busy machine may add to a duration that a test looks at
 COMMAND = [sys.executable, "-m", "bridge"]
 
 
@@ -216,10 +217,9 @@ class Stored:
 
 def read_outbox(state: Path) -> Stored:
     """Read a copy of the outbox in the folder `state`, so that nothing is changed, not even its log."""
+    files = [state / name for name in ("outbox.db-wal", "outbox.db")]
     with tempfile.TemporaryDirectory() as copy:
-        for name in ("outbox.db-wal", "outbox.db"):
-            if (state / name).exists():
-                shutil.copy(state / name, copy)
+        wait_until(lambda: _copy(files, Path(copy)), tell=lambda: f"{state} was never at rest")
         with closing(sqlite3.connect(Path(copy) / "outbox.db")) as database:
             ask = database.execute
             if not ask("PRAGMA user_version").fetchone()[0]:
@@ -230,6 +230,32 @@ def read_outbox(state: Path) -> Stored:
                 cursors=dict(ask("SELECT sink, seq FROM cursor").fetchall()),
                 dead=ask("SELECT sink, id, reason, detail FROM dead_letter ORDER BY number").fetchall(),
             )
+
+
+def _copy(files: Sequence[Path], place: Path) -> bool:
+    """Copy what is there; tell whether no process wrote to it meanwhile, so that the copies fit together."""
+
+    def looks() -> list[tuple[Path, int, int]]:
+        there = [(file, file.stat()) for file in files if file.exists()]
+        return [(file, seen.st_size, seen.st_mtime_ns) for file, seen in there]
+
+    try:
+        before = looks()
+        for file in files:
+            (place / file.name).unlink(missing_ok=True)
+        for file, *_ in before:
+            shutil.copy(file, place)
+        return looks() == before
+    except FileNotFoundError:  # the log goes when the process ends
+        return False
+
+
+@contextmanager
+def nobody_there() -> Iterator[str]:
+    """Give a URL at which every connection is refused, and which nobody else can take meanwhile."""
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 Serve = Callable[["RawServer", socket.socket], None]

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-INSTALL_SECONDS = 300
+INSTALL_SECONDS = 120
+INSTALL_TRIES = 3
 RUN_SECONDS = 90
 
 
@@ -55,11 +56,13 @@ def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) 
 
 def _install(npm: str, package: str, place: Path) -> None:
     command = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), package]
-    result = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-    )
-    if result.returncode:
-        _missing(f"npm could not install {package}: {result.stderr[-500:]}")
+    for _ in range(INSTALL_TRIES):  # the network may fail once
+        result = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        )
+        if result.returncode == 0:
+            return
+    _missing(f"npm could not install {package}: {result.stderr[-500:]}")
 
 
 def _missing(reason: str) -> NoReturn:

@@ -36,7 +36,7 @@ def entities(
 
 def settings(lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:
     """Return settings for the lab's queue, or for what `more` names."""
-    given = {"connection_string": lab.connection_string, "timeout_seconds": 2.0, **more}
+    given = {"connection_string": lab.connection_string, "timeout_seconds": 10.0, **more}
     if "topic" not in given:
         given.setdefault("queue", QUEUE)
     return ServiceBusSettings(kind="servicebus", **given)
@@ -51,7 +51,7 @@ def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: A
     """Return settings with a namespace for the lab, which has no TLS: only here the SDK is told so."""
     monkeypatch.setattr(bus, "ServiceBusClient", partial(ServiceBusClient, use_tls=False))
     return ServiceBusSettings(
-        kind="servicebus", namespace=f"127.0.0.1:{lab.port}", queue=QUEUE, timeout_seconds=2.0, **more
+        kind="servicebus", namespace=f"127.0.0.1:{lab.port}", queue=QUEUE, timeout_seconds=10.0, **more
     )
 
 
@@ -69,12 +69,14 @@ class MovedClock(Clock):
 class TokenEndpoint:
     """IMDS as far as it hands out tokens: not the real one, and nobody checks what it gives.
 
-    `answers` holds statuses (and seconds to wait before them) of the next requests; afterwards it gives TOKEN.
+    `answers` holds statuses (and seconds to wait before them) of the next requests; afterwards it gives `token`.
     """
 
     def __init__(self, *answers: tuple[int, float]) -> None:
         self.answers = list(answers)
         self.requests: list[str] = []
+        self.token = TOKEN
+        self.expires_in = 86400
         self.ended = False
         endpoint = self
 
@@ -85,8 +87,12 @@ class TokenEndpoint:
                 deadline = time.monotonic() + seconds
                 while time.monotonic() < deadline and not endpoint.ended:
                     time.sleep(0.01)
-                now = int(time.time())
-                token = {"access_token": TOKEN, "expires_in": "86400", "expires_on": str(now + 86400)}
+                expires_on = int(time.time()) + endpoint.expires_in
+                token = {
+                    "access_token": endpoint.token,
+                    "expires_in": str(endpoint.expires_in),
+                    "expires_on": str(expires_on),
+                }
                 body = json.dumps(
                     {**token, "token_type": "Bearer"}
                     if status == 200

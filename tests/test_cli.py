@@ -23,10 +23,31 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.memory import DeadLetter
 from bridge.state import StateFolder
-from tests.support import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
+from tests.support import (
+    COMMAND,
+    LIMIT_SECONDS,
+    environment,
+    nobody_there,
+    run,
+    toml,
+    wait_until,
+)
 from tests.support_outbox import OTHER_TYPE, event, open_outbox
 
 COMMANDS = ["forward", "check", "status", "outbox", "lab", "demo"]
+
+
+EVENT_TYPES_IN_ORDER = [
+    f"io.imdsbridge.{name}.v1"
+    for name in (
+        *(
+            f"scheduledevent.{kind}"
+            for kind in ("scheduled", "started", "updated", "completed", "canceled", "ended")
+        ),
+        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
+        *("approval.accepted", "approval.rejected", "approval.failed"),
+    )
+]
 
 
 @pytest.fixture
@@ -201,20 +222,19 @@ def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_mend(
 def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
-    with Inbox() as down:
-        down.close()
+    with nobody_there() as down:
         inbox.fault(401, method="OPTIONS")
         sinks(
             config,
             lab,
-            down={"kind": "webhook", "url": f"{down.url}?sig=topsecret"},
+            down={"kind": "webhook", "url": f"{down}/hook?sig=topsecret"},
             locked={"kind": "webhook", "url": inbox.url},
         )
         told = call("check", "--json", "--config", config)
     assert told.code == 3
     found = {row["part"]: row for row in told.json}
     assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
-    assert found["sink down"]["found"] == f"{down.base_url}: the connection failed: Connection refused"
+    assert found["sink down"]["found"] == f"{down}: the connection failed: Connection refused"
     assert found["sink down"]["mend"] == "events wait in the outbox until it is reached"
     assert found["sink locked"]["mend"] == "look at the settings of [sinks.locked] and its secrets"
     assert found["imds"]["result"] == "ok"
@@ -241,6 +261,131 @@ def test_a_check_finds_a_state_folder_that_cannot_be_used(
 
 
 # --- status ---
+
+
+def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(
+        config,
+        lab,
+        ops={"kind": "webhook", "url": inbox.url},
+        chat={"kind": "webhook", "format": "slack", "url": f"{inbox.base_url}/chat"},
+    )
+    told = call("check", "--send", "--config", config)
+    assert told.code == 0, told
+    assert told.out.count("it took a test message") == 2
+    event, message = (one.json() for one in inbox.accepted)
+    assert event["type"] == "io.imdsbridge.bridge.test.v1"
+    assert "test" in event["data"]["Message"]
+    assert "TEST" in message["text"]
+    assert "nothing is scheduled" in message["text"]
+
+
+def test_a_check_with_send_tells_of_a_sink_that_refuses_the_message(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    inbox.fault(422, body="no such field")
+    told = call("check", "--send", "--json", "--config", config)
+    assert told.code == 3
+    (row,) = [row for row in told.json if row["part"] == "sink ops"]
+    assert (row["result"], "no such field" in row["found"]) == ("FAIL", True)
+
+
+# --- render ---
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"kind": "stdout"},
+        {"kind": "webhook", "url": "https://example.org/hook/secret-part?sig=topsecret"},
+        {"kind": "webhook", "mode": "binary", "url": "https://example.org/hook"},
+        {"kind": "webhook", "mode": "batch", "url": "https://example.org/hook"},
+        {"kind": "webhook", "format": "teams", "url": "https://example.org/hook?sig=topsecret"},
+        {"kind": "webhook", "format": "slack", "url": "https://example.org/hook"},
+        {"kind": "webhook", "format": "pagerduty", "routing_key": "0123456789topsecret0123456789abcd"[:32]},
+        {
+            "kind": "webhook",
+            "format": "template",
+            "url": "https://example.org/",
+            "template": {"t": "{{ data }}"},
+        },
+        {"kind": "eventgrid", "endpoint": "https://example.org/api/events", "key": "topsecret"},
+        {
+            "kind": "servicebus",
+            "connection_string": "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=topsecret",
+            "topic": "events",
+        },
+    ],
+    ids=lambda sink: f"{sink['kind']}-{sink.get('format', sink.get('mode', ''))}",
+)
+def test_render_shows_every_type_of_event_as_it_is_sent_without_secrets(
+    call: Any, config: Path, lab: ImdsLab, sink: dict[str, Any]
+) -> None:
+    sinks(config, lab, it=sink)
+    told = call("render", "--config", config)
+    assert told.code == 0, told
+    headings = [line.split()[1].rstrip(":") for line in told.out.splitlines() if line.startswith("# ")]
+    assert headings == EVENT_TYPES_IN_ORDER
+    assert "topsecret" not in told.out
+    assert "secret-part" not in told.out
+    assert "dead-lettered" not in told.out
+
+
+def test_render_shows_the_very_bytes_and_lays_them_out_when_asked(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    sinks(config, lab, it={"kind": "stdout"})
+    arguments = ("render", "--type", "scheduledevent.started", "--config", config)
+    heading, body, *_ = call(*arguments).out.splitlines()
+    assert heading == "# io.imdsbridge.scheduledevent.started.v1"
+    laid_out = call(*arguments, "--indent").out.partition("\n")[2]
+    assert json.loads(body)["data"].keys() == json.loads(laid_out)["data"].keys()
+    assert laid_out.startswith('{\n  "specversion": "1.0",')
+
+
+def test_render_says_which_events_a_sink_leaves_out(call: Any, config: Path, lab: ImdsLab) -> None:
+    sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Freeze"}})
+    told = call("render", "--type", "scheduledevent.*", "--config", config)
+    assert told.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sink", "opps"], "given --sink opps, expected one of ops, it"),
+        ([], "given --sink nothing, expected one of ops, it"),
+        (["--sink", "ops", "--type", "scheduled"], "given --type scheduled, expected one of io.imdsbridge."),
+    ],
+)
+def test_render_of_what_there_is_not_exits_2_with_what_there_is(
+    call: Any, config: Path, lab: ImdsLab, arguments: list[str], said: str
+) -> None:
+    sinks(config, lab, ops={"kind": "stdout"}, it={"kind": "stdout"})
+    told = call("render", *arguments, "--config", config)
+    assert told.code == 2
+    assert said in told.err
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        ({"format": "template", "template": {"text": "{{ data.EvntType }}"}}, "did you mean EventType?"),
+        ({"format": "pagerduty", "routing_key": "x" * 32, "types": ["*"]}, "document.changed"),
+    ],
+)
+@pytest.mark.parametrize("command", ["forward", "check", "render"])
+def test_a_format_that_cannot_show_what_its_sink_takes_is_a_fault_of_the_configuration(
+    call: Any, config: Path, lab: ImdsLab, command: str, faulty: tuple[dict[str, Any], str]
+) -> None:
+    sink, said = faulty
+    sinks(config, lab, ops={"kind": "webhook", "url": "https://example.org/", **sink})
+    told = call(command, "--config", config)
+    assert told.code == 2
+    assert "sinks.ops: " in told.err
+    assert said in told.err
 
 
 def live_status(config: Path, **more: Any) -> StateFolder:
@@ -293,7 +438,7 @@ def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path)
     told = call("status", "--config", config)
     folder.release()
     assert told.code == 0
-    assert f"imds-bridge {__version__}, process {os.getpid()}, told 0 s ago" in told.out
+    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, told \d+ s ago", told.out)
     assert "Document 7:" in told.out
     assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", told.out)
     assert re.search(r"Freeze +Started +- +- +C7061BAC +-", told.out)
@@ -317,7 +462,7 @@ def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config:
     live_status(config, disk_trouble="no space").release()
     told = call("status", "--config", config)
     assert told.code == 3
-    assert told.out.startswith("NOT RUNNING: what follows is from 0 s ago")
+    assert re.match(r"NOT RUNNING: what follows is from \d+ s ago", told.out)
     assert "DISK  FAILS, events are kept in memory only: no space" in told.out
 
 

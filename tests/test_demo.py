@@ -8,7 +8,7 @@ import sys
 
 from bridge.lab.demo import Result
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 120
 
 
 def test_the_demonstration_tells_the_whole_story_and_ends_well() -> None:
@@ -23,7 +23,7 @@ def test_the_demonstration_tells_the_whole_story_and_ends_well() -> None:
     assert found
     assert found[1] == found[2]
     told = {line[9:].split()[0] for line in lines[:-1]}
-    assert told == {"STORY", "IMDS", "COUNTDOWN", "PUBLISHED", "ARRIVED", "APPROVE"}
+    assert told == {"STORY", "IMDS", "COUNTDOWN", "PUBLISHED", "ARRIVED", "CHAT", "APPROVE"}
 
 
 def test_whatever_is_missing_makes_the_last_line_a_failure() -> None:

@@ -28,6 +28,7 @@ from tests.support import (
     RawServer,
     answering,
     dripping,
+    nobody_there,
     self_signed,
     silent,
     stored_event,
@@ -185,11 +186,11 @@ def test_an_answer_that_is_no_text_is_shown_as_far_as_it_is(inbox: Inbox, tmp_pa
 # --- when no answer comes ---
 
 
-def test_a_receiver_that_is_not_there_may_take_it_later(inbox: Inbox, tmp_path: Path) -> None:
-    inbox.close()
-    error = failure(sink(tmp_path, inbox.url))
+def test_a_receiver_that_is_not_there_may_take_it_later(tmp_path: Path) -> None:
+    with nobody_there() as url:
+        error = failure(sink(tmp_path, url))
     assert type(error) is Unavailable
-    assert str(error) == f"{inbox.base_url}: the connection failed: Connection refused"
+    assert str(error) == f"{url}: the connection failed: Connection refused"
 
 
 @pytest.mark.parametrize("serve", [silent, dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")])
@@ -422,7 +423,6 @@ def test_a_check_finds_what_would_keep_events_away(
         sink(tmp_path, inbox.url).check()
 
 
-def test_a_check_of_a_receiver_that_is_not_there_says_so(inbox: Inbox, tmp_path: Path) -> None:
-    inbox.close()
-    with pytest.raises(Unavailable, match="Connection refused"):
-        sink(tmp_path, inbox.url, timeout_seconds=LIMIT_SECONDS).check()
+def test_a_check_of_a_receiver_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with nobody_there() as url, pytest.raises(Unavailable, match="Connection refused"):
+        sink(tmp_path, url, timeout_seconds=LIMIT_SECONDS).check()

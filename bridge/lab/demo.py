@@ -19,6 +19,7 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
@@ -35,6 +36,7 @@ ROLES = ("forward", "listen")
 BUS_FILE = Path(__file__).with_name("servicebus.json")
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
 SESSION = "lab.web-0"
+GRID_PATH, CHAT_PATH = "/from-event-grid", "/chat"
 SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - of the demonstration
 FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 - of nobody
 
@@ -82,8 +84,8 @@ def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="see it all work, on simulators",
-        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS and Service\n"
-        "Bus, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself, within\n"
+        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service Bus and\n"
+        "Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself, within\n"
         "40 seconds.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -118,6 +120,9 @@ class _Demo:
         with ExitStack() as stack:
             self._inbox = stack.enter_context(Inbox(strict=True))
             self._bus = stack.enter_context(ServiceBusLab(BUS_FILE))
+            self._readers = stack.enter_context(Inbox())  # a chat room, and a webhook that Event Grid pushes to
+            self._grid = stack.enter_context(EventGridLab())
+            self._grid.subscribe(f"{self._readers.base_url}{GRID_PATH}")
             self._imds = stack.enter_context(
                 ImdsLab(vms=scenario.vms, time_scale=scenario.time_scale, scale_set=scenario.scale_set)
             )
@@ -133,6 +138,7 @@ class _Demo:
                 exit_codes = [_end(process) for process in processes]
                 if self._approver:
                     self._approver.join(STOP_SECONDS)
+                self._wait_for_event_grid()
             return self._judge(exit_codes)
 
     def _write_config(self) -> None:
@@ -152,6 +158,17 @@ url = "{self._inbox.url}"
 kind = "servicebus"
 connection_string = "{self._bus.connection_string}"
 topic = "{TOPIC}"
+
+[sinks.grid]
+kind = "eventgrid"
+endpoint = "{self._grid.custom_endpoint}"
+key = "{self._grid.keys[0]}"
+
+[sinks.chat]
+kind = "webhook"
+format = "slack"
+url = "{self._readers.base_url}{CHAT_PATH}"
+time_zone = "UTC"
 
 [approvals]
 connection_string = "{self._bus.connection_string}"
@@ -182,7 +199,7 @@ allow = [{{ event_source = ["User"] }}]
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         stop = threading.Event()
-        watcher = Watcher(self._imds, self._states, self._inbox, self._tell)
+        watcher = Watcher(self._imds, self._states, self._inbox, self._chat, self._tell)
         thread = threading.Thread(target=watcher.run, args=(stop,))
         thread.start()
         try:
@@ -196,6 +213,15 @@ allow = [{{ event_source = ["User"] }}]
         if step.arguments.get("event") == "reboot":
             self._approver = threading.Thread(target=self._approve, daemon=True)
             self._approver.start()
+
+    def _chat(self) -> list[str]:
+        """Return the first line of each message in the chat room."""
+        posted = [one for one in self._readers.accepted if one.path == CHAT_PATH]
+        return [one.json()["text"].partition("\n")[0] for one in posted]
+
+    def _pushed(self) -> set[str]:
+        """Return the ids of the events that Event Grid pushed to its webhook."""
+        return {one.json()["id"] for one in self._readers.accepted if one.path == GRID_PATH}
 
     # Approvals
 
@@ -242,8 +268,16 @@ allow = [{{ event_source = ["User"] }}]
         with contextlib.suppress(AssertionError):
             self._inbox.wait_for(lambda: not EXPECTED - _seen(self._inbox.events()), timeout=WAIT_SECONDS)
 
+    def _wait_for_event_grid(self) -> None:
+        """Wait until Event Grid has pushed what it took; it does so in its own time."""
+        with contextlib.suppress(AssertionError):
+            self._readers.wait_for(lambda: len(self._pushed()) >= len(self._stored()), timeout=WAIT_SECONDS)
+
+    def _stored(self) -> set[str]:
+        return {event["id"] for state in self._states for event in newest(state, 10_000)}
+
     def _judge(self, exit_codes: list[int | None]) -> Result:
-        stored = {event["id"] for state in self._states for event in newest(state, 10_000)}
+        stored, pushed = self._stored(), self._pushed()
         arrived = {event["id"] for event in self._inbox.events()}
         on_bus = {
             message.message_id
@@ -252,7 +286,7 @@ allow = [{{ event_source = ["User"] }}]
         seen = _seen(self._inbox.events())
         result = Result(
             published=len(stored),
-            delivered=len(stored & arrived & on_bus),
+            delivered=len(stored & arrived & on_bus & pushed),
             accepted=sum(
                 count for (kind, what), count in seen.items() if kind == "approval" and "accepted" in what
             ),
@@ -260,13 +294,15 @@ allow = [{{ event_source = ["User"] }}]
                 count for (kind, what), count in seen.items() if kind == "approval" and "rejected" in what
             ),
         )
-        for place, there in (("inbox", arrived), ("bus", on_bus)):
+        for place, there in (("inbox", arrived), ("bus", on_bus), ("webhook behind Event Grid", pushed)):
             if lost := len(stored - there):
                 result.faults.append(f"{lost} of {len(stored)} events lost on the way to the {place}")
         for (kind, what), count in (EXPECTED - seen).items():
             result.faults.append(f"{kind} {what}: {count} missing")
         for (kind, what), count in (seen - EXPECTED).items():
             result.faults.append(f"{kind} {what}: {count} too many")
+        if not self._chat():
+            result.faults.append("nothing was said in the chat room")
         result.faults += self._inbox.problems
         for role, exit_code in zip(ROLES, exit_codes, strict=True):
             if exit_code != 0:

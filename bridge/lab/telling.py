@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -20,7 +20,7 @@ from bridge.state import StateFolder
 
 LOOK_SECONDS = 0.1
 COLUMN = 10
-_COLOURS = {"STORY": "1", "IMDS": "33", "PUBLISHED": "36", "ARRIVED": "32", "APPROVE": "35", "COUNTDOWN": "2"}
+_COLOURS = {"STORY": "1", "IMDS": "33", "PUBLISHED": "36", "ARRIVED": "32", "CHAT": "34", "APPROVE": "35", "COUNTDOWN": "2"}
 
 
 class Teller:
@@ -40,12 +40,21 @@ class Teller:
 
 
 class Watcher:
-    """Looks at IMDS, at the outboxes and at the inbox, in this order, and tells what is new."""
+    """Looks at IMDS, at the outboxes, at the inbox and the chat room, in this order, and tells what is new."""
 
-    def __init__(self, lab: ImdsLab, states: Sequence[StateFolder], inbox: Inbox, tell: Teller) -> None:
+    def __init__(
+        self,
+        lab: ImdsLab,
+        states: Sequence[StateFolder],
+        inbox: Inbox,
+        chat: Callable[[], list[str]],
+        tell: Teller,
+    ) -> None:
         self._lab = lab
         self._states = states
         self._inbox = inbox
+        self._chat = chat
+        self._said = 0
         self._tell = tell
         self._incarnation = 0
         self._counted = ""
@@ -61,6 +70,7 @@ class Watcher:
             for number, state in enumerate(self._states):
                 self._look_at_outbox(number, state)
             self._look_at_inbox()
+            self._look_at_chat()
 
     def _look_at_imds(self) -> None:
         incarnation, events = self._lab.incarnation, self._lab.events
@@ -89,6 +99,12 @@ class Watcher:
         for event in events[self._arrived :]:
             self._tell("ARRIVED", about(event))
         self._arrived = len(events)
+
+    def _look_at_chat(self) -> None:
+        messages = self._chat()
+        for message in messages[self._said :]:
+            self._tell("CHAT", message)
+        self._said = len(messages)
 
 
 def about(event: Mapping[str, Any]) -> str:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,45 +9,17 @@ from typing import Any
 import pytest
 
 from bridge.lab.servicebus import ServiceBusLab
+from tests.support_npm import node_modules, run_script
 
 DATA = Path(__file__).parents[2] / "data" / "servicebus"
 SCRIPT = DATA / "second_client.js"
-PACKAGE = "@azure/service-bus"
-INSTALL_SECONDS = 300
-RUN_SECONDS = 90
 
 Ask = Callable[[str], Any]
 
 
-def missing(reason: str) -> None:
-    """Skip for a reason of the machine's; under CI, where nothing may be missing, fail."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def modules() -> Path:
-    """Return where the npm package is installed: outside the project, once for all runs."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        missing("node and npm are not installed, which the second client needs")
-    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imds-bridge-tests" / "npm"
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:  # test workers side by side install it once
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "node_modules" / PACKAGE / "package.json").exists():
-            _install(str(npm), place)
-    return place / "node_modules"
-
-
-def _install(npm: str, place: Path) -> None:
-    command = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), PACKAGE]
-    result = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-    )
-    if result.returncode:
-        missing(f"npm could not install {PACKAGE}: {result.stderr[-500:]}")
+    return node_modules("@azure/service-bus")
 
 
 @pytest.fixture
@@ -64,19 +31,7 @@ def lab() -> Iterator[ServiceBusLab]:
 
 @pytest.fixture
 def ask(modules: Path, lab: ServiceBusLab) -> Ask:
-    def run(scenario: str) -> Any:
-        result = subprocess.run(
-            ["node", str(SCRIPT), scenario, lab.connection_string],  # noqa: S607 - found on the path above
-            env={**os.environ, "NODE_PATH": str(modules)},
-            capture_output=True,
-            text=True,
-            timeout=RUN_SECONDS,
-            check=False,
-        )
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
-
-    return run
+    return lambda scenario: run_script(SCRIPT, scenario, lab.connection_string, modules=modules)
 
 
 def test_a_message_is_sent_received_renewed_and_completed(ask: Ask, lab: ServiceBusLab) -> None:
@@ -89,7 +44,7 @@ def test_a_message_is_sent_received_renewed_and_completed(ask: Ask, lab: Service
         "properties": {"EventStatus": "Scheduled", "number": 5, "flag": True},
         "deliveryCount": 0,
         "lockToken": "string",
-        "lockSeconds": 60,
+        "locksFor60Seconds": True,
         "more": 0,
     }
     assert lab.entity("plain").counts.completed == 1

@@ -1,0 +1,263 @@
+"""Each sink with its receiver, as the contract of bridge/sinks/base.py needs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config import EventGridSettings, ServiceBusSettings, StdoutSettings, WebhookSettings
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.formats.base import Format
+from bridge.lab.eventgrid import EventGridLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.model import StoredEvent
+from bridge.sinks import eventgrid as eventgrid_module
+from bridge.sinks import stdout as stdout_module
+from bridge.sinks import webhook as webhook_module
+from bridge.sinks.base import Sink
+from bridge.sinks.eventgrid import EventGridSink
+from bridge.sinks.memory import MemorySink
+from bridge.sinks.servicebus import ServiceBusSink
+from bridge.sinks.stdout import StdoutSink
+from bridge.sinks.webhook import WebhookSink
+from tests.support import stored_event
+from tests.support_outbox import MovedClock
+
+SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits
+NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - nobody's
+EVENTS = [stored_event(number, Description=f'é "quoted"\n{number}') for number in range(7)]
+BATCH_BYTES = 3 * len(EVENTS[0].body) + 10  # three of the events go in a batch
+
+Fail = Callable[[], type[DeliveryError]]
+
+
+def _envelope(event: StoredEvent) -> Any:
+    return event.envelope
+
+
+@dataclass(kw_only=True)
+class Rig:
+    """A sink with its receiver.
+
+    Attributes:
+        sink: may wait for its receiver as long as the row was told.
+        received: returns what came, in order, each as `form` makes it of the event.
+        bodies: returns what came, byte for byte, a batch as one.
+        form: what an event is once it has come.
+        failures: each makes the next delivery fail and returns the error to be expected of it.
+        fail_second: lets the first part of what is sent next arrive, and makes the second fail.
+        hang: leaves the next delivery without an answer until the returned function is called; None where there
+            is no answer to wait for.
+        rotate: lets the receiver take another secret only, and returns what the sink's file should hold now;
+            None where there is no secret.
+    """
+
+    sink: Sink
+    received: Callable[[], list[Any]]
+    bodies: Callable[[], list[bytes]]
+    form: Callable[[StoredEvent], Any] = _envelope
+    failures: Sequence[Fail]
+    fail_second: Fail
+    hang: Callable[[], Callable[[], None]] | None = None
+    rotate: Callable[[], str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rig is built: `secret_file` is the one that its sink reads."""
+
+    stack: ExitStack
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    limit_seconds: float
+
+    @property
+    def secret_file(self) -> Path:
+        return self.folder / "secret"
+
+    def write_secret(self, text: str) -> Path:
+        self.secret_file.write_text(text)
+        return self.secret_file
+
+
+Build = Callable[[Place], Rig]
+
+
+def memory(_: Place) -> Rig:
+    sink = MemorySink(max_batch=3)
+
+    def failing(kind: type[DeliveryError], delivered: int = 0) -> Fail:
+        def fail() -> type[DeliveryError]:
+            sink.failures.append(kind("on demand", delivered=delivered))
+            return kind
+
+        return fail
+
+    return Rig(
+        sink=sink,
+        received=lambda: [event.envelope for event in sink.received],
+        bodies=lambda: [event.body for event in sink.received],
+        failures=[failing(kind) for kind in (Unavailable, Misconfigured, Rejected, Gone)],
+        fail_second=failing(Unavailable, delivered=1),
+    )
+
+
+def stdout(place: Place) -> Rig:
+    file = place.folder / "output"
+    output = place.stack.enter_context(file.open("w"))
+    unwritable = place.stack.enter_context(file.open())
+    place.monkeypatch.setattr(stdout_module, "_descriptor", output.fileno)
+
+    def failing(*descriptors: int) -> Fail:
+        def fail() -> type[DeliveryError]:
+            numbers = iter(descriptors)
+            place.monkeypatch.setattr(stdout_module, "_descriptor", lambda: next(numbers, output.fileno()))
+            return Unavailable
+
+        return fail
+
+    def lines() -> list[bytes]:
+        return file.read_bytes().splitlines()
+
+    return Rig(
+        sink=StdoutSink(StdoutSettings(kind="stdout")),
+        received=lambda: [json.loads(line) for line in lines()],
+        bodies=lines,
+        failures=[failing(unwritable.fileno())],
+        fail_second=failing(output.fileno(), unwritable.fileno()),
+    )
+
+
+def _http_rig(
+    sink: Sink, inbox: Inbox, failures: Sequence[tuple[str, type[DeliveryError]]], **more: Any
+) -> Rig:
+    """Make the rig of a sink over HTTP; every refusal repeats the secret."""
+
+    def failing(kind: str, expected: type[DeliveryError]) -> Fail:
+        def fail() -> type[DeliveryError]:
+            inbox.fault(kind, body=f"you sent {SECRET}" if kind.isdigit() else "")
+            return expected
+
+        return fail
+
+    def fail_second() -> type[DeliveryError]:
+        inbox.fault("slow", seconds=0)  # the first one passes
+        inbox.fault("503")
+        return Unavailable
+
+    def hang() -> Callable[[], None]:
+        inbox.fault("slow", seconds=600)
+        return inbox.clear_faults
+
+    given: dict[str, Any] = {"received": inbox.events, "fail_second": fail_second, **more}
+    return Rig(
+        sink=sink,
+        bodies=lambda: [one.body for one in inbox.accepted],
+        failures=[failing(*failure) for failure in failures],
+        hang=hang,
+        **given,
+    )
+
+
+def webhook(*, mode: str = "structured", format_: type[Any] | None = None, **settings: Any) -> Build:
+    """Build a webhook's rig; with a format for people, what comes is the message that it writes."""
+
+    def build(place: Place) -> Rig:
+        place.monkeypatch.setattr(webhook_module, "MAX_BATCH_BYTES", BATCH_BYTES)
+        inbox = place.stack.enter_context(Inbox(strict=format_ is None, token=SECRET))
+        given = {
+            "kind": "webhook",
+            "url": f"{inbox.url}?sig={SECRET}",
+            "mode": mode,
+            "bearer_token_file": place.write_secret(SECRET),
+            "timeout_seconds": place.limit_seconds,
+            **settings,
+        }
+        clock = MovedClock()
+        built = WebhookSettings(**given)
+
+        def rotate() -> str:
+            inbox.require_token(NEW_SECRET)
+            return NEW_SECRET
+
+        more: dict[str, Any] = {"rotate": rotate}
+        if format_:
+            shape: Format = format_(built)
+            more["form"] = lambda event: json.loads(json.dumps(shape.write(event.envelope, clock.now())))
+            more["received"] = lambda: [one.json() for one in inbox.accepted]
+        failures: list[tuple[str, type[DeliveryError]]] = [("503", Unavailable), ("401", Misconfigured)]
+        failures += [("422", Rejected), ("410", Misconfigured if format_ else Gone)]
+        failures += [("drop", Unavailable), ("redirect", Misconfigured)]
+        return _http_rig(WebhookSink(built, clock=clock), inbox, failures, **more)
+
+    return build
+
+
+def eventgrid(flavor: str) -> Build:
+    def build(place: Place) -> Rig:
+        place.monkeypatch.setattr(eventgrid_module, "MAX_BATCH_BYTES", BATCH_BYTES)
+        lab = place.stack.enter_context(EventGridLab(keys=[SECRET]))
+        endpoint = lab.custom_endpoint if flavor == "custom" else lab.namespace_endpoint("maintenance")
+        given = {"kind": "eventgrid", "endpoint": endpoint, "timeout_seconds": place.limit_seconds}
+        sink = EventGridSink(EventGridSettings(**given, key_file=place.write_secret(SECRET)))
+        failures: list[tuple[str, type[DeliveryError]]] = [("503", Unavailable), ("401", Misconfigured)]
+        failures += [("400", Rejected), ("410", Misconfigured), ("404", Misconfigured)]
+        failures += [("drop", Unavailable), ("redirect", Misconfigured)]
+        return _http_rig(sink, lab, failures, rotate=lambda: lab.regenerate_key(1))
+
+    return build
+
+
+def servicebus(entity: str) -> Build:
+    def build(place: Place) -> Rig:
+        topic = {"Name": "topic", "Subscriptions": [{"Name": "all"}]}
+        namespace = {"Name": "lab", "Queues": [{"Name": "queue"}], "Topics": [topic]}
+        config = {"UserConfig": {"Namespaces": [namespace]}}
+        lab = place.stack.enter_context(ServiceBusLab(config, key=SECRET, max_message_bytes=4000))
+        given = {"kind": "servicebus", entity: entity, "timeout_seconds": place.limit_seconds}
+        file = place.write_secret(lab.connection_string)
+        sink = ServiceBusSink(ServiceBusSettings(**given, connection_string_file=file))
+        stored = lab.entity("queue" if entity == "queue" else "topic/Subscriptions/all")
+
+        def failing(kind: str, expected: type[DeliveryError], *, after: int = 0) -> Fail:
+            def fail() -> type[DeliveryError]:
+                if not after:
+                    sink.reload()  # an open link is not asked for the right to send
+                lab.fault(kind, count=1, after=after)
+                return expected
+
+            return fail
+
+        def hang() -> Callable[[], None]:
+            lab.fault("stall")
+            return lambda: lab.clear_faults("stall")
+
+        def rotate() -> str:
+            place.write_secret(lab.connection_string_with(NEW_SECRET))
+            sink.reload()
+            return lab.connection_string
+
+        failures = [("busy", Unavailable), ("quota", Unavailable), ("drop_before_store", Unavailable)]
+        failures += [
+            ("unauthorized", Misconfigured),
+            ("missing", Misconfigured),
+            ("refuse_cbs", Misconfigured),
+        ]
+        return Rig(
+            sink=sink,
+            received=lambda: [json.loads(message.body) for message in stored.messages],
+            bodies=lambda: [message.body for message in stored.messages],
+            failures=[failing(*failure) for failure in failures],
+            fail_second=failing("busy", Unavailable, after=1),
+            hang=hang,
+            rotate=rotate,
+        )
+
+    return build
