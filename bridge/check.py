@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from bridge.app import build_sink, sinks_of, state_folder
+from bridge.app import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.config import Config
 from bridge.database import Database
 from bridge.discovery import search
-from bridge.errors import DeliveryError, ImdsError, Misconfigured, StateError
+from bridge.errors import DeliveryError, ImdsError, Misconfigured, StateError, UsageError
 from bridge.imds import ImdsClient
 from bridge.model import parse_document
 from bridge.runtime import Clock
+from bridge.samples import check_event
 from bridge.text import table
 from bridge.voice import approval_session
 
@@ -30,9 +32,10 @@ class Finding:
     mend: str = ""
 
 
-def check(config: Config) -> list[Finding]:
-    """Try everything that the configuration names; nothing is sent to a sink and nothing is changed."""
-    return [_state(config), *_imds(config), *_sinks(config), *_approvals(config)]
+def check(config: Config, *, send: bool = False) -> list[Finding]:
+    """Try everything that the configuration names; nothing is changed, and nothing sent but a test for `send`."""
+    of_vm = [] if config.relay and not config.approvals else _imds(config)  # a relay needs no IMDS
+    return [_state(config), *of_vm, *_sinks(config, send=send), *_approvals(config), *_relay(config)]
 
 
 def render(findings: list[Finding]) -> str:
@@ -51,7 +54,7 @@ def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
 
 
 def _state(config: Config) -> Finding:
-    folder = state_folder(config, "forward")
+    folder = state_folder(config, "relay" if config.relay else "forward")
     mend = (
         "without it changes go out from memory only: make the folder writable for this user, or set state_dir"
     )
@@ -104,12 +107,15 @@ def _discovery() -> Finding:
     return Finding(part="discovery", result="FAIL", found=looked, mend=mend)
 
 
-def _sinks(config: Config) -> Iterator[Finding]:
-    for name, settings in sinks_of(config).items():
+def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
+    for name, sink in build_sinks(sinks_of(config)).items():
         part = f"sink {name}"
-        sink = build_sink(settings)
         try:
-            yield Finding(part=part, result="ok", found=sink.check())
+            found = sink.check()
+            if send:
+                sink.send([check_event(Clock().now(), vm=socket.gethostname())])
+                found += "; it took a test message"
+            yield Finding(part=part, result="ok", found=found)
         except Misconfigured as error:
             mend = f"look at the settings of [sinks.{name}] and its secrets"
             yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
@@ -123,7 +129,7 @@ def _sinks(config: Config) -> Iterator[Finding]:
 def _approvals(config: Config) -> Iterator[Finding]:
     if config.approvals is None:
         return
-    from bridge.commands import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.inlet import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
     client = ImdsClient(config.imds, clock=Clock())
     try:
@@ -138,7 +144,23 @@ def _approvals(config: Config) -> Iterator[Finding]:
         yield Finding(part="approvals", result="warn", found=found)
         return
     try:
-        yield Finding(part="approvals", result="ok", found=try_to_receive(config.approvals, session))
+        found = try_to_receive(config.approvals, what="commands", session=session)
+        yield Finding(part="approvals", result="ok", found=found)
     except DeliveryError as error:
         mend = "look at [approvals], and whether the identity may receive from it"
         yield Finding(part="approvals", result="FAIL", found=str(error), mend=mend)
+
+
+def _relay(config: Config) -> Iterator[Finding]:
+    if config.relay is None:
+        return
+    from bridge.inlet import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+
+    try:
+        found = try_to_receive(relay_settings(config), what="events")
+        yield Finding(part="relay", result="ok", found=found)
+    except UsageError as error:
+        yield Finding(part="relay", result="FAIL", found=str(error), mend="mend the sinks that it names")
+    except DeliveryError as error:
+        mend = "look at [relay], and whether the identity may receive from it"
+        yield Finding(part="relay", result="FAIL", found=str(error), mend=mend)

@@ -16,15 +16,15 @@ from typing import Any, Protocol
 
 from bridge.checks import check_signing_secrets
 from bridge.command import Command, parse_command, printable
-from bridge.commands import Delivery, Settlement
 from bridge.config import ApprovalSettings
 from bridge.formats.cloudevents import structured
 from bridge.imds import ImdsClient
+from bridge.inlet import Delivery, Settlement
 from bridge.model import SCHEDULED, Document, ScheduledEvent, iso_utc
 from bridge.outbox import Outbox
 from bridge.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
 from bridge.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
-from bridge.runtime import Clock, Stop
+from bridge.runtime import Clock, Stop, show_life
 from bridge.signing import signature_fault
 from bridge.starter import Starter
 from bridge.voice import Voice
@@ -82,6 +82,7 @@ class Listener:
     def run(self) -> None:
         """Decide until the stop; what is not decided then goes back to the bus."""
         while not self._stop:
+            show_life()
             self._learn()
             self._voice.notice_clock()
             self._voice.beat()

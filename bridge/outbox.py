@@ -13,13 +13,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from bridge import room
 from bridge.database import Database
 from bridge.delivery import Filter
 from bridge.disk import Disk
 from bridge.memory import Memory, Reader, shifted
-from bridge.model import CloudEvent, Json, StoredEvent
+from bridge.model import Json, StoredEvent
 from bridge.room import OVERFLOW
 from bridge.runtime import Clock
 from bridge.state import StateFolder
@@ -35,6 +36,18 @@ REJECTED, EXPIRED = "rejected", "expired"
 OCCURRENCE_SECONDS = 30 * 86_400.0
 DEAD_LETTER_SECONDS = 30 * 86_400.0
 RECORD_SECONDS = 30 * 86_400.0
+
+
+class Named(Protocol):
+    """What is kept of an event beside its encoding."""
+
+    @property
+    def id(self) -> str:
+        """The CloudEvent's id."""
+
+    @property
+    def type(self) -> str:
+        """The CloudEvent's type."""
 
 
 class Outbox:
@@ -132,7 +145,7 @@ class Outbox:
 
     def commit(
         self,
-        events: Sequence[tuple[CloudEvent, bytes]],
+        events: Sequence[tuple[Named, bytes]],
         *,
         meta: Mapping[str, str],
         occurrences: Mapping[str, int] | None = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.command import Command
-from bridge.commands import Delivery, Settlement
+from bridge.inlet import Delivery, Settlement
 from bridge.model import CloudEvent
 from bridge.policy import Decision
 

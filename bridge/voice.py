@@ -25,7 +25,7 @@ LEARN_EVERY_SECONDS = 30.0
 LEARN_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
 BEAT_EVERY_SECONDS = 3600.0
 
-Role = Literal["forward", "listen"]
+Role = Literal["forward", "listen", "relay"]
 
 
 class Voice:
@@ -86,12 +86,7 @@ class Voice:
 
     def notice_clock(self) -> float:
         """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
-        jump = self._clock.jump_seconds()
-        if jump:
-            seconds = round(jump, 1)
-            log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": seconds})
-            self._outbox.shift(jump)
-        return jump
+        return follow_clock(self._clock, self._outbox)
 
     def beat(self) -> None:
         """Tell at the start and then hourly that this process lives."""
@@ -113,6 +108,16 @@ class Voice:
             at=self._clock.now(),
         )
         self._outbox.commit([(told, structured(told))], meta={})
+
+
+def follow_clock(clock: Clock, outbox: Outbox) -> float:
+    """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+    jump = clock.jump_seconds()
+    if jump:
+        seconds = round(jump, 1)
+        log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": seconds})
+        outbox.shift(jump)
+    return jump
 
 
 def _load_vm(text: str) -> Vm | None:

@@ -15,10 +15,10 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.commands import BusCommands
 from bridge.config import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
 from bridge.delivery import Filter
 from bridge.imds import ImdsClient
+from bridge.inlet import BusInlet
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.listener import Listener
@@ -198,8 +198,9 @@ class Rig:
         self.is_open = True
         self._imds = imds = ImdsClient(config.imds, clock=self.clock)
         voice = Voice(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)
-        self.commands = BusCommands(
+        self.commands = BusInlet(
             self.settings,
+            what="commands",
             session=lambda: approval_session(self.settings.session, voice.vm),
             clock=self.clock,
             stop=self.stopping,
@@ -229,7 +230,7 @@ class Rig:
         self._imds.close()
         Rig.running -= 1
         if not Rig.running:
-            wait_until(_no_sdk_thread_runs)
+            wait_until(no_sdk_thread_runs)
 
     def is_alive(self) -> bool:
         """Tell whether both threads run."""
@@ -273,9 +274,11 @@ class Rig:
         return dict(receipt["data"])
 
 
-def _no_sdk_thread_runs() -> bool:
+def no_sdk_thread_runs() -> bool:
     """Tell whether the SDK has closed its sockets, which nobody waits for in a process that ends."""
-    return not any(thread.name == "servicebus-commands" for thread in threading.enumerate())
+    return not any(
+        thread.name in ("servicebus-commands", "servicebus-events") for thread in threading.enumerate()
+    )
 
 
 def wait_settled(bus: ServiceBusLab, queue: str = QUEUE) -> None:

@@ -16,6 +16,7 @@ PURE = [
     "events.py",
     "delivery.py",
     "command.py",
+    "envelope.py",
     "policy.py",
     *(f"formats/{name}.py" for name in ("approvals", "cloudevents", "notice", "pagerduty", "reading")),
     *(f"formats/{name}.py" for name in ("scheduled", "slack", "teams", "template", "words")),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.discovery import Discovered, Search, discover, search
+from tests.support_diff import steady
 
 LEASES = Path(__file__).parent / "data" / "leases"
 WIRE = "168.63.129.16"  # a8:3f:81:10
@@ -355,7 +356,7 @@ BYTES = st.builds(
 
 
 @pytest.mark.parametrize("place", [place for _, place, _ in CLIENTS])
-@settings(deadline=None, max_examples=60)
+@settings(steady, max_examples=60)
 @given(content=BYTES)
 def test_no_content_of_a_lease_raises_or_gives_nonsense(place: str, content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -366,13 +367,14 @@ def test_no_content_of_a_lease_raises_or_gives_nonsense(place: str, content: byt
         assert not any((parsed.is_unspecified, parsed.is_multicast, parsed.is_reserved))
 
 
-@settings(deadline=None)
+@steady
 @given(value=st.text())
 def test_no_value_of_the_environment_variable_raises(value: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         search(environ={"SCHEDULEDEVENTSIP": value}, root=Path(folder))
 
 
+@steady
 @given(octets=st.binary(min_size=4, max_size=4))
 def test_hex_and_octal_forms_of_one_value_agree(octets: bytes) -> None:
     forms = [octets.hex(":"), ":".join(f"{octet:x}" for octet in octets)]

@@ -66,8 +66,8 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
             allowed, denied = schedule("Reboot"), schedule("Freeze")
             approvable.add(allowed)
             names = [f"{kind}{number}" for kind in ("allowed", "denied", "malformed", "again")]
+            before = len(imds.requests())
             with listen:
-                before = len(imds.requests())
                 sender.send(
                     command(allowed, id=names[0]),
                     command(denied, id=names[1]),

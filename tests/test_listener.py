@@ -20,8 +20,9 @@ from bridge.config import Secret
 from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.listener import not_recorded
+from bridge.runtime import Clock
 from bridge.signing import sign
-from tests.support import wait_until
+from tests.support import LIMIT_SECONDS, wait_until
 from tests.support_bus import (
     FLEET,
     QUEUE,
@@ -62,6 +63,19 @@ def sender(bus: ServiceBusLab) -> Iterator[Sender]:
 
 
 NOT_RECORDED_DETAIL = not_recorded(None).detail
+
+
+class ClockAhead(Clock):
+    """A clock whose time of day is put forward, by less than what counts as a jump."""
+
+    ahead_seconds = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead_seconds
+
+
+def asked_for_documents(imds: ImdsLab) -> int:
+    return sum(one.path.startswith(EVENTS_PATH) for one in imds.requests())
 
 
 def reboot(imds: ImdsLab, *resources: str, **changes: Any) -> str:
@@ -246,7 +260,7 @@ def test_a_command_for_an_event_that_appears_a_moment_later(
 ) -> None:
     with Rig(tmp_path, imds, bus, grace_seconds=grace_seconds) as rig:
         sender.send(command("E-1", id="c"))
-        imds.wait_for(lambda: [one for one in imds.requests() if one.path.startswith(EVENTS_PATH)])
+        imds.wait_for(lambda: asked_for_documents(imds), LIMIT_SECONDS)
         reboot(imds, event_id="E-1")
         expected = "approved" if grace_seconds else "unknown_event"
         assert rig.receipt_of("c")["Reason"] == expected
@@ -325,8 +339,11 @@ def test_while_imds_fails_a_command_is_held_until_it_expires_and_has_failed_then
 ) -> None:
     event = reboot(imds)
     imds.fault(500, count=None, path=EVENTS_PATH)
-    with Rig(tmp_path, imds, bus) as rig:
-        sender.send(command(event, id="c", ExpiresAt=in_seconds(2)))
+    with Rig(tmp_path, imds, bus, clock=(clock := ClockAhead())) as rig:
+        sender.send(command(event, id="c", ExpiresAt=in_seconds(LIMIT_SECONDS)))
+        imds.wait_for(lambda: asked_for_documents(imds) >= 2, LIMIT_SECONDS)
+        assert rig.receipts() == []
+        clock.ahead_seconds = LIMIT_SECONDS
         data = rig.receipt_of("c")
         wait_settled(bus)
     assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_unavailable")
@@ -453,7 +470,7 @@ def test_whatever_imds_answers_meanwhile_a_command_waits_until_it_is_well(
         with Rig(tmp_path, imds, bus) as rig:
             sender.send(command(event, id="c"))
             if fault == "timeout":
-                imds.wait_for(lambda: len(imds.requests()) >= 1)
+                imds.wait_for(imds.requests, LIMIT_SECONDS)
                 imds.clear_faults()
             assert rig.receipt_of("c")["Reason"] == "approved"
             wait_settled(bus)
@@ -468,6 +485,7 @@ def test_a_waiting_command_holds_up_no_other(
         wait_until(lambda: bus.entity(QUEUE).counts.locked == 99)
         sender.send(command(event, id="c"))
         assert rig.receipt_of("c")["Reason"] == "approved"
+        wait_until(lambda: bus.entity(QUEUE).counts.completed == 1)
         assert bus.entity(QUEUE).counts.locked == 99
 
 
@@ -485,11 +503,11 @@ def test_a_flood_for_unknown_events_delays_others_by_little_more_than_the_grace(
 
 
 def test_locks_are_renewed_while_commands_wait(tmp_path: Path, imds: ImdsLab) -> None:
-    with ServiceBusLab(bus_config(LockDuration="PT5S")) as bus, Sender(bus) as sender:
+    with ServiceBusLab(bus_config(LockDuration="PT10S")) as bus, Sender(bus) as sender:
         with Rig(tmp_path, imds, bus, grace_seconds=600) as rig:
             sender.send(*[command(f"unknown-{number}", id=f"w{number}") for number in range(10)])
             wait_until(lambda: bus.entity(QUEUE).counts.locked == 10)
-            threading.Event().wait(6)  # longer than a lock
+            threading.Event().wait(12)  # longer than a lock
             assert bus.entity(QUEUE).counts.locked == 10
             assert {one.delivery_count for one in bus.entity(QUEUE).messages} <= {0, 1}
         assert rig.receipts() == []
@@ -619,7 +637,7 @@ def test_a_rule_approves_without_a_command_and_nothing_else(
     with Rig(tmp_path, imds, bus, policy={}, auto=[rule]) as rig:
         (receipt,) = rig.wait_for(lambda receipts: receipts or None)
         seen = len(imds.requests())
-        imds.wait_for(lambda: len(imds.requests()) >= seen + 3)
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 3, LIMIT_SECONDS)
         assert rig.receipts() == [receipt]
     assert (receipt["subject"], receipt["data"]["Detail"]) == (fitting, "an auto rule")
     assert [one.event_id for one in imds.approvals] == [fitting]
@@ -628,7 +646,7 @@ def test_a_rule_approves_without_a_command_and_nothing_else(
 def test_a_deny_rule_wins_over_an_auto_rule_too(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
     reboot(imds)
     with Rig(tmp_path, imds, bus, policy={"deny": [{}]}, auto=[{}]) as rig:
-        imds.wait_for(lambda: len(imds.requests()) >= 4)
+        imds.wait_for(lambda: len(imds.requests()) >= 4, LIMIT_SECONDS)
         assert rig.receipts() == []
     assert posts(imds) == []
 
@@ -640,7 +658,7 @@ def test_a_dry_run_of_auto_rules_tells_once_and_never_posts(
     with Rig(tmp_path, imds, bus, auto=[{}], dry_run=True) as rig:
         rig.wait_for(lambda receipts: receipts or None)
         seen = len(imds.requests())
-        imds.wait_for(lambda: len(imds.requests()) >= seen + 2)
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 2, LIMIT_SECONDS)
         assert len(rig.receipts()) == 1
     assert posts(imds) == []
 
@@ -651,13 +669,13 @@ def test_what_no_rule_approves_any_more_is_not_posted(
     imds.fault(500, count=None, method="POST")
     event_id = reboot(imds)
     with Rig(tmp_path, imds, bus, auto=[{"event_type": ["Reboot"]}]) as rig:
-        imds.wait_for(lambda: posts(imds) or None)
+        imds.wait_for(lambda: posts(imds), LIMIT_SECONDS)
         imds.update(event_id, EventType="Terminate")
         seen = len(imds.requests())
-        imds.wait_for(lambda: len(imds.requests()) >= seen + 4)
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 4, LIMIT_SECONDS)
         imds.clear_faults()
         seen = len(imds.requests())
-        imds.wait_for(lambda: len(imds.requests()) >= seen + 4)
+        imds.wait_for(lambda: len(imds.requests()) >= seen + 4, LIMIT_SECONDS)
         assert {detail for one in rig.receipts() if (detail := one["data"]["Detail"])} <= {
             NOT_RECORDED_DETAIL
         }
@@ -685,13 +703,13 @@ def test_a_vm_that_is_only_remembered_approves_nothing_until_imds_confirms_it(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
     with Rig(tmp_path, imds, bus) as rig:
-        wait_until(lambda: rig.outbox.meta("vm_id") != "", timeout_seconds=20)
+        wait_until(lambda: rig.outbox.meta("vm_id") != "")
     imds.fault(500, count=None, path=INSTANCE_PATH)
     event_id = reboot(imds)
     with Rig(tmp_path, imds, bus) as rig:
         sender.send(command(event_id))
         asked = len(imds.requests())
-        imds.wait_for(lambda: len(imds.requests()) >= asked + 2)
+        imds.wait_for(lambda: len(imds.requests()) >= asked + 2, LIMIT_SECONDS)
         assert posts(imds) == []
         imds.clear_faults()
         (receipt,) = rig.wait_for(lambda receipts: receipts or None)
@@ -703,7 +721,7 @@ def test_the_same_nonsense_that_comes_at_once_gets_one_and_the_same_receipt(
 ) -> None:
     sender.send(*[message(b"nonsense", message_id="m") for _ in range(3)])
     with Rig(tmp_path, imds, bus) as rig:
-        wait_until(lambda: len(bus.entity(QUEUE).dead_letters) == 3, timeout_seconds=20)
+        wait_until(lambda: len(bus.entity(QUEUE).dead_letters) == 3)
         receipts = rig.receipts()
     assert len({json.dumps(receipt, sort_keys=True) for receipt in receipts}) == 1
 

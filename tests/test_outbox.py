@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -263,12 +263,12 @@ def test_who_waits_is_woken_by_a_commit_and_by_wake_and_not_held_when_there_is_s
             while thread.is_alive() and not outbox._grown._waiters:  # type: ignore[attr-defined]
                 time.sleep(0.001)
             act()
-            thread.join(5)
+            thread.join(20)
             assert not thread.is_alive()
         commit(outbox, "2")
         began = time.monotonic()
         outbox.wait("a", 30.0)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
 
 
 def test_an_acknowledge_of_an_older_generation_is_ignored(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_many_threads_at_once_lose_and_mix_up_nothing(tmp_path: Path) -> None:
             thread.start()
         commit(outbox, *names)
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert got == {"a": names, "b": names}
 
 
@@ -508,15 +508,16 @@ def test_a_state_that_is_set_aside_is_kept_and_a_new_one_begins(tmp_path: Path) 
 
 
 def test_the_cost_of_a_page_does_not_grow_with_what_waits(tmp_path: Path) -> None:
-    def seconds(waits: int) -> float:
-        with closing(open_outbox(tmp_path / str(waits))) as outbox:
-            outbox.commit([event(str(number), size=200) for number in range(waits)], meta={})
-            best = 1.0
-            for _ in range(15):
-                began = time.perf_counter()
+    best: dict[int, float] = {}
+    with ExitStack() as stack:
+        outboxes: dict[int, Outbox] = {}
+        for waits in (1_000, 20_000):
+            outboxes[waits] = stack.enter_context(closing(open_outbox(tmp_path / str(waits))))
+            outboxes[waits].commit([event(str(number), size=200) for number in range(waits)], meta={})
+        for _ in range(15):
+            # In turn, and on the thread's own time: what else runs on the machine takes from both alike.
+            for waits, outbox in outboxes.items():
+                began = time.thread_time()
                 deliver(outbox, limit=64)
-                best = min(best, time.perf_counter() - began)
-            return best
-
-    few, many = seconds(1_000), seconds(20_000)
-    assert many < few * 3
+                best[waits] = min(best.get(waits, 1.0), time.thread_time() - began)
+    assert best[20_000] < best[1_000] * 3

@@ -13,6 +13,7 @@ from bridge.command import Command
 from bridge.config import AutoSettings, PolicySettings, RuleSettings
 from bridge.model import ScheduledEvent, is_among, iso_utc, read_document
 from bridge.policy import Decision, auto_wait_seconds, judge, judge_event, matches
+from tests.support_diff import steady
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 NOTICE_SECONDS = 900
@@ -192,6 +193,7 @@ EVENTS = st.builds(
 )
 
 
+@steady
 @given(EVENTS, POLICIES)
 def test_whatever_a_deny_rule_matches_is_never_accepted(
     given_event: ScheduledEvent, policy: PolicySettings
@@ -201,6 +203,7 @@ def test_whatever_a_deny_rule_matches_is_never_accepted(
         assert decision.outcome == "rejected"
 
 
+@steady
 @given(EVENTS, POLICIES)
 def test_nothing_is_accepted_that_no_rule_allows(given_event: ScheduledEvent, policy: PolicySettings) -> None:
     decision = judge_event(given_event, vm_name="web-0", policy=policy, now=NOW)
@@ -208,6 +211,7 @@ def test_nothing_is_accepted_that_no_rule_allows(given_event: ScheduledEvent, po
         assert any(matches(rule, given_event, NOW) for rule in policy.allow)
 
 
+@steady
 @given(EVENTS, POLICIES, st.sampled_from(["web-0", "WEB-1", "db-0"]))
 def test_no_vm_accepts_the_terminate_of_others_or_leaves_its_scope(
     given_event: ScheduledEvent, policy: PolicySettings, vm: str
@@ -218,6 +222,7 @@ def test_no_vm_accepts_the_terminate_of_others_or_leaves_its_scope(
         assert is_among(vm, given_event.resources)
 
 
+@steady
 @given(EVENTS, RULES, POLICIES)
 def test_a_further_deny_rule_never_makes_anything_accepted(
     given_event: ScheduledEvent, rule: RuleSettings, policy: PolicySettings
@@ -229,6 +234,7 @@ def test_a_further_deny_rule_never_makes_anything_accepted(
     assert before.outcome == "accepted" or after.outcome == "rejected"
 
 
+@steady
 @given(EVENTS, st.booleans())
 def test_without_group_only_what_concerns_this_vm_alone_is_approved_by_itself(
     given_event: ScheduledEvent, group: bool

@@ -13,12 +13,11 @@ import pytest
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from tests.support import LIMIT_SECONDS, Forward, read_outbox, run, wait_until
+from tests.support import LIMIT_SECONDS, SLACK_SECONDS, Forward, read_outbox, run, wait_until
 from tests.support_sink import QUEUE, TOKEN, TokenEndpoint, entities, ids
 
 KEY = "a-key-that-must-not-be-shown"
 STOP_SECONDS = 2.0
-SLACK_SECONDS = 3.0  # for a busy machine
 TYPES = ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.document.*"]
 
 # The process as it is, but for what stands in the place of CHANGE.
@@ -115,7 +114,8 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
 def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_next_run_goes_on(
     imds: ImdsLab, inbox: Inbox, lab: ServiceBusLab, tmp_path: Path
 ) -> None:
-    given = settings(imds, {"connection_string": lab.connection_string}, inbox)
+    bus = {"connection_string": lab.connection_string}
+    given = settings(imds, bus, inbox, stop_seconds=LIMIT_SECONDS)
     with wrapped(Forward(tmp_path, given), HANGING) as forward:
         assert forward.wait() == 1, forward
         assert "not returned" in forward.log.read_text()

@@ -84,9 +84,9 @@ def add_parser(commands: Any) -> None:
     command = commands.add_parser(
         "demo",
         help="see it all work, on simulators",
-        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service Bus and\n"
-        "Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself, within\n"
-        "40 seconds.",
+        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service\n"
+        "Bus and Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself,\n"
+        "within 40 seconds.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=lambda _: run())
@@ -120,7 +120,9 @@ class _Demo:
         with ExitStack() as stack:
             self._inbox = stack.enter_context(Inbox(strict=True))
             self._bus = stack.enter_context(ServiceBusLab(BUS_FILE))
-            self._readers = stack.enter_context(Inbox())  # a chat room, and a webhook that Event Grid pushes to
+            self._readers = stack.enter_context(
+                Inbox()
+            )  # a chat room, and a webhook that Event Grid pushes to
             self._grid = stack.enter_context(EventGridLab())
             self._grid.subscribe(f"{self._readers.base_url}{GRID_PATH}")
             self._imds = stack.enter_context(

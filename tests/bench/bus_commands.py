@@ -13,10 +13,10 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.commands import BATCH_MESSAGES, BusCommands
 from bridge.config import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds import ImdsClient
+from bridge.inlet import BATCH_MESSAGES, BusInlet
 from bridge.listener import APPROVED, Listener
 from bridge.model import StoredEvent, iso_utc
 from bridge.runtime import Clock, Stop, start_thread
@@ -164,8 +164,12 @@ def _decided(task: _Task) -> _Done:
     outbox.commit([], meta={}, records={(APPROVED, event_id.lower()): now for event_id in task.event_ids})
     imds = ImdsClient(config.imds, clock=clock)
     voice = Voice(config, "listen", imds=imds, outbox=outbox, clock=clock)
-    received = BusCommands(
-        settings, session=lambda: approval_session(settings.session, voice.vm), clock=clock, stop=stop
+    received = BusInlet(
+        settings,
+        what="commands",
+        session=lambda: approval_session(settings.session, voice.vm),
+        clock=clock,
+        stop=stop,
     )
     listener = Listener(
         settings, imds=imds, inlet=received, outbox=outbox, clock=clock, stop=stop, voice=voice

@@ -277,9 +277,15 @@ def test_an_event_without_notice_is_started_from_the_first(lab: ImdsLab) -> None
 
 
 def test_an_unapproved_event_starts_by_itself_at_not_before_and_completes() -> None:
-    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None) as lab:
+    told: list[str] = []
+    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, tell=told.append) as lab:
         lab.schedule(
-            event_type="Freeze", resources=["web-0"], notice_seconds=100, completes=True, impact_seconds=100
+            event_type="Freeze",
+            resources=["web-0"],
+            notice_seconds=100,
+            completes=True,
+            impact_seconds=100,
+            event_id=EVENT_ID,
         )
         seen: list[str] = []
 
@@ -289,7 +295,13 @@ def test_an_unapproved_event_starts_by_itself_at_not_before_and_completes() -> N
             return not statuses
 
         lab.wait_for(is_gone, LIMIT_SECONDS)
-        assert seen == ["Scheduled", "Started"]
+        # a slow machine may miss a document
+        assert seen in (["Scheduled", "Started"], ["Scheduled"], ["Started"], [])
+    assert [sentence.partition(",")[0].rpartition(" is ")[2] for sentence in told] == [
+        "Scheduled",
+        "Started",
+        "completed",
+    ]
 
 
 def test_an_event_does_not_start_before_the_not_before_it_showed() -> None:
@@ -638,7 +650,7 @@ def test_a_timeout_never_answers(lab: ImdsLab) -> None:
     lab.fault("timeout")
     with pytest.raises(requests.Timeout):
         get(lab, timeout=0.3)
-    assert lab.requests()[-1].status == 0
+    assert lab.wait_for(lab.requests, LIMIT_SECONDS)[-1].status == 0
 
 
 def test_a_cleared_timeout_lets_go_of_the_request(lab: ImdsLab) -> None:
@@ -743,7 +755,7 @@ def test_closing_is_prompt_while_requests_hang_and_connections_are_open() -> Non
         lab.wait_for(lab.requests, LIMIT_SECONDS)
         begun = time.monotonic()
         lab.close()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < 9  # it would wait ten for a connection that does not end
         asking.join(LIMIT_SECONDS)
         assert len(failures) == 1
     lab.close()  # a second time does nothing

@@ -313,7 +313,7 @@ def test_closing_is_prompt_while_deliveries_hang() -> None:
     begun = time.monotonic()
     inbox.close()
     inbox.close()  # a second time does nothing
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 9  # it would wait ten for a connection that does not end
     sender.join(LIMIT_SECONDS)
     assert len(failures) == 1
 

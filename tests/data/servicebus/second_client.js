@@ -39,6 +39,7 @@ const scenarios = {
     const receiver = client.createReceiver("plain");
     const message = await one(receiver);
     const renewed = await receiver.renewMessageLock(message);
+    const renewedFor = [renewed - message.enqueuedTimeUtc >= 60000, renewed - Date.now() <= 60000];
     await receiver.completeMessage(message);
     return {
       body: message.body,
@@ -49,7 +50,7 @@ const scenarios = {
       properties: message.applicationProperties,
       deliveryCount: message.deliveryCount,
       lockToken: typeof message.lockToken,
-      lockSeconds: Math.round((renewed - message.enqueuedTimeUtc) / 1000),
+      locksFor60Seconds: renewedFor.every(Boolean),
       more: (await receiver.receiveMessages(1, SILENCE)).length,
     };
   },
@@ -141,7 +142,7 @@ const scenarios = {
 
   async schedule(client) {
     const sender = client.createSender("plain");
-    const at = new Date(Date.now() + 1500);
+    const at = new Date(Date.now() + 6000);
     const numbers = await sender.scheduleMessages([{ body: "canceled", messageId: "m1" }, { body: "kept", messageId: "m2" }], at);
     await sender.cancelScheduledMessages(numbers[0]);
     const receiver = client.createReceiver("plain");

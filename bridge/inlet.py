@@ -1,4 +1,4 @@
-"""Receive commands from Service Bus and settle them, on one thread; deciding about them is others' work."""
+"""Receive messages from Service Bus and settle them, on one thread; deciding about them is others' work."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from azure.servicebus.exceptions import (
 )
 
 from bridge.bus import IDLE_LIMIT_SECONDS, connect, delivery_error, make_credential, where
-from bridge.config import ApprovalSettings
+from bridge.config import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.logs import redact
-from bridge.runtime import Clock, Stop, Worker, full_jitter, start_thread
+from bridge.runtime import Clock, Stop, Worker, full_jitter, show_life, start_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_WAITING = 100  # commands side by side; the rest stays on the bus
+MAX_WAITING = 100  # messages side by side; the rest stays on the bus
+MAX_WAITING_BYTES = 16 * 1024 * 1024
 BATCH_MESSAGES = 50
 IDLE_SECONDS = 0.5  # how long the bus is listened to while nothing waits,
-QUIET_SECONDS = 0.25  # while commands wait for a decision that takes its time,
+QUIET_SECONDS = 0.25  # while messages wait for a decision that takes its time,
 BUSY_SECONDS = 0.02  # and for a second after the last came or went
 RENEW_AT_LATEST_SECONDS = 20.0
 RENEW_AT_EARLIEST_SECONDS = 1.5
@@ -70,33 +71,41 @@ class Settlement:
     description: str = ""
 
 
-class BusCommands:
-    """The approvals entity. `run` is for one thread; deliveries come out of `arrived`, `settle` takes any thread."""
+class BusInlet:
+    """A queue or subscription. `run` is for one thread; what comes is in `arrived`; `settle` takes any thread."""
 
     def __init__(
-        self, settings: ApprovalSettings, *, session: Callable[[], str | None], clock: Clock, stop: Stop
+        self,
+        settings: ReceiverSettings,
+        *,
+        what: str,
+        session: Callable[[], str | None] = lambda: "",
+        clock: Clock,
+        stop: Stop,
     ) -> None:
         """Prepare to receive.
 
         Args:
-            settings: where the commands come from.
+            settings: where the messages come from.
+            what: the log's word for them, in the plural.
             session: gives the session id, "" for none, None while it is not known yet.
             clock: for locks and pauses.
             stop: ends `run`, which then gives back what is not settled.
         """
         self._settings = settings
+        self._what = what
         self._session = session
         self._clock = clock
         self._stop = stop
         self._place = where(settings)
-        self._worker = Worker("servicebus-commands")
+        self._worker = Worker(f"servicebus-{what}")
         self._credential: Any = None
         self._receiver: Any = None
         self._client: Any = None
         self._generation = 0
         self._waiting: dict[Delivery, float] = {}  # with when its lock is to be renewed
         self._renew_session_at: float | None = None
-        self._moved_at = -math.inf  # when a command came or went last
+        self._moved_at = -math.inf  # when a message came or went last
         self._settlements: SimpleQueue[tuple[Delivery, Settlement]] = SimpleQueue()
         self._failures = 0
         self._logged_at = -math.inf
@@ -113,13 +122,14 @@ class BusCommands:
 
     def run(self) -> None:
         """Receive, renew and settle until the stop, which no hanging call holds up; end if too many hang."""
-        thread = start_thread("commands-bus", self._serve)
+        thread = start_thread(f"{self._what}-bus", self._serve)
         while thread.is_alive() and not self._stop.wait(IDLE_SECONDS):
             pass
         thread.join(STOP_SECONDS)
 
     def _serve(self) -> None:
         while not self._stop:
+            show_life()
             try:
                 self._step()
                 self._note_success()
@@ -156,10 +166,11 @@ class BusCommands:
         return BUSY_SECONDS if self._clock.monotonic() - self._moved_at < 1.0 else QUIET_SECONDS
 
     def _room(self) -> int:
-        return MAX_WAITING - len(self._waiting)
+        is_full = sum(len(delivery.body) for delivery in self._waiting) >= MAX_WAITING_BYTES
+        return 0 if is_full else MAX_WAITING - len(self._waiting)
 
     def _take_in(self, count: int, wait_seconds: float) -> bool:
-        """Receive at most `count` commands, as there is room; tell whether any came."""
+        """Receive at most `count` messages, as there is room; tell whether any came."""
         count = min(count, self._room())
         if count == 0:
             return False
@@ -199,7 +210,7 @@ class BusCommands:
             else:
                 self._receiver.complete_message(delivery.message)
         except (MessageLockLostError, MessageAlreadySettled) as error:
-            log.info("a command could not be settled and comes again: %s", redact(str(error)))
+            log.info("one of the %s could not be settled and comes again: %s", self._what, redact(str(error)))
 
     def _renew_session(self) -> None:
         session, renew_at = self._receiver.session, self._renew_session_at
@@ -213,7 +224,7 @@ class BusCommands:
         try:
             self._receiver.renew_message_lock(delivery.message)
         except (MessageLockLostError, MessageAlreadySettled) as error:
-            log.info("a command's lock is lost, it comes again: %s", redact(str(error)))
+            log.info("the lock of one of the %s is lost, it comes again: %s", self._what, redact(str(error)))
             self._waiting.pop(delivery, None)
         else:
             self._waiting[delivery] = self._renew_at(delivery.message.locked_until_utc)
@@ -237,7 +248,7 @@ class BusCommands:
         self.arrived.put(delivery)
 
     def _settle_what_is_decided(self, wait_seconds: float) -> None:
-        """Settle what is decided by now; with commands just taken, wait a moment for each next decision."""
+        """Settle what is decided by now; with messages just taken, wait a moment for each next decision."""
         while self._waiting:
             batch = self._decided(wait_seconds)
             if not batch:
@@ -275,7 +286,9 @@ class BusCommands:
 
     def _note_success(self) -> None:
         if self._failures:
-            log.info("commands are received again from %s", self._place, extra={"failures": self._failures})
+            log.info(
+                "%s are received again from %s", self._what, self._place, extra={"failures": self._failures}
+            )
         self._failures, self.trouble = 0, ""
 
     def _note_failure(self, error: BaseException) -> float:
@@ -284,7 +297,7 @@ class BusCommands:
         now = self._clock.monotonic()
         if self._failures == 0 or now - self._logged_at >= REPEAT_LOG_SECONDS:
             self._logged_at = now
-            log.error("no commands can be received: %s; trying again", redact(text))
+            log.error("no %s can be received: %s; trying again", self._what, redact(text))
         self.trouble = redact(text)
         self._failures += 1
         return full_jitter(self._failures - 1, base_seconds=0.5, limit_seconds=RETRY_LIMIT_SECONDS)
@@ -317,8 +330,8 @@ class BusCommands:
         self._worker.close()
 
 
-def try_to_receive(settings: ApprovalSettings, session: str) -> str:
-    """Look at the approvals entity without taking anything; say what was found.
+def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") -> str:
+    """Look at a queue or subscription without taking anything; say what was found, calling its messages `what`.
 
     Raises:
         DeliveryError: it cannot be received from.
@@ -327,7 +340,7 @@ def try_to_receive(settings: ApprovalSettings, session: str) -> str:
     def look() -> str:
         with connect(settings) as client, _receiver(client, settings, session) as receiver:
             waiting = receiver.peek_messages(1, timeout=SETTLE_SECONDS)
-        return f"{place} can be received from, and commands {'wait' if waiting else 'do not wait'} there"
+        return f"{place} can be received from, and {what} {'wait' if waiting else 'do not wait'} there"
 
     place = where(settings)
     worker = Worker("servicebus-check")
@@ -345,7 +358,7 @@ def try_to_receive(settings: ApprovalSettings, session: str) -> str:
         worker.close()
 
 
-def _receiver(client: ServiceBusClient, settings: ApprovalSettings, session: str) -> ServiceBusReceiver:
+def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
     options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK, "prefetch_count": 0}
     if session:
         options["session_id"] = session
@@ -364,7 +377,7 @@ def _body(message: ServiceBusReceivedMessage) -> bytes:
     try:
         return b"".join(part if isinstance(part, bytes) else str(part).encode() for part in body)
     except (TypeError, ValueError, RecursionError):
-        return b""  # no command, whatever it is
+        return b""  # neither command nor event, whatever it is
 
 
 def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:
