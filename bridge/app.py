@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -12,17 +13,20 @@ from threading import Thread
 from typing import Any
 
 from bridge import __version__, logs
-from bridge.config import ApprovalSettings, Config, SinkSettings, StdoutSettings
+from bridge.config import ApprovalSettings, Config, RelaySettings, StdoutSettings
 from bridge.delivery import Filter
 from bridge.dispatcher import Dispatcher
-from bridge.errors import UsageError
+from bridge.errors import ConfigError, UsageError
 from bridge.forwarder import Forwarder
 from bridge.imds import ImdsClient
 from bridge.model import iso_utc
 from bridge.outbox import Outbox
-from bridge.runtime import Clock, Signals, Stop, start_thread
+from bridge.runtime import Clock, Signals, Stop, silent_threads, start_thread
+from bridge.settings import SinkSettings
 from bridge.sinks.base import Sink
 from bridge.state import StateFolder
+from bridge.status import headline
+from bridge.supervisor import Supervisor
 from bridge.voice import Role, Voice, approval_session
 
 log = logging.getLogger(__name__)
@@ -30,11 +34,16 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 STATUS_SECONDS = 2.0
 PRUNE_SECONDS = 3600.0
+ALIVE_SECONDS = (
+    10.0  # how often it is seen whether every loop lives, or four times within the watchdog's time
+)
+LAST_SECONDS = 30.0  # what closing the state may take after stop_seconds
 
-_ROLES = {"forward": "forwards", "listen": "listens for commands"}
+_ROLES = {"forward": "forwards", "listen": "listens for commands", "relay": "relays"}
 
 # Where each kind of sink is; imported only when the configuration has one.
 _SINKS = {
+    "eventgrid": ("bridge.sinks.eventgrid", "EventGridSink"),
     "servicebus": ("bridge.sinks.servicebus", "ServiceBusSink"),
     "stdout": ("bridge.sinks.stdout", "StdoutSink"),
     "webhook": ("bridge.sinks.webhook", "WebhookSink"),
@@ -46,6 +55,37 @@ def build_sink(settings: SinkSettings) -> Sink:
     module, name = _SINKS[settings.kind]
     sink: Sink = getattr(import_module(module), name)(settings)
     return sink
+
+
+def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
+    """Make all sinks, and try the formats of those for people on every type of event that they take.
+
+    Raises:
+        ConfigError: a template is faulty, or a format cannot show a type.
+    """
+    sinks, faults = {}, []
+    for name, sink_settings in settings.items():
+        try:
+            sink = sinks[name] = build_sink(sink_settings)
+            if sink_settings.is_for_people:
+                _check_format(sink, filter_of(sink_settings))
+        except (OSError, ValueError) as error:
+            faults.append(f"sinks.{name}: {error}")
+    if faults:
+        raise ConfigError("sinks", faults)
+    return sinks
+
+
+def _check_format(sink: Any, wanted: Filter) -> None:
+    from bridge.samples import samples  # noqa: PLC0415 - most have no format for people
+
+    sink.check_format([event for event in samples(Clock().now()) if wanted.takes_type(event.type)])
+
+
+def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
+    """Return which events a sink takes; a relay is no VM, so that its sinks take what names any."""
+    scope = settings.scope or ("self" if settings.is_for_people and role != "relay" else "all")
+    return Filter(types=settings.types, where=settings.where, scope=scope)
 
 
 def state_folder(config: Config, role: str) -> StateFolder:
@@ -80,9 +120,45 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     return _run(config, "listen", lambda process: _listen(process, settings, dry_run=dry_run))
 
 
+def run_relay(config: Config) -> int:
+    """Run the relay until it is stopped; return the exit code.
+
+    Raises:
+        UsageError: there is no relay in the configuration, or a sink of it cannot be relayed to.
+        StateError: the state is held or from a newer version.
+    """
+    settings = relay_settings(config)
+    return _run(config, "relay", lambda process: _relay(process, settings))
+
+
+def relay_settings(config: Config) -> RelaySettings:
+    """Return where the relay reads.
+
+    Raises:
+        UsageError: there is no relay in the configuration, or a sink asks for what only one VM can tell.
+    """
+    if config.relay is None:
+        raise UsageError("relay: there is no [relay] in the configuration; see README.md")
+    faults = [fault for name, sink in sinks_of(config).items() for fault in _faults_of_relayed(name, sink)]
+    if faults:
+        raise UsageError(
+            "relay: which VM's copy of an event comes is chance, so no sink can choose by it\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+        )
+    return config.relay
+
+
+def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
+    if sink.scope not in (None, "all"):
+        yield f'sinks.{name}.scope: given {sink.scope}, expected none or "all"'
+    for wanted in sink.where:
+        if wanted.partition(".")[0] in ("AffectsThisVm", "Vm"):
+            yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Flow:
-    """What makes a process a forwarder or a listener: loops that end at the stop, and what they tell."""
+    """What makes a process a forwarder, a listener or a relay: loops that end at the stop, and what they tell."""
 
     loops: dict[str, Callable[[], None]]
     status: Callable[[], dict[str, Any]]
@@ -97,7 +173,7 @@ def _forward(process: _Process) -> _Flow:
 
 
 def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> _Flow:
-    from bridge.commands import BusCommands  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.inlet import BusInlet  # noqa: PLC0415 - it loads the Azure packages
     from bridge.listener import Listener  # noqa: PLC0415
 
     config, clock = process.config, process.clock
@@ -107,7 +183,7 @@ def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> 
     def session() -> str | None:
         return approval_session(settings.session, voice.vm if voice.learned else None)
 
-    received = BusCommands(settings, session=session, clock=clock, stop=process.stop)
+    received = BusInlet(settings, what="commands", session=session, clock=clock, stop=process.stop)
     listener = Listener(
         settings,
         imds=imds,
@@ -122,6 +198,16 @@ def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> 
         loops={"decide": listener.run, "commands": received.run},
         status=lambda: {**listener.status(), "commands": received.status()},
     )
+
+
+def _relay(process: _Process, settings: RelaySettings) -> _Flow:
+    from bridge.inlet import BusInlet  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.relay import Relay  # noqa: PLC0415
+
+    settled = Stop()
+    inlet = BusInlet(settings, what="events", clock=process.clock, stop=settled)
+    relay = Relay(inlet=inlet, outbox=process.outbox, clock=process.clock, stop=process.stop, settled=settled)
+    return _Flow(loops={"relay": relay.run, "events": inlet.run}, status=lambda: {"relay": relay.status()})
 
 
 def _run(config: Config, role: Role, build: Callable[[_Process], _Flow]) -> int:
@@ -139,9 +225,12 @@ class _Process:
         self.config = config
         self.clock = Clock()
         self.stop = Stop()
+        self._supervisor = Supervisor()
+        self._silent: list[str] = []
         self._role = role
         settings = sinks_of(config)
-        filters = {name: Filter(types=sink.types, where=sink.where) for name, sink in settings.items()}
+        sinks = build_sinks(settings)
+        filters = {name: filter_of(sink, role) for name, sink in settings.items()}
         self._folder = state_folder(config, role)
         self.outbox = Outbox(
             self._folder,
@@ -153,11 +242,12 @@ class _Process:
         self._dispatchers = [
             Dispatcher(
                 name,
-                build_sink(sink),
+                sinks[name],
                 wanted=filters[name],
                 max_age_seconds=sink.max_age_seconds,
                 outbox=self.outbox,
                 clock=self.clock,
+                max_per_second=sink.max_per_second,
             )
             for name, sink in settings.items()
         ]
@@ -170,6 +260,7 @@ class _Process:
             _ROLES[self._role],
             extra={"sinks": [d.name for d in self._dispatchers]},
         )
+        self._supervisor.ready()
         # First of all: a notice may be there already.
         loops = [start_thread(name, loop) for name, loop in flow.loops.items()]
         senders = [start_thread(f"sink-{d.name}", d.run) for d in self._dispatchers]
@@ -182,6 +273,7 @@ class _Process:
             self.outbox.heal: TICK_SECONDS,
             lambda: self._write_status(flow): STATUS_SECONDS,
             self.outbox.prune: PRUNE_SECONDS,
+            self._look_for_life: min(ALIVE_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
         }
         next_at = dict.fromkeys(due, 0.0)
         while all(thread.is_alive() for thread in threads):
@@ -199,6 +291,7 @@ class _Process:
     ) -> int:
         """Let the loops end and deliver what waits, within the time to stop; a second signal ends it at once."""
         log.info("stopping: what waits is delivered first", extra={"why": why})
+        self._supervisor.stopping(self.config.stop_seconds + LAST_SECONDS)
         deadline = self.clock.monotonic() + self.config.stop_seconds
         self.stop.set()
         for dispatcher in self._dispatchers:
@@ -221,6 +314,17 @@ class _Process:
                 log.warning("a second signal: stopped at once; the next start sends what waits")
                 os._exit(1)
 
+    def _look_for_life(self) -> None:
+        """Tell the supervisor that the process lives, but only while every loop does."""
+        silent = silent_threads()
+        if not silent:
+            self._supervisor.alive()
+        if silent and silent != self._silent:
+            log.critical("no sign of life from %s; a supervisor will start us afresh", ", ".join(silent))
+        elif self._silent and not silent:
+            log.warning("every thread lives again")
+        self._silent = silent
+
     def _write_status(self, flow: _Flow, *, running: bool = True) -> None:
         dead = self.outbox.dead_letter_counts()
         status = {
@@ -234,6 +338,7 @@ class _Process:
             **flow.status(),
             "sinks": {d.name: {**d.status(), "dead_letters": dead.get(d.name, 0)} for d in self._dispatchers},
         }
+        self._supervisor.at(headline(status))
         try:
             self._folder.write_status(status)
         except OSError as error:

@@ -30,6 +30,7 @@ examples:
   imds-bridge forward                              print every change on this VM as a line of JSON
   imds-bridge forward --config config.toml         publish to the sinks of a configuration
   imds-bridge check --config config.toml           what works, what does not, and what to do
+  imds-bridge render --sink ops                    what a sink would send
   imds-bridge status                               the document, countdowns, and how each sink does
   imds-bridge demo                                 see it all work, on simulators
 """
@@ -68,10 +69,13 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_forward(commands)
     _add_listen(commands)
+    _add_relay(commands)
     _add_approve(commands)
     _add_check(commands)
+    _add_render(commands)
     _add_status(commands)
     _add_outbox(commands)
+    _add_schema(commands)
     _add_lab(commands, wanted)
     return parser
 
@@ -104,9 +108,9 @@ def _add_config(command: argparse.ArgumentParser) -> None:
 def _add_role(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--role",
-        choices=("forward", "listen"),
+        choices=("forward", "listen", "relay"),
         default="forward",
-        help="whose state: the forwarder's (default) or the approval listener's",
+        help="whose state: the forwarder's (default), the approval listener's or the relay's",
     )
 
 
@@ -153,6 +157,27 @@ def _add_listen(commands: Commands[argparse.ArgumentParser]) -> None:
         from bridge.app import run_listen
 
         return run_listen(_load(arguments), dry_run=arguments.dry_run)
+
+    command.set_defaults(run=run)
+
+
+def _add_relay(commands: Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "relay",
+        "take a fleet's events off the bus and send them to the sinks, one voice for all its VMs",
+        "Needs no IMDS and runs anywhere, with an identity and a state of its own. A message is completed only\n"
+        "once its event is committed; what is no CloudEvent goes to the bus's dead-letter queue.\n\n"
+        "examples:\n"
+        "  imds-bridge relay --config /etc/imds-bridge/relay.toml\n"
+        "  imds-bridge status --role relay          how far it has come, and how each sink does",
+    )
+    _add_config(command)
+
+    def run(arguments: argparse.Namespace) -> int:
+        from bridge.app import run_relay
+
+        return run_relay(_load(arguments))
 
     command.set_defaults(run=run)
 
@@ -255,12 +280,16 @@ def _add_check(commands: Commands[argparse.ArgumentParser]) -> None:
         commands,
         "check",
         "try the configuration, IMDS and every sink, and say what works",
-        "Sends no event. Exits 3 if something does not work.\n\n"
+        "Sends no event but for --send. Exits 3 if something does not work.\n\n"
         "examples:\n"
         "  imds-bridge check --config config.toml\n"
+        "  imds-bridge check --send                 a test message to each sink\n"
         "  imds-bridge check --json | jq '.[] | select(.result == \"FAIL\")'",
     )
     _add_config(command)
+    command.add_argument(
+        "--send", action="store_true", help="send one message, marked as a test, to each sink"
+    )
     command.add_argument("--json", action="store_true", help="print JSON")
 
     def run(arguments: argparse.Namespace) -> int:
@@ -268,9 +297,44 @@ def _add_check(commands: Commands[argparse.ArgumentParser]) -> None:
 
         config = _load(arguments)
         print("asking IMDS (its very first answer may take two minutes) and each sink ...", file=sys.stderr)
-        findings = check.check(config)
+        findings = check.check(config, send=arguments.send)
         print(json.dumps(check.as_json(findings), indent=2) if arguments.json else check.render(findings))
         return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
+
+    command.set_defaults(run=run)
+
+
+def _add_render(commands: Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "render",
+        "show exactly what a sink would send, for a sample of every event type",
+        "Sends nothing. Secrets are shown as ***.\n\n"
+        "examples:\n"
+        "  imds-bridge render --sink ops\n"
+        "  imds-bridge render --sink ops --type scheduledevent.scheduled --indent\n"
+        "  imds-bridge render --sink ops --type 'approval.*'",
+    )
+    _add_config(command)
+    command.add_argument(
+        "--sink", default="", metavar="NAME", help="which sink (needless where there is one)"
+    )
+    command.add_argument("--type", default="", metavar="TYPE", help="only these types; * for anything")
+    command.add_argument("--indent", action="store_true", help="lay JSON out for reading")
+
+    def run(arguments: argparse.Namespace) -> int:
+        from bridge.render import render
+
+        shown = render(
+            _load(arguments),
+            sink=arguments.sink,
+            pattern=arguments.type,
+            indent=arguments.indent,
+            at=datetime.now(UTC),
+        )
+        for text in shown:
+            print(text)
+        return OK
 
     command.set_defaults(run=run)
 
@@ -403,6 +467,43 @@ def _outbox_mark(arguments: argparse.Namespace) -> int:
         + (f"; {lost} cannot: no body was kept for want of room" if lost else "")
     )
     return OK if not lost else FAILED
+
+
+def _add_schema(commands: Commands[argparse.ArgumentParser]) -> None:
+    command = _command(
+        commands,
+        "schema",
+        "print the JSON Schema of a type's data, for whoever reads our events",
+        "Without NAME, lists the names. The same files stand in schemas/, with examples and how to read them.\n\n"
+        "examples:\n"
+        "  imds-bridge schema\n"
+        "  imds-bridge schema scheduledevent.scheduled\n"
+        "  imds-bridge schema --write schemas",
+    )
+    command.add_argument("name", nargs="?", metavar="NAME", help="a type, such as approval.accepted")
+    command.add_argument("--write", type=Path, metavar="DIR", help="write all of them there, a file each")
+    command.set_defaults(run=_schema)
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from bridge import schema
+
+    if arguments.name and arguments.write:
+        raise UsageError("schema: give NAME or --write, not both")
+    if arguments.write:
+        files = schema.schema_files()
+        try:
+            arguments.write.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (arguments.write / name).write_text(text, encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise UsageError(f"schema: cannot write to {arguments.write}: {error.strerror}") from error
+        print(f"{len(files)} schemas written to {arguments.write}")
+    elif arguments.name:
+        print(schema.schema_text(arguments.name), end="")
+    else:
+        print("\n".join(schema.schemas()))
+    return OK
 
 
 def _add_lab(commands: Commands[argparse.ArgumentParser], wanted: str) -> None:

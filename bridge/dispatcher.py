@@ -13,7 +13,7 @@ from bridge.delivery import RETRY_BASE_SECONDS, Filter
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.model import StoredEvent, iso_utc
 from bridge.outbox import EXPIRED, REJECTED, Outbox, dead_letter
-from bridge.runtime import Clock, Stop, full_jitter
+from bridge.runtime import Clock, Stop, full_jitter, show_life
 from bridge.sinks.base import Sink
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Dispatcher:
     def run(self) -> None:
         """Deliver until `finish`, and then what is left; a sink that is gone only waits for that."""
         while self._health.state != "gone":
+            show_life()
             wait_seconds = self._step()
             if wait_seconds is None:
                 continue

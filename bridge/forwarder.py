@@ -15,7 +15,7 @@ from bridge.formats.cloudevents import structured
 from bridge.imds import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
 from bridge.model import Change, CloudEvent, Document, Watch, iso_utc, parse_document
 from bridge.outbox import Outbox
-from bridge.runtime import Clock, Stop, full_jitter
+from bridge.runtime import Clock, Stop, full_jitter, show_life
 from bridge.voice import Voice
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Forwarder:
         """Poll until the stop, then once more."""
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
+            show_life()
             wait_seconds = self.poll()
             self._voice.beat()
             now = self._clock.monotonic()

@@ -27,6 +27,7 @@ from bridge.certificates import check_ca, check_certificate
 from bridge.checks import check_proxy
 from bridge.connections import Adapter, failure_of, proxy_refusal, watchdog
 from bridge.errors import HttpFailure
+from bridge.runtime import may_be_silent
 
 CONNECT_SECONDS = 5.0
 USER_AGENT = f"imds-bridge/{__version__}"
@@ -112,6 +113,7 @@ class HttpClient:
         Raises:
             HttpFailure: no connection, no complete answer in time, or a longer one (unless `truncate`).
         """
+        may_be_silent(timeout_seconds)
         with watchdog.limit(timeout_seconds):
             return self._exchange(request, timeout_seconds, max_body_bytes, truncate=truncate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import signal
 import socket
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOCK_JUMP_SECONDS = 60.0
+SILENCE_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
 
 
 class Clock:
@@ -81,6 +83,7 @@ class Stop:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for at most `seconds`; tell whether the stop has been asked for."""
+        may_be_silent(seconds)
         return self._event.wait(None if seconds is None else max(0.0, seconds))
 
 
@@ -122,6 +125,37 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     """Let the wakeup socket carry the signal."""
 
 
+class _Thread(threading.Thread):
+    """A thread whose loop shows its life: until `silent_until` (monotonic) it need not."""
+
+    silent_until = math.inf
+
+
+def show_life() -> None:
+    """Show that the loop of this thread goes round; from the first beat on it has to."""
+    thread = threading.current_thread()
+    if isinstance(thread, _Thread):
+        thread.silent_until = time.monotonic() + SILENCE_SECONDS
+
+
+def may_be_silent(seconds: float | None) -> None:
+    """Say how long a call or a wait of this thread may last (None: for ever), where its loop shows its life."""
+    thread = threading.current_thread()
+    if isinstance(thread, _Thread) and thread.silent_until < math.inf:
+        limit_seconds = math.inf if seconds is None else max(0.0, seconds)
+        thread.silent_until = time.monotonic() + limit_seconds + SILENCE_SECONDS
+
+
+def silent_threads() -> list[str]:
+    """Name the threads that have shown no life for longer than they may."""
+    now = time.monotonic()
+    return sorted(
+        thread.name
+        for thread in threading.enumerate()
+        if isinstance(thread, _Thread) and thread.silent_until < now
+    )
+
+
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     """Start a daemon thread that logs whatever ends it unexpectedly; `is_alive` tells that it ended."""
 
@@ -131,7 +165,7 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
         except Exception:
             log.exception("thread %s ended unexpectedly", name)
 
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = _Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
 
@@ -168,6 +202,7 @@ class Worker:
         """
         self._refuse_if_too_many_hang()
         outcome = self._put(function, limit_seconds)
+        may_be_silent(limit_seconds)
         if not outcome.done.wait(limit_seconds):
             self._left.append(outcome)
             if afterwards is not None:

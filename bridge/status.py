@@ -55,8 +55,11 @@ def _head(status: dict[str, Any]) -> str:
         if status["running"]
         else f"NOT RUNNING: what follows is from {age} ago"
     ]
-    lines.append(f"VM    {status['vm'] or 'not known yet'}")
-    lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
+    if relay := status.get("relay"):
+        lines.append(f"BUS   {relay['from']}, {_relay(relay)}")
+    else:
+        lines.append(f"VM    {status['vm'] or 'not known yet'}")
+        lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
     if commands := status.get("commands"):
         trouble = f"; NOT RECEIVED: {commands['trouble']}" if commands["trouble"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
@@ -72,9 +75,20 @@ def _imds(status: dict[str, Any]) -> str:
     return f"{seen}; NO GOOD ANSWER NOW: {status['trouble']}" if status.get("trouble") else seen
 
 
+def _relay(relay: dict[str, Any]) -> str:
+    parts = [f"{relay['relayed']} event(s) relayed, the last {relay['last_event_at'] or 'never'}"]
+    if relay["malformed"]:
+        parts.append(f"{relay['malformed']} message(s) dead-lettered that are no events")
+    if relay["held"]:
+        parts.append(f"{relay['held']} event(s) stay on the bus until disk or sinks have them")
+    if relay["trouble"]:
+        parts.append(f"NOT RECEIVED: {relay['trouble']}")
+    return "; ".join(parts)
+
+
 def _events(status: dict[str, Any]) -> str:
     document = status.get("document")
-    if "commands" in status:
+    if "commands" in status or "relay" in status:
         return ""
     if not document:
         return "No document has been seen."
@@ -116,3 +130,36 @@ def _sinks(status: dict[str, Any]) -> str:
         for name, sink in status["sinks"].items()
     ]
     return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "LAST ERROR"), rows)
+
+
+def headline(status: dict[str, Any]) -> str:
+    """Say in a line what a process is at: what is coming, what waits, what is wrong."""
+    parts = [_at_work(status)]
+    if status.get("trouble"):
+        parts.append("IMDS GIVES NO GOOD ANSWER")
+    if (status.get("commands") or status.get("relay") or {}).get("trouble"):
+        parts.append("NOTHING IS RECEIVED FROM THE BUS")
+    if status.get("disk_trouble"):
+        parts.append("THE DISK FAILS")
+    parts += [
+        f"{sink['backlog']} wait for {name} ({sink['state']})"
+        for name, sink in status["sinks"].items()
+        if sink["backlog"] or sink["state"] != "ok"
+    ]
+    return "; ".join(parts)
+
+
+def _at_work(status: dict[str, Any]) -> str:
+    if relay := status.get("relay"):
+        return f"{relay['relayed']} events relayed"
+    vm = status["vm"] or "this VM"
+    if "commands" in status:
+        return f"{vm}: {status['waiting_commands']} commands wait"
+    events = list(read_document(status["document"]).events.values()) if status["document"] else []
+    told = [
+        f"{event.raw.get('EventType')} {event.status}"
+        + (f", not before {iso_utc(event.not_before)}" if event.not_before else "")
+        for event in events[:3]
+    ]
+    more = [f"{len(events) - 3} more"] if len(events) > len(told) else []
+    return f"{vm}: " + ("; ".join(told + more) or "no events")
