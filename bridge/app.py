@@ -34,9 +34,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 STATUS_SECONDS = 2.0
 PRUNE_SECONDS = 3600.0
-ALIVE_SECONDS = (
-    10.0  # how often it is seen whether every loop lives, or four times within the watchdog's time
-)
+ALIVE_SECONDS = 10.0  # how often it is seen whether every loop lives; four times within a watchdog's time
 LAST_SECONDS = 30.0  # what closing the state may take after stop_seconds
 
 _ROLES = {"forward": "forwards", "listen": "listens for commands", "relay": "relays"}

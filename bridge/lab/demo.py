@@ -85,8 +85,8 @@ def add_parser(commands: Any) -> None:
         "demo",
         help="see it all work, on simulators",
         description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service\n"
-        "Bus and Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens. Ends by itself,\n"
-        "within 40 seconds.",
+        "Bus and Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens.\n"
+        "Ends by itself, within 40 seconds.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=lambda _: run())

@@ -21,8 +21,13 @@ from bridge.state import StateFolder
 LOOK_SECONDS = 0.1
 COLUMN = 10
 _COLOURS = {
-    **{"STORY": "1", "IMDS": "33", "PUBLISHED": "36", "ARRIVED": "32"},
-    **{"CHAT": "34", "APPROVE": "35", "COUNTDOWN": "2"},
+    "STORY": "1",
+    "IMDS": "33",
+    "PUBLISHED": "36",
+    "ARRIVED": "32",
+    "CHAT": "34",
+    "APPROVE": "35",
+    "COUNTDOWN": "2",
 }
 
 
