@@ -13,7 +13,7 @@ from bridge.app import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.config import Config
 from bridge.database import Database
 from bridge.discovery import search
-from bridge.errors import DeliveryError, ImdsError, Misconfigured, StateError, UsageError
+from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
 from bridge.imds import ImdsClient
 from bridge.model import parse_document
 from bridge.runtime import Clock
@@ -111,19 +111,26 @@ def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
     for name, sink in build_sinks(sinks_of(config)).items():
         part = f"sink {name}"
         try:
-            found = sink.check()
-            if send:
+            if send:  # what becomes of it says more than any other try
                 sink.send([check_event(Clock().now(), vm=socket.gethostname())])
-                found += "; it took a test message"
+            found = "it took a test message" if send else sink.check()
             yield Finding(part=part, result="ok", found=found)
-        except Misconfigured as error:
-            mend = f"look at the settings of [sinks.{name}] and its secrets"
-            yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
         except DeliveryError as error:
-            mend = "events wait in the outbox until it is reached"
+            mend = next(text for kind, text in _MENDS if isinstance(error, kind)).format(name=name)
             yield Finding(part=part, result="FAIL", found=str(error), mend=mend)
         finally:
             sink.close()
+
+
+_MENDS: tuple[tuple[type[DeliveryError], str], ...] = (
+    (Misconfigured, "look at the settings of [sinks.{name}] and its secrets"),
+    (
+        Rejected,
+        "each event that is answered so is dead-lettered; `imds-bridge render --sink {name}` shows them",
+    ),
+    (Gone, "the receiver wants no more events; this sink would stop until a restart"),
+    (DeliveryError, "events wait in the outbox until it is reached"),
+)
 
 
 def _approvals(config: Config) -> Iterator[Finding]:

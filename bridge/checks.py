@@ -73,7 +73,7 @@ def check_time_zone(name: str) -> str:
     try:
         if name:
             ZoneInfo(name)
-    except (OSError, ValueError):
+    except (KeyError, OSError, ValueError):  # the library's own is a KeyError
         raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
     return name
 
@@ -125,9 +125,9 @@ def check_signing_secrets(text: str) -> list[str]:
         except ValueError:
             size = 0
         if not 24 <= size <= 64:  # noqa: PLR2004 - Standard Webhooks 1.0.0
-            raise ValueError("signing_secret: expected whsec_ and the base64 of 24 to 64 bytes")
+            raise ValueError("expected whsec_ and the base64 of 24 to 64 bytes")
     if not secrets:
-        raise ValueError("signing_secret: expected at least one")
+        raise ValueError("expected at least one")
     return secrets
 
 

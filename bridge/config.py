@@ -79,10 +79,15 @@ class HttpSettings(Settings):
     def _check_certificates(self) -> HttpSettings:
         if self.client_key_file and not self.client_certificate_file:
             raise ValueError("client_key_file: expected a client_certificate_file, too")
-        if self.client_certificate_file:
-            check_certificate(self.client_certificate_file, self.client_key_file)
-        if self.ca_file:
-            check_ca(self.ca_file)
+        try:
+            name = "client_certificate_file"
+            if self.client_certificate_file:
+                check_certificate(self.client_certificate_file, self.client_key_file)
+            name = "ca_file"
+            if self.ca_file:
+                check_ca(self.ca_file)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         return self
 
 
@@ -193,12 +198,12 @@ class WebhookSettings(SinkSettings, HttpSettings):
 
     @model_validator(mode="after")
     def _check_format(self) -> WebhookSettings:
-        needed = {"pagerduty": "routing_key", "template": "template"}
-        for format_, name in needed.items():
-            if (getattr(self, name) is not None) != (self.format == format_):
-                raise ValueError(
-                    f'{name} (or {name}_file) belongs to format = "{format_}"; give both or neither'
-                )
+        for format_, name in {"pagerduty": "routing_key", "template": "template"}.items():
+            is_given = getattr(self, name) is not None
+            if self.format == format_ and not is_given:
+                raise ValueError(f'{name}: is missing (or {name}_file), which format = "{format_}" needs')
+            if self.format != format_ and is_given:
+                raise ValueError(f'{name}: expected format = "{format_}" with it, given "{self.format}"')
         if self.mode != "structured" and self.format != "cloudevents":
             raise ValueError('mode: expected format = "cloudevents" with it')
         return self
@@ -242,8 +247,11 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
 
     @model_validator(mode="after")
     def _check_topic(self) -> EventGridSettings:
-        check_url(self.endpoint, allow_http=self.allow_http)
-        self.publish_url()
+        try:
+            check_url(self.endpoint, allow_http=self.allow_http)
+            self.publish_url()
+        except ValueError as error:
+            raise ValueError(f"endpoint: given {show(self.endpoint)}, {error}") from None
         return self
 
     def publish_url(self) -> tuple[str, str]:
@@ -264,9 +272,13 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
         if flavor == "namespace" and _TOPIC.fullmatch(topic) and (named or not path):
             query = f"api-version={NAMESPACE_API_VERSION}"
             return flavor, f"{parts.scheme}://{parts.netloc}/topics/{topic}:publish?{query}"
+        if self.topic and path:
+            raise ValueError(
+                "a custom topic's; leave topic out, or give a namespace's address without a path"
+            )
         raise ValueError(
-            "endpoint: expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
-            "https://NAMESPACE.REGION-1.eventgrid.azure.net and a topic"
+            "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
+            'https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'
         )
 
 

@@ -24,7 +24,7 @@ NOTHING_WAITS = math.inf
 REPEAT_LOG_SECONDS = 600.0
 LAST_RETRY_SECONDS = 0.5  # how often a failing sink is tried while the process stops
 
-SinkState = Literal["ok", "retrying", "misconfigured", "gone"]
+SinkState = Literal["ok", "rejecting", "retrying", "misconfigured", "gone"]
 
 
 @dataclass
@@ -231,6 +231,7 @@ class Dispatcher:
     def _note_rejection(self, event: StoredEvent, error: Rejected) -> None:
         """Remember the error; the receiver is there all the same."""
         self._note_answer()
+        self._health.state = "rejecting"
         self._health.last_error, self._health.last_error_at = f"{event.id}: {error}", self._clock.now()
 
     def _note_answer(self) -> None:

@@ -19,6 +19,8 @@ from pydantic import (
     model_validator,
 )
 
+from bridge.checks import show
+
 DAY_SECONDS = 86_400.0
 EVENT_TYPES = [
     f"io.imdsbridge.{name}.v1"
@@ -54,6 +56,13 @@ WHERE_NAMES = (
     ),
     *("Outcome", "Reason", "DryRun", "Command", "Version"),
 )
+# What IMDS says today; it may come to say more, so that only what looks like a slip is refused.
+_KNOWN_VALUES = {
+    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
+    "EventStatus": ("Scheduled", "Started", "Completed", "Canceled", "Ended"),
+    "EventSource": ("Platform", "User"),
+    "Outcome": ("Accepted", "Rejected", "Failed"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +186,8 @@ class SinkSettings(Settings):
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
         for pattern in value:
             if not any(fnmatchcase(known, pattern.replace("[", "[[]")) for known in EVENT_TYPES):
-                close = get_close_matches(pattern, EVENT_TYPES, n=1)
+                families = sorted({f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES})
+                close = get_close_matches(pattern, [*EVENT_TYPES, *families], n=1)
                 hint = f"; did you mean {close[0]}?" if close else f", for example {EVENT_TYPES[0]}"
                 raise ValueError(f"expected types that there are{hint}")
         return value
@@ -185,7 +195,13 @@ class SinkSettings(Settings):
     @field_validator("where")
     @classmethod
     def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
-        for name in value:
+        for name, wanted in value.items():
+            known = _KNOWN_VALUES.get(name, ())
+            for one in wanted if isinstance(wanted, list | tuple) else [wanted]:
+                if one not in known and (near := get_close_matches(str(one), list(map(str, known)), n=1)):
+                    raise ValueError(f"{name}: given {show(one)}, did you mean {near[0]}?")
+            if name == "AffectsThisVm" and not isinstance(wanted, bool):
+                raise ValueError(f"{name}: given {show(wanted)}, expected true or false")
             if name.partition(".")[0] not in WHERE_NAMES:
                 close = get_close_matches(name, WHERE_NAMES, n=1)
                 hint = f"; did you mean {close[0]}?" if close else ", such as EventType or AffectsThisVm"

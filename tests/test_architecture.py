@@ -16,6 +16,8 @@ PURE = [
     "events.py",
     "delivery.py",
     "command.py",
+    "contract.py",
+    "schema.py",
     "envelope.py",
     "policy.py",
     *(f"formats/{name}.py" for name in ("approvals", "cloudevents", "notice", "pagerduty", "reading")),

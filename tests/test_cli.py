@@ -34,7 +34,7 @@ from tests.support import (
 )
 from tests.support_outbox import OTHER_TYPE, event, open_outbox
 
-COMMANDS = ["forward", "check", "status", "outbox", "lab", "demo"]
+COMMANDS = ["forward", "relay", "render", "schema", "check", "status", "outbox", "lab", "demo"]
 
 
 EVENT_TYPES_IN_ORDER = [
@@ -373,18 +373,29 @@ def test_render_of_what_there_is_not_exits_2_with_what_there_is(
     "faulty",
     [
         ({"format": "template", "template": {"text": "{{ data.EvntType }}"}}, "did you mean EventType?"),
-        ({"format": "pagerduty", "routing_key": "x" * 32, "types": ["*"]}, "document.changed"),
+        (
+            {"format": "teams", "time_zone": "Europe/Berln"},
+            "expected an IANA time zone such as Europe/Berlin",
+        ),
+        ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
+        ({"where": {"EventType": ["Rebot"]}}, 'EventType: given "Rebot", did you mean Reboot?'),
+        ({"where": {"AffectsThisVm": "yes"}}, 'AffectsThisVm: given "yes", expected true or false'),
+        ({"ca_file": "/does/not/exist.pem"}, "ca_file: /does/not/exist.pem: No such file or directory"),
+        (
+            {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF", "types": ["*"]},
+            "document.changed",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["forward", "check", "render"])
-def test_a_format_that_cannot_show_what_its_sink_takes_is_a_fault_of_the_configuration(
+def test_what_a_sink_cannot_do_is_a_fault_of_the_configuration_and_told_with_the_mend(
     call: Any, config: Path, lab: ImdsLab, command: str, faulty: tuple[dict[str, Any], str]
 ) -> None:
     sink, said = faulty
     sinks(config, lab, ops={"kind": "webhook", "url": "https://example.org/", **sink})
     told = call(command, "--config", config)
     assert told.code == 2
-    assert "sinks.ops: " in told.err
+    assert "sinks.ops" in told.err
     assert said in told.err
 
 

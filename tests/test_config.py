@@ -265,8 +265,8 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
             "sinks.b.haeders: is no setting; did you mean headers?",
             "sinks.b.bearer_token: given ***, expected a token: one word of ASCII letters, digits and signs",
             "sinks.c.url: given ***, expected https; set allow_http = true to send in the clear",
-            'sinks.c.types: given ["scheduledevent.*"], expected types that there are, '
-            "for example io.imdsbridge.scheduledevent.scheduled.v1",
+            'sinks.c.types: given ["scheduledevent.*"], expected types that there are; '
+            "did you mean io.imdsbridge.scheduledevent.*?",
             "sinks.d.url: is no setting",
         ]
     )

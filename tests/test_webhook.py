@@ -372,6 +372,15 @@ def test_an_event_that_binary_mode_cannot_carry_is_rejected_and_blocks_nothing(
     assert EVENT.envelope in inbox.events()
 
 
+def test_a_signature_that_is_refused_with_400_costs_no_event_and_has_the_secret_read_again(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    secret = "whsec_" + "QUJD" * 8
+    inbox.fault(400, body='{"error": "Invalid Signature"}', count=2)
+    assert type(failure(sink(tmp_path, inbox.url, signing_secret=secret))) is Misconfigured
+    assert type(failure(sink(tmp_path, inbox.url))) is Rejected
+
+
 def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox, tmp_path: Path) -> None:
     events = list(samples(datetime.now(UTC)))
     for format_ in ("teams", "slack", "template"):

@@ -1,0 +1,180 @@
+metadata description = 'What imds-bridge publishes to and takes approvals from: Service Bus, and as you like Event Grid, a Logic App and a Function.'
+
+@description('Name of the Service Bus namespace, unique in all of Azure.')
+@minLength(6)
+@maxLength(50)
+param namespaceName string
+
+@description('Principal ids of the managed identities that run imds-bridge forward.')
+param forwardPrincipalIds string[]
+
+@description('Principal ids of those that run imds-bridge listen; they may be the same ones.')
+param listenPrincipalIds string[] = []
+
+@description('Principal ids of those that run imds-bridge relay.')
+param relayPrincipalIds string[] = []
+
+@description('Object ids of those that may send approve commands and look at the receipts.')
+param approverPrincipalIds string[] = []
+
+@description('What the approvers are; a group may hold people and managed identities alike.')
+@allowed(['Group', 'ServicePrincipal', 'User'])
+param approverPrincipalType string = 'Group'
+
+@description('Object ids of those that read the audit subscription.')
+param auditPrincipalIds string[] = []
+
+@description('What they are.')
+@allowed(['Group', 'ServicePrincipal', 'User'])
+param auditPrincipalType string = 'Group'
+
+param location string = resourceGroup().location
+param tags object = {}
+
+@description('Topics and sessions need Standard at least; private endpoints need Premium.')
+@allowed(['Standard', 'Premium'])
+param sku string = 'Standard'
+
+@description('Messaging units, of Premium only.')
+@allowed([1, 2, 4, 8, 16])
+param capacity int = 1
+
+param topicName string = 'scheduled-events'
+param queueName string = 'approvals'
+
+@description('Name of an Event Grid topic for the same events; empty: none.')
+@maxLength(50)
+param eventGridTopicName string = ''
+
+@description('Name of a Logic App that asks in Teams for approvals; empty: none.')
+param logicAppName string = ''
+
+@description('Ids of the team and the channel in which it asks.')
+param teamId string = ''
+param channelId string = ''
+
+@description('Name of a Function app that keeps an audit trail, unique in all of Azure; empty: none.')
+param functionName string = ''
+
+@description('Name of the storage account of the Function app.')
+@minLength(3)
+@maxLength(24)
+param functionStorageName string = 'audit${uniqueString(resourceGroup().id, functionName)}'
+
+@description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
+param workspaceId string = ''
+
+var isNotice = 'cloudEvents_type LIKE \'io.imdsbridge.scheduledevent.%\''
+var isReceipt = 'cloudEvents_type LIKE \'io.imdsbridge.approval.%\''
+var publisherIds = union(forwardPrincipalIds, listenPrincipalIds)
+
+module bus 'modules/servicebus.bicep' = {
+  name: 'imds-bridge-servicebus'
+  params: {
+    name: namespaceName
+    location: location
+    tags: tags
+    sku: sku
+    capacity: capacity
+    topicName: topicName
+    queueName: queueName
+    publisherIds: publisherIds
+    listenerIds: listenPrincipalIds
+    approverIds: approverPrincipalIds
+    approverType: approverPrincipalType
+    workspaceId: workspaceId
+  }
+}
+
+// A subscription without a reader would only fill the topic, so each is made once somebody may read it.
+module audit 'modules/subscription.bicep' = if (!empty(auditPrincipalIds)) {
+  name: 'imds-bridge-audit'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    name: 'audit'
+    receiverIds: auditPrincipalIds
+    receiverType: auditPrincipalType
+  }
+  dependsOn: [
+    bus
+  ]
+}
+
+module relay 'modules/subscription.bicep' = if (!empty(relayPrincipalIds)) {
+  name: 'imds-bridge-relay'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    name: 'relay'
+    filter: '${isNotice} OR ${isReceipt}'
+    timeToLive: 'P1D'
+    deadLetterExpired: false // news of yesterday is no news
+    receiverIds: relayPrincipalIds
+  }
+  dependsOn: [
+    bus
+  ]
+}
+
+module receiptsRead 'modules/subscription.bicep' = if (!empty(approverPrincipalIds)) {
+  name: 'imds-bridge-receipts'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    name: 'receipts'
+    filter: isReceipt
+    timeToLive: 'PT1H'
+    deadLetterExpired: false // approve --wait looks at receipts and leaves them
+    receiverIds: approverPrincipalIds
+    receiverType: approverPrincipalType
+  }
+  dependsOn: [
+    bus
+  ]
+}
+
+module grid 'modules/eventgrid.bicep' = if (!empty(eventGridTopicName)) {
+  name: 'imds-bridge-eventgrid'
+  params: {
+    name: eventGridTopicName
+    location: location
+    tags: tags
+    publisherIds: publisherIds
+    workspaceId: workspaceId
+  }
+}
+
+module logicApp 'modules/logicapp.bicep' = if (!empty(logicAppName)) {
+  name: 'imds-bridge-logicapp'
+  params: {
+    name: logicAppName
+    location: location
+    tags: tags
+    namespaceName: namespaceName
+    hostName: bus.outputs.hostName
+    topicName: topicName
+    queueName: queueName
+    teamId: teamId
+    channelId: channelId
+  }
+}
+
+module function 'modules/function.bicep' = if (!empty(functionName)) {
+  name: 'imds-bridge-function'
+  params: {
+    name: functionName
+    storageName: functionStorageName
+    location: location
+    tags: tags
+    namespaceName: namespaceName
+    hostName: bus.outputs.hostName
+    topicName: topicName
+    workspaceId: workspaceId
+  }
+}
+
+output namespace string = bus.outputs.hostName
+output topic string = topicName
+output queue string = queueName
+output eventGridEndpoint string = empty(eventGridTopicName) ? '' : grid!.outputs.endpoint

@@ -1,0 +1,58 @@
+metadata description = 'An Event Grid topic that takes CloudEvents, and who may publish to it.'
+
+@minLength(3)
+@maxLength(50)
+param name string
+param location string
+param tags object
+
+@description('Who publishes to the topic.')
+param publisherIds string[]
+
+@description('Where logs and metrics go; empty: nowhere.')
+param workspaceId string
+
+var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'd5a91429-5739-47e2-a06b-3470a27159e7')
+
+resource topic 'Microsoft.EventGrid/topics@2025-02-15' = {
+  name: name
+  location: location
+  tags: tags
+  properties: {
+    inputSchema: 'CloudEventSchemaV1_0'
+    disableLocalAuth: true
+    minimumTlsVersionAllowed: '1.2'
+  }
+}
+
+resource publisherSends 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in publisherIds: {
+  scope: topic
+  name: guid(topic.id, id, dataSender)
+  properties: {
+    roleDefinitionId: dataSender
+    principalId: id
+    principalType: 'ServicePrincipal'
+  }
+}]
+
+resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!empty(workspaceId)) {
+  scope: topic
+  name: 'imds-bridge'
+  properties: {
+    workspaceId: workspaceId
+    logs: [
+      {
+        categoryGroup: 'allLogs'
+        enabled: true
+      }
+    ]
+    metrics: [
+      {
+        category: 'AllMetrics'
+        enabled: true
+      }
+    ]
+  }
+}
+
+output endpoint string = topic.properties.endpoint

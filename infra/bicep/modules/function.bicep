@@ -1,0 +1,187 @@
+metadata description = 'A Function app on a Flex Consumption plan that reads a subscription of its own, without any key.'
+
+param name string
+param storageName string
+param location string
+param tags object
+param namespaceName string
+param hostName string
+param topicName string
+
+@description('Log Analytics workspace for Application Insights; empty: none.')
+param workspaceId string
+
+var subscriptionName = 'function'
+var deployments = 'deployments'
+var blobDataOwner = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'b7e6dc6d-f1e8-4753-8033-0f276bb0955b')
+var tableDataContributor = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '0a9a7e1f-b9d0-4cc4-a60d-0319b160aaa3')
+var metricsPublisher = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '3913510d-42f4-4e42-8a64-420c390055eb')
+
+resource storage 'Microsoft.Storage/storageAccounts@2024-01-01' = {
+  name: storageName
+  location: location
+  tags: tags
+  kind: 'StorageV2'
+  sku: {
+    name: 'Standard_LRS'
+  }
+  properties: {
+    allowSharedKeyAccess: false
+    allowBlobPublicAccess: false
+    defaultToOAuthAuthentication: true
+    minimumTlsVersion: 'TLS1_2'
+    supportsHttpsTrafficOnly: true
+  }
+}
+
+resource blobs 'Microsoft.Storage/storageAccounts/blobServices@2024-01-01' = {
+  parent: storage
+  name: 'default'
+}
+
+resource packages 'Microsoft.Storage/storageAccounts/blobServices/containers@2024-01-01' = {
+  parent: blobs
+  name: deployments
+}
+
+resource plan 'Microsoft.Web/serverfarms@2024-04-01' = {
+  name: name
+  location: location
+  tags: tags
+  kind: 'functionapp'
+  sku: {
+    name: 'FC1'
+    tier: 'FlexConsumption'
+  }
+  properties: {
+    reserved: true
+  }
+}
+
+resource insights 'Microsoft.Insights/components@2020-02-02' = if (!empty(workspaceId)) {
+  name: name
+  location: location
+  tags: tags
+  kind: 'web'
+  properties: {
+    Application_Type: 'web'
+    WorkspaceResourceId: workspaceId
+    DisableLocalAuth: true
+  }
+}
+
+var settings = [
+  {
+    name: 'AzureWebJobsStorage__accountName'
+    value: storage.name
+  }
+  {
+    name: 'ServiceBusConnection__fullyQualifiedNamespace'
+    value: hostName
+  }
+  {
+    name: 'EVENTS_TOPIC'
+    value: topicName
+  }
+  {
+    name: 'EVENTS_SUBSCRIPTION'
+    value: subscriptionName
+  }
+  {
+    name: 'AUDIT_TABLE_ENDPOINT'
+    value: storage.properties.primaryEndpoints.table
+  }
+]
+
+var insightsSettings = empty(workspaceId) ? [] : [
+  {
+    name: 'APPLICATIONINSIGHTS_CONNECTION_STRING'
+    value: insights!.properties.ConnectionString
+  }
+  {
+    name: 'APPLICATIONINSIGHTS_AUTHENTICATION_STRING'
+    value: 'Authorization=AAD'
+  }
+]
+
+resource app 'Microsoft.Web/sites@2024-04-01' = {
+  name: name
+  location: location
+  tags: tags
+  kind: 'functionapp,linux'
+  identity: {
+    type: 'SystemAssigned'
+  }
+  properties: {
+    serverFarmId: plan.id
+    httpsOnly: true
+    functionAppConfig: {
+      deployment: {
+        storage: {
+          type: 'blobContainer'
+          value: '${storage.properties.primaryEndpoints.blob}${deployments}'
+          authentication: {
+            type: 'SystemAssignedIdentity'
+          }
+        }
+      }
+      runtime: {
+        name: 'python'
+        version: '3.12'
+      }
+      scaleAndConcurrency: {
+        instanceMemoryMB: 2048
+        maximumInstanceCount: 40
+      }
+    }
+    siteConfig: {
+      minTlsVersion: '1.2'
+      appSettings: concat(settings, insightsSettings)
+    }
+  }
+  dependsOn: [
+    packages
+  ]
+}
+
+module subscribed 'subscription.bicep' = {
+  name: '${name}-subscription'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    name: subscriptionName
+    receiverIds: [
+      app.identity.principalId
+    ]
+  }
+}
+
+resource ownsBlobs 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  scope: storage
+  name: guid(storage.id, app.id, blobDataOwner)
+  properties: {
+    roleDefinitionId: blobDataOwner
+    principalId: app.identity.principalId
+    principalType: 'ServicePrincipal'
+  }
+}
+
+resource writesTables 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  scope: storage
+  name: guid(storage.id, app.id, tableDataContributor)
+  properties: {
+    roleDefinitionId: tableDataContributor
+    principalId: app.identity.principalId
+    principalType: 'ServicePrincipal'
+  }
+}
+
+resource publishesMetrics 'Microsoft.Authorization/roleAssignments@2022-04-01' = if (!empty(workspaceId)) {
+  scope: insights
+  name: guid(insights.id, app.id, metricsPublisher)
+  properties: {
+    roleDefinitionId: metricsPublisher
+    principalId: app.identity.principalId
+    principalType: 'ServicePrincipal'
+  }
+}

@@ -1,0 +1,134 @@
+metadata description = 'The Logic App that asks in Teams and sends the approve command: it reads a subscription of its own, as itself.'
+
+param name string
+param location string
+param tags object
+param namespaceName string
+param hostName string
+param topicName string
+param queueName string
+
+@description('Ids of the team and of the channel in it.')
+param teamId string
+param channelId string
+
+var subscriptionName = 'logicapp'
+var serviceBusApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'servicebus')
+var teamsApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'teams')
+var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
+
+// any(): parameterValueSet, without which the connection would need a key, is missing from the type.
+resource busConnection 'Microsoft.Web/connections@2016-06-01' = {
+  name: '${name}-servicebus'
+  location: location
+  tags: tags
+  properties: any({
+    displayName: hostName
+    api: {
+      id: serviceBusApi
+    }
+    parameterValueSet: {
+      name: 'managedIdentityAuth'
+      values: {
+        namespaceEndpoint: {
+          value: 'sb://${hostName}/'
+        }
+      }
+    }
+  })
+}
+
+// Teams knows no managed identities: somebody has to authorize this connection once, in the portal.
+resource teamsConnection 'Microsoft.Web/connections@2016-06-01' = {
+  name: '${name}-teams'
+  location: location
+  tags: tags
+  properties: {
+    displayName: 'imds-bridge'
+    api: {
+      id: teamsApi
+    }
+  }
+}
+
+resource workflow 'Microsoft.Logic/workflows@2019-05-01' = {
+  name: name
+  location: location
+  tags: tags
+  identity: {
+    type: 'SystemAssigned'
+  }
+  properties: {
+    definition: loadJsonContent('../../consumers/logicapp/definition.json')
+    parameters: {
+      '$connections': {
+        value: {
+          servicebus: {
+            connectionId: busConnection.id
+            connectionName: busConnection.name
+            id: serviceBusApi
+            connectionProperties: {
+              authentication: {
+                type: 'ManagedServiceIdentity'
+              }
+            }
+          }
+          teams: {
+            connectionId: teamsConnection.id
+            connectionName: teamsConnection.name
+            id: teamsApi
+          }
+        }
+      }
+      topic: {
+        value: topicName
+      }
+      subscription: {
+        value: subscriptionName
+      }
+      queue: {
+        value: queueName
+      }
+      team: {
+        value: teamId
+      }
+      channel: {
+        value: channelId
+      }
+    }
+  }
+}
+
+module subscribed 'subscription.bicep' = {
+  name: '${name}-subscription'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    name: subscriptionName
+    filter: 'cloudEvents_type = \'io.imdsbridge.scheduledevent.scheduled.v1\''
+    timeToLive: 'P1D'
+    deadLetterExpired: false
+    receiverIds: [
+      workflow.identity.principalId
+    ]
+  }
+}
+
+resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' existing = {
+  name: namespaceName
+}
+
+resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' existing = {
+  parent: bus
+  name: queueName
+}
+
+resource sends 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  scope: queue
+  name: guid(queue.id, workflow.id, dataSender)
+  properties: {
+    roleDefinitionId: dataSender
+    principalId: workflow.identity.principalId
+    principalType: 'ServicePrincipal'
+  }
+}

@@ -1,0 +1,119 @@
+metadata description = 'A scale set whose VMs are told before they are deleted or get a new OS image. It stands alone: the VMs may be elsewhere than the bus.'
+
+param name string
+param location string = resourceGroup().location
+param tags object = {}
+
+@description('Resource id of the subnet.')
+param subnetId string
+
+param adminUsername string = 'azureuser'
+param sshPublicKey string
+
+@description('Resource ids of the user-assigned identities of imds-bridge; without any, the set gets one of its own.')
+param identityIds string[] = []
+
+@description('General-purpose sizes: others, such as G, M, N and H, get no notice of a new OS image.')
+param vmSize string = 'Standard_D2s_v5'
+
+@minValue(0)
+@maxValue(1000)
+param instanceCount int = 2
+
+@description('Availability zones, for example 1, 2 and 3; empty: none.')
+param zones string[] = []
+
+param imageReference object = {
+  publisher: 'Canonical'
+  offer: 'ubuntu-24_04-lts'
+  sku: 'server'
+  version: 'latest'
+}
+
+@description('How long a deletion waits for its approval.')
+@minValue(5)
+@maxValue(15)
+param terminateNoticeMinutes int = 10
+
+@description('Whether a new OS image and a reimage are announced, 15 minutes ahead: the service takes no other time.')
+param osImageNotice bool = true
+
+resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
+  name: name
+  location: location
+  tags: tags
+  zones: zones
+  sku: {
+    name: vmSize
+    capacity: instanceCount
+  }
+  identity: {
+    type: empty(identityIds) ? 'SystemAssigned' : 'UserAssigned'
+    userAssignedIdentities: empty(identityIds) ? null : toObject(identityIds, id => id, id => {})
+  }
+  properties: {
+    orchestrationMode: 'Uniform'
+    upgradePolicy: {
+      mode: 'Manual' // existing instances change when you upgrade them, see README.md
+    }
+    virtualMachineProfile: {
+      osProfile: {
+        computerNamePrefix: take(name, 9)
+        adminUsername: adminUsername
+        linuxConfiguration: {
+          disablePasswordAuthentication: true
+          ssh: {
+            publicKeys: [
+              {
+                path: '/home/${adminUsername}/.ssh/authorized_keys'
+                keyData: sshPublicKey
+              }
+            ]
+          }
+        }
+      }
+      storageProfile: {
+        imageReference: imageReference
+        osDisk: {
+          createOption: 'FromImage'
+          managedDisk: {
+            storageAccountType: 'Premium_LRS'
+          }
+        }
+      }
+      networkProfile: {
+        networkInterfaceConfigurations: [
+          {
+            name: 'nic'
+            properties: {
+              primary: true
+              ipConfigurations: [
+                {
+                  name: 'ip'
+                  properties: {
+                    subnet: {
+                      id: subnetId
+                    }
+                  }
+                }
+              ]
+            }
+          }
+        ]
+      }
+      scheduledEventsProfile: {
+        terminateNotificationProfile: {
+          enable: true
+          notBeforeTimeout: 'PT${terminateNoticeMinutes}M'
+        }
+        osImageNotificationProfile: {
+          enable: osImageNotice
+          notBeforeTimeout: 'PT15M'
+        }
+      }
+    }
+  }
+}
+
+output id string = scaleSet.id
+output principalId string = empty(identityIds) ? scaleSet.identity.principalId : ''

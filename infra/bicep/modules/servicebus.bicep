@@ -1,0 +1,124 @@
+metadata description = 'The namespace, the topic for events, the queue for approve commands, and who may send and receive there.'
+
+param name string
+param location string
+param tags object
+@allowed(['Standard', 'Premium'])
+param sku string
+param capacity int
+param topicName string
+param queueName string
+
+@description('Who publishes to the topic.')
+param publisherIds string[]
+
+@description('Who takes commands off the queue.')
+param listenerIds string[]
+
+@description('Who sends commands to the queue.')
+param approverIds string[]
+@allowed(['Group', 'ServicePrincipal', 'User'])
+param approverType string
+
+@description('Where logs and metrics go; empty: nowhere.')
+param workspaceId string
+
+var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
+var dataReceiver = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0')
+
+// Zone redundancy is not set: the service turns it on by itself where the region has zones.
+resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' = {
+  name: name
+  location: location
+  tags: tags
+  sku: {
+    name: sku
+    tier: sku
+    capacity: sku == 'Premium' ? capacity : null
+  }
+  properties: {
+    disableLocalAuth: true
+    minimumTlsVersion: '1.2'
+  }
+}
+
+resource topic 'Microsoft.ServiceBus/namespaces/topics@2024-01-01' = {
+  parent: bus
+  name: topicName
+  properties: {
+    defaultMessageTimeToLive: 'P14D'
+    // A topic that is full refuses notices, too: room for a reader that is away for days.
+    maxSizeInMegabytes: 5120
+    // The VMs of a group send the same event under the same id within seconds, but one that had lost the bus
+    // sends when it is back. A day covers most outages; what comes later is told apart by its id.
+    requiresDuplicateDetection: true
+    duplicateDetectionHistoryTimeWindow: 'P1D'
+    supportOrdering: true
+  }
+}
+
+resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' = {
+  parent: bus
+  name: queueName
+  properties: {
+    requiresSession: true // one session for each VM
+    lockDuration: 'PT1M' // renewed while a command waits; after a crash the session is free a minute later
+    maxDeliveryCount: 10
+    defaultMessageTimeToLive: 'PT1H' // most events are over by then
+    deadLetteringOnMessageExpiration: true
+    // The listener answers a repeated command with its old receipt, which duplicate detection would prevent.
+    requiresDuplicateDetection: false
+  }
+}
+
+resource publisherSends 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in publisherIds: {
+  scope: topic
+  name: guid(topic.id, id, dataSender)
+  properties: {
+    roleDefinitionId: dataSender
+    principalId: id
+    principalType: 'ServicePrincipal'
+  }
+}]
+
+resource listenerReceives 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in listenerIds: {
+  scope: queue
+  name: guid(queue.id, id, dataReceiver)
+  properties: {
+    roleDefinitionId: dataReceiver
+    principalId: id
+    principalType: 'ServicePrincipal'
+  }
+}]
+
+resource approverSends 'Microsoft.Authorization/roleAssignments@2022-04-01' = [for id in approverIds: {
+  scope: queue
+  name: guid(queue.id, id, dataSender)
+  properties: {
+    roleDefinitionId: dataSender
+    principalId: id
+    principalType: approverType
+  }
+}]
+
+resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!empty(workspaceId)) {
+  scope: bus
+  name: 'imds-bridge'
+  properties: {
+    workspaceId: workspaceId
+    logs: [
+      {
+        categoryGroup: 'allLogs'
+        enabled: true
+      }
+    ]
+    metrics: [
+      {
+        category: 'AllMetrics'
+        enabled: true
+      }
+    ]
+  }
+}
+
+output hostName string = split(split(bus.properties.serviceBusEndpoint, '://')[1], ':')[0]
