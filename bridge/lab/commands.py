@@ -22,6 +22,7 @@ from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play, scenario_names
+from bridge.runtime import STOP_SIGNALS
 
 PORT_BASE = 8800
 BUS_OFFSET = 5
@@ -342,12 +343,12 @@ def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:
 
 @contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set the flag, and nothing else, for as long as the context lasts."""
+    """Let the signals that ask for a stop set the flag, and nothing else, for as long as the context lasts."""
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         yield
     finally:
@@ -382,13 +383,14 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | 
         '  kind = "eventgrid"',
         f'  endpoint = "{grid.custom_endpoint}"',
         f'  key = "{grid.keys[0]}"',
-        *(_BUS_SNIPPET.format(bus=bus).splitlines() if bus else ()),
+        *(_BUS_SNIPPET.format(bus=bus, chat=f"{inbox.base_url}/chat").splitlines() if bus else ()),
         "",
         "Make something happen, from another terminal:",
         f"  imds-bridge lab schedule --type Reboot --vm {first} --notice 60{at}",
         f"  imds-bridge lab start EVENT_ID{at}",
         f"  imds-bridge lab fault 503 --count 3{at}",
         f"  imds-bridge lab state{at}",
+        f"What arrived: curl {inbox.base_url}/lab/received",
         "",
         f"A real second is {lab.time_scale:g} of the lab's. Ctrl-C ends it. What happens:",
     ]
@@ -406,10 +408,25 @@ _BUS_SNIPPET = """
   queue = "approvals"
   session = "{{resource_group}}.{{vm}}"
   receipts_topic = "scheduled-events"
-  receipts_subscription = "everything"
+  receipts_subscription = "receipts"
 
   [approvals.policy]
-  allow = [{{ event_type = ["Freeze", "Reboot"] }}]"""
+  allow = [{{ event_type = ["Freeze", "Reboot"] }}]
+
+One voice for a fleet: save this as relay.toml, then run imds-bridge relay --config relay.toml
+
+  state_dir = "lab-state"
+
+  [relay]
+  connection_string = "{bus}"
+  topic = "scheduled-events"
+  subscription = "chat"
+
+  [sinks.chat]
+  kind = "webhook"
+  format = "slack"
+  url = "{chat}"
+"""
 
 
 def _tell_step(step: Step) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,11 @@ WAIT_SECONDS = 20.0  # for what is still missing when the story is over
 STOP_SECONDS = 7.0
 PREPARE_SECONDS = 1.0  # what an operator needs before the approval
 ROLES = ("forward", "listen")
+# Windows asks for a stop by Ctrl-Break, of a whole group; its `terminate` kills.
+if sys.platform == "win32":
+    _STOP, _OWN_GROUP = signal.CTRL_BREAK_EVENT, subprocess.CREATE_NEW_PROCESS_GROUP
+else:
+    _STOP, _OWN_GROUP = signal.SIGTERM, 0
 BUS_FILE = Path(__file__).with_name("servicebus.json")
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
 SESSION = "lab.web-0"
@@ -178,7 +184,7 @@ queue = "{QUEUE}"
 session = "{{resource_group}}.{{vm}}"
 signing_secret = "{SECRET}"
 receipts_topic = "{TOPIC}"
-receipts_subscription = "{SUBSCRIPTION}"
+receipts_subscription = "receipts"
 
 [approvals.policy]
 allow = [{{ event_source = ["User"] }}]
@@ -191,7 +197,9 @@ allow = [{{ event_source = ["User"] }}]
         """Run the real command, its log in a file."""
         command = [sys.executable, "-m", "bridge", role, "--config", str(self._config)]
         with (self._folder / f"{role}.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                command, stdout=log, stderr=log, creationflags=_OWN_GROUP
+            )
             try:
                 yield process
             finally:
@@ -320,7 +328,7 @@ allow = [{{ event_source = ["User"] }}]
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
     """Stop a process as a supervisor does; return its exit code, None if it did not end."""
-    process.terminate()
+    process.send_signal(_STOP)
     try:
         return process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:

@@ -124,6 +124,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    allow_reuse_address = sys.platform != "win32"  # where it lets two servers have one port
 
     def __init__(self, name: str, handle: Callable[[Request], Answer], *, port: int = 0) -> None:
         self.name = name
