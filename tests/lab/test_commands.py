@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from bridge.config import Config
 from bridge.lab import commands
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.scenario import scenario_names
@@ -176,19 +177,24 @@ def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[s
 # --- running one ---
 
 
-def test_the_configuration_that_the_lab_prints_is_a_good_one(tmp_path: Path) -> None:
+def test_the_configurations_that_the_lab_prints_are_good_ones(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COMMAND, "lab", "--port-base", "0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = list(iter(process.stdout.readline, "Make something happen, from another terminal:\n"))
         process.terminate()
         process.stdout.read()
-    snippet = [line[2:] for line in lines if line.startswith("  ") and "web-0 " not in line]
-    file = tmp_path / "lab.toml"
-    file.write_text("".join(snippet))
-    config = load(file, {})
-    assert sorted(config.sinks) == ["bus", "grid", "inbox"]
-    assert config.approvals is not None
+    second = next(number for number, line in enumerate(lines) if line.startswith("One voice"))
+    vm, relay = (_saved(tmp_path / "lab.toml", part) for part in (lines[:second], lines[second:]))
+    assert sorted(vm.sinks) == ["bus", "grid", "inbox"]
+    assert vm.approvals is not None
+    assert sorted(relay.sinks) == ["chat"]
+    assert relay.relay is not None
+
+
+def _saved(file: Path, lines: list[str]) -> Config:
+    file.write_text("".join(line[2:] for line in lines if line.startswith("  ") and "web-0 " not in line))
+    return load(file, {})
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
