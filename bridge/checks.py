@@ -81,7 +81,7 @@ def check_time_zone(name: str) -> str:
 def read_template(path: Path) -> Any:
     """Read a template's JSON from a file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"template_file: {path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
+    _write_utf8()
     try:
         arguments = _parser(given[0] if given else "").parse_args(given)
         return int(arguments.run(arguments))
@@ -56,6 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except KeyboardInterrupt:
         return UNEXPECTED
+
+
+def _write_utf8() -> None:
+    """Have files and pipes get UTF-8 also on Windows, whose code pages lack most signs."""
+    if sys.platform == "win32":
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(encoding="utf-8")
 
 
 def _parser(wanted: str) -> argparse.ArgumentParser:
@@ -515,10 +525,8 @@ def _add_lab(commands: Commands[argparse.ArgumentParser], wanted: str) -> None:
     elif wanted == "demo":
         try:
             from bridge.lab import demo
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"demo needs the package {error.name}: pip install 'imds-bridge[lab]'"
-            ) from error
+        except ImportError as error:
+            raise UsageError(f"demo: {error}; pip install 'imds-bridge[lab]'") from error
         demo.add_parser(commands)
     else:
         commands.add_parser("lab", help="run or drive the simulators")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -448,7 +449,9 @@ class Config(Settings):
     `source` and `vm_source` override the CloudEvents source of the group's and of the VM's own events.
     """
 
-    state_dir: Path = Path("/var/lib/imds-bridge")
+    state_dir: Path = Path(
+        r"C:\ProgramData\imds-bridge\state" if sys.platform == "win32" else "/var/lib/imds-bridge"
+    )
     stop_seconds: float = Field(default=5.0, ge=0, le=600)
     max_outbox_mb: float = Field(default=1024, gt=0)
     retain_seconds: float = Field(default=7 * DAY_SECONDS, ge=0)

@@ -1,11 +1,12 @@
 """Find the address of IMDS outside a virtual network: an environment variable, then DHCP option 245.
 
 Inside a virtual network the address is always 169.254.169.254 and nobody needs this module. It only reads
-files, never raises for what they hold, and finds nothing where there are none of them, as on Windows.
+files and never raises for what they hold. On Windows only the environment variable counts.
 """
 
 import ipaddress
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,9 @@ def _from_environment(environ: Mapping[str, str], notes: list[str]) -> Discovere
 
 
 def _from_leases(root: Path, notes: list[str]) -> Discovered | None:
+    if sys.platform == "win32":  # leases are no files there, and any user could make these folders
+        notes.append("no lease of a DHCP client is read on Windows")
+        return None
     leases = list(_leases(root, notes))
     if not leases:
         notes.append("no lease of a DHCP client was found")

@@ -6,6 +6,7 @@ Each fault says what was given, what was expected and what comes near.
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -28,7 +29,9 @@ from bridge.config import (
 from bridge.errors import ConfigError, SecretFault
 from bridge.settings import Secret, SecretUnreadable, Settings, SinkSettings
 
-DEFAULT_PATH = Path("/etc/imds-bridge/config.toml")
+DEFAULT_PATH = Path(
+    r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
+)
 ENV_PREFIX = "IMDS_BRIDGE__"
 
 
@@ -61,7 +64,9 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
         parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
     if "relay" in given:
         parts["relay"] = _load_part(RelaySettings, given.pop("relay"), "relay", faults)
-    faults += _circles(parts["sinks"], parts.get("approvals"), "which is the approvals entity itself", "commands")
+    faults += _circles(
+        parts["sinks"], parts.get("approvals"), "which is the approvals entity itself", "commands"
+    )
     faults += _circles(parts["sinks"], parts.get("relay"), "which the relay reads", "news, for ever")
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
@@ -71,7 +76,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin with a mark
     except FileNotFoundError:
         if not must_exist:
             return {}
@@ -81,7 +86,9 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [f"is no valid TOML: {error}"]) from None
+        is_path = any(sign in str(error) for sign in ("\\", "hex value"))
+        hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
+        raise ConfigError(str(path), [f"is no valid TOML: {error}{hint}"]) from None
 
 
 def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
@@ -175,7 +182,7 @@ def _kind(value: object) -> str:
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     path = [str(step) for step in details["loc"]]
     name = path[0] if path else ""
-    key = ".".join(filter(None, [where, *path]))
+    key = ".".join(filter(None, [where, *path])).replace("signing_secrets", "signing_secret")
     if details["type"] == "extra_forbidden":
         return f"{key}: is no setting{_nearest(name, model.known_keys())}"
     if details["type"] == "missing":

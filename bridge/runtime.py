@@ -20,6 +20,8 @@ from bridge.errors import HungError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+# Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 CLOCK_JUMP_SECONDS = 60.0
 SILENCE_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
 
@@ -88,20 +90,17 @@ class Stop:
 
 
 class Signals:
-    """SIGTERM and SIGINT as something the main thread waits for.
+    """The signals that ask for a stop, as something the main thread waits for.
 
     The handlers do nothing but wake the main thread through a socket, so no lock is ever taken inside one.
     Use as a context manager, in the main thread only.
     """
 
-    def __init__(self) -> None:
-        self._numbers = [signal.SIGINT, signal.SIGTERM]
-
     def __enter__(self) -> Signals:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers = [(number, signal.signal(number, _ignore)) for number in self._numbers]
+        self._handlers = [(number, signal.signal(number, _ignore)) for number in STOP_SIGNALS]
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -81,7 +81,7 @@ class Secret:
         if self.file is None:
             return self.value
         try:
-            text = self.file.read_text(encoding="utf-8").strip()
+            text = self.file.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError:
             raise ValueError(f"{self.file} is no UTF-8 text") from None
         if not text:

@@ -142,7 +142,7 @@ def headline(status: dict[str, Any]) -> str:
     if status.get("disk_trouble"):
         parts.append("THE DISK FAILS")
     parts += [
-        f"{sink['backlog']} wait for {name} ({sink['state']})"
+        f"{sink['backlog']} event(s) wait for {name} ({sink['state']})"
         for name, sink in status["sinks"].items()
         if sink["backlog"] or sink["state"] != "ok"
     ]
@@ -151,10 +151,10 @@ def headline(status: dict[str, Any]) -> str:
 
 def _at_work(status: dict[str, Any]) -> str:
     if relay := status.get("relay"):
-        return f"{relay['relayed']} events relayed"
+        return f"{relay['relayed']} event(s) relayed"
     vm = status["vm"] or "this VM"
     if "commands" in status:
-        return f"{vm}: {status['waiting_commands']} commands wait"
+        return f"{vm}: {status['waiting_commands']} command(s) wait"
     events = list(read_document(status["document"]).events.values()) if status["document"] else []
     told = [
         f"{event.raw.get('EventType')} {event.status}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Supervisor:
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(within_seconds * 1e6)}")
 
     def _send(self, state: str) -> None:
-        if not self._address:
+        if sys.platform == "win32" or not self._address:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:

@@ -134,7 +134,9 @@ class WebhookSink:
         answer = self._poster.exchange("POST", self._url, headers, body)
         error = webhook_error(answer.status, answer.body, self._settings.format)
         if error is Rejected and self._signing_secrets and b"signature" in answer.body.lower():
-            error = Misconfigured  # many verifiers answer 400 to a key that was rotated or a clock that is wrong
+            error = (
+                Misconfigured  # many verifiers answer 400 to a key that was rotated or a clock that is wrong
+            )
         if error:
             raise refusal(error, self._url, answer)
 

@@ -1,0 +1,58 @@
+<#
+.SYNOPSIS
+Install imds-bridge, or upgrade it, and run one role of it as a Windows service with rights of its own.
+.EXAMPLE
+.\install.ps1 -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\config.toml
+#>
+#Requires -RunAsAdministrator
+param(
+    [Parameter(Mandatory)] [string] $Wheel,
+    [Parameter(Mandatory)] [string] $WinSW,
+    [ValidateSet('forward', 'listen', 'relay')] [string] $Role = 'forward',
+    [string] $Config,
+    [string] $Python = 'C:\Program Files\Python312\python.exe',
+    [string] $Account
+)
+$ErrorActionPreference = 'Stop'
+$Service = "imds-bridge-$Role"
+$Program = Join-Path $env:ProgramFiles 'imds-bridge'
+$Data = 'C:\ProgramData\imds-bridge'
+if (-not $Account) { $Account = "NT SERVICE\$Service" }
+
+function Invoke-Checked([string] $Command) {
+    & $Command @args
+    if ($LASTEXITCODE -ne 0) { throw "$Command $args ended with $LASTEXITCODE" }
+}
+
+# Any user may make folders in ProgramData: one that is there already must be an administrator's.
+if (Test-Path $Data) {
+    $Owner = (Get-Acl $Data).GetOwner([Security.Principal.SecurityIdentifier]).Value
+    if ($Owner -notin 'S-1-5-18', 'S-1-5-32-544') { throw "$Data belongs to ${Owner}: look into it and remove it" }
+}
+foreach ($Folder in $Program, $Data, "$Data\state\$Role", "$Data\logs") {
+    New-Item -ItemType Directory -Force $Folder | Out-Null
+}
+Invoke-Checked icacls $Data /setowner '*S-1-5-32-544' /Q
+Invoke-Checked icacls $Data /inheritance:r /grant:r '*S-1-5-18:(OI)(CI)F' '*S-1-5-32-544:(OI)(CI)F' /Q
+
+$Known = Get-Service $Service -ErrorAction SilentlyContinue
+if ($Known) { Stop-Service $Service }
+if (-not (Test-Path "$Program\venv")) { Invoke-Checked $Python -m venv "$Program\venv" }
+$VenvPython = "$Program\venv\Scripts\python.exe"
+Invoke-Checked $VenvPython -m pip install --upgrade $Wheel
+if ($Config) { Copy-Item $Config "$Data\config.toml" }
+
+Copy-Item $WinSW "$Program\$Service.exe"
+$Xml = (Get-Content -Raw "$PSScriptRoot\imds-bridge.xml").Replace('@ROLE@', $Role).Replace('@PYTHON@', $VenvPython)
+[IO.File]::WriteAllText("$Program\$Service.xml", $Xml)
+if (-not $Known) { Invoke-Checked "$Program\$Service.exe" install }
+
+# The account exists once the service does. It reads the configuration and writes its own state and the logs.
+Invoke-Checked sc.exe config $Service obj= $Account
+Invoke-Checked sc.exe sidtype $Service unrestricted
+Invoke-Checked icacls $Data /grant "${Account}:(OI)(CI)RX" /Q
+Invoke-Checked icacls "$Data\state\$Role" /grant "${Account}:(OI)(CI)M" /Q
+Invoke-Checked icacls "$Data\logs" /grant "${Account}:(OI)(CI)M" /Q
+
+Start-Service $Service
+Get-Service $Service
