@@ -1,0 +1,287 @@
+"""The audit as a process: over the lab's bus with real forwarders behind it, and over what they have exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.infra.support_consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, run_script, settings
+from tests.support import Forward, wait_until
+from tests.support_bus import Sender, command
+
+PREFIX = "io.imdsbridge."
+EPOCH = "0123456789abcdef0123456789abcdef"
+BUS = ["--topic", TOPIC, "--subscription", ALL]
+
+Json = dict[str, Any]
+
+
+def audit(*arguments: str | Path, connection_string: str = "") -> tuple[int, str]:
+    env = {"SERVICEBUS_CONNECTION_STRING": connection_string} if connection_string else {}
+    done = run_script("audit/audit.py", *arguments, env=env)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def audit_lines(folder: Path, lines: list[Json], *arguments: str) -> tuple[int, list[str]]:
+    """Return the exit code and the lines of the report on some events."""
+    file = folder / "events.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, report = audit("--file", file, *arguments)
+    return code, report.splitlines()
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceBusLab, list[Json]]]:
+    """Give the bus, and what is on it, after two VMs of a group have lived through a few events and stopped."""
+    folder = tmp_path_factory.mktemp("story")
+    with ExitStack() as stack:
+        imds = stack.enter_context(ImdsLab(vms=("web-0", "web-1"), rate_limit=None))
+        bus = stack.enter_context(ServiceBusLab(bus_config()))
+        topic, subscription = bus.entity(TOPIC), bus.entity(f"{TOPIC}/Subscriptions/{ALL}")
+        forwards = [Forward(folder / vm, settings(imds, bus, vm)) for vm in ("web-0", "web-1")]
+        listen = Listen(folder / "listen", settings(imds, bus))
+        processes = [stack.enter_context(process) for process in (*forwards, listen)]
+
+        def wait_for(kind: str, count: int) -> None:
+            def found() -> bool:
+                return (
+                    sum(message.subject == f"{PREFIX}{kind}.v1" for message in subscription.messages) >= count
+                )
+
+            wait_until(found, tell=lambda: processes)
+
+        wait_for("document.changed", 2)
+        event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+        wait_for("document.changed", 4)
+        sender = stack.enter_context(Sender(bus, APPROVALS))
+        sender.send(command(event, session="lab.web-0"))
+        wait_for("approval.accepted", 1)
+        wait_for("document.changed", 6)
+        sender.send(command(event, session="lab.web-0", Vm="web-9"))
+        wait_for("approval.rejected", 1)
+        imds.complete(event)
+        wait_for("document.changed", 8)
+        wait_for("bridge.heartbeat", 3)
+        for process in processes:
+            assert process.stop() == 0, process
+        wait_for("bridge.heartbeat", 6)
+        assert topic.counts.duplicates >= 3  # of each scheduledevent only one VM's copy is there
+        assert bus.failures == ()
+        yield bus, [json.loads(message.body) for message in subscription.messages]
+
+
+def last_of(lines: list[Json], kind: str) -> Json:
+    return [line for line in lines if line["type"] == f"{PREFIX}{kind}.v1"][-1]
+
+
+def own_event(number: int, kind: str, **data: Any) -> Json:
+    """Make one of db-0's own events, told an hour after the one before; `at` and so on override attributes."""
+    attributes: Json = {
+        name: data.pop(name) for name in ("reporter", "reporterepoch", "time") if name in data
+    }
+    at = datetime.now(UTC).replace(hour=0) + timedelta(hours=number)
+    return {
+        "specversion": "1.0",
+        "id": f"{attributes.get('reporter', '')}{attributes.get('reporterepoch', '')}{number}",
+        "type": f"{PREFIX}{kind}.v1",
+        "time": at.isoformat(),
+        "reporter": "db-0/forward",
+        "reporterepoch": EPOCH,
+        "reporterseq": f"{number:012d}",
+        **attributes,
+        "data": data,
+    }
+
+
+def heartbeat(number: int, reason: str = "Hourly", **more: Any) -> Json:
+    return own_event(number, "bridge.heartbeat", Reason=reason, LastReporterSeq=number, **more)
+
+
+def test_behind_duplicate_detection_two_vms_and_a_listener_are_complete(
+    story: tuple[ServiceBusLab, list[Json]],
+) -> None:
+    bus, lines = story
+    expected = f"audit: complete, {len(lines)} events from 3 reporters"
+    for _ in range(2):  # looking changes nothing
+        code, report = audit(*BUS, connection_string=bus.connection_string)
+        assert (code, report.splitlines()[-1]) == (0, expected), report
+    scheduled = [line["id"] for line in lines if ".scheduledevent." in line["type"]]
+    assert len(scheduled) == len(set(scheduled)) == 3
+    code, report = audit(*BUS, "--json", connection_string=bus.connection_string)
+    told = json.loads(report)
+    assert (told["complete"], told["duplicates"], told["missing"]) == (True, 0, [])
+    assert [row["reporter"] for row in told["reporters"]] == [
+        "web-0/forward",
+        "web-0/listen",
+        "web-1/forward",
+    ]
+    assert {row["first"] for row in told["reporters"]} == {1}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "document.changed",
+        "scheduledevent.scheduled",
+        "scheduledevent.started",
+        "scheduledevent.completed",
+        "approval.accepted",
+        "approval.rejected",
+    ],
+)
+def test_a_message_that_is_missing_is_named(
+    tmp_path: Path, story: tuple[ServiceBusLab, list[Json]], kind: str
+) -> None:
+    _, lines = story
+    gone = last_of(lines, kind)
+    documents = [line for line in lines if gone["id"] in line["data"].get("CloudEventIds", ())]
+    code, report = audit_lines(tmp_path, [line for line in lines if line is not gone])
+    named = [line for line in report if line.startswith("missing: ")]
+    if documents:
+        first = documents[0]
+        expected = (
+            f"CloudEvent {gone['id']}, listed by document {int(first['reporterseq'])} of {first['reporter']}"
+        )
+        assert named == [f"missing: {expected} {first['reporterepoch']}"]
+    else:
+        number = int(gone["reporterseq"])
+        expected = f"missing: {gone['reporter']} {gone['reporterepoch']}: numbers {number} to {number}"
+        assert named == [expected]
+    total = f"{len(lines) - 1} events from 3 reporters"
+    assert (code, report[-1]) == (3, f"audit: INCOMPLETE, 1 missing of {total}")
+
+
+def test_copies_that_nobody_dropped_are_counted_and_change_nothing(
+    tmp_path: Path, story: tuple[ServiceBusLab, list[Json]]
+) -> None:
+    _, lines = story
+    code, report = audit_lines(tmp_path, [*lines, *reversed(lines)])
+    assert code == 0
+    assert f"note: {len(lines)} duplicates" in report
+
+
+def test_numbers_that_only_a_heartbeat_speaks_of_are_missing(tmp_path: Path) -> None:
+    late = heartbeat(3)
+    late["data"]["LastReporterSeq"] = 5
+    _, report = audit_lines(tmp_path, [heartbeat(1), late])
+    assert f"missing: db-0/forward {EPOCH}: numbers 2 to 2" in report
+    assert f"missing: db-0/forward {EPOCH}: numbers 4 to 5" in report
+
+
+def test_numbers_may_come_in_any_order(tmp_path: Path) -> None:
+    numbers = [4, 2, 9, 7, 8, 1, 3, 6, 2, 5]
+    code, report = audit_lines(tmp_path, [heartbeat(number) for number in numbers])
+    assert (code, report[-1]) == (0, "audit: complete, 9 events from 1 reporters")
+    assert "note: 1 duplicates" in report
+
+
+def test_a_reporter_whose_heartbeats_end_is_silent_unless_it_said_so_or_is_known_to_be_gone(
+    tmp_path: Path,
+) -> None:
+    lines = [heartbeat(1), *(heartbeat(number, reporter="web-0/forward") for number in (1, 2, 3, 4))]
+    code, report = audit_lines(tmp_path, lines)
+    assert code == 3
+    assert sum(line.startswith(f"missing: db-0/forward {EPOCH}: no heartbeat since") for line in report) == 1
+    assert audit_lines(tmp_path, lines, "--gone", "db-*")[0] == 0
+    assert audit_lines(tmp_path, [*lines, heartbeat(2, "Stopping")])[0] == 0
+    assert (
+        audit_lines(tmp_path, [*lines, heartbeat(2, "Stopping"), heartbeat(3)], "--now", "2100-01-01")[0] == 3
+    )
+
+
+def test_a_state_that_begins_anew_is_said_and_each_epoch_counts_by_itself(tmp_path: Path) -> None:
+    anew = "f" * 32
+    lines = [
+        heartbeat(1),
+        heartbeat(2, "Stopping"),
+        heartbeat(1, reporterepoch=anew, time="2100-01-01T00:00:00Z"),
+    ]
+    code, report = audit_lines(tmp_path, lines)
+    assert code == 0
+    assert f"note: db-0/forward began its state anew about 2100-01-01T00:00:00Z: epoch {anew}" in report
+
+
+def test_before_the_first_number_seen_nothing_is_proved_and_that_is_said(tmp_path: Path) -> None:
+    code, report = audit_lines(tmp_path, [heartbeat(17), heartbeat(18)])
+    assert code == 0
+    assert f"note: db-0/forward {EPOCH}: nothing can be proved before 17" in report
+
+
+def test_since_passes_over_what_was_told_before_but_knows_the_events_of_then(tmp_path: Path) -> None:
+    at = "2026-01-02T03:04:05Z"
+    listing = own_event(4, "document.changed", CloudEventIds=["a"], time="2026-01-02T03:04:06Z")
+    old = own_event(2, "document.changed", CloudEventIds=["b"], time="2026-01-02T03:00:00Z")
+    copy = {"type": f"{PREFIX}scheduledevent.scheduled.v1", "id": "a", "time": "2026-01-02T03:04:04Z"}
+    assert audit_lines(tmp_path, [old, copy, listing])[0] == 3
+    assert audit_lines(tmp_path, [old, copy, listing], "--since", at)[0] == 0
+
+
+def test_a_blind_time_is_told(tmp_path: Path) -> None:
+    blind = own_event(2, "imds.recovered", BlindFrom="2026-01-01T00:00:00Z", BlindTo="2026-01-01T00:05:00Z")
+    code, report = audit_lines(tmp_path, [heartbeat(1), blind])
+    assert code == 0
+    assert (
+        "note: db-0/forward saw nothing of IMDS from 2026-01-01T00:00:00Z to 2026-01-01T00:05:00Z" in report
+    )
+
+
+def test_what_cannot_be_read_and_who_is_not_there_make_it_incomplete(tmp_path: Path) -> None:
+    odd = {"type": f"{PREFIX}bridge.heartbeat.v1", "reporter": "db-0/forward"}
+    code, report = audit_lines(tmp_path, [heartbeat(1), odd, {"type": f"{PREFIX}bridge.test.v1", "data": {}}])
+    assert (code, report[-2]) == (3, "missing: cannot be read: event 2: KeyError('reporterepoch')")
+    code, report = audit_lines(tmp_path, [heartbeat(1), {**heartbeat(1), "reporterseq": "-1"}])
+    assert (code, report[-2]) == (3, "missing: cannot be read: event 2: ValueError('reporterseq -1')")
+    code, report = audit_lines(tmp_path, [heartbeat(1)], "--expect", "db-1/forward")
+    assert (code, report[-2]) == (3, "missing: db-1/forward: nothing at all")
+    code, report = audit_lines(tmp_path, [])
+    assert (code, report[-1]) == (3, "audit: INCOMPLETE, nothing was read: 0 events from 0 reporters")
+
+
+def test_what_is_consumed_is_in_the_archive_which_is_proved_as_a_whole(tmp_path: Path) -> None:
+    archive, at = tmp_path / "archive.jsonl", datetime.now(UTC).isoformat()
+    with ServiceBusLab(bus_config()) as bus:
+        for numbers in ([1, 2], [3]):
+            put(bus, [heartbeat(number, time=at) for number in numbers])
+            code, report = audit(*BUS, "--consume", archive, connection_string=bus.connection_string)
+            assert (code, bus.entity(f"{TOPIC}/Subscriptions/{ALL}").counts.active) == (0, 0)
+    assert report.splitlines()[-1] == "audit: complete, 3 events from 1 reporters"
+    assert len(archive.read_text().splitlines()) == 3
+
+
+def put(bus: ServiceBusLab, events: list[Json]) -> None:
+    with (
+        ServiceBusClient.from_connection_string(bus.connection_string) as client,
+        client.get_topic_sender(TOPIC) as sender,
+    ):
+        messages = [
+            ServiceBusMessage(json.dumps(event, indent=1), message_id=event["id"]) for event in events
+        ]
+        sender.send_messages(messages, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "code", "expected"),
+    [
+        ([], {}, 2, "give --topic and --subscription, or --file"),
+        (BUS, {}, 2, "give --namespace, or SERVICEBUS_CONNECTION_STRING"),
+        (BUS, {"SERVICEBUS_CONNECTION_STRING": "x"}, 1, "audit: cannot read: ValueError: Connection string"),
+        (["--file", "/no/such/file"], {}, 1, "audit: cannot read: FileNotFoundError"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_exit_code(
+    arguments: list[str], env: dict[str, str], code: int, expected: str
+) -> None:
+    done = run_script("audit/audit.py", *arguments, env=env)
+    assert done.returncode == code
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr

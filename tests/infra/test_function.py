@@ -1,0 +1,427 @@
+"""The Function app that keeps an audit trail: called as its host calls it, with messages of the lab's bus.
+
+The table is Azurite's, spoken to by the real SDK over loopback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from azure.core.credentials import AzureNamedKeyCredential
+from azure.core.exceptions import HttpResponseError
+from azure.data.tables import TableServiceClient
+from azure.functions.meta import Datum
+from azure.functions.servicebus import ServiceBusMessageInConverter
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiver,
+)
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.model import StoredEvent
+from bridge.samples import samples
+from bridge.sinks.servicebus import ServiceBusSink, to_message
+from tests.support import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
+from tests.support_npm import node_modules
+from tests.support_sink import TOPIC, entities, settings
+
+HOME = Path(__file__).parents[2] / "infra" / "consumers" / "function"
+SUBSCRIPTION = "function"
+PATH = f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"
+DELIVERIES = 10
+ACCOUNT = "lab"
+KEY = "bm9ib2R5J3Mga2V5"  # nobody's
+STANDARD_BYTES = 256 * 1024
+
+# Azurite as it is, but for saying which port it has got.
+AZURITE = """
+const { Server } = require("net");
+const listen = Server.prototype.listen;
+Server.prototype.listen = function (...given) {
+  this.once("listening", () => console.log("port " + this.address().port));
+  return listen.apply(this, given);
+};
+require("azurite/dist/src/table/main.js");
+"""
+
+
+@pytest.fixture(scope="module")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    modules = node_modules("azurite")
+    folder = tmp_path_factory.mktemp("azurite")
+    options = ["--tableHost", "127.0.0.1", "--tablePort", "0", "--inMemoryPersistence", "--disableTelemetry"]
+    extra = {"NODE_PATH": str(modules), "AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"}
+    process = subprocess.Popen(
+        ["node", "-e", AZURITE, "azurite", *options, "--skipApiVersionCheck", "--silent"],  # noqa: S607
+        cwd=folder,
+        env=environment(extra),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout
+            said = ""
+            while not said.startswith("port "):
+                said = process.stdout.readline()
+                assert said, f"azurite ended with {process.wait(LIMIT_SECONDS)}"
+            yield f"http://127.0.0.1:{int(said.removeprefix('port '))}/{ACCOUNT}"
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def service(azurite: str) -> Iterator[TableServiceClient]:
+    with TableServiceClient(azurite, credential=AzureNamedKeyCredential(ACCOUNT, KEY)) as client:
+        yield client
+
+
+def load() -> ModuleType:
+    """Load the app afresh, as the worker does at its start."""
+    spec = importlib.util.spec_from_file_location("function_app", HOME / "function_app.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def app(service: TableServiceClient, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Load the app, with a table of this test's own."""
+    module = load()
+    monkeypatch.setattr(module, "TABLE", f"t{uuid4().hex}")
+    table = module.AuditTable(service)
+    monkeypatch.setattr(module, "audit_table", lambda: table)
+    return module
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    properties = {"MaxDeliveryCount": DELIVERIES, "LockDuration": "PT1M"}
+    given = entities(subscriptions=[{"Name": SUBSCRIPTION, "Properties": properties}])
+    with ServiceBusLab(given) as bus:
+        yield bus
+
+
+class Host:
+    """The Functions host as far as it matters here: a peek-lock receiver that completes or gives back."""
+
+    def __init__(self, app: ModuleType, receiver: ServiceBusReceiver) -> None:
+        (function,) = app.app.get_functions()
+        self._run = function.get_user_function()
+        self._receiver = receiver
+        self.failures: list[Exception] = []
+
+    def take(self, count: int) -> list[ServiceBusReceivedMessage]:
+        """Receive so many messages and settle none."""
+        messages: list[ServiceBusReceivedMessage] = []
+        while len(messages) < count:
+            more = self._receiver.receive_messages(count - len(messages), max_wait_time=LIMIT_SECONDS)
+            assert more, f"{len(messages)} of {count} messages came"
+            messages += more
+        return messages
+
+    def call(self, message: ServiceBusReceivedMessage) -> None:
+        """Call the function, with what the library itself makes of a message."""
+        self._run(received(message))
+
+    def handle(self, count: int) -> None:
+        """Receive so many messages one by one, call the function with each, and settle it."""
+        for _ in range(count):
+            (message,) = self.take(1)
+            try:
+                self.call(message)
+            except Exception as error:  # noqa: BLE001 - the host, too, takes any
+                self.failures.append(error)
+                self._receiver.abandon_message(message)
+            else:
+                self._receiver.complete_message(message)
+
+
+@contextmanager
+def hosting(app: ModuleType, lab: ServiceBusLab) -> Iterator[Host]:
+    with (
+        ServiceBusClient.from_connection_string(lab.connection_string) as client,
+        client.get_subscription_receiver(TOPIC, SUBSCRIPTION) as receiver,
+    ):
+        yield Host(app, receiver)
+
+
+def received(message: ServiceBusReceivedMessage) -> Any:
+    """Hand a message over as the worker does: decoded by the library's own converter."""
+    names = {
+        str(name, "utf-8") if isinstance(name, bytes) else name: str(value, "utf-8")
+        if isinstance(value, bytes)
+        else value
+        for name, value in (message.application_properties or {}).items()
+    }
+    told = {
+        "MessageId": message.message_id,
+        "Subject": message.subject,
+        "ContentType": message.content_type,
+        "CorrelationId": message.correlation_id,
+        "ApplicationProperties": names,
+        "UserProperties": names,
+    }
+    metadata = {name: Datum(json.dumps(value), "json") for name, value in told.items()}
+    return ServiceBusMessageInConverter.decode(
+        Datum(b"".join(message.body), "bytes"), trigger_metadata=metadata
+    )
+
+
+def publish(lab: ServiceBusLab, events: Sequence[StoredEvent]) -> None:
+    """Publish as imds-bridge does."""
+    sink = ServiceBusSink(settings(lab, topic=TOPIC))
+    try:
+        sink.send(events)
+    finally:
+        sink.close()
+
+
+def send(lab: ServiceBusLab, *bodies: bytes) -> None:
+    with (
+        ServiceBusClient.from_connection_string(lab.connection_string) as client,
+        client.get_topic_sender(TOPIC) as sender,
+    ):
+        for body in bodies:
+            sender.send_messages(ServiceBusMessage(body), timeout=LIMIT_SECONDS)
+
+
+def rows(app: ModuleType, service: TableServiceClient) -> list[dict[str, Any]]:
+    return [dict(row) for row in service.get_table_client(app.TABLE).list_entities()]
+
+
+def body_of(row: dict[str, Any]) -> str:
+    """Put a row's body together again."""
+    count = sum(name.startswith("Body") for name in row)
+    return "".join(row[f"Body{number}"] for number in range(count))
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def test_an_event_of_every_type_is_kept_whole_with_columns_to_look_for(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
+) -> None:
+    events = samples(now())
+    publish(lab, events)
+    with hosting(app, lab) as host:
+        host.handle(len(events))
+        assert host.failures == []
+    kept = {row["id"]: row for row in rows(app, service)}
+    assert {event.id: event.body.decode() for event in events} == {
+        id_: body_of(row) for id_, row in kept.items()
+    }
+    for event in events:
+        row, envelope = kept[event.id], event.envelope
+        given = {name: envelope[name] for name in app.ATTRIBUTES if name in envelope}
+        assert {name: row[name] for name in app.ATTRIBUTES if name in row} == given
+        assert row["RowKey"] == event.id
+        assert row.get("EventType") == envelope["data"].get("EventType")
+    assert lab.entity(PATH).counts.completed == len(events)
+
+
+def test_what_the_real_forwarder_sees_is_kept_and_its_completeness_can_be_checked(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab, tmp_path: Path
+) -> None:
+    with ImdsLab() as imds, hosting(app, lab) as host:
+        given = {
+            "stop_seconds": LIMIT_SECONDS,
+            "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.3},
+            "sinks": {
+                "bus": {"kind": "servicebus", "connection_string": lab.connection_string, "topic": TOPIC}
+            },
+        }
+        with Forward(tmp_path, given) as forward:
+            event_id = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+            wait_until(
+                lambda: any(event_id.encode() in one.body for one in lab.entity(PATH).messages),
+                tell=forward.__repr__,
+            )
+            assert forward.stop() == 0, forward
+        host.handle(lab.entity(PATH).counts.active)
+        assert host.failures == []
+    kept = rows(app, service)
+    numbers = sorted(int(row["reporterseq"]) for row in kept if "reporterseq" in row)
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    documents = [json.loads(body_of(row)) for row in kept if row["type"].endswith("document.changed.v1")]
+    listed = {name for document in documents for name in document["data"]["CloudEventIds"]}
+    assert listed
+    assert listed <= {row["id"] for row in kept}
+
+
+def test_a_message_that_is_delivered_again_changes_nothing(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
+) -> None:
+    events = samples(now())
+    publish(lab, events)
+    with hosting(app, lab) as host:
+        messages = host.take(len(events))
+        for message in messages:
+            host.call(message)
+        before = rows(app, service)
+        for message in messages:
+            host.call(message)
+    assert rows(app, service) == before
+    assert len(before) == len(events)
+
+
+def test_calls_at_the_same_time_with_the_same_messages_keep_each_event_once(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
+) -> None:
+    events = samples(now())
+    publish(lab, events)
+    with hosting(app, lab) as host, ThreadPoolExecutor(8) as pool:
+        messages = host.take(len(events)) * 4
+        list(pool.map(host.call, messages))
+    assert sorted(row["id"] for row in rows(app, service)) == sorted(event.id for event in events)
+
+
+def test_the_same_id_of_another_source_is_another_event(app: ModuleType, service: TableServiceClient) -> None:
+    table = app.audit_table()
+    event = stored_event(1).envelope
+    others = [{**event, "source": source} for source in ("/subscriptions/a", "/subscriptions/b")]
+    assert [table.add(app.to_row(json.dumps(other).encode())) for other in others * 2] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert sorted(row["source"] for row in rows(app, service)) == ["/subscriptions/a", "/subscriptions/b"]
+
+
+@pytest.mark.parametrize("letter", ["x", "\\", "é", "\N{GRINNING FACE}"])
+def test_the_largest_message_that_a_standard_namespace_takes_is_kept_whole(
+    app: ModuleType, service: TableServiceClient, letter: str
+) -> None:
+    event = stored_event(1, Description="").envelope
+    room = STANDARD_BYTES - len(json.dumps(event))
+    size = len(json.dumps(letter, ensure_ascii=False).encode()) - 2
+    event["data"]["Description"] = letter * (room // size)
+    body = json.dumps(event, ensure_ascii=False).encode()
+    assert STANDARD_BYTES - 4 <= len(body) <= STANDARD_BYTES
+    row = app.to_row(body)
+    assert sum(len(str(value).encode("utf-16-le")) for value in row.values()) < 2**20
+    assert all(len(str(value).encode("utf-16-le")) <= 2**16 for value in row.values())
+    assert app.audit_table().add(row)
+    (kept,) = rows(app, service)
+    assert body_of(kept).encode() == body
+
+
+def test_what_is_no_cloudevent_is_raised_and_dead_lettered_after_the_last_delivery(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
+) -> None:
+    bodies = [
+        b"nonsense",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"specversion": "1.0", "id": "", "source": "a", "type": "b"}',
+    ]
+    send(lab, *bodies)
+    with hosting(app, lab) as host:
+        host.handle(len(bodies) * DELIVERIES)
+        assert all(isinstance(error, ValueError) for error in host.failures)
+        assert len(host.failures) == len(bodies) * DELIVERIES
+    dead = lab.entity(PATH).dead_letters
+    assert sorted(one.body for one in dead) == sorted(bodies)
+    assert {one.dead_letter_reason for one in dead} == {"MaxDeliveryCountExceeded"}
+    assert rows(app, service) == []
+
+
+def test_an_event_that_the_table_refuses_is_given_back_and_not_lost(
+    app: ModuleType, lab: ServiceBusLab, service: TableServiceClient
+) -> None:
+    event = stored_event(1)
+    publish(lab, [event])
+    service.delete_table(app.TABLE)
+    with hosting(app, lab) as host:
+        host.handle(1)
+        assert isinstance(host.failures[0], HttpResponseError)
+        service.create_table(app.TABLE)
+        host.handle(1)
+        assert len(host.failures) == 1
+    assert [row["id"] for row in rows(app, service)] == [event.id]
+
+
+def test_an_insert_whose_answer_is_lost_is_repeated_and_found_done(app: ModuleType) -> None:
+    exists = b'{"odata.error": {"code": "EntityAlreadyExists", "message": {"lang": "en", "value": "again"}}}'
+    answers = [json_answer(b"201 Created", b"{}"), b"", json_answer(b"409 Conflict", exists)]
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection) and (answer := answers[len(server.requests) - 1]):
+            connection.sendall(answer)
+
+    with RawServer(serve) as server:
+        credential = AzureNamedKeyCredential(ACCOUNT, KEY)
+        with TableServiceClient(f"{server.url}/{ACCOUNT}", credential=credential, **app.PATIENCE) as service:
+            assert app.AuditTable(service).add(app.to_row(stored_event(1).body)) is False
+    assert [head.split(" HTTP")[0] for head in server.requests[1:]] == [f"POST /{ACCOUNT}/{app.TABLE}"] * 2
+
+
+def json_answer(status: bytes, body: bytes) -> bytes:
+    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (status, len(body)) + body
+
+
+def test_values_that_no_column_can_hold_stand_in_the_body(
+    app: ModuleType, service: TableServiceClient
+) -> None:
+    event = stored_event(1, EventStatus="\ud800" + "x" * 100_000)
+    assert app.audit_table().add(app.to_row(b"".join(to_message(event).body)))
+    (row,) = rows(app, service)
+    assert row["EventStatus"] == "?" + "x" * (app.COLUMN_CHARACTERS - 1)
+    assert json.loads(body_of(row)) == event.envelope
+
+
+def test_the_binding_names_only_settings_so_that_nothing_is_fixed_or_secret(app: ModuleType) -> None:
+    (function,) = app.app.get_functions()
+    (binding,) = json.loads(function.get_function_json())["bindings"]
+    assert function.get_function_name() == "audit"
+    assert binding == {
+        "type": "serviceBusTrigger",
+        "direction": "IN",
+        "name": "message",
+        "connection": "ServiceBusConnection",
+        "topicName": "%EVENTS_TOPIC%",
+        "subscriptionName": "%EVENTS_SUBSCRIPTION%",
+    }
+    assert json.loads((HOME / "host.json").read_text())["version"] == "2.0"
+
+
+def test_the_table_is_opened_once_with_the_managed_identity(
+    azurite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load()
+    with ExitStack() as stack:
+
+        def opened(endpoint: str, **more: Any) -> TableServiceClient:
+            return stack.enter_context(TableServiceClient(endpoint, **more))
+
+        monkeypatch.setenv("AUDIT_TABLE_ENDPOINT", azurite)
+        monkeypatch.setattr(module, "TableServiceClient", opened)
+        # Azurite takes no tokens without TLS, so its key stands in for the identity.
+        monkeypatch.setattr(
+            module, "ManagedIdentityCredential", lambda: AzureNamedKeyCredential(ACCOUNT, KEY)
+        )
+        table = module.audit_table()
+        assert table.add(module.to_row(stored_event(1).body))
+        assert module.audit_table() is table

@@ -1,0 +1,329 @@
+"""The worker as a process, with the real `forward` and `listen` on the lab's bus and IMDS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.infra.support_consumers import (
+    ALL,
+    APPROVALS,
+    OWN,
+    TOPIC,
+    Listen,
+    Script,
+    bus_config,
+    run_script,
+    settings,
+)
+from tests.support import Forward, wait_until
+from tests.support_bus import Sender, message
+
+P = TypeVar("P", bound=Forward)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
+NOTICE_SECONDS = 86_400
+# A command that notes its name and what it was told, waits for the gate, and ends as the file `code` says.
+COMMAND = """#!/bin/sh
+cd "$(dirname "$0")" || exit 9
+echo "$1 $EVENT_ID $EVENT_TYPE $EVENT_STATUS $RESOURCES" >> runs
+env > "$1.env"
+while [ -e gate ]; do sleep 0.02; done
+exit "$(cat code 2>/dev/null || echo 0)"
+"""
+
+
+class World:
+    """A VM with all that runs on it, and its bus."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self._stack = stack
+        self._processes: list[Forward] = []
+        self.imds = stack.enter_context(ImdsLab(vms=("web-0", "web-1"), rate_limit=None))
+        self.bus = stack.enter_context(ServiceBusLab(bus_config()))
+        self.command = folder / "command"
+        self.command.write_text(COMMAND)
+        self.command.chmod(0o755)
+
+    def processes(self, **approvals: Any) -> None:
+        """Start `forward` and `listen`."""
+        given = settings(self.imds, self.bus, **approvals)
+        self._enter(Forward(self.folder / "forward", given))
+        self._enter(Listen(self.folder / "listen", given))
+
+    def worker(self, *more: str, subscription: str = OWN, **env: str) -> Script:
+        """Start the worker."""
+        arguments = [
+            "--topic",
+            TOPIC,
+            "--subscription",
+            subscription,
+            "--vm",
+            "WEB-0",
+            "--approvals",
+            APPROVALS,
+        ]
+        arguments += ["--prepare", f"{self.command} prepare", "--recover", f"{self.command} recover"]
+        arguments += ["--state", str(self.folder / "worker.json"), *more]
+        env = {"SERVICEBUS_CONNECTION_STRING": self.bus.connection_string, **env}
+        return self._enter(Script(self.folder / "worker", "worker/worker.py", arguments, env=env))
+
+    def _enter(self, process: P) -> P:
+        self._processes.append(process)
+        self._stack.enter_context(process)
+        return process
+
+    def __repr__(self) -> str:
+        return f"{self.runs()} {self._processes}"
+
+    def schedule(self, event_type: str = "Reboot", *resources: str, **more: Any) -> str:
+        """Have an event stand in the document."""
+        more.setdefault("notice_seconds", NOTICE_SECONDS)
+        return self.imds.schedule(event_type=event_type, resources=resources or ("web-0",), **more)
+
+    def runs(self) -> list[str]:
+        """Return what the commands noted."""
+        file = self.folder / "runs"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def wait_for_runs(self, *expected: str) -> None:
+        """Wait until the commands have run as expected, and no more."""
+        wait_until(lambda: len(self.runs()) >= len(expected), tell=self.__repr__)
+        assert self.runs() == list(expected)
+
+    def approved(self) -> list[str]:
+        """Return the EventIds that IMDS had approved."""
+        return [one.event_id for one in self.imds.approvals]
+
+    def wait_for_approval(self, event: str) -> None:
+        """Wait until IMDS has been told to start an event."""
+        wait_until(lambda: event in self.approved(), tell=self.__repr__)
+
+    def wait_until_read(self, subscription: str = OWN) -> None:
+        """Wait until every message is completed."""
+        entity = self.bus.entity(f"{TOPIC}/Subscriptions/{subscription}")
+        wait_until(lambda: entity.counts.active == 0, tell=self.__repr__)
+
+    def gate(self, *, closed: bool) -> None:
+        """Let commands wait, or go on."""
+        file = self.folder / "gate"
+        file.touch() if closed else file.unlink()
+
+    def receipts(self) -> list[dict[str, Any]]:
+        """Return the receipts on the bus."""
+        messages = self.bus.entity(f"{TOPIC}/Subscriptions/{ALL}").messages
+        events = [json.loads(message.body) for message in messages]
+        return [event for event in events if ".approval." in event["type"]]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path, stack)
+
+
+def test_it_prepares_approves_and_recovers_once_and_a_restart_changes_nothing(world: World) -> None:
+    world.processes()
+    worker = world.worker()
+    event = world.schedule()
+    world.wait_for_approval(event)  # and so it starts, a day early
+    prepared = f"prepare {event} Reboot Scheduled web-0"
+    world.wait_for_runs(prepared)
+    worker.wait_for_text("approval accepted: approved")
+    world.imds.complete(event)
+    recovered = f"recover {event} Reboot Completed web-0"
+    world.wait_for_runs(prepared, recovered)
+    world.wait_until_read()
+    assert worker.stop() == 0, worker
+    worker.start()
+    second = world.schedule("Redeploy")
+    world.wait_for_approval(second)
+    world.wait_for_runs(prepared, recovered, f"prepare {second} Redeploy Scheduled web-0")
+    assert "SERVICEBUS" not in (world.folder / "prepare.env").read_text()
+    assert world.bus.failures == ()
+
+
+def test_nonsense_and_events_of_other_vms_and_other_types_are_left_alone(world: World) -> None:
+    world.processes()
+    worker = world.worker(subscription=ALL)
+    with Sender(world.bus, TOPIC) as sender:
+        sender.send(message(b"nonsense"), message(b'{"type": "io.imdsbridge.scheduledevent.scheduled.v1"}'))
+    worker.wait_for_text("not understood", count=2)
+    world.schedule("Reboot", "web-1")
+    world.schedule("Freeze")
+    event = world.schedule("Terminate")
+    world.wait_for_approval(event)
+    world.wait_for_runs(f"prepare {event} Terminate Scheduled web-0")
+    world.wait_until_read(ALL)
+    assert world.approved() == [event]
+    assert worker.stop() == 0, worker
+
+
+def test_a_prepare_that_fails_is_said_and_not_approved_and_recovers_at_the_end(world: World) -> None:
+    world.processes()
+    (world.folder / "code").write_text("7")
+    worker = world.worker()
+    event = world.schedule()
+    worker.wait_for_text("ended with exit code 7")
+    world.wait_until_read()
+    world.imds.cancel(event)
+    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0", f"recover {event} Reboot Canceled web-0")
+    world.wait_until_read()
+    assert world.approved() == []
+
+
+def test_killed_while_it_prepares_it_prepares_again_and_approves_once(world: World) -> None:
+    world.processes()
+    world.gate(closed=True)
+    worker = world.worker()
+    event = world.schedule()
+    prepared = f"prepare {event} Reboot Scheduled web-0"
+    world.wait_for_runs(prepared)
+    worker.kill()
+    worker.start()
+    world.wait_for_runs(prepared, prepared)
+    world.gate(closed=False)
+    world.wait_for_approval(event)
+    world.wait_for_runs(prepared, prepared)
+
+
+def test_killed_between_prepare_and_approval_it_goes_on_without_preparing_again(world: World) -> None:
+    world.processes()
+    world.bus.fault("unauthorized", APPROVALS)
+    worker = world.worker()
+    event = world.schedule()
+    worker.wait_for_text("not approved yet")
+    worker.kill()
+    world.bus.clear_faults()
+    worker.start()
+    world.wait_for_approval(event)
+    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
+
+
+def test_a_command_that_arrives_twice_has_one_id_and_one_receipt(world: World) -> None:
+    world.bus.fault("drop_after_store", APPROVALS, count=1)
+    world.processes()
+    worker = world.worker()
+    event = world.schedule()
+    worker.wait_for_text("sent")
+    wait_until(lambda: world.bus.entity(APPROVALS).counts.completed == 2, tell=world.__repr__)
+    wait_until(world.receipts, tell=world.__repr__)
+    assert world.approved() == [event]
+    assert len({receipt["id"] for receipt in world.receipts()}) == 1
+
+
+def test_an_earlier_not_before_ends_a_prepare_that_would_take_too_long(world: World) -> None:
+    world.processes()
+    world.gate(closed=True)
+    worker = world.worker("--margin-seconds", "3600")
+    event = world.schedule()
+    prepared = f"prepare {event} Reboot Scheduled web-0"
+    world.wait_for_runs(prepared)
+    world.imds.update(event, notice_seconds=1800)
+    worker.wait_for_text("ended with exit code -15")
+    world.gate(closed=False)
+    world.imds.cancel(event)
+    world.wait_for_runs(prepared, f"recover {event} Reboot Canceled web-0")
+    assert world.approved() == []
+
+
+def test_the_end_of_an_event_ends_its_prepare_and_recovers(world: World) -> None:
+    world.processes()
+    world.gate(closed=True)
+    worker = world.worker()
+    event = world.schedule()
+    prepared = f"prepare {event} Reboot Scheduled web-0"
+    world.wait_for_runs(prepared)
+    world.imds.cancel(event)
+    worker.wait_for_text("ended with exit code -15")
+    world.gate(closed=False)
+    world.wait_for_runs(prepared, f"recover {event} Reboot Canceled web-0")
+    world.wait_until_read()
+    assert world.approved() == []
+
+
+def test_an_event_that_is_first_seen_started_is_only_recovered_from(world: World) -> None:
+    world.processes()
+    worker = world.worker()
+    event = world.schedule(event_status="Started")
+    worker.wait_for_text(f"{event.lower()}: Reboot of web-0: started")
+    world.imds.complete(event)
+    world.wait_for_runs(f"recover {event} Reboot Completed web-0")
+
+
+def test_an_event_that_leaves_no_time_is_not_prepared_for_but_recovered_from(world: World) -> None:
+    world.processes()
+    worker = world.worker("--margin-seconds", str(2 * NOTICE_SECONDS))
+    event = world.schedule("Preempt")
+    worker.wait_for_text("no time is left to prepare")
+    world.imds.cancel(event)
+    world.wait_for_runs(f"recover {event} Preempt Canceled web-0")
+
+
+def test_what_would_release_other_vms_is_approved_only_with_group(world: World) -> None:
+    world.processes()
+    worker = world.worker()
+    event = world.schedule("Reboot", "web-0", "web-1")
+    worker.wait_for_text("not approved: that would release web-1, too")
+    assert worker.stop() == 0, worker
+    world.imds.cancel(event)
+    world.worker("--group")
+    second = world.schedule("Reboot", "web-0", "web-1")
+    world.wait_for_approval(second)
+    assert world.approved() == [second]
+
+
+def test_a_signed_command_is_accepted(world: World) -> None:
+    world.processes(signing_secret=SECRET)
+    world.worker(SIGNING_SECRET=SECRET)
+    world.wait_for_approval(world.schedule())
+    assert "SIGNING_SECRET" not in (world.folder / "prepare.env").read_text()
+
+
+def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
+    world.processes()
+    world.gate(closed=True)
+    world.worker()
+    event = world.schedule()
+    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
+    world.bus.fault("busy", f"{TOPIC}/Subscriptions/{OWN}", count=1)
+    wait_until(lambda: world.bus.struck("busy") == 1, tell=world.__repr__)  # nothing but a renewal asks so
+    world.gate(closed=False)
+    world.wait_for_approval(event)
+    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
+
+
+def test_without_an_approval_session_it_prepares_and_says_why_it_cannot_approve(world: World) -> None:
+    given = settings(world.imds, world.bus)
+    del given["approvals"]
+    worker = world.worker()
+    with Forward(world.folder / "forward", given):
+        world.schedule()
+        worker.wait_for_text("not approved: ApprovalSession is null")
+    assert world.bus.entity(APPROVALS).counts.enqueued == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "expected"),
+    [
+        ([], {}, "give either --namespace or"),
+        (["--prepare", "/no/such/command"], {"SERVICEBUS_CONNECTION_STRING": "x"}, "'/no/such/command'"),
+        ([], {"SERVICEBUS_CONNECTION_STRING": "x"}, "Connection string"),
+        ([], {"SERVICEBUS_CONNECTION_STRING": "x", "SIGNING_SECRET": "whsec_x"}, "cannot be used"),
+    ],
+)
+def test_what_is_wrong_at_the_start_is_said_with_exit_code_2(
+    arguments: list[str], env: dict[str, str], expected: str
+) -> None:
+    right = ["--topic", "t", "--subscription", "s", "--vm", "v", "--prepare", "true", "--recover", "true"]
+    done = run_script("worker/worker.py", *right, *arguments, env=env)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
