@@ -21,16 +21,21 @@ lint: $(READY) ## linters, types and the architecture's floors
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32
 	$(BIN)/lint-imports
 
 bench: $(READY) ## measure against the limits; JSON=FILE writes the figures, too
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
 
-lock: $(READY) ## choose versions anew; requirements.lock holds versions and hashes, no address
+lock: $(READY) ## choose versions anew; the lock files hold versions and hashes, no address
 	$(BIN)/pip install --quiet pip-tools
 	$(BIN)/pip-compile --quiet --upgrade --allow-unsafe --generate-hashes --strip-extras --all-extras \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--output-file requirements.lock pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --allow-unsafe --generate-hashes --strip-extras --extra websocket \
+		--build-deps-for wheel --constraint requirements.lock \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file requirements-runtime.lock pyproject.toml
 
 clean: ## remove what was made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist

@@ -52,7 +52,7 @@ class Supervisor:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_SECONDS)
-                sender.sendto(state.encode(), self._address)
+                sender.sendto(state.encode("utf-8", "replace"), self._address)  # IMDS sends what it likes
         except OSError as error:
             log.warning("the supervisor cannot be told %s: %s", state.partition("=")[0], error)
 

@@ -97,6 +97,13 @@ def test_a_status_is_told_only_when_it_is_new(systemd: NotifySocket) -> None:
     assert [len(line) for line in systemd.lines] == [10, 10, 407, 7]
 
 
+def test_a_status_of_any_letters_is_told(systemd: NotifySocket) -> None:
+    Supervisor({"NOTIFY_SOCKET": systemd.name}).at(
+        "web-0: \ud800 Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t"
+    )
+    systemd.wait_for("STATUS=web-0: ? Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t")
+
+
 def test_without_a_supervisor_nothing_is_told() -> None:
     for environ in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}):
         supervisor = Supervisor({**environ, "WATCHDOG_USEC": "1000000"})

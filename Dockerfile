@@ -1,0 +1,40 @@
+# Any Debian-like image with python3 (3.11 or newer), its venv and ca-certificates; both stages need the same one.
+ARG BASE=docker.io/library/python:3.13-slim-bookworm
+
+FROM ${BASE} AS build
+WORKDIR /src
+COPY . .
+# An index or an authority of one's own comes as the secrets `pip.conf` and `ca.crt`, and stays out of the image.
+# Every package is fetched against its hash, the build backend included; then pip has only those to choose from.
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    --mount=type=secret,id=ca.crt,target=/etc/ssl/certs/ca-certificates.crt \
+    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+    && python3 -m venv /build \
+    && /build/bin/pip download --quiet --require-hashes --no-deps --only-binary :all: \
+        --requirement requirements-runtime.lock --dest /wheels \
+    && python3 -m venv --without-pip /opt/imds-bridge \
+    && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
+        --no-index --find-links /wheels '.[websocket]' \
+    && cp infra/container/health.py /opt/imds-bridge/ \
+    # Compiled here, because the file system is read-only later; by hash, so that two builds are the same.
+    && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \
+    && install --directory --mode 0700 --owner 65532 --group 65532 /state
+
+FROM ${BASE}
+ARG VERSION=""
+ARG REVISION=""
+LABEL org.opencontainers.image.title="imds-bridge" \
+      org.opencontainers.image.description="Publish every change of Azure VM Scheduled Events as CloudEvents" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+COPY --from=build /opt/imds-bridge /opt/imds-bridge
+COPY --from=build --chown=65532:65532 /state /var/lib/imds-bridge
+ENV PATH=/opt/imds-bridge/bin:/usr/local/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1
+USER 65532:65532
+WORKDIR /
+VOLUME /var/lib/imds-bridge
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=30s CMD ["python", "/opt/imds-bridge/health.py"]
+ENTRYPOINT ["imds-bridge"]
+CMD ["forward"]

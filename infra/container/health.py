@@ -1,0 +1,65 @@
+"""Tell whether this container's process does its work: exit 0 if so, 1 with the reason if not.
+
+    python health.py            it runs, and wrote its status lately
+    python health.py --ready    and what it reads from (IMDS, the bus) gives good answers
+
+Which process that is stands in the command line of process 1; --role names it where process 1 is another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bridge.state import StateFolder
+
+ROLES = ("forward", "listen", "relay")
+STATE_DIR = "/var/lib/imds-bridge"
+STALE_SECONDS = 60.0  # it is written every two seconds
+
+
+def main() -> int:
+    """Look once; return the exit code."""
+    parser = argparse.ArgumentParser(description="Tell whether this container's process does its work.")
+    parser.add_argument("--role", choices=ROLES, default=None)
+    parser.add_argument("--ready", action="store_true", help="ask for good answers of IMDS or the bus, too")
+    arguments = parser.parse_args()
+    folder = StateFolder(
+        Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / (arguments.role or _role())
+    )
+    status = folder.read_status()
+    reason = _fault(folder, status) or (arguments.ready and _trouble(status or {}))
+    print(reason or "healthy")
+    return 1 if reason else 0
+
+
+def _role() -> str:
+    words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
+    return next((word for word in words if word in ROLES), ROLES[0])
+
+
+def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
+    """Return why the process does not live, "" if it does."""
+    if status is None or not status["running"] or folder.holder() is None:
+        return f"{folder.path.name} does not run"
+    age_seconds = (datetime.now(UTC) - datetime.fromisoformat(status["written_at"])).total_seconds()
+    # While the disk cannot be written, events are in memory only: starting afresh would lose them.
+    if age_seconds > STALE_SECONDS and os.access(folder.path, os.W_OK):
+        return f"{folder.path.name} has written no status for {age_seconds:.0f} s"
+    return ""
+
+
+def _trouble(status: dict[str, Any]) -> str:
+    """Return what is wrong with what the process reads from, "" if nothing is."""
+    if status["role"] == "forward" and not status["last_good_at"]:
+        return "IMDS has given no good answer yet"
+    parts = (status, status.get("commands"), status.get("relay"))
+    return "; ".join(part["trouble"] for part in parts if part and part.get("trouble"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+#!/bin/sh
+# Install imds-bridge with its systemd units, or take it away. Running it again changes only what differs.
+set -eu
+
+usage() {
+    cat <<'EOF'
+usage: install.sh [--wheel FILE] [--extra NAME] [--start ROLE]... [--root DIR] [--dry-run]
+       install.sh --uninstall [--purge] [--root DIR] [--dry-run]
+
+  --wheel FILE   install this wheel (default: build one from the checkout that this script is in)
+  --start ROLE   enable and start forward, listen or relay; may be repeated
+  --root DIR     install into this tree, for an image; nothing is started there
+  --uninstall    stop and remove the program; configuration, secrets and state stay
+  --purge        with --uninstall: remove those, too
+  --dry-run      only say what would be done
+
+PYTHON chooses the interpreter (3.11 or newer, with venv; on Debian: apt-get install python3-venv).
+EOF
+}
+
+home=/opt/imds-bridge
+etc=/etc/imds-bridge
+units=/etc/systemd/system
+link=/usr/local/bin/imds-bridge
+roles="forward listen relay"
+
+here=$(cd "$(dirname "$0")" && pwd)
+checkout=$(cd "$here/../.." && pwd)
+root="" wheel="" start="" action=install purge=no dry_run=no changed=no
+
+fail() { echo "install.sh: $*" >&2; exit 2; }
+say() { echo "imds-bridge: $*"; }
+run() { if [ $dry_run = yes ]; then echo "would run: $*"; else "$@"; fi; }
+# Only the system that runs here can be told; a tree elsewhere finds its units when it boots.
+tell_systemd() { if [ -z "$root" ] && [ -d /run/systemd/system ]; then run systemctl "$@"; fi; }
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --wheel | --start | --root) [ $# -gt 1 ] || fail "$1 needs a value; see --help" ;;
+    esac
+    case $1 in
+        --wheel)
+            [ -f "$2" ] || fail "--wheel: there is no file $2"
+            wheel=$(cd "$(dirname "$2")" && pwd)/$(basename "$2"); shift ;;
+        --start)
+            case " $roles " in *" $2 "*) start="$start $2" ;; *) fail "--start: given $2, expected one of: $roles" ;; esac
+            shift ;;
+        --root)
+            [ -d "$2" ] || fail "--root: there is no folder $2"
+            root=$(cd "$2" && pwd); root=${root%/}; shift ;;
+        --uninstall) action=uninstall ;;
+        --purge) purge=yes ;;
+        --dry-run) dry_run=yes ;;
+        -h | --help) usage; exit 0 ;;
+        *) usage >&2; fail "unknown option $1" ;;
+    esac
+    shift
+done
+[ -z "$root" ] || [ -z "$start" ] || fail "--start: nothing runs in $root; enable the units there with systemctl --root"
+
+put() { # put MODE SOURCE TARGET: copy a file that differs
+    if cmp -s "$2" "$root$3"; then return; fi
+    changed=yes
+    say "writes $3"
+    run install -D -m "$1" "$2" "$root$3"
+}
+
+find_python() {
+    for python in ${PYTHON:-python3 python3.14 python3.13 python3.12 python3.11}; do
+        if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            return
+        fi
+    done
+    fail "no Python 3.11 or newer with venv; on Debian: apt-get install python3-venv; PYTHON=... chooses one"
+}
+
+pip() { "$tools/venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+
+fingerprint() { # tell one set of things to install from another
+    "$python" --version
+    "$python" -c 'import sys; print(sys.base_prefix)'
+    if [ -f "$source" ]; then cat "$source"; else
+        find "$source/bridge" "$source/pyproject.toml" -name __pycache__ -prune -o -type f -print |
+            LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat
+    fi | cat - "$lock" | sha256sum
+}
+
+install_program() {
+    find_python
+    lock=$here/requirements-runtime.lock
+    [ -f "$lock" ] || lock=$checkout/requirements-runtime.lock
+    [ -f "$lock" ] || fail "there is no requirements-runtime.lock, neither here nor in a checkout around"
+    source=${wheel:-$checkout}
+    [ -f "$source" ] || [ -f "$source/pyproject.toml" ] || fail "there is no $source; expected a wheel, or a checkout"
+    case $("$python" -c 'import sys; print(sys.base_prefix)') in
+        /root/* | /home/*) say "warning: the services may not look into home folders, where $python is; PYTHON=..." ;;
+    esac
+    stamp=$(fingerprint)
+    if [ "$(cat "$root$home/.installed" 2>/dev/null)" = "$stamp" ]; then return; fi
+    changed=yes
+    say "installs $source into $home (a minute or two) ..."
+    if [ $dry_run = yes ]; then return; fi
+    tools=$(mktemp -d)
+    trap 'rm -rf "$tools"' EXIT
+    # Every package is fetched against its hash; afterwards there are only those to choose from.
+    "$python" -m venv "$tools/venv"
+    pip download --require-hashes --no-deps --only-binary :all: --requirement "$lock" --dest "$tools/wheels"
+    # Made beside the running one and put in its place, so that an interrupted installation harms nothing.
+    new=$root$home.new
+    rm -rf "$new"
+    "$python" -m venv --without-pip "$new"
+    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" "${source}[websocket]"
+    for file in "$new"/bin/* "$new/pyvenv.cfg"; do
+        if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
+    done
+    chmod -R a+rX,go-w "$new"
+    echo "$stamp" >"$new/.installed"
+    rm -rf "$root$home"
+    mv "$new" "$root$home"
+}
+
+install_all() {
+    umask 022
+    [ $dry_run = yes ] || mkdir -p "$root/opt"
+    install_program
+    if [ ! -L "$root$link" ]; then
+        changed=yes
+        say "links $link"
+        run mkdir -p "$root$(dirname $link)"
+        run ln -s "$home/bin/imds-bridge" "$root$link"
+    fi
+    run install -d -m 0700 "$root$etc" "$root$etc/secrets"
+    if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
+    for role in $roles; do put 0644 "$here/imds-bridge-$role.service" $units/imds-bridge-"$role".service; done
+    if [ $changed = yes ]; then
+        tell_systemd daemon-reload
+        for role in $roles; do tell_systemd try-restart imds-bridge-"$role".service; done
+    fi
+    for role in $start; do tell_systemd enable --now imds-bridge-"$role".service; done
+    if [ $changed = yes ]; then say "is installed; configure it in $etc/config.toml"; else say "is as it should be"; fi
+}
+
+uninstall_all() {
+    for role in $roles; do
+        if [ -e "$root$units/imds-bridge-$role.service" ]; then
+            tell_systemd disable --now imds-bridge-"$role".service
+            run rm -f "$root$units/imds-bridge-$role.service" \
+                "$root$units/multi-user.target.wants/imds-bridge-$role.service"
+        fi
+    done
+    tell_systemd daemon-reload
+    run rm -rf "$root$home" "$root$home.new" "$root$link"
+    if [ $purge = yes ]; then
+        run rm -rf "$root$etc" "$root/var/lib/imds-bridge" "$root/var/lib/private/imds-bridge" \
+            "$root$units"/imds-bridge-*.service.d "$root$units/imds-bridge-.service.d"
+        say "is removed with its configuration and state"
+    else
+        say "is removed; $etc and /var/lib/imds-bridge stay (--purge removes them)"
+    fi
+}
+
+[ -n "$root" ] || [ $dry_run = yes ] || [ "$(id -u)" = 0 ] || fail "only root may do that (or --root DIR, --dry-run)"
+"${action}_all"

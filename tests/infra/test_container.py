@@ -1,0 +1,211 @@
+"""The image: what its Dockerfile says, what gets into it, and its health check beside real state folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli import main
+from bridge.lab.imds import ImdsLab
+from bridge.model import iso_utc
+from bridge.state import StateFolder
+from infra.container.engines import call
+from tests.support import LIMIT_SECONDS, Forward, environment, wait_until
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+LOCK, RUNTIME_LOCK = ROOT / "requirements.lock", ROOT / "requirements-runtime.lock"
+HEALTH = ROOT / "infra" / "container" / "health.py"
+
+
+def instructions(name: str) -> list[str]:
+    """Return what stands behind each instruction of that name, on one line."""
+    joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
+    return re.findall(rf"^{name}\s+(.*)$", joined, re.MULTILINE)
+
+
+def pinned(lock: Path) -> dict[str, str]:
+    """Return the version and hashes of each package of a lock file."""
+    entries = re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip())
+    return dict(entry.split("==", 1) for entry in entries)
+
+
+def normalised(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()  # type: ignore[index]
+
+
+# --- the Dockerfile ---
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    hadolint = shutil.which("hadolint", path=path)
+    assert hadolint, "hadolint is missing: it comes with the extra dev"
+    done = subprocess.run(
+        [hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_both_stages_stand_on_the_base_that_the_argument_names() -> None:
+    assert [line.split(" AS ")[0] for line in instructions("FROM")] == ["${BASE}", "${BASE}"]
+
+
+def test_the_usual_base_is_a_named_version_of_python_and_of_its_system() -> None:
+    (base,) = (line.removeprefix("BASE=") for line in instructions("ARG") if line.startswith("BASE="))
+    assert re.fullmatch(r"\S+/python:3\.\d+-slim-[a-z]+", base)
+
+
+def test_the_process_runs_as_a_number_that_is_not_root() -> None:
+    (user,) = instructions("USER")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+
+
+def test_the_image_runs_every_command_and_forwards_unless_told_otherwise() -> None:
+    assert [json.loads(line) for line in instructions("ENTRYPOINT")] == [["imds-bridge"]]
+    assert [json.loads(line) for line in instructions("CMD")] == [["forward"]]
+
+
+def test_the_state_is_a_volume_where_the_configuration_has_it_by_default() -> None:
+    assert instructions("VOLUME") == ["/var/lib/imds-bridge"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore", "requirements-runtime.lock"])
+def test_no_address_of_an_index_is_in_what_the_image_is_made_of(name: str) -> None:
+    assert not re.search(
+        r"https?://|--(extra-)?index-url|--find-links[ =](?!/wheels)", (ROOT / name).read_text()
+    )
+
+
+def test_what_the_context_lets_in_is_there() -> None:
+    lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "*"
+    assert [line for line in lines if line.startswith("!") and not (ROOT / line[1:]).exists()] == []
+
+
+# --- the lock ---
+
+
+def test_the_image_gets_the_very_versions_and_hashes_that_were_tested() -> None:
+    runtime, tested = pinned(RUNTIME_LOCK), pinned(LOCK)
+    assert {name: entry for name, entry in runtime.items() if tested.get(name) != entry} == {}
+    assert all("--hash=sha256:" in entry for entry in runtime.values())
+
+
+def test_the_image_gets_what_the_program_needs_and_nothing_for_development() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+    build = project["build-system"]["requires"]
+    wanted = {*map(normalised, [*project["project"]["dependencies"], *extras["websocket"], *build])}
+    there = {*pinned(RUNTIME_LOCK)}
+    assert wanted <= there
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "python-qpid-proton"} & there
+
+
+# --- the health check ---
+
+
+def health(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(HEALTH), *arguments],
+        env=environment({"IMDS_BRIDGE__STATE_DIR": str(state_dir), "PYTHONPATH": str(ROOT)}),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def is_healthy(state_dir: Path, *arguments: str) -> bool:
+    return health(state_dir, *arguments).returncode == 0
+
+
+def status(*, age_seconds: float = 0.0, role: str = "forward", **more: Any) -> dict[str, Any]:
+    written_at = iso_utc(datetime.now(UTC) - timedelta(seconds=age_seconds))
+    return {"running": True, "role": role, "written_at": written_at, "last_good_at": written_at, **more}
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[StateFolder]:
+    """Hold the state folder of a forwarder."""
+    folder = StateFolder(tmp_path / "forward")
+    folder.acquire()
+    yield folder
+    folder.release()
+
+
+def test_a_forwarder_is_healthy_while_it_runs_and_not_before_or_after(tmp_path: Path) -> None:
+    assert health(tmp_path / "state").stdout == "forward does not run\n"
+    with ImdsLab() as lab:
+        forward = Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}})
+        with forward:
+            wait_until(lambda: is_healthy(tmp_path / "state", "--ready"))
+            assert health(tmp_path / "state", "--role", "listen").stdout == "listen does not run\n"
+            forward.kill()
+            assert not is_healthy(tmp_path / "state")
+
+
+def test_a_forwarder_whose_imds_never_answered_lives_but_is_not_ready(tmp_path: Path) -> None:
+    with ImdsLab() as lab:
+        lab.fault("503", count=None)
+        with Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}):
+            wait_until(lambda: is_healthy(tmp_path / "state"))
+            assert not is_healthy(tmp_path / "state", "--ready")
+
+
+def test_a_process_that_holds_its_state_but_writes_no_status_is_not_healthy(held: StateFolder) -> None:
+    held.write_status(status(age_seconds=3600))
+    assert "has written no status" in health(held.path.parent).stdout
+
+
+def test_a_process_whose_disk_became_read_only_is_left_alone(held: StateFolder, tmp_path: Path) -> None:
+    held.write_status(status(age_seconds=3600))
+    read_only = tmp_path / "read-only" / "forward"
+    read_only.mkdir(parents=True)
+    if call("mount", "--bind", str(held.path), str(read_only)).returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        assert not is_healthy(read_only.parent)
+        assert call("mount", "-o", "remount,bind,ro", str(read_only)).returncode == 0
+        assert is_healthy(read_only.parent)
+    finally:
+        call("umount", str(read_only))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"last_good_at": None},
+        {"trouble": "IMDS: 503"},
+        {"commands": {"trouble": "no role"}},
+        {"relay": {"trouble": "no role"}},
+    ],
+)
+def test_a_process_that_gets_no_good_answers_is_not_ready_and_says_why(
+    held: StateFolder, fault: dict[str, Any]
+) -> None:
+    held.write_status(status())
+    assert is_healthy(held.path.parent, "--ready")
+    held.write_status(status(**fault))
+    assert is_healthy(held.path.parent)
+    assert health(held.path.parent, "--ready").stdout != "\n"
+    assert not is_healthy(held.path.parent, "--ready")
+
+
+def test_the_health_check_knows_every_role(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    roles = re.search(r"--role \{.*?\}", capsys.readouterr().out)
+    assert roles
+    assert roles[0] in health(tmp_path, "--help").stdout

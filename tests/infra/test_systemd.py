@@ -1,0 +1,313 @@
+"""The units as systemd judges them, and the installation into a tree, run against the lab."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.loading import load
+from bridge.runtime import SILENCE_SECONDS
+from tests.support import LIMIT_SECONDS, environment, run, toml, wait_until
+from tests.test_supervisor import NotifySocket, under
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "infra" / "systemd"
+ROLES = ["forward", "listen", "relay"]
+MAX_EXPOSURE = 2.0
+INSTALL_SECONDS = 600.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is not there")
+
+
+def tool(name: str) -> str:
+    """Return where a tool is; skip without it, but never in CI."""
+    path = shutil.which(name)
+    if path is None:
+        assert "CI" not in os.environ, f"{name} is needed"
+        pytest.skip(f"{name} is not installed")
+    return path
+
+
+def unit(role: str) -> Path:
+    return FOLDER / f"imds-bridge-{role}.service"
+
+
+def do(*command: str | Path, timeout_seconds: float = LIMIT_SECONDS) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command],
+        env={**environment(), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+
+
+# --- the units ---
+
+
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+    analyze = tool("systemd-analyze")
+    copies = [tmp_path / unit(role).name for role in ROLES]
+    for role, copy in zip(ROLES, copies, strict=True):
+        text = unit(role).read_text().replace("/opt/imds-bridge/bin/imds-bridge", sys.executable)
+        copy.write_text(text)
+    done = do(analyze, "verify", "--recursive-errors=yes", "--man=no", *copies)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_exposes_little(role: str) -> None:
+    done = do(tool("systemd-analyze"), "security", "--offline=true", "--no-pager", unit(role))
+    exposure = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert exposure, done
+    assert float(exposure[1]) <= MAX_EXPOSURE, done.stdout
+
+
+@pytest.mark.parametrize("role", ["listen", "relay"])
+def test_the_units_differ_in_nothing_but_their_role(role: str) -> None:
+    def settings(of: str) -> list[str]:
+        lines = unit(of).read_text().replace(f" {of} ", " ROLE ").replace(f"-{of}", "-ROLE").splitlines()
+        lines = [line.replace(f"/{of}", "/ROLE") for line in lines]
+        return [line for line in lines if line and not line.startswith(("#", "Description="))]
+
+    assert settings(role) == settings("forward")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_runs_a_command_that_there_is(role: str) -> None:
+    (command,) = re.findall(r"^ExecStart=\S+ (.*)$", unit(role).read_text(), re.MULTILINE)
+    assert run(*command.split(), "--help").returncode == 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_watchdog_waits_longer_than_a_loop_may_be_silent(role: str) -> None:
+    (seconds,) = re.findall(r"^WatchdogSec=(\d+)$", unit(role).read_text(), re.MULTILINE)
+    assert float(seconds) >= 2 * SILENCE_SECONDS
+
+
+# --- the installation ---
+
+
+INSTALLED_PARTS = (
+    "bridge",
+    "infra/systemd",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "requirements-runtime.lock",
+)
+
+
+def script(tree: Path) -> Path:
+    """Return install.sh in the copy of the checkout that the tree was installed from."""
+    return tree.parent / "checkout/infra/systemd/install.sh"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a tree with everything installed, the same one in all of a run's test processes."""
+    base = tmp_path_factory.getbasetemp()
+    tree = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tree"
+    with (tree.parent / "installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not tree.exists():
+            tree.mkdir()
+            copy_checkout(tree.parent / "checkout")
+            done = do(script(tree), "--root", tree, timeout_seconds=INSTALL_SECONDS)
+            assert done.returncode == 0, done
+    return tree
+
+
+def copy_checkout(target: Path) -> None:
+    for name in INSTALLED_PARTS:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, target)
+
+
+def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
+    """Return every path below a tree with its mode, time of change and size."""
+    found = {str(path): path.lstat() for path in tree.rglob("*")}
+    return {path: (stat.st_mode, stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
+
+
+def test_the_script_is_clean() -> None:
+    done = do(tool("shellcheck"), FOLDER / "install.sh")
+    assert done.returncode == 0, done.stdout
+
+
+def test_to_install_again_changes_nothing(installed: Path) -> None:
+    before = entries(installed)
+    done = do(script(installed), "--root", installed, timeout_seconds=INSTALL_SECONDS)
+    assert done.returncode == 0, done
+    assert "is as it should be" in done.stdout
+    assert entries(installed) == before
+
+
+def test_the_configuration_and_the_secrets_are_roots_alone(installed: Path) -> None:
+    etc = installed / "etc/imds-bridge"
+    modes = [oct(path.stat().st_mode & 0o777) for path in (etc, etc / "secrets", etc / "config.toml")]
+    assert modes == ["0o700", "0o700", "0o600"]
+
+
+def test_nothing_of_the_tree_is_named_in_what_runs_later(installed: Path) -> None:
+    home = installed / "opt/imds-bridge"
+    for path in [*home.glob("bin/*"), home / "pyvenv.cfg"]:
+        if not path.is_symlink():
+            assert str(installed).encode() not in path.read_bytes(), path
+    assert (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python\n")
+    assert (installed / "usr/local/bin/imds-bridge").readlink() == Path("/opt/imds-bridge/bin/imds-bridge")
+
+
+def test_no_package_for_development_is_installed(installed: Path) -> None:
+    names = {path.name for path in installed.glob("opt/imds-bridge/lib/*/site-packages/*")}
+    assert {"bridge", "azure", "requests"} <= names
+    assert not names & {"pytest", "hypothesis", "mypy", "ruff", "hatchling", "pip", "proton"}
+
+
+def test_what_is_installed_runs_against_the_lab_and_systemd_is_told(installed: Path, tmp_path: Path) -> None:
+    home = installed / "opt/imds-bridge"
+    notify = NotifySocket(str(tmp_path / "notify"))
+    config = tmp_path / "config.toml"
+    with ImdsLab(rate_limit=None) as lab, Inbox() as inbox:
+        (tmp_path / "ops-url").write_text(inbox.url)
+        sinks = {"ops": {"kind": "webhook", "url_file": "ops-url"}}
+        config.write_text(
+            toml({"state_dir": tmp_path, "imds": {"endpoint": lab.url("web-0")}, "sinks": sinks})
+        )
+        with subprocess.Popen(
+            [home / "bin/python", home / "bin/imds-bridge", "forward", "--config", config],
+            env=environment(under(notify, watchdog_seconds=4)),
+            cwd=tmp_path,  # where the unit finds its credentials
+        ) as process:
+            try:
+                notify.wait_for("WATCHDOG=1", count=2)
+                inbox.wait_for(1, LIMIT_SECONDS)
+                process.terminate()
+                assert process.wait(LIMIT_SECONDS) == 0
+            finally:
+                process.kill()
+    wait_until(lambda: "STOPPING=1" in notify.lines)
+    assert notify.lines[0] == "READY=1"
+    notify.close()
+
+
+@pytest.fixture
+def copy(installed: Path, tmp_path: Path) -> Path:
+    """Return a tree of its own, with all but the packages."""
+    tree = tmp_path / "tree"
+    shutil.copytree(installed, tree, symlinks=True, ignore=shutil.ignore_patterns("site-packages"))
+    state = tree / "var/lib/private/imds-bridge/forward"
+    state.mkdir(parents=True)
+    (state / "outbox.db").touch()
+    return tree
+
+
+def left(tree: Path) -> list[str]:
+    return sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if not path.is_dir())
+
+
+def test_uninstalling_keeps_configuration_and_state(copy: Path) -> None:
+    for _ in range(2):
+        done = do(FOLDER / "install.sh", "--uninstall", "--root", copy)
+        assert done.returncode == 0, done
+        assert left(copy) == ["etc/imds-bridge/config.toml", "var/lib/private/imds-bridge/forward/outbox.db"]
+
+
+def test_purging_leaves_nothing(copy: Path) -> None:
+    drop_in = copy / "etc/systemd/system/imds-bridge-.service.d/secrets.conf"
+    drop_in.parent.mkdir()
+    drop_in.touch()
+    assert do(FOLDER / "install.sh", "--uninstall", "--purge", "--root", copy).returncode == 0
+    assert left(copy) == []
+
+
+def test_a_dry_run_changes_nothing(copy: Path, tmp_path: Path) -> None:
+    before, empty = left(copy), tmp_path / "empty"
+    empty.mkdir()
+    assert do(FOLDER / "install.sh", "--uninstall", "--purge", "--dry-run", "--root", copy).returncode == 0
+    done = do(FOLDER / "install.sh", "--dry-run", "--root", empty)
+    assert done.returncode == 0, done
+    assert "imds-bridge-listen.service" in done.stdout
+    assert (left(copy), list(empty.iterdir())) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--start", "nothing"], "--start: given nothing, expected one of: forward listen relay"),
+        (["--wheel"], "--wheel needs a value"),
+        (["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
+        (["--root", "/nowhere"], "--root: there is no folder /nowhere"),
+        (["--root", "/tmp", "--start", "listen"], "--start: nothing runs in /tmp"),  # noqa: S108 - it is not used
+        (["--instal"], "unknown option --instal"),
+    ],
+)
+def test_wrong_arguments_are_named_and_nothing_is_done(arguments: list[str], fault: str) -> None:
+    done = do(FOLDER / "install.sh", *arguments)
+    assert done.returncode == 2
+    assert fault in done.stderr
+
+
+# --- what brings it to VMs ---
+
+
+def test_the_skeleton_of_the_configuration_is_valid_as_it_is_and_with_its_examples(tmp_path: Path) -> None:
+    text = (FOLDER / "config.toml").read_text()
+    assert load(FOLDER / "config.toml", {}).sinks == {}
+    (tmp_path / "ops-url").write_text("https://example.org/hook")
+    lines = [line.removeprefix("# ") for line in text.partition("# [sinks.ops]")[2].splitlines()]
+    full = "[sinks.ops]\n" + "\n".join(line for line in lines if not line.startswith(("For ", "#")))
+    config = tmp_path / "config.toml"
+    config.write_text(full.replace('"ops-url"', json.dumps(str(tmp_path / "ops-url"))))
+    loaded = load(config, {})
+    assert set(loaded.sinks) == {"ops", "audit"}
+    assert loaded.approvals is not None
+
+
+def test_cloud_init_writes_a_valid_configuration_and_runs_a_clean_script(tmp_path: Path) -> None:
+    text = (FOLDER / "cloud-init.yaml").read_text()
+    assert text.startswith("#cloud-config\n")
+    if "CI" not in os.environ:
+        pytest.importorskip("yaml")
+    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - it may be missing, though not in CI
+
+    given = yaml.safe_load(text)
+    files = {file["path"]: file for file in given["write_files"]}
+    config, script = tmp_path / "config.toml", tmp_path / "install.sh"
+    config.write_text(files["/etc/imds-bridge/config.toml"]["content"])
+    assert load(config, {}).approvals is not None
+    ((path,),) = given["runcmd"]
+    script.write_text(files[path]["content"])
+    assert files[path]["permissions"] == "0755"
+    done = do(tool("shellcheck"), script)
+    assert done.returncode == 0, done.stdout
+    check_install_line(script.read_text())
+
+
+def test_the_extension_of_the_scale_set_runs_the_script_as_it_is(tmp_path: Path) -> None:
+    extension = json.loads((FOLDER / "vmss-extension.json").read_text())["properties"]
+    command = extension["protectedSettings"]["commandToExecute"]
+    script = tmp_path / "command.sh"
+    script.write_text(f"#!/bin/sh\n{command}\n")
+    done = do(tool("shellcheck"), script)
+    assert done.returncode == 0, done.stdout
+    check_install_line(command)
+
+
+def check_install_line(script: str) -> None:
+    """See that the options given to install.sh are some that it has."""
+    (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
+    assert options == "--start forward --start listen"
