@@ -35,9 +35,9 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
         _check_readable(path)
     try:
         _context().load_cert_chain(certificate, key, password=refuse)
-    except ssl.SSLError as error:
+    except OSError as error:
         names = f"{certificate} and {key}" if key else str(certificate)
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
             raise ValueError(f"{names}: the private key is not the certificate's") from error
         raise ValueError(f"{names}: expected a certificate and its private key in PEM") from error
 

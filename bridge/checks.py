@@ -131,7 +131,9 @@ def check_signing_secrets(text: str) -> list[str]:
     return secrets
 
 
-_SECRET_IN_URL = re.compile(r'(?<=://)[^\s"/@]*(?=@)|(?<=\?)[^\s"]+')
+_SECRET_IN_URL = re.compile(
+    r'(?<=://)[^\s"/@]*(?=@)|(?<=\?)[^\s"]+|(?i:(?<=SharedAccessKey=)|(?<=SharedAccessSignature=))[^;"]+'
+)
 
 
 def show(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -205,6 +206,12 @@ class WebhookSettings(SinkSettings, HttpSettings):
                 raise ValueError(f'{name}: is missing (or {name}_file), which format = "{format_}" needs')
             if self.format != format_ and is_given:
                 raise ValueError(f'{name}: expected format = "{format_}" with it, given "{self.format}"')
+        try:
+            json.dumps(self.template, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "template: expected texts, numbers, true, false, tables and lists only"
+            ) from None
         if self.mode != "structured" and self.format != "cloudevents":
             raise ValueError('mode: expected format = "cloudevents" with it')
         return self

@@ -43,7 +43,9 @@ class Filter:
         if not self.takes_type(event.type):
             return False
         return (not self._where or self._matches(event.envelope)) and (
-            self._scope == "all" or _concerns(event.envelope.get("data"), first=self._scope == "first")
+            self._scope == "all"
+            or "reporter" in event.envelope  # nobody else tells of the VM's own events and receipts
+            or _concerns(event.envelope.get("data"), first=self._scope == "first")
         )
 
     def takes_type(self, event_type: str) -> bool:

@@ -111,8 +111,6 @@ class Dispatcher:
 
     def _step(self) -> float | None:
         """Deal with the next batch; return how long to wait: None after success, else seconds or NOTHING_WAITS."""
-        if self._health.state == "misconfigured":
-            self._sink.reload()
         self._turn_page()
         if not self._page:
             wait_seconds = self._retry_dead_letters()
@@ -150,6 +148,8 @@ class Dispatcher:
         return max(0.0, self._send_at - self._clock.monotonic())
 
     def _send(self, events: Sequence[StoredEvent]) -> None:
+        if self._health.state == "misconfigured":
+            self._sink.reload()
         self._send_at = self._clock.monotonic() + self._apart_seconds
         self._sink.send(events)
 

@@ -106,13 +106,19 @@ def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
             inner = table.get(name)
             table[name] = dict(inner) if isinstance(inner, dict) else {}
             table = table[name]
-        if key.endswith("_file"):
-            table.pop(key.removesuffix("_file"), None)
-        else:
-            table.pop(f"{key}_file", None)
+        key = next((name for name in table if name.lower() == key), key)
+        for name in _spellings(key.removesuffix("_file")):
+            table.pop(name, None)
+            table.pop(f"{name}_file", None)
         table[key] = _from_text(value)
         taken[".".join((*sections, key))] = variable
     return taken
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Name every key that says the same, so that the file's does not stand beside the environment's."""
+    alike = ("signing_secret", "signing_secrets")
+    return alike if name in alike else (name,)
 
 
 def _from_text(value: str) -> Any:

@@ -7,14 +7,20 @@ import logging
 import re
 import sys
 import traceback
+from collections import deque
 from datetime import UTC, datetime
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _secrets: set[str] = set()
+_passing: deque[str] = deque(maxlen=64)  # tokens come and go; each has expired long before it is forgotten
 _MIN_SECRET_LENGTH = 6  # hiding shorter strings would hide half of every line
 # Whatever its source: a URL's query, and a bearer token.
 _PATTERNS = (
-    (re.compile(r"(https?://[^\s\"'?#]+)\?[^\s\"']*"), r"\1?***"),
+    # A URL is eaten whole, with or without a query, so that the time is linear; JSON's own escapes stay whole.
+    (
+        re.compile(r"(https?://(?:\\[u/]|[^\s\"'?\\])*)(?:(\?)(?:\\[u/][0-9A-Fa-f]{0,4}|[^\s\"'\\])*)?"),
+        lambda url: f"{url[1]}?***" if url[2] else url[0],
+    ),
     (re.compile(r"(?i)\b(bearer|sharedaccesskey)\s+[\w.~+/=-]+"), r"\1 ***"),
 )
 
@@ -26,9 +32,15 @@ def hide(secret: str) -> None:
             _secrets.update((part, json.dumps(part)[1:-1]))
 
 
+def hide_for_now(token: str) -> None:
+    """Hide a token that is replaced by others in time, and forget it after many of them."""
+    if token not in _passing:
+        _passing.append(token)
+
+
 def redact(text: str) -> str:
     """Take out every known secret, URL query and bearer token."""
-    for secret in sorted(_secrets, key=len, reverse=True):
+    for secret in sorted({*_secrets, *_passing}, key=len, reverse=True):
         text = text.replace(secret, "***")
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)

@@ -172,7 +172,7 @@ class SinkSettings(Settings):
     scope: Literal["self", "first", "all"] | None = None
     max_age_seconds: float = Field(default=7 * DAY_SECONDS, gt=0)
     from_start: bool = False
-    max_per_second: float | None = Field(default=None, gt=0, le=10_000)
+    max_per_second: float | None = Field(default=None, ge=0.001, le=10_000)
 
     @property
     def is_for_people(self) -> bool:
@@ -185,7 +185,9 @@ class SinkSettings(Settings):
         if not value:
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
         for pattern in value:
-            if not any(fnmatchcase(known, pattern.replace("[", "[[]")) for known in EVENT_TYPES):
+            if not any(
+                fnmatchcase(known, pattern.replace("[", "[[]").replace("?", "[?]")) for known in EVENT_TYPES
+            ):
                 families = sorted({f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES})
                 close = get_close_matches(pattern, [*EVENT_TYPES, *families], n=1)
                 hint = f"; did you mean {close[0]}?" if close else f", for example {EVENT_TYPES[0]}"

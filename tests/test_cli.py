@@ -378,6 +378,8 @@ def test_render_of_what_there_is_not_exits_2_with_what_there_is(
             "expected an IANA time zone such as Europe/Berlin",
         ),
         ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
+        ({"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected types that there are"),
+        ({"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
         ({"where": {"EventType": ["Rebot"]}}, 'EventType: given "Rebot", did you mean Reboot?'),
         ({"where": {"AffectsThisVm": "yes"}}, 'AffectsThisVm: given "yes", expected true or false'),
         ({"ca_file": "/does/not/exist.pem"}, "ca_file: /does/not/exist.pem: No such file or directory"),

@@ -432,3 +432,26 @@ def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, tmp_path: 
     )
     with pytest.raises(ConfigError, match="expected one of"):
         load(file, {})
+
+
+@pytest.mark.parametrize("value", ["nan", "2026-11-20"])
+def test_a_template_holds_only_what_json_can(file: Path, value: str) -> None:
+    text = (
+        f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\nformat = "template"\ntemplate = {{ a = {value} }}'
+    )
+    assert faults(file, text) == [
+        "sinks.a: template: expected texts, numbers, true, false, tables and lists only"
+    ]
+
+
+@pytest.mark.parametrize("name", ["signing_secret", "signing_secrets", "SIGNING_SECRET"])
+@pytest.mark.parametrize("written", ["signing_secret", "signing_secrets", "signing_secret_file"])
+def test_the_signing_secret_of_the_environment_replaces_the_files_however_it_is_spelled(
+    file: Path, name: str, written: str
+) -> None:
+    old, new = "whsec_" + "QUJD" * 8, "whsec_" + "REVG" * 8
+    file.write_text(f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\n{written} = "{old}"')
+    sink = load(file, {f"IMDS_BRIDGE__SINKS__A__{name.upper()}": new}).sinks["a"]
+    assert isinstance(sink, WebhookSettings)
+    assert sink.signing_secrets is not None
+    assert sink.signing_secrets.read() == new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -172,3 +173,29 @@ def test_only_a_refused_event_and_a_gone_receiver_are_beyond_retrying() -> None:
     }
     assert {error for error in errors if not error.retryable} == {Rejected, Gone}
     assert errors == {Rejected, Gone, Unavailable, Misconfigured}
+
+
+@pytest.mark.parametrize("scope", ["self", "first"])
+@pytest.mark.parametrize(
+    ("resources", "taken"),
+    [(["web-0"], True), (["_WEB-0", "web-1"], True), ([], True), (["web-1", "web-2"], False)],
+)
+def test_a_scope_takes_what_names_this_vm_or_none(scope: str, resources: list[str], taken: bool) -> None:
+    event = stored(Resources=resources, Vm={"Name": "web-0", "VmId": "1"})
+    assert Filter(scope=scope).takes(event) is taken
+    assert Filter(scope="all").takes(event)
+
+
+def test_the_first_that_is_named_speaks_alone_and_who_does_not_know_itself_speaks_too() -> None:
+    vm = {"Name": "web-0", "VmId": "1"}
+    second = stored(Resources=["web-1", "web-0"], Vm=vm)
+    assert Filter(scope="self").takes(second)
+    assert not Filter(scope="first").takes(second)
+    assert Filter(scope="first").takes(stored(Resources=["web-1"], Vm={**vm, "VmId": ""}))
+
+
+@pytest.mark.parametrize("scope", ["self", "first"])
+def test_a_receipt_is_told_by_the_one_vm_that_has_it_whomever_it_concerns(scope: str) -> None:
+    event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
+    own = {**event.envelope, "reporter": "web-0/listen"}
+    assert Filter(scope=scope).takes(replace(event, body=json.dumps(own).encode()))

@@ -467,3 +467,17 @@ def test_dead_letters_that_are_sent_again_keep_to_the_rate_limit(
         waits.clear()
     wait_until(lambda: rig.received() == ["1", "2", "3"])
     assert sum(waits) >= 0.5 - 1e-9
+
+
+@pytest.mark.usefixtures("waits")
+def test_a_misconfigured_sink_with_nothing_to_send_is_left_alone(make: Make) -> None:
+    rig = make(Misconfigured("401"))
+    rig.commit("1")
+    rig.dispatcher._step()  # fails
+    rig.clock.pass_seconds(MAX_AGE_SECONDS * 2)
+    rig.dispatcher._step()  # and then the event is too old
+    assert [reason for _, reason, _ in rig.dead()] == ["expired"]
+    before = rig.sink.reloads
+    for _ in range(5):
+        rig.dispatcher._step()
+    assert rig.sink.reloads == before

@@ -151,7 +151,7 @@ def test_the_flavor_is_told_by_the_endpoint_or_by_the_settings(
     ],
 )
 def test_an_endpoint_that_tells_no_flavor_is_refused(path: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="endpoint: expected https://TOPIC"):
+    with pytest.raises(ValueError, match="endpoint: given "):
         EventGridSettings(
             kind="eventgrid", endpoint=f"https://x.westeurope-1.eventgrid.azure.net{path}", **settings
         )

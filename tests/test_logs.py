@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from bridge import logs
-from bridge.logs import JsonFormatter, TextFormatter, hide, redact, set_up
+from bridge.logs import JsonFormatter, TextFormatter, hide, hide_for_now, redact, set_up
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - nobody's
 
@@ -155,3 +156,20 @@ def test_libraries_that_would_log_urls_are_silenced_even_at_debug_level(
     set_up(level="debug", style="json")
     assert root.level == logging.DEBUG
     assert not logging.getLogger("urllib3.connectionpool").isEnabledFor(logging.WARNING)
+
+
+def test_a_url_in_json_loses_its_query_and_the_json_stays_whole() -> None:
+    text = json.dumps({"a": '<a href="https://x/?sig=1">t</a>'})
+    assert json.loads(redact(text)) == {"a": '<a href="https://x/?***">t</a>'}
+
+
+def test_an_answer_made_of_beginnings_of_urls_is_searched_in_no_time() -> None:
+    script = "from bridge.logs import redact; redact('http://' * 40_000)"  # quadratic, it would take minutes
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_tokens_that_are_replaced_by_others_are_forgotten_in_time() -> None:
+    for number in range(1000):
+        hide_for_now(f"token-number-{number:04d}")
+    assert redact("token-number-0999") == "***"
+    assert redact("token-number-0001") == "token-number-0001"

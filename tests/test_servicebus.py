@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -518,3 +519,13 @@ def test_a_connection_string_needs_no_azure_identity(lab: ServiceBusLab, tmp_pat
         check=True,
     )
     assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+def test_what_a_relay_brings_need_not_have_all_that_our_own_events_have() -> None:
+    envelope = {"specversion": "1.0", "id": "1", "source": "/s", "type": "com.x", "data_base64": "AAH/"}
+    body = json.dumps({**envelope, "answer": True, "nothing": None}).encode()
+    message = to_message(replace(stored_event(1), id="1", body=body), session="{event}")
+    assert message.session_id == "1"
+    properties = message.application_properties or {}
+    assert properties["cloudEvents_answer"] == "true"
+    assert not {"cloudEvents_nothing", "cloudEvents_data_base64"} & set(properties)

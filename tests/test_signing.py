@@ -94,3 +94,9 @@ def test_an_unreadable_timestamp_is_refused(timestamp: str) -> None:
 
 def test_a_body_that_is_no_text_is_refused() -> None:
     assert "unreadable" in fault(sign([SECRET], MESSAGE, AT, BODY), body=b"\xff\xfe")
+
+
+def test_bytes_that_are_no_text_are_signed_like_any_other() -> None:
+    signed = sign([SECRET], MESSAGE, AT, b"\xff\xfe")
+    assert signed[SIGNATURE].startswith("v1,")
+    assert signed != sign([SECRET], MESSAGE, AT, b"\xfe\xff")

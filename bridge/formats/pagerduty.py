@@ -91,7 +91,9 @@ def _action(reading: Reading) -> Action:
 def _dedup_key(event: Mapping[str, Json], reading: Reading) -> str:
     """Name the alert: by the EventId without its letter case, so that every VM of a group means the same one."""
     if reading.kind in _OWN_ALERTS:
-        key = f"imds-bridge:{_OWN_ALERTS[reading.kind][0]}:{reading.of_vm('VmId') or reading.vm}"
+        # The VM may be unknown when it goes blind and known when it sees again; its epoch stays.
+        who = event.get("reporterepoch") or reading.of_vm("VmId") or reading.vm
+        key = f"imds-bridge:{_OWN_ALERTS[reading.kind][0]}:{who}"
     else:
         ids = (reading.data.get("EventId"), event.get("subject"), event.get("id"))
         key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()

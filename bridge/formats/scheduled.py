@@ -8,7 +8,7 @@ from itertools import chain
 
 from bridge.formats.reading import Reading
 from bridge.formats.words import DAY_SECONDS, Fact, Moment, Said, Tone, clean, cut, instant_of, span
-from bridge.model import SCHEDULED, STARTED, Json, names
+from bridge.model import SCHEDULED, STARTED, Json, is_among, names
 
 _NOUN_LENGTH = 30
 _VMS_LENGTH = 1_000
@@ -178,7 +178,7 @@ def _advice(reading: Reading, moment: Moment) -> str:
         return ""
     if moment.until(start) <= DAY_SECONDS:
         return ""
-    words = reading.resource_group, reading.of_vm("Name")
+    words = reading.resource_group, _degrading(reading)
     hint = ""
     if all(_PLAIN_WORD.fullmatch(word) for word in words) and not reading.of_vm("ScaleSet"):
         hint = f" (az vm redeploy --resource-group {words[0]} --name {words[1]})"
@@ -186,3 +186,11 @@ def _advice(reading: Reading, moment: Moment) -> str:
         "Azure gives days of notice where hardware degrades: it may fail sooner. "
         f"Microsoft advises to redeploy the VM now{hint}."
     )
+
+
+def _degrading(reading: Reading) -> str:
+    """Name the VM to redeploy, "" where it is not clear: in a group, the one that tells may not be concerned."""
+    told, teller = names(reading.data.get("Resources")), reading.of_vm("Name")
+    if is_among(teller, told):
+        return teller
+    return told[0].removeprefix("_") if len(told) == 1 else ""

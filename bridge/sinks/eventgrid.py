@@ -13,7 +13,7 @@ from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
 from bridge.http import Answer, origin
 from bridge.identity import make_credential
-from bridge.logs import hide, redact
+from bridge.logs import hide, hide_for_now, redact
 from bridge.model import StoredEvent
 from bridge.runtime import Worker
 from bridge.sinks.base import Request
@@ -161,7 +161,7 @@ class _Tokens:
             raise Misconfigured(
                 f"no token for the identity; is one assigned to this VM, and does IMDS answer? ({told})"
             ) from error
-        hide(token)
+        hide_for_now(token)
         return token
 
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -274,7 +275,9 @@ def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
     envelope = event.envelope
     data = _mapping(envelope.get("data"))
     properties: dict[str | bytes, Any] = {
-        f"cloudEvents_{name}": _text(value) for name, value in envelope.items() if name != "data"
+        f"cloudEvents_{name}": _text(value if isinstance(value, str) else json.dumps(value))
+        for name, value in envelope.items()
+        if name not in ("data", "data_base64") and value is not None
     }
     for name in ("EventType", "EventStatus", "EventSource"):
         if data.get(name):
@@ -297,13 +300,14 @@ def _session_id(event: StoredEvent, template: str) -> str:
     """Fill the template; a session-enabled entity takes no message without one, so an empty one is the subject."""
     envelope = event.envelope
     vm = _mapping(_mapping(envelope.get("data")).get("Vm"))
+    subject = str(envelope.get("subject") or event.id)  # what a relay brings need not have one
     given = template.format(
-        event=envelope.get("correlationid", envelope["subject"]),
+        event=envelope.get("correlationid") or subject,
         vm=str(vm.get("Name") or "").lower(),
         resource_group=resource_group_of(str(vm.get("ResourceId") or "")).lower(),
         type=event.type,
     )
-    return _text(given or envelope["subject"])[:_MAX_PROPERTY_LENGTH]
+    return _text(given or subject)[:_MAX_PROPERTY_LENGTH]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ class StdoutSink:
         """Write the event and a line's end; a line that broke off earlier is ended first."""
         (event,) = events
         begun = len(self._cut_off)
-        text = self._cut_off + event.body + b"\n"
+        text = self._cut_off + _line(event.body) + b"\n"
         written = 0
         try:
             while written < len(text):
@@ -56,10 +56,15 @@ class StdoutSink:
 
     def show(self, event: StoredEvent) -> Request:
         """Show the line."""
-        return Request(head=(), body=event.body)
+        return Request(head=(), body=_line(event.body))
 
     def close(self) -> None:
         """Leave the output to the process."""
+
+
+def _line(body: bytes) -> bytes:
+    """Bring JSON onto one line: what a relay brings may be laid out, and line breaks stand only between tokens."""
+    return body.translate(bytes.maketrans(b"\r\n", b"  "))
 
 
 def _descriptor() -> int:

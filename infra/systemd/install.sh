@@ -93,7 +93,7 @@ install_program() {
     source=${wheel:-$checkout}
     [ -f "$source" ] || [ -f "$source/pyproject.toml" ] || fail "there is no $source; expected a wheel, or a checkout"
     case $("$python" -c 'import sys; print(sys.base_prefix)') in
-        /root/* | /home/*) say "warning: the services may not look into home folders, where $python is; PYTHON=..." ;;
+        "${HOME:-/home}"/* | /home/*) say "warning: the services may not look into home folders, where $python is; PYTHON=..." ;;
     esac
     stamp=$(fingerprint)
     if [ "$(cat "$root$home/.installed" 2>/dev/null)" = "$stamp" ]; then return; fi

@@ -295,3 +295,14 @@ def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() ->
     said = notice(EVENTS["scheduledevent.scheduled"], now=NOW, zone=UTC)
     starts = next(fact for fact in said.facts if fact.label == "Starts")
     assert starts.parts == ("by itself in 15 min, at ", NOW + timedelta(minutes=15))
+
+
+@pytest.mark.parametrize(
+    ("resources", "named"), [(["web-1"], "--name web-1)"), (["web-1", "web-2"], "now."), ([], "now.")]
+)
+def test_the_advice_to_redeploy_never_names_a_vm_that_is_not_concerned(
+    resources: list[str], named: str
+) -> None:
+    text = say(told("scheduled", NotBefore=in_(days=6), Resources=resources)).text
+    assert named in text
+    assert "--name web-0" not in text

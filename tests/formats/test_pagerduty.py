@@ -83,7 +83,7 @@ def test_an_update_of_what_has_started_acknowledges() -> None:
 
 def test_blindness_is_an_alert_of_the_vm_that_its_recovery_resolves() -> None:
     blind, sees = write(EVENTS["imds.unreachable"]), write(EVENTS["imds.recovered"])
-    assert blind["dedup_key"] == sees["dedup_key"] == "imds-bridge:watch:13f56399-bd52-4150-9748-7190aae1ff21"
+    assert blind["dedup_key"] == sees["dedup_key"] == "imds-bridge:watch:c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11"
 
 
 def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:
