@@ -191,6 +191,8 @@ class Dispatcher:
     def _retry_dead_letters(self) -> float | None:
         """Send again what an operator asked for; return how long to wait before the rest, else None."""
         for number, event in self._outbox.retries(self.name, PAGE_EVENTS):
+            if self._outbox.backlog(self.name)[0]:
+                return 0.0  # news goes first
             if early_seconds := self._early_seconds():
                 return early_seconds
             try:
