@@ -15,7 +15,7 @@ demo: $(READY) ## see it all work, on simulators; ends by itself
 	@$(BIN)/imds-bridge demo
 
 test: $(READY) ## run all tests, with branch coverage
-	@$(BIN)/python -m pytest -n 4 --cov=bridge --cov-branch --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov=bridge --cov-branch --cov-report=term:skip-covered
 
 lint: $(READY) ## linters, types and the architecture's floors
 	$(BIN)/ruff check

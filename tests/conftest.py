@@ -1,0 +1,13 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge import logs
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test hide texts from the next: what is redacted is searched for each of them."""
+    monkeypatch.setattr(logs, "_secrets", set(logs._secrets))
