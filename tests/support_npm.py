@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-INSTALL_SECONDS = 120
+INSTALL_SECONDS = 300
 INSTALL_TRIES = 3
 RUN_SECONDS = 90
 
