@@ -34,13 +34,20 @@ COMMAND = [sys.executable, "-m", "bridge"]
 
 
 def wait_until(
-    predicate: Callable[[], T], *, timeout_seconds: float = LIMIT_SECONDS, tell: Callable[[], object] = str
+    predicate: Callable[[], T],
+    *,
+    timeout_seconds: float = LIMIT_SECONDS,
+    tell: Callable[[], object] = str,
+    apart_seconds: float = 0.002,
 ) -> T:
-    """Wait until the predicate holds; AssertionError with what `tell` returns when it does not in time."""
+    """Wait until the predicate holds; AssertionError with what `tell` returns when it does not in time.
+
+    `apart_seconds` lie between two looks: a dear one must not take the time of what it waits for.
+    """
     deadline = time.monotonic() + timeout_seconds
     while not (value := predicate()):
         assert time.monotonic() < deadline, f"not within {timeout_seconds:g} s: {tell()}"
-        time.sleep(0.002)
+        time.sleep(apart_seconds)
     return value
 
 

@@ -743,7 +743,7 @@ def test_ten_thousand_commands_half_of_them_nonsense_are_all_settled_and_answere
     )
     begun = time.monotonic()
     with Rig(tmp_path, imds, bus) as rig:
-        wait_until(lambda: bus.entity(QUEUE).counts.active == 0, timeout_seconds=600)
+        wait_until(lambda: bus.entity(QUEUE).counts.active == 0, timeout_seconds=600, apart_seconds=0.5)
         minutes = int((time.monotonic() - begun) // 60) + 1
         counted = Counter(reasons(rig.receipts()))
         answered = {one.get("causationid") for one in rig.receipts()}
