@@ -336,7 +336,8 @@ class _Process:
             **flow.status(),
             "sinks": {d.name: {**d.status(), "dead_letters": dead.get(d.name, 0)} for d in self._dispatchers},
         }
-        self._supervisor.at(headline(status))
+        if self._supervisor.is_there:
+            self._supervisor.at(headline(status))
         try:
             self._folder.write_status(status)
         except OSError as error:

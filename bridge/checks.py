@@ -88,6 +88,13 @@ def read_template(path: Path) -> Any:
         raise ValueError(f"template_file: {path} is no JSON: {error}") from None
 
 
+def check_routing_key(key: str) -> str:
+    """Refuse what is no integration key of PagerDuty."""
+    if not re.fullmatch(r"[0-9A-Za-z]{32}", key):
+        raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
+    return key
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
@@ -17,6 +17,7 @@ from bridge.checks import (
     HOST,
     check_one_of,
     check_proxy,
+    check_routing_key,
     check_signing_secrets,
     check_template,
     check_time_zone,
@@ -69,13 +70,7 @@ class HttpSettings(Settings):
     client_key_file: Path | None = None
     proxy: Secret | None = None
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
-
-    @field_validator("proxy")
-    @classmethod
-    def _check_proxy(cls, value: Secret | None) -> Secret | None:
-        if value:
-            check_proxy(value.read())
-        return value
+    secret_checks: ClassVar = {"proxy": check_proxy}
 
     @model_validator(mode="after")
     def _check_certificates(self) -> HttpSettings:
@@ -142,6 +137,13 @@ class WebhookSettings(SinkSettings, HttpSettings):
     time_zone: str = ""
     routing_key: Secret | None = None
     template: Any = None
+    secret_checks: ClassVar = {
+        **HttpSettings.secret_checks,
+        "bearer_token": check_token,
+        "headers": parse_headers,
+        "routing_key": check_routing_key,
+        "signing_secrets": check_signing_secrets,
+    }
 
     @model_validator(mode="before")
     @classmethod
@@ -163,34 +165,6 @@ class WebhookSettings(SinkSettings, HttpSettings):
     @classmethod
     def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
         check_url(value.read(), allow_http=info.data.get("allow_http", True))
-        return value
-
-    @field_validator("routing_key")
-    @classmethod
-    def _check_routing_key(cls, value: Secret | None) -> Secret | None:
-        if value and not re.fullmatch(r"[0-9A-Za-z]{32}", value.read()):
-            raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
-        return value
-
-    @field_validator("bearer_token")
-    @classmethod
-    def _check_token(cls, value: Secret | None) -> Secret | None:
-        if value:
-            check_token(value.read())
-        return value
-
-    @field_validator("headers")
-    @classmethod
-    def _check_headers(cls, value: Secret | None) -> Secret | None:
-        if value:
-            parse_headers(value.read())
-        return value
-
-    @field_validator("signing_secrets")
-    @classmethod
-    def _check_signing_secrets(cls, value: Secret | None) -> Secret | None:
-        if value:
-            check_signing_secrets(value.read())
         return value
 
     @field_validator("time_zone")
@@ -245,13 +219,7 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
     flavor: Literal["custom", "namespace"] | None = None
     topic: str = ""
     key: Secret | None = None
-
-    @field_validator("key")
-    @classmethod
-    def _check_key(cls, value: Secret | None) -> Secret | None:
-        if value:
-            check_token(value.read())
-        return value
+    secret_checks: ClassVar = {**HttpSettings.secret_checks, "key": check_token}
 
     @model_validator(mode="after")
     def _check_topic(self) -> EventGridSettings:

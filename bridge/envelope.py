@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NoReturn
 
-from bridge.model import Json
+from bridge.model import Json, is_deeper
 
 EXPECTED = "one CloudEvent 1.0 as a JSON object (structured mode)"
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -90,20 +90,12 @@ def _parse(body: bytes) -> dict[str, Json]:
         raise ValueError(f"given no JSON: {error}") from None
     if not isinstance(given, dict):
         raise ValueError("given JSON that is no object")
-    if _is_deeper(given, MAX_DEPTH):
+    if is_deeper(given, MAX_DEPTH):
         raise ValueError(_TOO_DEEP)
     return given
 
 
 _TOO_DEEP = "given JSON that is nested too deeply"
-
-
-def _is_deeper(value: Json, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        inner = [one for outer in level for one in (outer.values() if isinstance(outer, dict) else outer)]
-        level = [one for one in inner if isinstance(one, dict | list)]
-    return bool(level)
 
 
 def _finite(text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
@@ -72,7 +72,7 @@ class Settlement:
 
 
 class BusInlet:
-    """A queue or subscription. `run` is for one thread; what comes is in `arrived`; `settle` takes any thread."""
+    """A queue or subscription. `run` is for one thread; `deliveries` is for one other, `settle` for any."""
 
     def __init__(
         self,
@@ -109,12 +109,19 @@ class BusInlet:
         self._settlements: SimpleQueue[tuple[Delivery, Settlement]] = SimpleQueue()
         self._failures = 0
         self._logged_at = -math.inf
-        self.arrived: SimpleQueue[Delivery] = SimpleQueue()
+        self._arrived: SimpleQueue[Delivery] = SimpleQueue()
         self.trouble = ""
 
     def status(self) -> dict[str, Any]:
         """Tell how the bus does, for the status file."""
         return {"from": self._place, "unsettled": len(self._waiting), "trouble": self.trouble or None}
+
+    def deliveries(self, wait_seconds: float) -> Iterator[Delivery]:
+        """Wait so long for a message, then give all that are there."""
+        with contextlib.suppress(Empty):
+            yield self._arrived.get(timeout=wait_seconds)
+            while True:
+                yield self._arrived.get_nowait()
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> None:
         """Have a message settled; one whose connection is gone comes again by itself."""
@@ -245,7 +252,7 @@ class BusInlet:
         )
         self._waiting[delivery] = self._renew_at(message.locked_until_utc)
         self._moved_at = self._clock.monotonic()
-        self.arrived.put(delivery)
+        self._arrived.put(delivery)
 
     def _settle_what_is_decided(self, wait_seconds: float) -> None:
         """Settle what is decided by now; with messages just taken, wait a moment for each next decision."""
@@ -309,7 +316,7 @@ class BusInlet:
         self._waiting.clear()
         with contextlib.suppress(Empty):
             while True:
-                self.arrived.get_nowait()
+                self._arrived.get_nowait()
 
     def _close(self) -> None:
         """Give up the connection without waiting for its end: that alone can take the SDK long."""

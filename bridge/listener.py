@@ -11,15 +11,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import sha256
-from queue import Empty
-from typing import Any, Protocol
+from typing import Any
 
 from bridge.checks import check_signing_secrets
 from bridge.command import Command, parse_command, printable
 from bridge.config import ApprovalSettings
 from bridge.formats.cloudevents import structured
 from bridge.imds import ImdsClient
-from bridge.inlet import Delivery, Settlement
+from bridge.inlet import BusInlet, Delivery, Settlement
 from bridge.model import SCHEDULED, Document, ScheduledEvent, iso_utc
 from bridge.outbox import Outbox
 from bridge.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
@@ -40,15 +39,6 @@ BY_RULE = "by-rule"  # the key of the record of what was POSTed without a comman
 NOT_RECORDED = "not_recorded"  # approved perhaps: no answer came, or the process was killed
 
 
-class Inlet(Protocol):
-    """Where commands come from; `settle` may be called from any thread."""
-
-    arrived: Any
-
-    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
-        """Have the message completed or dead-lettered."""
-
-
 class Listener:
     """Decides about commands. `run` is for one thread; `status` may be called from any."""
 
@@ -57,7 +47,7 @@ class Listener:
         settings: ApprovalSettings,
         *,
         imds: ImdsClient,
-        inlet: Inlet,
+        inlet: BusInlet,
         outbox: Outbox,
         clock: Clock,
         stop: Stop,
@@ -86,7 +76,7 @@ class Listener:
             self._learn()
             self._voice.notice_clock()
             self._voice.beat()
-            for delivery in self._arrived():
+            for delivery in self._inlet.deliveries(LOOK_SECONDS):
                 self._take(delivery)
             if self._settings.auto:
                 self._approve_by_rule()
@@ -131,15 +121,6 @@ class Listener:
             self._inlet.settle(delivery, settlement)
 
     # What arrives
-
-    def _arrived(self) -> Iterable[Delivery]:
-        """Wait for a command, not longer than what waits already allows; then take all that are there."""
-        try:
-            yield self._inlet.arrived.get(timeout=LOOK_SECONDS)
-            while True:
-                yield self._inlet.arrived.get_nowait()
-        except Empty:
-            return
 
     def _take(self, delivery: Delivery) -> None:
         try:

@@ -246,14 +246,15 @@ def _parse_object(body: bytes) -> dict[str, Json]:
         raw, _ = _decoder.raw_decode(text, start)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if _is_deep(raw):
+    if is_deeper(raw, _MAX_DEPTH):
         raise ValueError(_TOO_DEEP)
     return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
 
 
-def _is_deep(value: Json) -> bool:
+def is_deeper(value: Json, limit: int) -> bool:
+    """Tell whether lists and objects are nested deeper than `limit`."""
     level = [value]
-    for _ in range(_MAX_DEPTH):
+    for _ in range(limit):
         level = [
             inner
             for outer in level

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from queue import Empty
 from typing import Any
 
 from bridge.envelope import EXPECTED, Envelope, read_event
@@ -65,7 +63,7 @@ class Relay:
             while not self._stop:
                 show_life()
                 follow_clock(self._clock, self._outbox)
-                self._take(list(islice(self._arrived(), BATCH_EVENTS)))
+                self._take(list(islice(self._inlet.deliveries(LOOK_SECONDS), BATCH_EVENTS)))
                 self._complete()
         finally:
             self._settled.set()
@@ -80,15 +78,6 @@ class Relay:
             "held": len(self._held),
             "last_event_at": iso_utc(self._last_event_at) if self._last_event_at else None,
         }
-
-    def _arrived(self) -> Iterator[Delivery]:
-        """Wait a moment for an event, then give all that are there."""
-        try:
-            yield self._inlet.arrived.get(timeout=LOOK_SECONDS)
-            while True:
-                yield self._inlet.arrived.get_nowait()
-        except Empty:
-            return
 
     def _take(self, deliveries: list[Delivery]) -> None:
         """Commit the events among the deliveries that were not before, and have what is none dead-lettered."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -96,6 +96,9 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
+    secret_checks: ClassVar[Mapping[str, Callable[[str], object]]] = {}
+    """What refuses a secret's text, by the setting's name."""
+
     @model_validator(mode="before")
     @classmethod
     def _take_secrets(cls, given: Any) -> Any:
@@ -116,7 +119,9 @@ class Settings(BaseModel):
         if isinstance(value, Secret):
             if value.file and value.value:
                 raise ValueError(f"expected either {info.field_name} or {info.field_name}_file, not both")
-            _check_readable(value)
+            text = _read(value)
+            if check := cls.secret_checks.get(str(info.field_name)):
+                check(text)
         return value
 
     @classmethod
@@ -138,9 +143,9 @@ class SecretUnreadable(ValueError):
     """The file of a secret cannot be read, by this user or at all."""
 
 
-def _check_readable(secret: Secret) -> None:
+def _read(secret: Secret) -> str:
     try:
-        secret.read()
+        return secret.read()
     except OSError as error:
         raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
     except ValueError as error:

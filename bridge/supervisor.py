@@ -26,6 +26,11 @@ class Supervisor:
         self._status = ""
         self.watchdog_seconds = _watchdog_seconds(environ) if self._address else None
 
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody hears what is told."""
+        return bool(self._address)
+
     def ready(self) -> None:
         """Tell that the configuration is valid, the state is held and the work begins."""
         self._send("READY=1")
