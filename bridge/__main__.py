@@ -1,6 +1,6 @@
 """Run `imds-bridge` as `python -m bridge`."""
 
-from bridge.cli import main
+from bridge.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge import logs
+from bridge.runtime import logging as logs
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 
-from bridge.model import StoredEvent
+from bridge.imds.document import StoredEvent
 
 T = TypeVar("T")
 

@@ -15,18 +15,18 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.config import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
-from bridge.delivery import Filter
-from bridge.imds import ImdsClient
-from bridge.inlet import BusInlet
+from bridge.azure.receiver import BusInlet
+from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.imds.document import iso_utc
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.listener import Listener
-from bridge.model import iso_utc
-from bridge.outbox import Outbox
-from bridge.runtime import Clock, Stop, start_thread
-from bridge.state import StateFolder
-from bridge.voice import Voice, approval_session
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.service.identity import Voice, approval_session
+from bridge.service.listener import Listener
 from tests.support import LIMIT_SECONDS, wait_until
 
 T = TypeVar("T")

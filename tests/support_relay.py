@@ -10,19 +10,19 @@ from typing import Any, Self
 
 from azure.servicebus import ServiceBusMessage
 
-from bridge.config import RelaySettings
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
+from bridge.azure.receiver import BusInlet
+from bridge.config.models import RelaySettings
 from bridge.errors import Gone, Unavailable
-from bridge.inlet import BusInlet
+from bridge.events.filters import Filter
+from bridge.imds.document import StoredEvent
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import Entity, ServiceBusLab
-from bridge.model import StoredEvent
-from bridge.outbox import Outbox
-from bridge.relay import Relay
-from bridge.runtime import Clock, Stop, start_thread
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.relay import Relay
 from bridge.sinks.memory import MemorySink
-from bridge.state import StateFolder
 from tests.support import LIMIT_SECONDS, Forward, wait_until
 from tests.support_bus import message, no_sdk_thread_runs
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from bridge.contract import DATA
-from bridge.events import TYPE_PREFIX, type_of
+from bridge.contract.data import DATA
+from bridge.contract.schema import file_name, schemas
+from bridge.events.builder import TYPE_PREFIX, type_of
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.schema import file_name, schemas
 from tests.support import LIMIT_SECONDS, Forward, run, toml, wait_until
 from tests.support_bus import FLEET, Sender, bus_config, message
 from tests.support_diff import faults_of

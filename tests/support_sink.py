@@ -14,10 +14,10 @@ from typing import Any, Self
 import pytest
 from azure.servicebus import ServiceBusClient
 
-from bridge import bus
-from bridge.config import ServiceBusSettings
+from bridge.azure import servicebus as bus
+from bridge.config.models import ServiceBusSettings
 from bridge.lab.servicebus import ServiceBusLab, StoredMessage
-from bridge.runtime import Clock
+from bridge.runtime.threads import Clock
 
 QUEUE = "notices"
 TOPIC = "events"

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from bridge import ledger
-from bridge.config import Config, WebhookSettings
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
+from bridge.config.loader import load
+from bridge.config.models import Config, WebhookSettings
 from bridge.errors import DeliveryError
-from bridge.loading import load
-from bridge.model import StoredEvent
-from bridge.runtime import Clock
+from bridge.events.filters import Filter
+from bridge.imds.document import StoredEvent
+from bridge.outbox import inspect as ledger
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock
+from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.webhook import WebhookSink
-from bridge.state import StateFolder
 from tests.support import LIMIT_SECONDS, stored_event, toml
 from tests.support_outbox import open_outbox
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 ABSENT = json.loads((ROOT / "tests/data/windows/absent.json").read_text(encoding="utf-8"))
 BREAK = signal.SIGUSR2  # stands for SIGBREAK, whose number Linux has for another one
 # What the commands of the tests need of libraries; to load all would cost each start seconds.
-FOR_COMMANDS = ["bridge.app", "bridge.cli", "bridge.render", "bridge.sinks.webhook"]
+FOR_COMMANDS = ["bridge.service.process", "bridge.cli.main", "bridge.cli.render", "bridge.sinks.webhook"]
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "bridge").rglob("*.py")
@@ -72,6 +72,6 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
     become_windows(FOR_COMMANDS if len(sys.argv) > 1 else MODULES)
     if len(sys.argv) > 1:
-        sys.exit(importlib.import_module("bridge.cli").main())
+        sys.exit(importlib.import_module("bridge.cli.main").main())
     for each in MODULES:
         importlib.import_module(each)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from bridge.approve import parse_duration
+from bridge.cli.approve import parse_duration
+from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.loading import load
 from tests.support import COMMAND, LIMIT_SECONDS, environment, run, toml
 from tests.support_bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, bus_config, wait_settled
 from tests.test_listen_kill import Listen

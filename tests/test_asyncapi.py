@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from bridge.command import COMMAND_APPROVE
-from bridge.contract import DATA
-from bridge.events import type_of
-from bridge.schema import file_name, schemas
+from bridge.approvals.command import COMMAND_APPROVE
+from bridge.contract.data import DATA
+from bridge.contract.schema import file_name, schemas
+from bridge.events.builder import type_of
 from tests.support_npm import node_modules, run_script
 from tests.support_schemas import EXAMPLES, SCHEMAS
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from bridge import __version__
-from bridge.cli import main
-from bridge.delivery import Filter
+from bridge.cli.main import main
+from bridge.events.filters import Filter
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.memory import DeadLetter
-from bridge.state import StateFolder
+from bridge.outbox.buffer import DeadLetter
+from bridge.outbox.state_dir import StateFolder
 from tests.support import (
     COMMAND,
     LIMIT_SECONDS,

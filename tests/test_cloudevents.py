@@ -11,9 +11,9 @@ import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
-from bridge import events
+from bridge.events import builder as events
 from bridge.formats.cloudevents import CONTENT_TYPE, binary, structured
-from bridge.model import Change, ChangeKind, CloudEvent, ScheduledEvent, iso_utc
+from bridge.imds.document import Change, ChangeKind, CloudEvent, ScheduledEvent, iso_utc
 from tests.support_diff import FIRST, VM, document, entry, envelope_of, faults_of
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.command import MAX_BODY_BYTES, MAX_EVENT_IDS, Command, parse_command
+from bridge.approvals.command import MAX_BODY_BYTES, MAX_EVENT_IDS, Command, parse_command
 from tests.support_diff import steady
 
 TYPE = "io.imdsbridge.command.approve.v1"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from bridge.checks import check_url, parse_headers
-from bridge.config import (
+from bridge.config.loader import DEFAULT_PATH, load
+from bridge.config.models import (
     Config,
     Secret,
     StdoutSettings,
     WebhookSettings,
 )
+from bridge.config.validators import check_url, parse_headers
 from bridge.errors import ConfigError
-from bridge.loading import DEFAULT_PATH, load
 from tests.support import toml
 
 SECRET = "topsecret"  # noqa: S105 - nobody's
@@ -84,7 +84,7 @@ def test_the_example_of_the_design_is_read(file: Path, tmp_path: Path) -> None:
 
 
 def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.loading.DEFAULT_PATH", file)
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
     config = load(None, {})
     assert dict(config.sinks) == {}
     assert (config.imds.endpoint, config.imds.poll_seconds, config.stop_seconds) == (
@@ -97,7 +97,7 @@ def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.Monk
 
 
 def test_the_usual_file_is_read_where_it_exists(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.loading.DEFAULT_PATH", file)
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
     file.write_text("stop_seconds = 9")
     assert load(None, {}).stop_seconds == 9
 
@@ -106,7 +106,7 @@ def test_the_usual_file_is_read_where_it_exists(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.loading.DEFAULT_PATH", file)
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
     config = load(
         None,
         {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.delivery import Filter, webhook_error
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.model import StoredEvent
+from bridge.events.filters import Filter, webhook_error
+from bridge.imds.document import StoredEvent
 from tests.support_diff import thorough
 
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"

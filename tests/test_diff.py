@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bridge.diff import GRACE_SECONDS, is_due
+from bridge.imds.diff import GRACE_SECONDS, is_due
+from bridge.imds.document import Watch, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
-from bridge.model import Watch, parse_document
 from tests.support_diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
 
 THIRD = "0F5B4F0E-5D6D-4B2C-9A55-7C1D4A0F8E11"

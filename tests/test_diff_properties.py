@@ -11,10 +11,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import events
-from bridge.diff import Sighting, compare
+from bridge.events import builder as events
 from bridge.formats.cloudevents import binary, structured
-from bridge.model import (
+from bridge.imds.diff import Sighting, compare
+from bridge.imds.document import (
     Change,
     CloudEvent,
     Document,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.discovery import Discovered, Search, discover, search
+from bridge.imds.discovery import Discovered, Search, discover, search
 from tests.support_diff import steady
 
 LEASES = Path(__file__).parent / "data" / "leases"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from bridge import dispatcher as module
-from bridge import ledger
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.model import StoredEvent
-from bridge.outbox import Outbox
-from bridge.runtime import Stop, full_jitter
+from bridge.events.filters import Filter
+from bridge.imds.document import StoredEvent
+from bridge.outbox import inspect as ledger
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Stop, full_jitter
+from bridge.service import dispatcher as module
+from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.memory import MemorySink
-from bridge.state import StateFolder
 from tests.support import LIMIT_SECONDS, wait_until
 from tests.support_outbox import OTHER_TYPE, MovedClock, event, open_outbox
 

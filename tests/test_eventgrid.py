@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from azure.core.messaging import CloudEvent
 
-from bridge.config import Config, EventGridSettings
-from bridge.delivery import event_grid_error
+from bridge.azure.credentials import make_credential
+from bridge.config.loader import load
+from bridge.config.models import Config, EventGridSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.identity import make_credential
+from bridge.events.filters import event_grid_error
+from bridge.imds.document import StoredEvent
 from bridge.lab.eventgrid import EventGridLab, rules
 from bridge.lab.inbox import Inbox
-from bridge.loading import load
-from bridge.model import StoredEvent
 from bridge.sinks import eventgrid as module
 from bridge.sinks.eventgrid import EventGridSink
 from tests.support import RawServer, dripping, environment, nobody_there, stored_event, toml
@@ -360,7 +360,7 @@ def test_a_wrong_clock_is_told_with_the_refusal(
 ) -> None:
     with closing(sink(lab, flavor, tmp_path, key="wrong-key")) as target:
         with monkeypatch.context() as wrong:
-            wrong.setattr("bridge.sinks.posting.time", SimpleNamespace(time=lambda: time.time() + 7200))
+            wrong.setattr("bridge.sinks.http_base.time", SimpleNamespace(time=lambda: time.time() + 7200))
             assert "this VM's clock is +7" in str(failure(target))
         assert "clock" not in str(failure(target))
 
@@ -415,7 +415,8 @@ def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_id
 
 def test_with_a_key_no_azure_package_is_loaded(lab: EventGridLab, flavor: str) -> None:
     code = (
-        "import sys; from bridge.app import build_sink; from bridge.config import EventGridSettings;"
+        "import sys; from bridge.service.process import build_sink;"
+        "from bridge.config.models import EventGridSettings;"
         "sink = build_sink(EventGridSettings(kind='eventgrid', endpoint=sys.argv[1], key=sys.argv[2]));"
         "print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure', 'msal'))])"
@@ -522,7 +523,7 @@ def test_no_token_is_told_in_time_and_mended_without_a_restart(
 def test_an_imds_that_is_not_there_or_never_answers_hangs_nothing(
     lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.identity._TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
     imds.answers.append((200, 60.0))
     with closing(sink(lab, "custom", tmp_path)) as target:
         assert type(failure(target)) is Misconfigured

@@ -10,8 +10,8 @@ from uuid import UUID, uuid5
 
 import pytest
 
-from bridge import events
-from bridge.model import Change, CloudEvent, ScheduledEvent, Vm
+from bridge.events import builder as events
+from bridge.imds.document import Change, CloudEvent, ScheduledEvent, Vm
 from tests.support_diff import FIRST, NOT_BEFORE, SECOND, VM, document, entry, is_uuid5
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from bridge.config import Config, ImdsSettings
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
-from bridge.forwarder import Forwarder
-from bridge.imds import ImdsClient
+from bridge.config.models import Config, ImdsSettings
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.outbox import Outbox
-from bridge.runtime import Clock, Stop, start_thread
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.forwarder import Forwarder
 from bridge.sinks.servicebus import ServiceBusSink
-from bridge.state import StateFolder
 from tests.support import wait_until
 from tests.support_sink import TOPIC, entities, settings
 

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from bridge import __version__
-from bridge import forwarder as forwarder_module
-from bridge.config import Config, ImdsSettings
-from bridge.delivery import Filter
-from bridge.forwarder import Forwarder
-from bridge.imds import ImdsClient
+from bridge.config.models import Config, ImdsSettings
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.imds.document import Document, iso_utc, parse_document
 from bridge.lab.imds import COMPUTE_PATH, EVENT_VERSIONS, EVENTS_PATH, ImdsLab
-from bridge.model import Document, iso_utc, parse_document
-from bridge.outbox import Outbox
-from bridge.runtime import Stop
-from bridge.state import StateFolder
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Stop
+from bridge.service import forwarder as forwarder_module
+from bridge.service.forwarder import Forwarder
 from tests.support_diff import FIRST, SECOND, MovedClock, entry, envelope_of, faults_of
 
 DAY = 86_400.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import HttpFailure
-from bridge.http import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
+from bridge.http.client import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
 from tests.support import (
     LIMIT_SECONDS,
     SLACK_SECONDS,

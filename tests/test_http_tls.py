@@ -14,12 +14,12 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import bridge.http.client.client
 import pytest
+from bridge.http.client.client import Answer, HttpClient, clock_skew_seconds
 
-import bridge.http
-from bridge.certificates import check_ca, check_certificate
+from bridge.config.tls import check_ca, check_certificate
 from bridge.errors import HttpFailure
-from bridge.http import Answer, HttpClient, clock_skew_seconds
 from tests.support import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
 from tests.support_tls import ESTABLISHED, PASSPHRASE, Authority, proxying
 
@@ -283,7 +283,7 @@ def test_an_encrypted_key_fails_and_nobody_is_asked_for_its_passphrase(
     pair = authority.issue("client", passphrase=PASSPHRASE)
     files = [pair.in_one_file(), None] if one_file else [pair.certificate, pair.key]
     script = (
-        "import sys; from pathlib import Path; from bridge.http import HttpClient\n"
+        "import sys; from pathlib import Path; from bridge.http.client import HttpClient\n"
         "ca, certificate, key, url = sys.argv[1:]\n"
         "client = HttpClient(ca_file=Path(ca), client_certificate_file=Path(certificate),"
         " client_key_file=Path(key) if key else None)\n"

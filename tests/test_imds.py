@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bridge.config import Config, ImdsSettings
+from bridge.config.models import Config, ImdsSettings
 from bridge.errors import ImdsError
-from bridge.forwarder import Forwarder
-from bridge.http import HttpClient
-from bridge.imds import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient, read_vm
+from bridge.http.client import HttpClient
+from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient, read_vm
+from bridge.imds.document import Vm
 from bridge.lab.imds import ImdsLab
-from bridge.model import Vm
-from bridge.runtime import Stop
+from bridge.runtime.threads import Stop
+from bridge.service.forwarder import Forwarder
 from tests.support import LIMIT_SECONDS, RawServer, answering, dripping, nobody_there, silent
 from tests.support_outbox import MovedClock, open_outbox
 

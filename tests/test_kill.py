@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bridge.delivery import Filter
+from bridge.events.filters import Filter
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from tests.support import LIMIT_SECONDS, Forward, Stored, read_outbox, wait_until

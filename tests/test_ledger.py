@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge import ledger
 from bridge.errors import StateError, UsageError
-from bridge.outbox import EXPIRED, OVERFLOW, REJECTED, Outbox, dead_letter
-from bridge.state import StateFolder
+from bridge.outbox import inspect as ledger
+from bridge.outbox.outbox import EXPIRED, OVERFLOW, REJECTED, Outbox, dead_letter
+from bridge.outbox.state_dir import StateFolder
 from tests.support_outbox import ALL, commit, kill, open_outbox, waiting
 
 OTHER_PROCESS = """

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.config import Secret
+from bridge.config.models import Secret
+from bridge.http.signing import sign
 from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.listener import not_recorded
-from bridge.runtime import Clock
-from bridge.signing import sign
+from bridge.runtime.threads import Clock
+from bridge.service.listener import not_recorded
 from tests.support import LIMIT_SECONDS, wait_until
 from tests.support_bus import (
     FLEET,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge import inlet
-from bridge.config import Secret
+from bridge.azure import receiver as inlet
+from bridge.config.models import Secret
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support import SLACK_SECONDS, RawServer, silent, wait_until

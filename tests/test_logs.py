@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bridge import logs
-from bridge.logs import JsonFormatter, TextFormatter, hide, hide_for_now, redact, set_up
+from bridge.runtime import logging as logs
+from bridge.runtime.logging import JsonFormatter, TextFormatter, hide, hide_for_now, redact, set_up
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - nobody's
 
@@ -164,7 +164,8 @@ def test_a_url_in_json_loses_its_query_and_the_json_stays_whole() -> None:
 
 
 def test_an_answer_made_of_beginnings_of_urls_is_searched_in_no_time() -> None:
-    script = "from bridge.logs import redact; redact('http://' * 40_000)"  # quadratic, it would take minutes
+    # Quadratic, it would take minutes.
+    script = "from bridge.runtime.logging import redact; redact('http://' * 40_000)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

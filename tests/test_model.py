@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bridge.lab.imds import EVENT_VERSIONS, render_document
-from bridge.model import (
+from bridge.imds.document import (
     Document,
     ScheduledEvent,
     StoredEvent,
@@ -22,6 +21,7 @@ from bridge.model import (
     parse_document,
     parse_instant,
 )
+from bridge.lab.imds import EVENT_VERSIONS, render_document
 from tests.support_diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
 
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)

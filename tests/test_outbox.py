@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.delivery import Filter
-from bridge.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
+from bridge.events.filters import Filter
+from bridge.outbox.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
 from tests.support_outbox import (
     OTHER_TYPE,
     TYPE,

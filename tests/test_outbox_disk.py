@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge import room
-from bridge.database import Database
-from bridge.delivery import Filter
 from bridge.errors import StateError
-from bridge.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
-from bridge.state import StateFolder
+from bridge.events.filters import Filter
+from bridge.outbox import retention as room
+from bridge.outbox.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
+from bridge.outbox.sqlite import Database
+from bridge.outbox.state_dir import StateFolder
 from tests.support_outbox import (
     FailingDisk,
     MovedClock,
@@ -329,7 +329,7 @@ def test_what_looks_like_damage_where_only_reading_is_possible_sets_nothing_asid
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
         with monkeypatch.context() as patch:
-            patch.setattr("bridge.stored.crc32", lambda _: -1)
+            patch.setattr("bridge.outbox.rows.crc32", lambda _: -1)
             commit(outbox, "3")
             assert deliver(outbox) == ["3"]
         disk.set_read_only(False)
@@ -712,7 +712,7 @@ def test_each_trouble_is_said_once_until_the_disk_is_back(
 def test_another_process_that_writes_for_long_is_no_more_than_a_moments_trouble(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.database.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("bridge.outbox.sqlite.BUSY_SECONDS", 0.05)
     with closing(open_outbox(tmp_path)) as outbox:
         with closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.command import Command
-from bridge.config import AutoSettings, PolicySettings, RuleSettings
-from bridge.model import ScheduledEvent, is_among, iso_utc, read_document
-from bridge.policy import Decision, auto_wait_seconds, judge, judge_event, matches
+from bridge.approvals.command import Command
+from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
+from bridge.config.models import AutoSettings, PolicySettings, RuleSettings
+from bridge.imds.document import ScheduledEvent, is_among, iso_utc, read_document
 from tests.support_diff import steady
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

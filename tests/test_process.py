@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bridge.delivery import RETRY_LIMIT_SECONDS
+from bridge.events.filters import RETRY_LIMIT_SECONDS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from tests.support import (
@@ -265,7 +265,7 @@ def test_a_wrong_configuration_exits_2_and_touches_no_state(tmp_path: Path) -> N
 def test_a_forwarder_with_only_a_webhook_loads_no_azure_package(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    code = "import sys; from bridge.cli import main; main(sys.argv[1:]); print(*sys.modules)"
+    code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
     forward = Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}))
     running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
     with subprocess.Popen(

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge import inlet
-from bridge.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
+from bridge.azure import receiver as inlet
+from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
+from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.runtime import Clock
-from bridge.samples import samples
+from bridge.runtime.threads import Clock
 from tests.support import Forward, run, toml, wait_until
 from tests.support_bus import Sender, message
 from tests.support_outbox import failing_disk

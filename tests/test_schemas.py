@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from bridge.command import COMMAND_APPROVE, parse_command
-from bridge.contract import DATA
-from bridge.diff import Sighting, compare
-from bridge.events import TEST, Reporter, type_of
+from bridge.approvals.command import COMMAND_APPROVE, parse_command
+from bridge.config.base import EVENT_TYPES
+from bridge.contract.data import DATA
+from bridge.contract.schema import file_name, schemas
+from bridge.events.builder import TEST, Reporter, type_of
 from bridge.formats.cloudevents import structured
+from bridge.formats.samples import check_event, samples
+from bridge.imds.diff import Sighting, compare
+from bridge.imds.document import CloudEvent, Document, StoredEvent, Watch, parse_document
 from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
 from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
 from bridge.lab.servicebus.filters import sql
 from bridge.lab.servicebus.sections import Content
-from bridge.model import CloudEvent, Document, StoredEvent, Watch, parse_document
-from bridge.samples import check_event, samples
-from bridge.schema import file_name, schemas
-from bridge.settings import EVENT_TYPES
 from bridge.sinks.servicebus import to_message
 from tests.support import run
 from tests.support_diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough

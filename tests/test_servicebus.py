@@ -19,12 +19,12 @@ from azure.core.messaging import CloudEvent
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from bridge.app import build_sink
-from bridge.bus import IDLE_LIMIT_SECONDS, connect
-from bridge.config import ServiceBusSettings
+from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
+from bridge.config.models import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
+from bridge.imds.document import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.model import StoredEvent
+from bridge.service.process import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support import LIMIT_SECONDS, RawServer, environment, stored_event, wait_until
 from tests.support_sink import (
@@ -402,7 +402,7 @@ def test_no_token_is_told_in_time_and_mended_without_a_restart(
 def test_an_imds_that_never_gives_the_token_hangs_nothing(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.identity._TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
     with TokenEndpoint((200, 60.0)) as imds:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         with closing(ServiceBusSink(with_identity(monkeypatch, lab))) as sink:
@@ -486,7 +486,7 @@ def test_a_closed_sink_has_no_connection(lab: ServiceBusLab) -> None:
 
 def test_a_forwarder_without_service_bus_loads_no_azure_package() -> None:
     code = (
-        "import sys; from bridge.app import build_sink; from bridge.config import StdoutSettings;"
+        "import sys; from bridge.service.process import build_sink; from bridge.config.models import StdoutSettings;"
         "build_sink(StdoutSettings(kind='stdout'));"
         "print([name for name in sys.modules if name.startswith('azure')])"
     )
@@ -505,7 +505,7 @@ def test_a_connection_string_needs_no_azure_identity(lab: ServiceBusLab, tmp_pat
     file = write(tmp_path / "bus", lab.connection_string)
     code = (
         "import sys; from bridge.sinks.servicebus import ServiceBusSink;"
-        "from bridge.config import ServiceBusSettings;"
+        "from bridge.config.models import ServiceBusSettings;"
         f"given = ServiceBusSettings(kind='servicebus', connection_string_file=sys.argv[1], queue='{QUEUE}');"
         "sink = ServiceBusSink(given); print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure.identity', 'msal'))])"

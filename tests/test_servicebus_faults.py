@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from bridge import ledger
-from bridge.delivery import Filter
-from bridge.dispatcher import NOTHING_WAITS, Dispatcher
 from bridge.errors import HungError, Unavailable
+from bridge.events.filters import Filter
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.outbox import Outbox
-from bridge.runtime import Clock, start_thread
+from bridge.outbox import inspect as ledger
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock, start_thread
+from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from bridge.sinks import servicebus as module
 from bridge.sinks.servicebus import ServiceBusSink
-from bridge.state import StateFolder
 from tests.support import LIMIT_SECONDS, SLACK_SECONDS, stored_event, wait_until
 from tests.support_outbox import event, open_outbox
 from tests.support_sink import QUEUE, entities, ids, settings
@@ -301,7 +301,7 @@ def test_a_stalled_broker_holds_a_send_no_longer_than_its_time_limit(lab: Servic
 def test_a_token_that_is_never_answered_is_given_up(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.bus.TRY_SECONDS", 0.5)
+    monkeypatch.setattr("bridge.azure.servicebus.TRY_SECONDS", 0.5)
     lab.fault("silent_cbs")
     with closing(ServiceBusSink(settings(lab))) as sink:
         with pytest.raises(Unavailable, match="no answer in time"):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bridge.signing import ID, SIGNATURE, TIMESTAMP, sign, signature_fault
+from bridge.http.signing import ID, SIGNATURE, TIMESTAMP, sign, signature_fault
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
 OTHER = "whsec_" + "QUJD" * 8

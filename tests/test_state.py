@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.database import Database, _migrations
 from bridge.errors import StateError
-from bridge.state import StateFolder
+from bridge.outbox.sqlite import Database, _migrations
+from bridge.outbox.state_dir import StateFolder
 from tests.support_outbox import commit, deliver, event, failing_disk, open_outbox, waiting
 
 HOLD = """
@@ -181,7 +181,7 @@ def test_a_migration_that_is_killed_halfway_is_done_anew(
 ) -> None:
     path = tmp_path / "outbox.db"
     with monkeypatch.context() as patch:
-        patch.setattr("bridge.database._migrations", lambda: [[*_migrations()[0], "NO SQL"]])
+        patch.setattr("bridge.outbox.sqlite._migrations", lambda: [[*_migrations()[0], "NO SQL"]])
         with pytest.raises(sqlite3.OperationalError):
             Database(path)
     assert schema(path) == []

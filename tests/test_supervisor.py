@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from bridge import runtime
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.runtime import Stop, Worker, may_be_silent, show_life, silent_threads, start_thread
-from bridge.supervisor import Supervisor
+from bridge.runtime import threads as runtime
+from bridge.runtime.sd_notify import Supervisor
+from bridge.runtime.threads import Stop, Worker, may_be_silent, show_life, silent_threads, start_thread
 from tests.support import LIMIT_SECONDS, Forward, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd is not there")

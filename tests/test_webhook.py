@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.http import USER_AGENT
+from bridge.formats.samples import samples
+from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
-from bridge.logs import redact
-from bridge.samples import samples
-from bridge.sinks.posting import EXCERPT_CHARACTERS, hide_url
+from bridge.runtime.logging import redact
+from bridge.sinks.http_base import EXCERPT_CHARACTERS, hide_url
 from tests.support import (
     LIMIT_SECONDS,
     SLACK_SECONDS,

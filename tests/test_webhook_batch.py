@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.imds.document import StoredEvent
 from bridge.lab.inbox import Inbox
-from bridge.model import StoredEvent
-from bridge.sinks.posting import join, post_batches
+from bridge.sinks.http_base import join, post_batches
 from bridge.sinks.webhook import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
 from tests.support import stored_event
 from tests.support_diff import thorough

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.delivery import webhook_error
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.events.filters import webhook_error
 from bridge.lab.inbox import Inbox
 from tests.support import LIMIT_SECONDS, stored_event, wait_until
 from tests.support_webhook import EVENT, failure, running, sink

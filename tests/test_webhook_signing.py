@@ -14,10 +14,10 @@ import pytest
 from svix.webhooks import Webhook, WebhookVerificationError
 
 from bridge.errors import Unavailable
+from bridge.formats.samples import samples
+from bridge.imds.document import StoredEvent
 from bridge.lab.httpd import Request
 from bridge.lab.inbox import Inbox
-from bridge.model import StoredEvent
-from bridge.samples import samples
 from tests.support import stored_event
 from tests.support_outbox import MovedClock
 from tests.support_webhook import EVENT, failure, sink

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from bridge.discovery import search
+from bridge.config.loader import load
 from bridge.errors import ConfigError
+from bridge.imds.discovery import search
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.loading import load
-from bridge.state import STATUS, StateFolder
+from bridge.outbox.state_dir import STATUS, StateFolder
 from tests.support import LIMIT_SECONDS, Forward, environment, toml
 from tests.support_windows import ABSENT, BREAK, ROOT
 

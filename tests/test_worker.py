@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from bridge.errors import HungError
-from bridge.runtime import Worker
+from bridge.runtime.threads import Worker
 from tests.support import LIMIT_SECONDS, wait_until
 
 SHORT = 0.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bridge.formats.reading import Reading
 from bridge.formats.scheduled import noun_of
-from bridge.formats.words import Fact, Moment, Said, Tone, clean, cut
+from bridge.formats.text import Fact, Moment, Said, Tone, clean, cut
+from bridge.formats.view import Reading
 
 _RELEASES_LENGTH = 400
 _REASON_LENGTH = 45  # of the title, as is the next

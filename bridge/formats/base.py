@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from bridge.model import Json
+from bridge.imds.document import Json
 
 
 class Format(Protocol):

@@ -7,7 +7,7 @@ import re
 from base64 import b64decode
 from urllib.parse import quote
 
-from bridge.model import CloudEvent, Json, iso_utc
+from bridge.imds.document import CloudEvent, Json, iso_utc
 
 # Kept, because making an encoder costs more than using it.
 _encode = json.JSONEncoder(separators=(",", ":")).encode

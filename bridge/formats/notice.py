@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
 from bridge.formats.approvals import tell_receipt
-from bridge.formats.reading import Reading
 from bridge.formats.scheduled import tell_scheduled_event
-from bridge.formats.words import Fact, Moment, Said, cut, instant_of, span
-from bridge.model import Json
+from bridge.formats.text import Fact, Moment, Said, cut, instant_of, span
+from bridge.formats.view import Reading
+from bridge.imds.document import Json
 
 # Squares show in notifications, on phones and in every chat alike.
 _SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}

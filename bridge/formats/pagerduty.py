@@ -9,10 +9,10 @@ from hashlib import sha256
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from bridge.config import WebhookSettings
+from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
-from bridge.formats.reading import Reading
-from bridge.model import STARTED, Json, iso_utc
+from bridge.formats.view import Reading
+from bridge.imds.document import STARTED, Json, iso_utc
 
 Action = Literal["trigger", "acknowledge", "resolve"]
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
-from bridge.formats.reading import Reading
-from bridge.formats.words import DAY_SECONDS, Fact, Moment, Said, Tone, clean, cut, instant_of, span
-from bridge.model import SCHEDULED, STARTED, Json, is_among, names
+from bridge.formats.text import DAY_SECONDS, Fact, Moment, Said, Tone, clean, cut, instant_of, span
+from bridge.formats.view import Reading
+from bridge.imds.document import SCHEDULED, STARTED, Json, is_among, names
 
 _NOUN_LENGTH = 30
 _VMS_LENGTH = 1_000

@@ -9,10 +9,10 @@ from itertools import groupby
 from operator import attrgetter
 from zoneinfo import ZoneInfo
 
-from bridge.config import WebhookSettings
+from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
-from bridge.formats.words import Fact, Moment, cut, length
-from bridge.model import Json
+from bridge.formats.text import Fact, Moment, cut, length
+from bridge.imds.document import Json
 
 # Discord's limit of `content`; Slack's own is far above it.
 TEXT_LENGTH = 2_000

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from bridge.config import WebhookSettings
+from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
-from bridge.formats.words import Fact, cut
-from bridge.model import Json
+from bridge.formats.text import Fact, cut
+from bridge.imds.document import Json
 
 # Teams: about 28 KB a message, counted as it is sent.
 MESSAGE_BYTES = 28_000

@@ -22,10 +22,10 @@ from jinja2.filters import FILTERS
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from bridge.config import WebhookSettings
+from bridge.config.models import WebhookSettings
 from bridge.formats.notice import notice
-from bridge.formats.words import CUT, instant_of
-from bridge.model import Json, iso_utc
+from bridge.formats.text import CUT, instant_of
+from bridge.imds.document import Json, iso_utc
 
 MAX_BYTES = 256 * 1024
 MIN_CUT_LENGTH = 64

@@ -20,15 +20,15 @@ from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from bridge.http.signing import sign
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.lab.telling import Teller, Watcher
-from bridge.ledger import newest
-from bridge.signing import sign
-from bridge.state import StateFolder
+from bridge.outbox.inspect import newest
+from bridge.outbox.state_dir import StateFolder
 
 WAIT_SECONDS = 20.0  # for what is still missing when the story is over
 STOP_SECONDS = 7.0

@@ -15,8 +15,8 @@ from typing import Any
 from bridge.errors import BridgeError
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.ledger import newest, show
-from bridge.state import StateFolder
+from bridge.outbox.inspect import newest, show
+from bridge.outbox.state_dir import StateFolder
 
 LOOK_SECONDS = 0.1
 COLUMN = 10

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bridge.model import StoredEvent
+from bridge.imds.document import StoredEvent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

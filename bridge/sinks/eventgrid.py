@@ -6,18 +6,18 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.checks import check_token
-from bridge.config import EventGridSettings
-from bridge.delivery import RETRY_LIMIT_SECONDS, event_grid_error
+from bridge.azure.credentials import make_credential
+from bridge.config.models import EventGridSettings
+from bridge.config.validators import check_token
 from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
+from bridge.events.filters import RETRY_LIMIT_SECONDS, event_grid_error
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
-from bridge.http import Answer, origin
-from bridge.identity import make_credential
-from bridge.logs import hide, hide_for_now, redact
-from bridge.model import StoredEvent
-from bridge.runtime import Worker
+from bridge.http.client import Answer, origin
+from bridge.imds.document import StoredEvent
+from bridge.runtime.logging import hide, hide_for_now, redact
+from bridge.runtime.threads import Worker
 from bridge.sinks.base import Request
-from bridge.sinks.posting import Poster, join, post_batches, refusal, shown
+from bridge.sinks.http_base import Poster, join, post_batches, refusal, shown
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
-from bridge.delivery import RETRY_LIMIT_SECONDS
 from bridge.errors import DeliveryError
-from bridge.model import StoredEvent
+from bridge.events.filters import RETRY_LIMIT_SECONDS
+from bridge.imds.document import StoredEvent
 from bridge.sinks.base import Request
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from bridge.bus import (
+from bridge.azure.servicebus import (
     IDLE_LIMIT_SECONDS,
     TRY_SECONDS,
     connect,
@@ -23,11 +23,11 @@ from bridge.bus import (
     tidy,
     where,
 )
-from bridge.config import ServiceBusSettings
+from bridge.config.models import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.model import StoredEvent, names, resource_group_of
-from bridge.runtime import Clock, Worker
+from bridge.imds.document import StoredEvent, names, resource_group_of
+from bridge.runtime.threads import Clock, Worker
 from bridge.sinks.base import Request
 
 T = TypeVar("T")

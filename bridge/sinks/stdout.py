@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bridge.config import StdoutSettings
-from bridge.delivery import RETRY_LIMIT_SECONDS
+from bridge.config.models import StdoutSettings
 from bridge.errors import Unavailable
-from bridge.model import StoredEvent
+from bridge.events.filters import RETRY_LIMIT_SECONDS
+from bridge.imds.document import StoredEvent
 from bridge.sinks.base import Request
 
 

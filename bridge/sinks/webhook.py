@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from importlib import import_module
 from uuid import uuid5
 
-from bridge.checks import check_signing_secrets, check_token, check_url, parse_headers
-from bridge.config import WebhookSettings
-from bridge.delivery import RETRY_LIMIT_SECONDS, webhook_error
+from bridge.config.models import WebhookSettings
+from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.errors import Misconfigured, Rejected, Unavailable
-from bridge.events import NAMESPACE
+from bridge.events.builder import NAMESPACE
+from bridge.events.filters import RETRY_LIMIT_SECONDS, webhook_error
 from bridge.formats import cloudevents
 from bridge.formats.base import CheckedFormat, Format
-from bridge.http import origin
-from bridge.logs import hide
-from bridge.model import Json, StoredEvent
-from bridge.runtime import Clock
-from bridge.signing import sign
+from bridge.http.client import origin
+from bridge.http.signing import sign
+from bridge.imds.document import Json, StoredEvent
+from bridge.runtime.logging import hide
+from bridge.runtime.threads import Clock
 from bridge.sinks.base import Request
-from bridge.sinks.posting import Poster, excerpt, hide_url, join, post_batches, refusal, shown
+from bridge.sinks.http_base import Poster, excerpt, hide_url, join, post_batches, refusal, shown
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bridge.state import StateFolder
+from bridge.outbox.state_dir import StateFolder
 
 ROLES = ("forward", "listen", "relay")
 STATE_DIR = "/var/lib/imds-bridge"

@@ -13,16 +13,16 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.config import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
+from bridge.azure.receiver import BATCH_MESSAGES, BusInlet
+from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.imds import ImdsClient
-from bridge.inlet import BATCH_MESSAGES, BusInlet
-from bridge.listener import APPROVED, Listener
-from bridge.model import StoredEvent, iso_utc
-from bridge.runtime import Clock, Stop, start_thread
+from bridge.imds.client import ImdsClient
+from bridge.imds.document import StoredEvent, iso_utc
+from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.service.identity import Voice, approval_session
+from bridge.service.listener import APPROVED, Listener
 from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
-from bridge.voice import Voice, approval_session
 from tests.bench import apart, bus, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, spread, wait_until
 

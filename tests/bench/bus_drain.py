@@ -11,10 +11,10 @@ from typing import NamedTuple
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from bridge.config import Secret, ServiceBusSettings
-from bridge.dispatcher import PAGE_EVENTS
+from bridge.config.models import Secret, ServiceBusSettings
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.model import StoredEvent
+from bridge.imds.document import StoredEvent
+from bridge.service.dispatcher import PAGE_EVENTS
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.bench import apart, bus, parts, sample
 from tests.bench.measure import BenchError, Progress, Row, spread

@@ -13,8 +13,8 @@ from typing import Any, Self
 import requests
 from azure.servicebus import ServiceBusClient, ServiceBusSender
 
-from bridge.imds import EVENTS_PATH
-from bridge.starter import READ_EVERY_SECONDS
+from bridge.approvals.approver import READ_EVERY_SECONDS
+from bridge.imds.client import EVENTS_PATH
 from tests.bench import bus, process, simulators
 from tests.bench.bus_commands import command
 from tests.bench.measure import BenchError, Progress, Row, paced, spread, wait_until

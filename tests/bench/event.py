@@ -15,8 +15,8 @@ from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent as PackageEvent
 
 from bridge.formats.cloudevents import structured
-from bridge.model import Change
-from bridge.model import CloudEvent as OurEvent
+from bridge.imds.document import Change
+from bridge.imds.document import CloudEvent as OurEvent
 from tests.bench import sample
 from tests.bench.measure import BenchError, Progress, Row, ratios, spread
 

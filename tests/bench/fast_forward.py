@@ -6,9 +6,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge import cli
-from bridge.config import Config
-from bridge.loading import load
+from bridge.cli import main as cli
+from bridge.config.loader import load
+from bridge.config.models import Config
 
 
 def main() -> int:

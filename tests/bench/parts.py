@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bridge.config import Config, ImdsSettings, Secret, WebhookSettings
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
-from bridge.forwarder import Forwarder
-from bridge.imds import ImdsClient
-from bridge.outbox import Outbox
-from bridge.runtime import Clock, Stop, start_thread
+from bridge.config.models import Config, ImdsSettings, Secret, WebhookSettings
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.forwarder import Forwarder
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
-from bridge.state import StateFolder
 from tests.bench import sample
 from tests.bench.measure import BenchError
 

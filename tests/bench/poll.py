@@ -9,7 +9,7 @@ from pathlib import Path
 
 import requests
 
-from bridge.imds import EVENTS_PATH
+from bridge.imds.client import EVENTS_PATH
 from tests.bench import parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, paced, ratios, spread
 

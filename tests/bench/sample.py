@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-from bridge.events import Reporter
+from bridge.events.builder import Reporter
 from bridge.formats.cloudevents import structured
-from bridge.model import Change, CloudEvent, ScheduledEvent, Vm
+from bridge.imds.document import Change, CloudEvent, ScheduledEvent, Vm
 
 CYCLE = 50_000  # events before a NotBefore comes again: no cache may make them cheaper than real ones
 AT = datetime(2026, 3, 2, 9, 30, 0, 125_000, tzinfo=UTC)

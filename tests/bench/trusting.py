@@ -6,7 +6,7 @@ import sys
 
 import certifi
 
-from bridge import cli
+from bridge.cli import main as cli
 
 
 def main() -> int:

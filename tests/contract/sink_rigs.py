@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from bridge.config import EventGridSettings, ServiceBusSettings, StdoutSettings, WebhookSettings
+from bridge.config.models import EventGridSettings, ServiceBusSettings, StdoutSettings, WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.formats.base import Format
+from bridge.imds.document import StoredEvent
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.model import StoredEvent
 from bridge.sinks import eventgrid as eventgrid_module
 from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module

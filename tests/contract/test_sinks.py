@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from bridge.config import StdoutSettings
-from bridge.delivery import Filter
-from bridge.dispatcher import Dispatcher
+from bridge.config.models import StdoutSettings
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.events.filters import Filter
 from bridge.formats.pagerduty import PagerDuty
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
 from bridge.formats.template import Template
-from bridge.logs import redact
-from bridge.model import StoredEvent
-from bridge.outbox import Outbox
-from bridge.runtime import Clock
+from bridge.imds.document import StoredEvent
+from bridge.outbox.outbox import Outbox
+from bridge.runtime.logging import redact
+from bridge.runtime.threads import Clock
+from bridge.service.dispatcher import Dispatcher
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink
 from bridge.sinks.stdout import StdoutSink

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from bridge import samples
+from bridge.formats import samples
 from bridge.formats.notice import Notice, notice
-from bridge.model import Change, ChangeKind
+from bridge.imds.document import Change, ChangeKind
 from tests.formats.receivers import NOW
 
 BERLIN = ZoneInfo("Europe/Berlin")

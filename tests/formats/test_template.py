@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bridge.config import WebhookSettings
+from bridge.config.loader import load
+from bridge.config.models import WebhookSettings
+from bridge.formats.samples import samples
 from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template
-from bridge.loading import load
-from bridge.samples import samples
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SAMPLES = [event.envelope for event in samples(NOW)]

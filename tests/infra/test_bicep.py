@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pycep import BicepParser
 
+from bridge.config.loader import load
+from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import sql
-from bridge.loading import load
-from bridge.samples import samples
 from bridge.sinks.servicebus import to_message
 
 FOLDER = Path(__file__).parents[2] / "infra" / "bicep"

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from bridge.cli import main
+from bridge.cli.main import main
+from bridge.imds.document import iso_utc
 from bridge.lab.imds import ImdsLab
-from bridge.model import iso_utc
-from bridge.state import StateFolder
+from bridge.outbox.state_dir import StateFolder
 from infra.container.engines import call
 from tests.support import LIMIT_SECONDS, Forward, environment, wait_until
 

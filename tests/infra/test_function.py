@@ -31,10 +31,10 @@ from azure.servicebus import (
     ServiceBusReceiver,
 )
 
+from bridge.formats.samples import samples
+from bridge.imds.document import StoredEvent
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.model import StoredEvent
-from bridge.samples import samples
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
 from tests.support_npm import node_modules

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.app import LAST_SECONDS
-from bridge.config import Config
-from bridge.loading import load
+from bridge.config.loader import load
+from bridge.config.models import Config
+from bridge.service.process import LAST_SECONDS
 from tests.support import LIMIT_SECONDS
 
 FOLDER = Path(__file__).parents[2] / "infra" / "kubernetes"

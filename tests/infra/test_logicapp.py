@@ -20,10 +20,10 @@ from urllib.parse import quote, unquote
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
+from bridge.formats.samples import samples, scheduled_event, stored, tell
+from bridge.imds.document import Change, StoredEvent
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.model import Change, StoredEvent
-from bridge.samples import samples, scheduled_event, stored, tell
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.infra.support_consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
 from tests.support import LIMIT_SECONDS, Forward, wait_until

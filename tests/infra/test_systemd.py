@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.config.loader import load
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.loading import load
-from bridge.runtime import SILENCE_SECONDS
+from bridge.runtime.threads import SILENCE_SECONDS
 from tests.support import LIMIT_SECONDS, environment, run, toml, wait_until
 from tests.test_supervisor import NotifySocket, under
 

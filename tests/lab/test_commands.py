@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import requests
 
-from bridge.config import Config
+from bridge.config.loader import load
+from bridge.config.models import Config
 from bridge.lab import commands
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.scenario import scenario_names
-from bridge.loading import load
 
 LIMIT_SECONDS = 20
 ROOT = Path(__file__).parents[2]

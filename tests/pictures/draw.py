@@ -17,11 +17,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.config import WebhookSettings
+from bridge.config.models import WebhookSettings
+from bridge.formats.samples import http_date, samples, scheduled_event, stored, tell
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
-from bridge.model import Change, ScheduledEvent
-from bridge.samples import http_date, samples, scheduled_event, stored, tell
+from bridge.imds.document import Change, ScheduledEvent
 from tests.support_npm import node_modules
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)

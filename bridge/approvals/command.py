@@ -1,0 +1,151 @@
+"""Read approve commands: from CloudEvents, plain JSON or IMDS's own form, and refuse everything else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+
+from bridge.events.builder import type_of
+from bridge.imds.document import Json
+
+COMMAND_APPROVE = "command.approve"
+MAX_EVENT_IDS = 100
+MAX_BODY_BYTES = 256 * 1024
+_TEXT_CHARACTERS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A wish to have events started.
+
+    `key` names the command in the ledger: the same command, however often it comes, has the same key.
+    `requested_by` and `reason` are told on, never trusted.
+    """
+
+    id: str
+    key: str
+    event_ids: tuple[str, ...]
+    vm: str = ""
+    requested_by: str = ""
+    reason: str = ""
+    expires_at: datetime | None = None
+    source: str = ""
+
+
+def parse_command(body: bytes, *, message_id: str) -> Command:
+    """Read a command.
+
+    Raises:
+        ValueError: it is none; the text says what was expected.
+    """
+    given = _parse(body)
+    data: Json = given
+    command_id, source = printable(given.get("Id")), ""
+    if "specversion" in given:
+        if given.get("type") != type_of(COMMAND_APPROVE):
+            raise ValueError(
+                f"a CloudEvent of type {_show(given.get('type'))}, expected {type_of(COMMAND_APPROVE)}"
+            )
+        data, command_id, source = (
+            given.get("data"),
+            printable(given.get("id")),
+            printable(given.get("source")),
+        )
+        if not isinstance(data, dict):
+            raise ValueError("a CloudEvent without an object as data")
+        if not command_id:
+            raise ValueError("a CloudEvent without an id")
+    event_ids = _event_ids(data)
+    vm = _vm(data.get("Vm"))
+    command_id = command_id or printable(message_id)
+    key = [command_id, sorted(event_id.lower() for event_id in event_ids), vm.casefold(), source]
+    return Command(
+        id=command_id,
+        key=sha256(json.dumps(key).encode()).hexdigest(),
+        event_ids=event_ids,
+        vm=vm,
+        requested_by=printable(data.get("RequestedBy")),
+        reason=printable(data.get("Reason")),
+        expires_at=_instant(data.get("ExpiresAt")),
+        source=source,
+    )
+
+
+def _parse(body: bytes) -> dict[str, Json]:
+    if len(body) > MAX_BODY_BYTES:
+        raise ValueError(f"{len(body)} bytes, expected at most {MAX_BODY_BYTES}")
+    try:
+        given = json.loads(body.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ValueError("no UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+    except ValueError:
+        raise ValueError("no JSON") from None
+    if not isinstance(given, dict):
+        raise ValueError("no JSON object")
+    return given
+
+
+def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
+    """Take the ids, each once whatever its letter case, in their order."""
+    given: Json
+    if "StartRequests" in data:
+        requests = data["StartRequests"]
+        given = [
+            one.get("EventId") if isinstance(one, dict) else None for one in _list(requests, "StartRequests")
+        ]
+    elif "EventIds" in data:
+        given = _list(data["EventIds"], "EventIds")
+    else:
+        given = [data.get("EventId")]
+    if not given or len(given) > MAX_EVENT_IDS:
+        raise ValueError(f"{len(given)} EventIds, expected 1 to {MAX_EVENT_IDS}")
+    for event_id in given:
+        if not isinstance(event_id, str) or not re.fullmatch(r"[!-~]{1,200}", event_id):
+            raise ValueError('no EventId that is one; expected {"EventId": "..."}')
+    return tuple({event_id.lower(): event_id for event_id in given}.values())
+
+
+def _list(value: Json, name: str) -> list[Json]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} that is no list")
+    return value
+
+
+def _vm(value: Json) -> str:
+    """Take the name of the VM that is meant; what cannot be read must not come to mean any VM."""
+    if value is None or value == "":
+        return ""
+    name = printable(value).strip()
+    if not name or name != value.strip():
+        raise ValueError("Vm that is no name")
+    return name
+
+
+def printable(value: Json) -> str:
+    """Keep what a person may read: printable and not endless."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(letter for letter in value if letter.isprintable())[:_TEXT_CHARACTERS]
+
+
+def _instant(value: Json) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(value)
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"ExpiresAt {_show(value)}, expected a time such as 2026-01-31T12:00:00Z") from None
+
+
+def _show(value: Json) -> str:
+    """Quote what was given, in short."""
+    return (
+        repr(printable(value)[:40]) if isinstance(value, str) else f"that is no text ({type(value).__name__})"
+    )

@@ -1,0 +1,132 @@
+"""Judge commands: may this VM approve this event, now? Values in, a decision out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from bridge.approvals.command import Command
+from bridge.config.models import PolicySettings, RuleSettings
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name, is_among
+
+Outcome = Literal["accepted", "rejected", "failed"]
+
+TERMINATE = "terminate"
+AUTO_STEP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What becomes of one EventId of a command: POST it (`accepted`) or answer at once.
+
+    `event` is as it stands in the document, None when it does not.
+    """
+
+    outcome: Outcome
+    reason: str
+    detail: str = ""
+    event: ScheduledEvent | None = None
+
+
+def is_expired(command: Command, now: datetime) -> bool:
+    """Tell whether it is too late for the command."""
+    return command.expires_at is not None and command.expires_at <= now
+
+
+def expired(command: Command) -> Decision:
+    """Decide about each EventId of a command that came too late."""
+    return Decision(outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}")
+
+
+def judge(
+    command: Command,
+    event_id: str,
+    document: Document,
+    *,
+    vm_name: str,
+    policy: PolicySettings,
+    now: datetime,
+) -> Decision:
+    """Decide about one EventId of a command, by the document as it stands."""
+    if is_expired(command, now):
+        return expired(command)
+    if command.vm and fold_name(command.vm) != fold_name(vm_name):
+        return Decision(outcome="rejected", reason="other_vm", detail=f"it is meant for {command.vm}")
+    event = document.events.get(event_id.lower())
+    if event is None:
+        return Decision(
+            outcome="rejected", reason="unknown_event", detail="it does not stand in this VM's document"
+        )
+    if event.status == STARTED:
+        return Decision(outcome="rejected", reason="already_started", event=event)
+    if event.status != SCHEDULED:
+        status = event.raw.get("EventStatus")
+        return Decision(outcome="rejected", reason="denied", detail=f"its status is {status!r}", event=event)
+    return judge_event(event, vm_name=vm_name, policy=policy, now=now)
+
+
+def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
+    """Decide by scope and rules about an event that is Scheduled."""
+    is_terminate = str(event.raw.get("EventType")).lower() == TERMINATE
+    if (policy.scope == "self" or is_terminate) and not is_among(vm_name, event.resources):
+        detail = f"{vm_name} is not among its Resources"
+        return Decision(outcome="rejected", reason="other_vm", detail=detail, event=event)
+    for rule in policy.deny:
+        if matches(rule, event, now, every_resource=False):
+            return Decision(outcome="rejected", reason="denied", detail="a deny rule matches", event=event)
+    if not any(matches(rule, event, now) for rule in policy.allow):
+        return Decision(outcome="rejected", reason="denied", detail="no allow rule matches", event=event)
+    return Decision(outcome="accepted", reason="approved", event=event)
+
+
+def matches(rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_resource: bool = True) -> bool:
+    """Tell whether all that the rule asks for holds; a property that the event lacks matches nothing.
+
+    An approval releases every one of the Resources: to allow, all must match a pattern; to deny, one is enough.
+    """
+    duration = event.raw.get("DurationInSeconds")
+    known_duration = (
+        duration if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0 else None
+    )
+    notice = (event.not_before - now).total_seconds() if event.not_before else None
+    return (
+        _is_one_of(event.raw.get("EventType"), rule.event_type)
+        and _is_one_of(event.raw.get("EventSource"), rule.event_source)
+        and _names_match(event.resources, rule.resource, every=every_resource)
+        and _is_within(known_duration, rule.min_duration_seconds, rule.max_duration_seconds)
+        and _is_within(notice, rule.min_notice_seconds, rule.max_notice_seconds)
+    )
+
+
+def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:
+    """Say how long after it was first seen this VM approves an event by itself; None: never.
+
+    Alone among the Resources, at once. With `group`, ten seconds later for each place in the list, so that
+    a dead first VM holds nothing up.
+    """
+    folded = [fold_name(name) for name in event.resources]
+    if fold_name(vm_name) not in folded:
+        return None
+    if len(folded) > 1 and (not group or str(event.raw.get("EventType")).lower() == TERMINATE):
+        return None
+    return folded.index(fold_name(vm_name)) * AUTO_STEP_SECONDS
+
+
+def _is_one_of(value: object, wanted: Sequence[str]) -> bool:
+    return not wanted or (isinstance(value, str) and value.lower() in {one.lower() for one in wanted})
+
+
+def _names_match(names: Sequence[str], patterns: Sequence[str], *, every: bool) -> bool:
+    if not patterns:
+        return True
+    found = [any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns) for name in names]
+    return bool(found) and (all(found) if every else any(found))
+
+
+def _is_within(value: float | None, low: float | None, high: float | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)

@@ -1,0 +1,189 @@
+"""The border to Service Bus: clients from settings, and the SDK's errors mapped once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from azure.core.exceptions import AzureError, ClientAuthenticationError
+from azure.servicebus import ServiceBusClient, TransportType
+from azure.servicebus import exceptions as sdk
+
+from bridge.azure import credentials as identity
+from bridge.config.base import Secret
+from bridge.config.models import BusSettings
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.runtime.logging import hide, redact
+
+log = logging.getLogger(__name__)
+S = TypeVar("S", bound=BusSettings)
+
+# Its own retries would only delay ours: a wrong key takes 15 s by default.
+RETRY_TOTAL = 0
+TRY_SECONDS = 10.0
+
+# The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127), and what stands
+# between may forget a connection after four.
+IDLE_LIMIT_SECONDS = 200.0
+
+_MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
+    (sdk.MessageSizeExceededError, Rejected, "the event is too large for the entity"),
+    (
+        sdk.MessagingEntityNotFoundError,
+        Misconfigured,
+        "there is no such queue or topic; it is tried until there is",
+    ),
+    (sdk.MessagingEntityDisabledError, Misconfigured, "the queue or topic is disabled"),
+    (sdk.ServiceBusAuthenticationError, Misconfigured, "the key or identity is refused"),
+    (
+        sdk.ServiceBusAuthorizationError,
+        Misconfigured,
+        "the identity lacks the role (it may take minutes to arrive)",
+    ),
+    (
+        ClientAuthenticationError,
+        Misconfigured,
+        "no token for the identity; is one assigned to this VM, and does IMDS answer?",
+    ),
+    (sdk.ServiceBusQuotaExceededError, Unavailable, "the entity is full"),
+    (sdk.ServiceBusServerBusyError, Unavailable, "the service is busy"),
+    (sdk.OperationTimeoutError, Unavailable, "no answer in time"),
+    (AzureError, Unavailable, "the connection failed"),
+    (ValueError, Misconfigured, "the settings do not fit"),
+)
+
+# What the broker says of one transfer leaves the link as it was.
+_REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
+# What an open link fails with where broker or network gave it up while nobody looked.
+_LOST = (sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError)
+
+
+def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClient:
+    """Make a client; it connects only when a sender or receiver is opened.
+
+    Args:
+        settings: where to, and how.
+        credential: one from `make_credential` that is used again; None for a new one where it is needed.
+
+    Raises:
+        Misconfigured: the connection string or the WebSocket package is missing.
+    """
+    identity.quieten()
+    options: dict[str, Any] = {
+        "retry_total": RETRY_TOTAL,
+        "try_timeout": TRY_SECONDS,
+        "transport_type": (
+            TransportType.AmqpOverWebsocket if settings.transport == "websocket" else TransportType.Amqp
+        ),
+    }
+    if settings.transport == "websocket" and find_spec("websocket") is None:
+        raise Misconfigured(
+            f'{where(settings)}: transport = "websocket" needs the package websocket-client; '
+            "install imds-bridge[websocket]"
+        )
+    if settings.http_proxy:
+        proxy = urlsplit(settings.http_proxy)
+        options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
+    try:
+        if settings.connection_string:
+            text = settings.connection_string.read()
+            _hide(text)
+            return ServiceBusClient.from_connection_string(text, **options)
+        return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
+    except (ValueError, OSError) as error:
+        raise Misconfigured(f"{where(settings)}: {redact(str(error))}") from None
+
+
+def make_credential(settings: BusSettings) -> Any:
+    """Make the credential that the settings ask for; None where they hold a connection string."""
+    return None if settings.connection_string else identity.make_credential(settings)
+
+
+def reread(settings: S, *, known: S | None = None) -> S:
+    """Return the settings with the connection string as it stands now, or as `known` where it cannot be read."""
+    if settings.connection_string is None:
+        return settings
+    try:
+        text = settings.connection_string.read()
+    except (OSError, ValueError) as error:
+        log.debug("a secret file cannot be used; the old value stays: %s", error)
+        return known or settings
+    _hide(text)
+    return settings.model_copy(update={"connection_string": Secret(text)})
+
+
+def where(settings: BusSettings) -> str:
+    """Name namespace and entity for messages, without any key."""
+    namespace = settings.namespace or "Service Bus"
+    if settings.connection_string:
+        with contextlib.suppress(OSError, ValueError):
+            endpoint = _parts(settings.connection_string.read()).get("endpoint", "")
+            namespace = urlsplit(endpoint).netloc or namespace
+    return f"{namespace}/{settings.entity}"
+
+
+def tidy(handler: Any) -> None:
+    """Let the SDK close what it opened: a socket that the peer has cut would stay until it is collected."""
+    close = getattr(handler, "_close_handler", None)
+    if close is None:
+        return
+
+    def close_all() -> None:
+        transport = _transport(handler)
+        try:
+            close()
+        finally:
+            if transport is not None:
+                transport.close()
+
+    handler._close_handler = close_all  # the SDK offers no other way
+
+
+def cut(handler: Any) -> None:
+    """End the connection from any thread, so that a call that hangs on it fails; the SDK cannot be told to."""
+    with contextlib.suppress(AttributeError, OSError):
+        _transport(handler).sock.shutdown(socket.SHUT_RDWR)
+
+
+def _transport(handler: Any) -> Any:
+    connection = getattr(getattr(handler, "_handler", None), "_connection", None)
+    return getattr(connection, "_transport", None)
+
+
+def leaves_link(error: BaseException) -> bool:
+    """Tell whether the link is as good as before: the broker only refused what was sent."""
+    return isinstance(error, _REFUSALS)
+
+
+def lost_link(error: BaseException | None) -> bool:
+    """Tell whether the link was no longer there, so that a new one may work at once."""
+    return isinstance(error, _LOST)
+
+
+def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> DeliveryError:
+    """Say what an SDK's error means for a delivery."""
+    inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
+    if isinstance(inner, ClientAuthenticationError):
+        error = inner
+    kind, advice = next(
+        ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign)),
+        (Unavailable, "the SDK failed"),
+    )
+    detail = redact(" ".join(str(error).split()))[:300]
+    return kind(f"{place}: {advice} ({type(error).__name__}: {detail})", delivered=delivered)
+
+
+def _hide(connection_string: str) -> None:
+    parts = _parts(connection_string)
+    for secret in (connection_string, parts.get("sharedaccesskey"), parts.get("sharedaccesssignature")):
+        if secret:
+            hide(secret)
+
+
+def _parts(connection_string: str) -> dict[str, str]:
+    pairs = (part.partition("=")[::2] for part in connection_string.split(";"))
+    return {name.strip().lower(): value.strip() for name, value in pairs}

@@ -1,0 +1,255 @@
+"""What `imds-bridge approve` does: put a command on the bus, and wait for its receipt if asked to."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusMessage
+
+from bridge.approvals.command import COMMAND_APPROVE, parse_command
+from bridge.azure.servicebus import connect, delivery_error, where
+from bridge.config.models import ApprovalSettings, Config
+from bridge.errors import ImdsError, UsageError
+from bridge.events.builder import type_of
+from bridge.formats.cloudevents import CONTENT_TYPE
+from bridge.formats.table import countdown
+from bridge.http.signing import sign
+from bridge.imds.client import ImdsClient
+from bridge.imds.document import SCHEDULED, ScheduledEvent, Vm, iso_utc, parse_document
+from bridge.runtime.threads import Clock
+from bridge.service.identity import approval_session
+
+SEND_SECONDS = 15.0
+PEEK_SECONDS = 0.5
+PEEK_MESSAGES = 100
+_DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be approved, and what the command says of it."""
+
+    event_ids: Sequence[str]
+    vm: str = ""
+    resource_group: str = ""
+    reason: str = ""
+    expires_seconds: float = 600.0
+
+
+def parse_duration(text: str) -> float:
+    """Read `10m`, `90s`, `1h`; a bare number counts minutes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match or not int(match.group(1)):
+        raise ValueError(f"given {text!r}, expected a time such as 10m, 90s or 1h")
+    return float(int(match.group(1)) * _SECONDS[match.group(2)])
+
+
+def settings_of(config: Config) -> ApprovalSettings:
+    """Return where commands go.
+
+    Raises:
+        UsageError: the configuration does not say.
+    """
+    if config.approvals is None:
+        raise UsageError("there is no [approvals] in the configuration; see README.md")
+    return config.approvals
+
+
+def scheduled_here(config: Config) -> list[ScheduledEvent]:
+    """Ask this VM's IMDS what waits to be started.
+
+    Raises:
+        UsageError: this is no Azure VM, or IMDS does not answer.
+    """
+    client = ImdsClient(config.imds, clock=Clock())
+    try:
+        document = parse_document(client.document())
+    except (ImdsError, ValueError) as error:
+        raise UsageError(f"{error}; away from the VM, give the EventIds and --vm") from error
+    finally:
+        client.close()
+    return [event for event in document.events.values() if event.status == SCHEDULED]
+
+
+def describe(event: ScheduledEvent, now: datetime) -> str:
+    """Say what an approval would start, when it starts anyway, and every VM that it releases."""
+    when = (
+        f", starts anyway {countdown((event.not_before - now).total_seconds())}" if event.not_before else ""
+    )
+    names = ", ".join(event.resources) or "no VM is named"
+    kind, source = event.raw.get("EventType"), event.raw.get("EventSource")
+    return f"{kind} by {source}{when}; releases: {names}  ({event.event_id})"
+
+
+def send(config: Config, request: Request) -> str:
+    """Put the command on the bus; return its id.
+
+    Raises:
+        UsageError: no listener would take the command, or its session cannot be worked out.
+        DeliveryError: the bus did not take it.
+    """
+    settings = settings_of(config)
+    now = datetime.now(UTC)
+    session = _session(config, settings, request)
+    envelope = _envelope(request, now)
+    body = json.dumps(envelope).encode("ascii")
+    _check(body, request)
+    properties: dict[str | bytes, Any] = {
+        "cloudEvents_type": envelope["type"],
+        "cloudEvents_id": envelope["id"],
+    }
+    if settings.signing_secrets:
+        properties.update(sign(settings.signing_secrets.read().split(), envelope["id"], now, body))
+    message = ServiceBusMessage(
+        body,
+        content_type=CONTENT_TYPE,
+        message_id=envelope["id"],
+        subject=envelope["type"],
+        session_id=session or None,
+        time_to_live=timedelta(seconds=request.expires_seconds),
+        application_properties=properties,
+    )
+    try:
+        with connect(settings) as client:
+            get = client.get_topic_sender if settings.topic else client.get_queue_sender
+            with get(settings.entity) as sender:
+                sender.send_messages(message, timeout=SEND_SECONDS)
+    except Exception as error:
+        raise delivery_error(error, where(settings)) from error
+    return str(envelope["id"])
+
+
+def _check(body: bytes, request: Request) -> None:
+    """Refuse what the listener would refuse, while somebody is there to read why."""
+    try:
+        command = parse_command(body, message_id="")
+    except ValueError as error:
+        raise UsageError(f"approve: {error}") from None
+    if len(command.event_ids) < len(request.event_ids):
+        raise UsageError("approve: an EVENT_ID is given twice")
+
+
+def _envelope(request: Request, now: datetime) -> dict[str, Any]:
+    user = _user()
+    data: dict[str, Any] = {
+        "EventIds": list(request.event_ids),
+        "RequestedBy": user,
+        "ExpiresAt": iso_utc(now + timedelta(seconds=request.expires_seconds)),
+    }
+    if request.vm:
+        data["Vm"] = request.vm
+    if request.reason:
+        data["Reason"] = request.reason
+    return {
+        "specversion": "1.0",
+        "id": str(uuid4()),
+        "source": f"urn:imds-bridge:approve:{socket.gethostname()}",
+        "type": type_of(COMMAND_APPROVE),
+        "time": iso_utc(now),
+        "datacontenttype": "application/json",
+        "data": data,
+    }
+
+
+def _user() -> str:
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # no name for this user id, as in some containers
+        return socket.gethostname()
+
+
+def _session(config: Config, settings: ApprovalSettings, request: Request) -> str:
+    """Fill the session's template with what was given, or with who this VM is."""
+    if not settings.session:
+        return ""
+    vm = Vm(name=request.vm, resource_group=request.resource_group)
+    if not vm.name or ("{resource_group}" in settings.session and not vm.resource_group):
+        client = ImdsClient(config.imds, clock=Clock())
+        try:
+            here = client.instance()
+        except ImdsError as error:
+            raise UsageError(
+                f"approve: the session {settings.session} needs a VM and its resource group; "
+                f"give --vm and --resource-group ({error})"
+            ) from error
+        finally:
+            client.close()
+        vm = Vm(name=request.vm or here.name, resource_group=request.resource_group or here.resource_group)
+    return approval_session(settings.session, vm) or ""
+
+
+def wait_for_receipts(
+    config: Config,
+    command_id: str,
+    count: int,
+    *,
+    limit_seconds: float,
+    tell: Callable[[dict[str, Any]], None],
+) -> list[dict[str, Any]]:
+    """Look for the receipts of a command without consuming any; return those that came in time, told at once.
+
+    Raises:
+        UsageError: the configuration names no subscription to look into.
+        DeliveryError: the bus cannot be read.
+    """
+    settings = settings_of(config)
+    if not settings.receipts_topic or not settings.receipts_subscription:
+        raise UsageError("--wait needs receipts_topic and receipts_subscription in [approvals]")
+    found: dict[str, dict[str, Any]] = {}
+    deadline = time.monotonic() + limit_seconds
+    try:
+        with (
+            connect(settings) as client,
+            client.get_subscription_receiver(
+                settings.receipts_topic, settings.receipts_subscription
+            ) as receiver,
+        ):
+            for message in _peek(receiver, deadline):
+                receipt = _receipt(message)
+                if receipt and receipt.get("causationid") == command_id and receipt["id"] not in found:
+                    found[receipt["id"]] = receipt
+                    tell(receipt)
+                if len(found) >= count:
+                    break
+    except Exception as error:
+        raise delivery_error(error, where(settings)) from error
+    return list(found.values())
+
+
+def _peek(receiver: Any, deadline: float) -> Iterator[Any]:
+    """Go through all messages, and wait for new ones until the deadline."""
+    next_number = 1
+    while True:
+        messages = receiver.peek_messages(PEEK_MESSAGES, sequence_number=next_number, timeout=SEND_SECONDS)
+        yield from messages
+        if messages:
+            next_number = messages[-1].sequence_number + 1
+        elif time.monotonic() >= deadline:
+            return
+        else:
+            time.sleep(PEEK_SECONDS)  # a person waits for this command and ends it with Ctrl-C
+
+
+def _receipt(message: Any) -> dict[str, Any] | None:
+    try:
+        envelope = json.loads(b"".join(message.body))
+    except (ValueError, TypeError):
+        return None
+    is_receipt = isinstance(envelope, dict) and str(envelope.get("type", "")).startswith(
+        "io.imdsbridge.approval."
+    )
+    return envelope if is_receipt else None

@@ -1,0 +1,63 @@
+"""What `imds-bridge render` shows: exactly what a sink would send, for a sample of every event type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from fnmatch import fnmatchcase
+
+from bridge.config.models import Config
+from bridge.errors import Rejected, UsageError
+from bridge.events.builder import type_of
+from bridge.formats.samples import samples
+from bridge.service.process import build_sinks, filter_of, sinks_of
+from bridge.sinks.base import Request
+
+
+def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetime) -> Iterator[str]:
+    """Write each request with a heading above it.
+
+    Args:
+        config: with the sink.
+        sink: its name; "" where there is only one.
+        pattern: the types to show, whole, with `*`, or short such as scheduledevent.started; "" for all.
+        indent: whether JSON is laid out for reading instead of shown byte for byte.
+        at: as of when.
+
+    Raises:
+        UsageError: there is no such sink or type.
+    """
+    settings = sinks_of(config)
+    name = sink or next(iter(settings))
+    if name not in settings or (not sink and len(settings) > 1):
+        raise UsageError(f"render: given --sink {sink or 'nothing'}, expected one of {', '.join(settings)}")
+    built = build_sinks({name: settings[name]})[name]
+    wanted = filter_of(settings[name])
+    chosen = [event for event in samples(at) if _matches(event.type, pattern)]
+    if not chosen:
+        known = ", ".join(event.type for event in samples(at))
+        raise UsageError(f"render: given --type {pattern}, expected one of {known}")
+    try:
+        for event in chosen:
+            if not wanted.takes(event):
+                yield f"# {event.type}: not sent, types, where or scope of [sinks.{name}] leave it out\n"
+                continue
+            try:
+                yield f"# {event.type}\n{_text(built.show(event), indent=indent)}\n"
+            except Rejected as error:
+                yield f"# {event.type}: dead-lettered, {error}\n"
+    finally:
+        built.close()
+
+
+def _matches(event_type: str, pattern: str) -> bool:
+    return not pattern or any(fnmatchcase(event_type, known) for known in (pattern, type_of(pattern)))
+
+
+def _text(request: Request, *, indent: bool) -> str:
+    body = request.body.decode()
+    if indent:
+        body = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+        body = body.encode(errors="replace").decode()
+    return "\n".join([*request.head, *([""] if request.head else []), body])

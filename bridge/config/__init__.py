@@ -1,0 +1,1 @@
+"""Every setting: models, validation and loading."""

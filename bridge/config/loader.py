@@ -1,0 +1,228 @@
+"""Read the configuration: a TOML file, overridden by the environment; find all faults at once.
+
+Each fault says what was given, what was expected and what comes near.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from bridge.config.base import Secret, SecretUnreadable, Settings, SinkSettings
+from bridge.config.models import (
+    SINK_KINDS,
+    ApprovalSettings,
+    Config,
+    ImdsSettings,
+    ReceiverSettings,
+    RelaySettings,
+    ServiceBusSettings,
+)
+from bridge.config.validators import show
+from bridge.errors import ConfigError, SecretFault
+
+DEFAULT_PATH = Path(
+    r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
+)
+ENV_PREFIX = "IMDS_BRIDGE__"
+
+
+def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Read only where the state is: whoever looks at it need not be able to read the secrets.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
+    _overlay(given, environ)
+    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Read the configuration from `path` (None: the usual place, where it may be missing) and `environ`.
+
+    Raises:
+        ConfigError: with every fault that was found.
+    """
+    origin = str(path or DEFAULT_PATH)
+    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
+    from_environment = _overlay(given, environ)
+    faults: list[str] = []
+    sinks = given.pop("sinks", {})
+    parts: dict[str, Any] = {"sinks": _load_sinks(sinks, faults)}
+    imds = given.pop("imds", {})
+    parts["imds"] = _load_part(ImdsSettings, imds, "imds", faults) or ImdsSettings()
+    if "approvals" in given:
+        parts["approvals"] = _load_part(ApprovalSettings, given.pop("approvals"), "approvals", faults)
+    if "relay" in given:
+        parts["relay"] = _load_part(RelaySettings, given.pop("relay"), "relay", faults)
+    faults += _circles(
+        parts["sinks"], parts.get("approvals"), "which is the approvals entity itself", "commands"
+    )
+    faults += _circles(parts["sinks"], parts.get("relay"), "which the relay reads", "news, for ever")
+    config = _load_part(Config, {**given, **parts}, "", faults)
+    if faults or config is None:
+        raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
+    return config
+
+
+def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin with a mark
+    except FileNotFoundError:
+        if not must_exist:
+            return {}
+        raise ConfigError(
+            str(path), ["there is no such file; expected a TOML file (see README.md)"]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
+    except tomllib.TOMLDecodeError as error:
+        is_path = any(sign in str(error) for sign in ("\\", "hex value"))
+        hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
+        raise ConfigError(str(path), [f"is no valid TOML: {error}{hint}"]) from None
+
+
+def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Write `IMDS_BRIDGE__SECTION__KEY` over the file's settings; return each key with its variable."""
+    taken = {}
+    for variable, value in sorted(environ.items()):
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
+        table = given
+        for number, section in enumerate(sections):
+            # the file may have written the name of a sink in any letter case
+            name = next((name for name in table if name.lower() == section), section)
+            sections[number] = name
+            inner = table.get(name)
+            table[name] = dict(inner) if isinstance(inner, dict) else {}
+            table = table[name]
+        key = next((name for name in table if name.lower() == key), key)
+        for name in _spellings(key.removesuffix("_file")):
+            table.pop(name, None)
+            table.pop(f"{name}_file", None)
+        table[key] = _from_text(value)
+        taken[".".join((*sections, key))] = variable
+    return taken
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Name every key that says the same, so that the file's does not stand beside the environment's."""
+    alike = ("signing_secret", "signing_secrets")
+    return alike if name in alike else (name,)
+
+
+def _from_text(value: str) -> Any:
+    """Read lists and tables, which the environment holds as JSON; leave the rest to the setting's type."""
+    if value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value  # a template such as {event} begins like this, too
+    return value
+
+
+def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
+    if not isinstance(given, dict):
+        faults.append("sinks: given no table, expected tables such as [sinks.ops]")
+        return {}
+    loaded = {}
+    for name, table in given.items():
+        where = f"sinks.{name}"
+        kind = table.get("kind") if isinstance(table, dict) else None
+        model = SINK_KINDS.get(kind) if isinstance(kind, str) else None
+        if not isinstance(table, dict):
+            faults.append(f"{where}: given no table, expected [sinks.{name}] with a kind")
+        elif model is None:
+            kinds = ", ".join(sorted(SINK_KINDS))
+            faults.append(
+                f"{where}.kind: given {show(kind)}, expected one of {kinds}{_nearest(kind, SINK_KINDS)}"
+            )
+        elif (part := _load_part(model, table, where, faults)) is not None:
+            loaded[name] = part
+    return loaded
+
+
+def _circles(
+    sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, what: str, read_as: str
+) -> Iterable[str]:
+    """Find sinks that would send to where the process itself reads."""
+    for name, sink in sinks.items():
+        if source and isinstance(sink, ServiceBusSettings) and sink.address == source.address:
+            key = "topic" if sink.topic else "queue"
+            yield (
+                f"sinks.{name}.{key}: given {show(sink.entity)}, {what}; "
+                f"expected another: what is published there would be read as {read_as}"
+            )
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
+    """Build one part; add its faults to `faults`."""
+    if not isinstance(given, dict):
+        faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
+        return None
+    try:
+        return model(**given)
+    except ValidationError as error:
+        faults += [_fault(model, where, details) for details in error.errors(include_url=False)]
+        return None
+
+
+def _kind(value: object) -> str:
+    """Name what stands in a table's place; a text may be a table that is broken, secrets and all."""
+    return "a text" if isinstance(value, str) else show(value)
+
+
+def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
+    path = [str(step) for step in details["loc"]]
+    name = path[0] if path else ""
+    key = ".".join(filter(None, [where, *path])).replace("signing_secrets", "signing_secret")
+    if details["type"] == "extra_forbidden":
+        return f"{key}: is no setting{_nearest(name, model.known_keys())}"
+    if details["type"] == "missing":
+        also = f" (or {name}_file)" if name in model.secret_names() else ""
+        return f"{key}: is missing{also}"
+    expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    expected = _PLAINER.get(details["type"], expected)
+    if not path:  # the fault is of the part as a whole, or of a secret in it
+        return f"{key or 'the file'}: {expected}"
+    given = details["input"]
+    if isinstance(given, Secret) and given.file:
+        text = f"{key}_file: given {show(given.file)}, {expected}"
+        return SecretFault(text) if isinstance(details["ctx"]["error"], SecretUnreadable) else text
+    shown = "***" if name in model.secret_names() else show(given)
+    return f"{key}: given {shown}, {expected}"
+
+
+_PLAINER = {
+    "tuple_type": 'expected a list, for example ["a", "b"]',
+    "mapping_type": "expected a table",
+    "dataclass_type": "expected a text",
+    "path_type": "expected a path",
+    "string_type": "expected a text",
+}
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    close = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# What of a URL may be secret: its query, and user and password.
+def _with_variable(fault: str, variables: Mapping[str, str]) -> str:
+    key = fault.partition(":")[0]
+    while key and key not in variables:
+        key = key.rpartition(".")[0]
+    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

@@ -1,0 +1,1 @@
+"""What consumers rely on: event types, their data and the JSON Schemas."""

@@ -1,0 +1,87 @@
+"""Generate the JSON Schemas of `schemas/` from the models of the contract; what `imds-bridge schema` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from bridge.contract.data import DATA, Part
+from bridge.errors import UsageError
+from bridge.events.builder import TYPE_PREFIX, type_of
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+Schema = dict[str, Any]
+
+
+def schemas() -> dict[str, Schema]:
+    """Return the schema of each type's data, by the type's name without prefix and version."""
+    return {name: _schema(name, model) for name, model in DATA.items()}
+
+
+def schema_text(wanted: str) -> str:
+    """Return one schema as its file has it.
+
+    Args:
+        wanted: a type such as `scheduledevent.started`, with or without `io.imdsbridge.` and `.v1`.
+
+    Raises:
+        UsageError: there is no such type.
+    """
+    name = wanted.removeprefix(TYPE_PREFIX).removesuffix(".v1")
+    if name not in DATA:
+        raise UsageError(f"schema: given {wanted}, expected one of {', '.join(DATA)}")
+    return _text(_schema(name, DATA[name]))
+
+
+def schema_files() -> dict[str, str]:
+    """Return all schemas as their files have them, by file name."""
+    return {file_name(name): _text(schema) for name, schema in schemas().items()}
+
+
+def file_name(name: str) -> str:
+    """Name the file of a type's schema."""
+    return f"{name}.v1.json"
+
+
+def _text(schema: Schema) -> str:
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _schema(name: str, model: type[Part]) -> Schema:
+    made = model.model_json_schema(schema_generator=_Generator)
+    body = _inlined(made, made.pop("$defs", {}))
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:imds-bridge:schema:{name}:1",
+        **body,
+        "title": f"Data of {type_of(name)}",
+        "description": " ".join(body["description"].split()),
+    }
+
+
+class _Generator(GenerateJsonSchema):
+    """Write what designers of flows can read: `type: [..., null]` and no defaults."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        inner = self.generate_inner(schema["schema"])
+        return {**inner, "type": [inner["type"], "null"]}
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+
+def _inlined(part: Any, definitions: Mapping[str, Any]) -> Any:
+    """Put definitions where they are referred to: not every reader of schemas follows references."""
+    if isinstance(part, list):
+        return [_inlined(one, definitions) for one in part]
+    if not isinstance(part, dict):
+        return part
+    whole = dict(part)
+    if reference := whole.pop("$ref", None):
+        whole = {**definitions[reference.rpartition("/")[2]], **whole}
+    return {name: _inlined(value, definitions) for name, value in whole.items()}

@@ -1,0 +1,1 @@
+"""CloudEvents: building, reading and filtering."""

@@ -1,0 +1,254 @@
+"""Turn changes into CloudEvents: their ids, their attributes and their data.
+
+The ids are the contract: the same change has the same id on every retry, after every restart, and on every VM
+that saw the same documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from urllib.parse import quote
+from uuid import UUID, uuid5
+
+from bridge.imds.document import (
+    Change,
+    CloudEvent,
+    Document,
+    Json,
+    ScheduledEvent,
+    Vm,
+    fold_name,
+    is_among,
+    iso_utc,
+)
+
+TYPE_PREFIX = "io.imdsbridge."
+NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
+
+DOCUMENT_CHANGED = "document.changed"
+IMDS_UNREACHABLE = "imds.unreachable"
+IMDS_RECOVERED = "imds.recovered"
+HEARTBEAT = "bridge.heartbeat"
+TEST = "bridge.test"
+
+# What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
+END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
+
+
+def type_of(name: str) -> str:
+    """Give the CloudEvents type of an event called, for example, `document.changed`."""
+    return f"{TYPE_PREFIX}{name}.v1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporter:
+    """The VM that tells: what it is called and who it is, as far as that is known.
+
+    `name` becomes the attribute `reporter` with `role` behind it. `epoch` is the id of the state that counts
+    `reporterseq`. `group_source` and `vm_source` override the sources of the events. `session` is the template of the
+    approvals' session ids.
+    """
+
+    name: str
+    role: str
+    epoch: str
+    vm: Vm | None = None
+    group_source: str = ""
+    vm_source: str = ""
+    session: str = ""
+
+    def scheduled_event(
+        self, change: Change, *, seen_before: int, incarnation: int | None, at: datetime
+    ) -> CloudEvent:
+        """Tell of a change of one event; `seen_before` counts the times that this VM saw the very same."""
+        event = change.event
+        name = f"scheduledevent.{change.kind}"
+        return CloudEvent(
+            id=str(uuid5(NAMESPACE, f"{change.fingerprint}:{seen_before}")),
+            source=self.group_source or _group_source(self.vm) or self._vm_urn(),
+            type=type_of(name),
+            subject=event.event_id,
+            time=at,
+            dataschema=_dataschema(name),
+            extensions={"correlationid": event.event_id, "partitionkey": event.event_id},
+            data=self._scheduled_data(change, incarnation, at),
+        )
+
+    def document(
+        self,
+        document: Document,
+        *,
+        previous: Document | None,
+        event_ids: Sequence[str],
+        sequence: int,
+        at: datetime,
+    ) -> CloudEvent:
+        """Tell of a changed document; `event_ids` are the CloudEvents that came of it."""
+        return self._own(
+            DOCUMENT_CHANGED,
+            sequence=sequence,
+            at=at,
+            data={
+                "Document": document.raw,
+                "DocumentIncarnation": document.incarnation,
+                "PreviousIncarnation": previous.incarnation if previous else None,
+                "CloudEventIds": list(event_ids),
+                "Unreadable": len(document.strange),
+            },
+        )
+
+    def unreachable(self, *, since: datetime | None, reason: str, sequence: int, at: datetime) -> CloudEvent:
+        """Tell that IMDS gives no good answer since `since` (None: it never gave one)."""
+        return self._own(
+            IMDS_UNREACHABLE,
+            sequence=sequence,
+            at=at,
+            data={"Since": iso_utc(since) if since else None, "Reason": reason},
+        )
+
+    def recovered(self, *, since: datetime | None, sequence: int, at: datetime) -> CloudEvent:
+        """Tell that IMDS answers again, and from when to when this VM saw nothing."""
+        return self._own(
+            IMDS_RECOVERED,
+            sequence=sequence,
+            at=at,
+            data={
+                "BlindFrom": iso_utc(since) if since else None,
+                "BlindTo": iso_utc(at),
+                "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
+            },
+        )
+
+    def receipt(
+        self,
+        *,
+        outcome: str,
+        key: str,
+        command_id: str,
+        event_id: str,
+        resources: Sequence[str],
+        sequence: int,
+        at: datetime,
+        data: Mapping[str, Json],
+    ) -> CloudEvent:
+        """Tell what became of a command for one EventId ("" where none could be read).
+
+        `key` names the command; `data` says more of the outcome and the command.
+        """
+        told = self._own(
+            f"approval.{outcome}",
+            sequence=sequence,
+            at=at,
+            data={
+                "Outcome": outcome.capitalize(),
+                "EventId": event_id or None,
+                "Resources": list(resources),
+                **data,
+            },
+        )
+        attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": command_id}
+        return replace(
+            told,
+            id=str(uuid5(NAMESPACE, f"{key}:{event_id.lower()}:{outcome}")),
+            subject=event_id or told.subject,
+            extensions={**told.extensions, **{name: value for name, value in attributes.items() if value}},
+        )
+
+    def heartbeat(
+        self, *, reason: str, version: str, backlog: Mapping[str, int], sequence: int, at: datetime
+    ) -> CloudEvent:
+        """Tell that this process lives; `reason` is Started, Hourly or Stopping."""
+        data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
+        return self._own(HEARTBEAT, sequence=sequence, at=at, data=data)
+
+    def test(self, *, version: str, at: datetime) -> CloudEvent:
+        """Tell only that a sink can be reached; it counts among no reporter's events."""
+        told = self._own(
+            TEST,
+            sequence=0,
+            at=at,
+            data={"Message": "This is a test of imds-bridge; nothing is scheduled.", "Version": version},
+        )
+        return replace(told, id=str(uuid5(NAMESPACE, f"{told.source}:test:{iso_utc(at)}")), extensions={})
+
+    def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
+        """Make one of the VM's own events, which nobody else can tell of and which are counted without holes."""
+        vm_id = self.vm.vm_id if self.vm else ""
+        return CloudEvent(
+            id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}")),
+            source=self.vm_source or _reference(self.vm.resource_id if self.vm else "") or self._vm_urn(),
+            type=type_of(name),
+            subject=self.name,
+            time=at,
+            dataschema=_dataschema(name),
+            extensions={
+                "reporter": f"{self.name}/{self.role}",
+                "reporterepoch": self.epoch,
+                "reporterseq": f"{sequence:012d}",
+            },
+            data={**data, "Vm": self._vm_data()},
+        )
+
+    def _scheduled_data(self, change: Change, incarnation: int | None, at: datetime) -> dict[str, Json]:
+        event, before = change.event, change.previous
+        data: dict[str, Json] = dict(event.raw)
+        if change.kind in END_STATUS:
+            data["EventStatus"] = END_STATUS[change.kind]
+        not_before = event.not_before
+        data["PreviousStatus"] = before.raw.get("EventStatus") if before else None
+        data["Changed"] = list(change.changed)
+        data["Previous"] = {name: before.raw.get(name) for name in change.changed} if before else {}
+        data["NotBeforeUtc"] = iso_utc(not_before) if not_before else None
+        data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
+        data["DocumentIncarnation"] = incarnation
+        data["AffectsThisVm"] = self._affects(event)
+        data["ApprovalSession"] = self._approval_session(event)
+        data["Vm"] = self._vm_data()
+        return data
+
+    def _affects(self, event: ScheduledEvent) -> bool | None:
+        if not event.resources or self.vm is None or not self.vm.name:
+            return None
+        return is_among(self.vm.name, event.resources)
+
+    def _approval_session(self, event: ScheduledEvent) -> str | None:
+        """Name the session in which a command reaches the first of the VMs concerned: the same on every VM."""
+        if not self.session or self.vm is None:
+            return None
+        first = (*event.resources, self.vm.name)[0]
+        return self.session.format(vm=fold_name(first), resource_group=self.vm.resource_group.lower())
+
+    def _vm_urn(self) -> str:
+        return f"urn:imds-bridge:vm:{quote(self.name, safe='')}"
+
+    def _vm_data(self) -> dict[str, Json]:
+        vm = self.vm or Vm(name=self.name)
+        return {
+            "Name": vm.name,
+            "VmId": vm.vm_id,
+            "ResourceId": vm.resource_id,
+            "Location": vm.location,
+            "Zone": vm.zone,
+            "ScaleSet": vm.scale_set,
+            "Tags": dict(vm.tags),
+        }
+
+
+def _group_source(vm: Vm | None) -> str:
+    """Give the ARM id of what the VMs that see the same events have in common."""
+    if vm is None or not vm.subscription_id or not vm.resource_group:
+        return ""
+    group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
+    scale_set = f"/providers/Microsoft.Compute/virtualMachineScaleSets/{vm.scale_set}" if vm.scale_set else ""
+    return _reference(group + scale_set)
+
+
+def _reference(resource_id: str) -> str:
+    """Write an ARM id as a URI reference: a resource group's name may hold letters of any script."""
+    return quote(resource_id, safe="/()")
+
+
+def _dataschema(name: str) -> str:
+    return f"urn:imds-bridge:schema:{name}:1"

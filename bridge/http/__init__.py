@@ -1,0 +1,1 @@
+"""HTTP requests with a limit on the whole exchange, and signing."""

@@ -1,0 +1,1 @@
+"""What IMDS says: client, discovery, documents and their differences."""

@@ -1,0 +1,174 @@
+"""Ask IMDS: the Scheduled Events document, and who this VM is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+import requests
+
+from bridge.config.base import DAY_SECONDS
+from bridge.config.models import ImdsSettings
+from bridge.errors import HttpFailure, ImdsError
+from bridge.http.client import Answer, HttpClient, retry_after_seconds
+from bridge.imds.discovery import search
+from bridge.imds.document import Json, Vm
+from bridge.runtime.threads import Clock
+
+EVENTS_PATH = "/metadata/scheduledevents"
+INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
+HEADERS = {"Metadata": "true", "Accept": "application/json"}
+JSON_BODY = {"Content-Type": "application/json"}
+
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+MAX_INSTANCE_BYTES = 1024 * 1024
+# The first call turns the service on and may take two minutes; a day without a call turns it off.
+FIRST_CALL_SECONDS = 130.0
+CALL_SECONDS = 10.0
+ASLEEP_SECONDS = DAY_SECONDS
+INSTANCE_SECONDS = 2.0
+# Nobody may silence the watch for longer, whatever an answer asks for.
+RETRY_AFTER_LIMIT_SECONDS = 60.0
+
+_HINTS = {
+    400: "is api_version one that this IMDS knows?",
+    404: "the service is being updated, or this is no Azure VM",
+    410: "the service is being updated, for at most 70 s",
+    429: "more than 5 requests a second from this VM: other programs ask as well",
+}
+
+
+class ImdsClient:
+    """IMDS for one thread at a time: never through a proxy, never redirected, on a kept-alive connection."""
+
+    def __init__(
+        self, settings: ImdsSettings, *, clock: Clock, environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._environ = environ
+        self._http = HttpClient()
+        self._last_call_at: float | None = None
+        self._request: requests.PreparedRequest | None = None
+        self.base = ""
+        self.found_in = "the configuration"
+
+    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+        """Ask for the document; the first call, and the first after a day without one, may take 130 s.
+
+        Raises:
+            ImdsError: no 200 with a body within the limits.
+        """
+        before = self._last_call_at
+        limit = timeout_seconds or self._time_limit()
+        if self._request is None:
+            self._request = self._prepare(f"{EVENTS_PATH}?api-version={self._settings.api_version}")
+        try:
+            return self._ask(self._request, limit, MAX_DOCUMENT_BYTES).body
+        except ImdsError as error:
+            if isinstance(error.__cause__, HttpFailure) and error.__cause__.unreached:
+                self._last_call_at = before  # it was no call: the service has not been woken
+            raise
+
+    def instance(self) -> Vm:
+        """Ask who this VM is.
+
+        Raises:
+            ImdsError: no usable answer within 2 s.
+        """
+        answer = self._ask(self._prepare(INSTANCE_PATH), INSTANCE_SECONDS, MAX_INSTANCE_BYTES)
+        try:
+            compute = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            compute = None
+        if not isinstance(compute, dict) or not _text(compute.get("name")):
+            raise ImdsError("IMDS sent no readable instance data")
+        return read_vm(compute)
+
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+        """Have the events started; `incarnation` is the document's, as received (2017-03-01 asks for it).
+
+        Raises:
+            ImdsError: IMDS did not say 200; `status` 400 means that it refuses what was asked for.
+        """
+        asked: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
+        if self._settings.api_version == "2017-03-01":
+            asked["DocumentIncarnation"] = incarnation
+        path = f"{EVENTS_PATH}?api-version={self._settings.api_version}"
+        request = self._prepare(path, body=json.dumps(asked).encode("ascii"))
+        self._ask(request, CALL_SECONDS, MAX_DOCUMENT_BYTES)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _time_limit(self) -> float:
+        now = self._clock.monotonic()
+        asleep = self._last_call_at is None or now - self._last_call_at >= ASLEEP_SECONDS
+        self._last_call_at = now
+        return FIRST_CALL_SECONDS if asleep else CALL_SECONDS
+
+    def _prepare(self, path: str, *, body: bytes | None = None) -> requests.PreparedRequest:
+        """Make a GET, or a POST of JSON."""
+        base = self._locate()
+        method, headers = ("GET", HEADERS) if body is None else ("POST", {**HEADERS, **JSON_BODY})
+        try:
+            return self._http.prepare(method, base + path, headers=headers, body=body)
+        except HttpFailure as error:
+            raise ImdsError(f"IMDS at {base}: {error}") from error
+
+    def _ask(self, request: requests.PreparedRequest, limit_seconds: float, max_bytes: int) -> Answer:
+        try:
+            answer = self._http.send(request, timeout_seconds=limit_seconds, max_body_bytes=max_bytes)
+        except HttpFailure as error:
+            if self._settings.endpoint == "discover":
+                self._request = None  # a new lease may have brought another address
+            raise ImdsError(f"IMDS at {self.base}: {error}") from error
+        if answer.status == requests.codes.ok:
+            return answer
+        hint = _HINTS.get(answer.status)
+        raise ImdsError(
+            f"IMDS at {self.base} answered {answer.status}" + (f" ({hint})" if hint else ""),
+            status=answer.status,
+            retry_after_seconds=retry_after_seconds(answer.headers, limit_seconds=RETRY_AFTER_LIMIT_SECONDS),
+        )
+
+    def _locate(self) -> str:
+        if self._settings.endpoint != "discover":
+            self.base = self._settings.endpoint
+            return self.base
+        result = search(environ=self._environ)
+        if result.found is None:
+            raise ImdsError(
+                'endpoint = "discover" found no address: neither SCHEDULEDEVENTSIP nor DHCP option 245 in a lease'
+            )
+        self.base, self.found_in = f"http://{result.found.address}", result.found.found_in
+        return self.base
+
+
+def read_vm(compute: Mapping[str, Json]) -> Vm:
+    """Make a Vm of instance data, whatever it lacks."""
+    tags = compute.get("tagsList")
+    return Vm(
+        name=_text(compute.get("name")),
+        vm_id=_text(compute.get("vmId")),
+        resource_id=_text(compute.get("resourceId")),
+        location=_text(compute.get("location")),
+        zone=_text(compute.get("zone")),
+        scale_set=_text(compute.get("vmScaleSetName")),
+        subscription_id=_text(compute.get("subscriptionId")),
+        resource_group=_text(compute.get("resourceGroupName")),
+        tags={
+            tag["name"]: str(tag.get("value", ""))
+            for tag in (tags if isinstance(tags, list) else [])
+            if isinstance(tag, dict) and isinstance(tag.get("name"), str)
+        },
+    )
+
+
+def _text(value: Json) -> str:
+    """Keep what can stand in an attribute: printable text of a sane length."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(letter for letter in value if letter.isprintable())[:1024].strip()

@@ -1,0 +1,107 @@
+"""Compare two documents: which events appeared, changed or ended, and how sure one can be of the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.imds.document import SCHEDULED, STARTED, Change, ChangeKind, Document, Held, ScheduledEvent, Watch
+
+# An impact can be over within seconds: whoever looked away longer cannot know that it did not happen.
+CONTINUOUS_SECONDS = 5.0
+# IMDS lists events within five minutes of being turned on.
+GRACE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """The circumstances in which a document was seen.
+
+    `at` is the time in steady seconds. `gap_seconds` is how long before it the last good answer came, None
+    if that was in another process. `awakened`: the call turned the service on, so events may be missing.
+    """
+
+    at: float
+    gap_seconds: float | None
+    awakened: bool = False
+
+
+def compare(previous: Watch, current: Document, sighting: Sighting) -> tuple[Watch, tuple[Change, ...]]:
+    """Find what changed from `previous` to `current`, and what is known from now on.
+
+    Events that stand in the document come first, in its order; then those that are gone.
+    """
+    known = {**_events(previous), **{key: held.event for key, held in previous.held.items()}}
+    changes = [
+        change
+        for key, event in current.events.items()
+        if (change := _transition(known.get(key), event)) is not None
+    ]
+    continuous = _is_continuous(previous, current, sighting)
+    doubtful = sighting.awakened or _is_reset(previous, current)
+    held: dict[str, Held] = {}
+    for key, event in known.items():
+        if key in current.events:
+            continue
+        if key not in previous.held and doubtful:
+            held[key] = Held(event=event, until=sighting.at + GRACE_SECONDS)
+        elif key in previous.held and sighting.at < previous.held[key].until:
+            held[key] = previous.held[key]
+        else:
+            surely_unstarted = continuous and key not in previous.held
+            changes.append(
+                Change(kind=_end(event, surely_unstarted=surely_unstarted), event=event, previous=event)
+            )
+    return Watch(document=current, held=held), tuple(changes)
+
+
+def is_due(watch: Watch, at: float) -> bool:
+    """Tell whether an event that was waited for has now to be given up."""
+    return any(held.until <= at for held in watch.held.values())
+
+
+def _events(watch: Watch) -> dict[str, ScheduledEvent]:
+    return dict(watch.document.events) if watch.document else {}
+
+
+def _transition(before: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
+    changed = _differences(before, now) if before else ()
+    if before and not changed:
+        return None
+    return Change(kind=_kind(before, now), event=now, previous=before, changed=changed)
+
+
+def _kind(before: ScheduledEvent | None, now: ScheduledEvent) -> ChangeKind:
+    if before and before.status == now.status:
+        return "updated"
+    if now.status == STARTED:
+        return "started"
+    if now.status == SCHEDULED and not (before and before.status == STARTED):
+        return "scheduled"
+    return "updated"
+
+
+def _differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
+    old, new = before.content, now.content
+    return tuple(name for name in dict.fromkeys((*now.raw, *before.raw)) if old.get(name) != new.get(name))
+
+
+def _end(event: ScheduledEvent, *, surely_unstarted: bool) -> ChangeKind:
+    if event.status == STARTED:
+        return "completed"
+    return "canceled" if event.status == SCHEDULED and surely_unstarted else "ended"
+
+
+def _is_reset(previous: Watch, current: Document) -> bool:
+    before = previous.document.incarnation if previous.document else None
+    return before is not None and current.incarnation is not None and current.incarnation < before
+
+
+def _is_continuous(previous: Watch, current: Document, sighting: Sighting) -> bool:
+    if sighting.gap_seconds is None or sighting.gap_seconds > CONTINUOUS_SECONDS:
+        return False
+    before = previous.document
+    if before is None or before.incarnation is None or current.incarnation is None:
+        return False
+    if len(current.strange) > len(before.strange):  # the event may hide in an entry that became unreadable
+        return False
+    return current.incarnation - before.incarnation in (0, 1)

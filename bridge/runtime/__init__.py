@@ -1,0 +1,1 @@
+"""Clock, threads, signals, logging and service notifications."""

@@ -1,0 +1,257 @@
+"""The first flow's loop: ask IMDS, compare, and commit what changed together with its events."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from bridge.config.models import Config
+from bridge.errors import ImdsError
+from bridge.formats.cloudevents import structured
+from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
+from bridge.imds.diff import CONTINUOUS_SECONDS, Sighting, compare, is_due
+from bridge.imds.document import Change, CloudEvent, Document, Watch, iso_utc, parse_document
+from bridge.outbox.outbox import Outbox
+from bridge.runtime.threads import Clock, Stop, full_jitter, show_life
+from bridge.service.identity import Voice
+
+log = logging.getLogger(__name__)
+
+RETRY_BASE_SECONDS = 0.5
+RETRY_LIMIT_SECONDS = 5.0
+RETRY_FLOOR_SECONDS = 0.2  # IMDS allows five requests a second
+LAST_POLL_SECONDS = 2.0
+REMEMBER_EVERY_SECONDS = 60.0
+REPEAT_LOG_SECONDS = 600.0
+
+
+class Forwarder:
+    """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
+
+    def __init__(self, config: Config, *, imds: ImdsClient, outbox: Outbox, clock: Clock, stop: Stop) -> None:
+        self._config = config
+        self._imds = imds
+        self._outbox = outbox
+        self._clock = clock
+        self._stop = stop
+        self._watch = _load_watch(outbox.meta("watch"))
+        self._voice = Voice(config, "forward", imds=imds, outbox=outbox, clock=clock)
+        self._body: bytes | None = None
+        self._good_at: float | None = None  # monotonic, in this process
+        self._good_time = _load_time(outbox.meta("last_good_at"))
+        self._remembered_at = -math.inf
+        self._began_at = clock.monotonic()
+        self._failures = 0
+        self._trouble = ""
+        self._logged_at = -math.inf
+
+    def run(self) -> None:
+        """Poll until the stop, then once more."""
+        due = self._clock.monotonic()
+        while not self._stop.wait(due - self._clock.monotonic()):
+            show_life()
+            wait_seconds = self.poll()
+            self._voice.beat()
+            now = self._clock.monotonic()
+            if wait_seconds is None:
+                due += self._config.imds.poll_seconds * max(
+                    1, math.ceil((now - due) / self._config.imds.poll_seconds)
+                )
+            else:
+                due = now + wait_seconds
+        self.poll(timeout_seconds=LAST_POLL_SECONDS)
+        self._remember_good_time()
+        self._voice.farewell()
+
+    def poll(self, *, timeout_seconds: float | None = None) -> float | None:
+        """Ask once and deal with the answer; return how long to wait where that failed, else None."""
+        self._notice_clock()
+        asked_at = self._clock.monotonic()
+        try:
+            body = self._imds.document(timeout_seconds=timeout_seconds)
+            self._take(body, asked_at)
+        except ImdsError as error:
+            return self._fail(error)
+        return None
+
+    def status(self) -> dict[str, Any]:
+        """Tell what is known, for the status file."""
+        document = self._watch.document
+        return {
+            "vm": self._voice.vm.name if self._voice.vm else None,
+            "imds": self._imds.base or self._config.imds.endpoint,
+            "trouble": self._trouble or None,
+            "last_good_at": iso_utc(self._good_time) if self._good_time else None,
+            "document": document.raw if document else None,
+            "missing": [held.event.raw for held in self._watch.held.values()],
+        }
+
+    # A good answer
+
+    def _take(self, body: bytes, asked_at: float) -> None:
+        now = self._clock.monotonic()
+        changed = body != self._body or is_due(self._watch, self._clock.steady())
+        document = self._parse(body) if changed else None
+        if self._voice.learn():  # nothing of the state was this VM's
+            self._watch, self._good_time, self._body = Watch(), None, None
+        if self._failures or changed:
+            self._recover()
+        if document:
+            self._compare(document, now, asked_at)
+            self._body = body
+        self._good_at = now
+        self._good_time = self._clock.now()
+        if now - self._remembered_at >= REMEMBER_EVERY_SECONDS:
+            self._remember_good_time()
+
+    def _parse(self, body: bytes) -> Document:
+        try:
+            return parse_document(body)
+        except ValueError as error:
+            raise ImdsError(f"IMDS at {self._imds.base} sent {error}") from error
+
+    def _compare(self, document: Document, now: float, asked_at: float) -> None:
+        """Commit what differs from the last document, if anything does."""
+        before = self._watch
+        watch, changes = compare(
+            before,
+            document,
+            Sighting(
+                at=self._clock.steady(),
+                gap_seconds=None if self._good_at is None else now - self._good_at,
+                awakened=now - asked_at > CALL_SECONDS or self._slept(),
+            ),
+        )
+        if watch == before:
+            return
+        self._watch = watch
+        fingerprints = [change.fingerprint for change in changes]
+        counts = [self._outbox.seen_before(fingerprint) for fingerprint in fingerprints]
+        told = self._tell(before, document, list(zip(changes, counts, strict=True)))
+        self._commit(
+            told, occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)}
+        )
+        _log_changes(document, changes)
+
+    def _tell(self, before: Watch, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
+        """Make the events of a changed document: the urgent ones first, the document itself last."""
+        at = self._clock.now()
+        reporter = self._voice.reporter()
+        told = [
+            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
+            for change, count in changes
+        ]
+        if changes or before.document is None or before.document.raw != document.raw:
+            told.append(
+                reporter.document(
+                    document,
+                    previous=before.document,
+                    event_ids=[event.id for event in told],
+                    sequence=self._voice.next_sequence(),
+                    at=at,
+                )
+            )
+        return told
+
+    def _commit(
+        self, told: list[CloudEvent], *, occurrences: dict[str, int] | None = None, **meta: str
+    ) -> None:
+        encoded = [(event, structured(event)) for event in told]
+        self._outbox.commit(encoded, meta={"watch": self._watch.dump(), **meta}, occurrences=occurrences)
+
+    def _slept(self) -> bool:
+        """Tell whether nobody here asked IMDS for a day, after which it is off."""
+        if self._good_at is not None:
+            return self._clock.monotonic() - self._good_at >= ASLEEP_SECONDS
+        return self._good_time is not None and (
+            (self._clock.now() - self._good_time).total_seconds() >= ASLEEP_SECONDS
+        )
+
+    # Outages
+
+    def _fail(self, error: ImdsError) -> float:
+        """Say that IMDS gave no good answer, once it is an outage as an event; return how long to wait."""
+        now = self._clock.monotonic()
+        self._failures += 1
+        self._trouble = str(error)
+        if self._failures == 1 or now - self._logged_at >= REPEAT_LOG_SECONDS:
+            log.warning("no good answer from IMDS: %s; asking again", error)
+            self._logged_at = now
+        blind_seconds = now - (self._began_at if self._good_at is None else self._good_at)
+        if blind_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
+            since = self._good_time
+            reporter = self._voice.reporter()
+            told = reporter.unreachable(
+                since=since, reason=str(error), sequence=self._voice.next_sequence(), at=self._clock.now()
+            )
+            self._commit([told], blind_since=iso_utc(since) if since else "never")
+        if error.retry_after_seconds is not None:
+            return max(RETRY_FLOOR_SECONDS, error.retry_after_seconds)
+        jitter = full_jitter(
+            self._failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
+        )
+        return max(RETRY_FLOOR_SECONDS, jitter)
+
+    def _recover(self) -> None:
+        """Say that IMDS answers again, if it was said that it does not."""
+        if self._failures:
+            log.info("IMDS answers again", extra={"failures": self._failures})
+        self._failures, self._trouble = 0, ""
+        if since := self._outbox.meta("blind_since"):
+            told = self._voice.reporter().recovered(
+                since=_load_time(since), sequence=self._voice.next_sequence(), at=self._clock.now()
+            )
+            self._commit([told], blind_since="")
+
+    # Time
+
+    def _notice_clock(self) -> None:
+        jump = self._voice.notice_clock()
+        if not jump:
+            return
+        held = {key: replace(held, until=held.until + jump) for key, held in self._watch.held.items()}
+        self._watch = replace(self._watch, held=held)
+
+    def _remember_good_time(self) -> None:
+        if self._good_time:
+            self._remembered_at = self._clock.monotonic()
+            self._outbox.set_meta({"last_good_at": iso_utc(self._good_time)})
+
+
+def _load_watch(text: str) -> Watch:
+    try:
+        return Watch.load(text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("what was known cannot be read, all is seen as new: %s", error)  # noqa: TRY400 - the text says it all
+        return Watch()
+
+
+def _load_time(text: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return None
+
+
+def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:
+    """Tell an operator what happened, in words."""
+    log.info("document %s: %d event(s)", document.incarnation, len(document.events))
+    for change in changes:
+        event = change.event
+        when = f", not before {iso_utc(event.not_before)}" if event.not_before else ""
+        log.info(
+            "%s of %s %s%s",
+            *(event.raw.get("EventType"), ", ".join(event.resources) or "unnamed VMs", change.kind, when),
+            extra={
+                "event_id": event.event_id,
+                "source": event.raw.get("EventSource"),
+                "changed": change.changed,
+            },
+        )
+    for entry in document.strange:
+        log.warning(
+            "an entry of the document cannot be read; it is published as it came", extra={"entry": entry}
+        )

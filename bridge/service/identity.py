@@ -1,0 +1,137 @@
+"""Who speaks: what this VM is called, and the events by which a process tells of itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import socket
+from dataclasses import asdict
+from typing import Literal
+
+from bridge import __version__
+from bridge.config.models import Config
+from bridge.errors import ImdsError
+from bridge.events.builder import Reporter
+from bridge.formats.cloudevents import structured
+from bridge.imds.client import ImdsClient
+from bridge.imds.document import Vm
+from bridge.outbox.outbox import Outbox
+from bridge.runtime.threads import Clock
+
+log = logging.getLogger(__name__)
+
+LEARN_EVERY_SECONDS = 30.0
+LEARN_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
+BEAT_EVERY_SECONDS = 3600.0
+
+Role = Literal["forward", "listen", "relay"]
+
+
+class Voice:
+    """One process's identity and heartbeat; for the thread that makes the process's events."""
+
+    def __init__(self, config: Config, role: Role, *, imds: ImdsClient, outbox: Outbox, clock: Clock) -> None:
+        self._config = config
+        self._role = role
+        self._imds = imds
+        self._outbox = outbox
+        self._clock = clock
+        self.learned = False
+        self._learn_wait_seconds = LEARN_AGAIN_SECONDS
+        self._learn_at = -math.inf
+        self._beat_at = -math.inf
+        self.vm = _load_vm(outbox.meta("vm"))
+
+    def learn(self) -> bool:
+        """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
+        now = self._clock.monotonic()
+        if self.learned or now < self._learn_at:
+            return False
+        self._learn_at = now + self._learn_wait_seconds
+        self._learn_wait_seconds = min(LEARN_EVERY_SECONDS, 2 * self._learn_wait_seconds)
+        try:
+            vm = self._imds.instance()
+        except ImdsError as error:
+            log.warning("who this VM is cannot be learned yet: %s", error)
+            return False
+        self.learned = True
+        kept = self._outbox.meta("vm_id")
+        is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
+        if is_other:
+            target = self._outbox.set_aside("other-vm")
+            log.error(
+                "the state is another VM's (a clone or an image?): set aside, begun anew",
+                extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
+            )
+        self.vm = vm
+        self._outbox.set_meta({"vm": json.dumps(asdict(vm)), "vm_id": vm.vm_id or kept})
+        return is_other
+
+    def reporter(self) -> Reporter:
+        """Return what makes events in this VM's name, as far as that is known."""
+        return Reporter(
+            name=self.vm.name if self.vm else socket.gethostname(),
+            role=self._role,
+            epoch=self._outbox.meta("epoch"),
+            vm=self.vm,
+            group_source=self._config.source,
+            vm_source=self._config.vm_source,
+            session=self._config.approvals.session if self._config.approvals else "",
+        )
+
+    def next_sequence(self) -> int:
+        """Count one of this process's own events."""
+        return self._outbox.count("reporterseq")
+
+    def notice_clock(self) -> float:
+        """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+        return follow_clock(self._clock, self._outbox)
+
+    def beat(self) -> None:
+        """Tell at the start and then hourly that this process lives."""
+        now = self._clock.monotonic()
+        if now - self._beat_at >= BEAT_EVERY_SECONDS:
+            self._tell("Started" if self._beat_at == -math.inf else "Hourly")
+            self._beat_at = now
+
+    def farewell(self) -> None:
+        """Tell that this process stops on purpose."""
+        self._tell("Stopping")
+
+    def _tell(self, reason: str) -> None:
+        told = self.reporter().heartbeat(
+            reason=reason,
+            version=__version__,
+            backlog=self._outbox.backlogs(),
+            sequence=self.next_sequence(),
+            at=self._clock.now(),
+        )
+        self._outbox.commit([(told, structured(told))], meta={})
+
+
+def follow_clock(clock: Clock, outbox: Outbox) -> float:
+    """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+    jump = clock.jump_seconds()
+    if jump:
+        seconds = round(jump, 1)
+        log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": seconds})
+        outbox.shift(jump)
+    return jump
+
+
+def _load_vm(text: str) -> Vm | None:
+    """Read who this VM is as it was kept; nonsense counts as not known yet."""
+    try:
+        return Vm(**json.loads(text)) if text else None
+    except (ValueError, TypeError):
+        return None
+
+
+def approval_session(template: str, vm: Vm | None) -> str | None:
+    """Fill a session template for a VM, in lower case; "" without a template, None while the VM is unknown."""
+    if not template:
+        return ""
+    if vm is None:
+        return None
+    return template.format(vm=vm.name.lower(), resource_group=vm.resource_group.lower())

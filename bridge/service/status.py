@@ -1,0 +1,165 @@
+"""What `imds-bridge status` shows: read from the file that the process replaces, never asked of IMDS."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from bridge.errors import UsageError
+from bridge.formats.table import countdown, duration, table
+from bridge.imds.document import ScheduledEvent, iso_utc, read_document
+from bridge.outbox.state_dir import StateFolder
+
+
+def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
+    """Return what the process last wrote, with `running`, its age and each event's countdown as of `now`.
+
+    Raises:
+        UsageError: no process ever wrote its status there.
+    """
+    status = folder.read_status()
+    if status is None:
+        raise UsageError(
+            f"there is no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
+            "and may you read it (sudo)?"
+        )
+    status["running"] = bool(status.get("running")) and folder.holder() is not None
+    status["age_seconds"] = _age(status.get("written_at"), now)
+    document = read_document(status["document"]) if status.get("document") else None
+    status["events"] = [_event(event, now) for event in document.events.values()] if document else []
+    return status
+
+
+def _age(text: str | None, now: datetime) -> float | None:
+    return round((now - datetime.fromisoformat(text)).total_seconds(), 1) if text else None
+
+
+def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
+    not_before = event.not_before
+    return {
+        **event.raw,
+        "NotBeforeUtc": iso_utc(not_before) if not_before else None,
+        "StartsInSeconds": round((not_before - now).total_seconds()) if not_before else None,
+    }
+
+
+def render(status: dict[str, Any]) -> str:
+    """Write the status for a person."""
+    return "\n\n".join(filter(None, [_head(status), _events(status), _sinks(status)]))
+
+
+def _head(status: dict[str, Any]) -> str:
+    age = duration(status["age_seconds"] or 0)
+    lines = [
+        f"imds-bridge {status['version']}, process {status['pid']}, told {age} ago"
+        if status["running"]
+        else f"NOT RUNNING: what follows is from {age} ago"
+    ]
+    if relay := status.get("relay"):
+        lines.append(f"BUS   {relay['from']}, {_relay(relay)}")
+    else:
+        lines.append(f"VM    {status['vm'] or 'not known yet'}")
+        lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
+    if commands := status.get("commands"):
+        trouble = f"; NOT RECEIVED: {commands['trouble']}" if commands["trouble"] else ""
+        dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
+        lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) wait{dry}{trouble}")
+    if status.get("disk_trouble"):
+        lines.append(f"DISK  FAILS, events are kept in memory only: {status['disk_trouble']}")
+    return "\n".join(lines)
+
+
+def _imds(status: dict[str, Any]) -> str:
+    last = _age(status.get("last_good_at"), datetime.now(UTC))
+    seen = "never answered yet" if last is None else f"last good answer {duration(last)} ago"
+    return f"{seen}; NO GOOD ANSWER NOW: {status['trouble']}" if status.get("trouble") else seen
+
+
+def _relay(relay: dict[str, Any]) -> str:
+    parts = [f"{relay['relayed']} event(s) relayed, the last {relay['last_event_at'] or 'never'}"]
+    if relay["malformed"]:
+        parts.append(f"{relay['malformed']} message(s) dead-lettered that are no events")
+    if relay["held"]:
+        parts.append(f"{relay['held']} event(s) stay on the bus until disk or sinks have them")
+    if relay["trouble"]:
+        parts.append(f"NOT RECEIVED: {relay['trouble']}")
+    return "; ".join(parts)
+
+
+def _events(status: dict[str, Any]) -> str:
+    document = status.get("document")
+    if "commands" in status or "relay" in status:
+        return ""
+    if not document:
+        return "No document has been seen."
+    if not status["events"]:
+        return f"Document {document.get('DocumentIncarnation')}: no events."
+    rows = [
+        (
+            str(event.get("EventType")),
+            str(event.get("EventStatus")),
+            _starts(event),
+            str(event.get("EventSource") or "-"),
+            event["EventId"],
+            ", ".join(map(str, event.get("Resources") or [])) or "-",
+        )
+        for event in status["events"]
+    ]
+    header = ("EVENT", "STATUS", "STARTS", "BY", "ID", "VMS")
+    return f"Document {document.get('DocumentIncarnation')}:\n" + table(header, rows)
+
+
+def _starts(event: dict[str, Any]) -> str:
+    seconds = event["StartsInSeconds"]
+    if seconds is None:
+        return "-"
+    return countdown(seconds) if seconds > 0 else f"due since {duration(seconds)}"
+
+
+def _sinks(status: dict[str, Any]) -> str:
+    rows = [
+        (
+            name,
+            sink["state"],
+            str(sink["backlog"])
+            + (f" (oldest {duration(wait)})" if (wait := sink["oldest_waits_seconds"]) else ""),
+            sink["last_success_at"] or "never",
+            str(sink["dead_letters"]),
+            f"{sink['last_error_at']} {sink['last_error']}" if sink["last_error"] else "-",
+        )
+        for name, sink in status["sinks"].items()
+    ]
+    return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "LAST ERROR"), rows)
+
+
+def headline(status: dict[str, Any]) -> str:
+    """Say in a line what a process is at: what is coming, what waits, what is wrong."""
+    parts = [_at_work(status)]
+    if status.get("trouble"):
+        parts.append("IMDS GIVES NO GOOD ANSWER")
+    if (status.get("commands") or status.get("relay") or {}).get("trouble"):
+        parts.append("NOTHING IS RECEIVED FROM THE BUS")
+    if status.get("disk_trouble"):
+        parts.append("THE DISK FAILS")
+    parts += [
+        f"{sink['backlog']} event(s) wait for {name} ({sink['state']})"
+        for name, sink in status["sinks"].items()
+        if sink["backlog"] or sink["state"] != "ok"
+    ]
+    return "; ".join(parts)
+
+
+def _at_work(status: dict[str, Any]) -> str:
+    if relay := status.get("relay"):
+        return f"{relay['relayed']} event(s) relayed"
+    vm = status["vm"] or "this VM"
+    if "commands" in status:
+        return f"{vm}: {status['waiting_commands']} command(s) wait"
+    events = list(read_document(status["document"]).events.values()) if status["document"] else []
+    told = [
+        f"{event.raw.get('EventType')} {event.status}"
+        + (f", not before {iso_utc(event.not_before)}" if event.not_before else "")
+        for event in events[:3]
+    ]
+    more = [f"{len(events) - 3} more"] if len(events) > len(told) else []
+    return f"{vm}: " + ("; ".join(told + more) or "no events")
