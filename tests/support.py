@@ -24,7 +24,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import pytest
 
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 
 T = TypeVar("T")
 

@@ -19,12 +19,13 @@ from bridge.azure.receiver import BusInlet
 from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import iso_utc
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, start_thread
 from bridge.service.identity import Voice, approval_session
 from bridge.service.listener import Listener
 from tests.support import LIMIT_SECONDS, wait_until

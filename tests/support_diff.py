@@ -12,9 +12,10 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from jsonschema import Draft202012Validator
 
-from bridge.imds.diff import Sighting, compare
-from bridge.imds.document import Change, Document, Vm, Watch, parse_document
-from bridge.runtime.threads import Clock
+from bridge.imds.diff import Change, Sighting, Watch, compare
+from bridge.imds.document import Document, parse_document
+from bridge.imds.instance import Vm
+from bridge.runtime.clock import Clock
 
 RECORDED = sorted((Path(__file__).parent / "data" / "imds").glob("*.json"))
 FIRST = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"

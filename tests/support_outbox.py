@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bridge.events.filters import Filter
-from bridge.imds.document import CloudEvent
+from bridge.events.model import CloudEvent
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER_TYPE = "io.imdsbridge.document.changed.v1"

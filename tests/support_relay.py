@@ -14,12 +14,13 @@ from bridge.azure.receiver import BusInlet
 from bridge.config.models import RelaySettings
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import Entity, ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Stop, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.relay import Relay
 from bridge.sinks.memory import MemorySink

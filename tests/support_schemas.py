@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 
 from bridge.contract.data import DATA
 from bridge.contract.schema import file_name, schemas
-from bridge.events.builder import TYPE_PREFIX, type_of
+from bridge.contract.types import TYPE_PREFIX, type_of
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab

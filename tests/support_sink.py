@@ -17,7 +17,7 @@ from azure.servicebus import ServiceBusClient
 from bridge.azure import servicebus as bus
 from bridge.config.models import ServiceBusSettings
 from bridge.lab.servicebus import ServiceBusLab, StoredMessage
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 
 QUEUE = "notices"
 TOPIC = "events"

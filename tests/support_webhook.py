@@ -14,10 +14,10 @@ from bridge.config.loader import load
 from bridge.config.models import Config, WebhookSettings
 from bridge.errors import DeliveryError
 from bridge.events.filters import Filter
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox import inspect as ledger
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.webhook import WebhookSink
 from tests.support import LIMIT_SECONDS, stored_event, toml

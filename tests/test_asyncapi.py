@@ -14,7 +14,7 @@ from jsonschema import Draft7Validator
 from bridge.approvals.command import COMMAND_APPROVE
 from bridge.contract.data import DATA
 from bridge.contract.schema import file_name, schemas
-from bridge.events.builder import type_of
+from bridge.contract.types import type_of
 from tests.support_npm import node_modules, run_script
 from tests.support_schemas import EXAMPLES, SCHEMAS
 

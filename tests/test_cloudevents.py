@@ -12,8 +12,11 @@ from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_
 from cloudevents.core.formats.json import JSONFormat
 
 from bridge.events import builder as events
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import CONTENT_TYPE, binary, structured
-from bridge.imds.document import Change, ChangeKind, CloudEvent, ScheduledEvent, iso_utc
+from bridge.imds.diff import Change, ChangeKind
+from bridge.imds.document import ScheduledEvent
+from bridge.runtime.instants import iso_utc
 from tests.support_diff import FIRST, VM, document, entry, envelope_of, faults_of
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)

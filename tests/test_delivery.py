@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import Filter, webhook_error
-from bridge.imds.document import StoredEvent
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
+from bridge.sinks.responses import webhook_error
 from tests.support_diff import thorough
 
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"

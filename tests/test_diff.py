@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bridge.imds.diff import GRACE_SECONDS, is_due
-from bridge.imds.document import Watch, parse_document
+from bridge.imds.diff import GRACE_SECONDS, Watch, is_due
+from bridge.imds.document import parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
 from tests.support_diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
 

@@ -12,18 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.events import builder as events
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import binary, structured
-from bridge.imds.diff import Sighting, compare
-from bridge.imds.document import (
-    Change,
-    CloudEvent,
-    Document,
-    ScheduledEvent,
-    Vm,
-    Watch,
-    parse_document,
-    read_document,
-)
+from bridge.imds.diff import Change, Sighting, Watch, compare
+from bridge.imds.document import Document, ScheduledEvent, parse_document, read_document
+from bridge.imds.instance import Vm
 from tests.support_diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, thorough
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)

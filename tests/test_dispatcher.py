@@ -12,11 +12,12 @@ import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.filters import Filter
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox import inspect as ledger
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Stop, full_jitter
+from bridge.runtime.clock import full_jitter
+from bridge.runtime.threads import Stop
 from bridge.service import dispatcher as module
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.memory import MemorySink

@@ -20,12 +20,12 @@ from bridge.azure.credentials import make_credential
 from bridge.config.loader import load
 from bridge.config.models import Config, EventGridSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import event_grid_error
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import EventGridLab, rules
 from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as module
 from bridge.sinks.eventgrid import EventGridSink
+from bridge.sinks.responses import event_grid_error
 from tests.support import RawServer, dripping, environment, nobody_there, stored_event, toml
 from tests.support_npm import node_modules, run_script
 from tests.support_sink import TOKEN, TokenEndpoint, write

@@ -11,7 +11,10 @@ from uuid import UUID, uuid5
 import pytest
 
 from bridge.events import builder as events
-from bridge.imds.document import Change, CloudEvent, ScheduledEvent, Vm
+from bridge.events.model import CloudEvent
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
+from bridge.imds.instance import Vm
 from tests.support_diff import FIRST, NOT_BEFORE, SECOND, VM, document, entry, is_uuid5
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)

@@ -18,7 +18,8 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Stop, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.sinks.servicebus import ServiceBusSink

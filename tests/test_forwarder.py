@@ -16,10 +16,11 @@ from bridge import __version__
 from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import Document, iso_utc, parse_document
+from bridge.imds.document import Document, parse_document
 from bridge.lab.imds import COMPUTE_PATH, EVENT_VERSIONS, EVENTS_PATH, ImdsLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop
 from bridge.service import forwarder as forwarder_module
 from bridge.service.forwarder import Forwarder

@@ -13,8 +13,8 @@ import pytest
 from bridge.config.models import Config, ImdsSettings
 from bridge.errors import ImdsError
 from bridge.http.client import HttpClient
-from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient, read_vm
-from bridge.imds.document import Vm
+from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient
+from bridge.imds.instance import Vm, read_vm
 from bridge.lab.imds import ImdsLab
 from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder

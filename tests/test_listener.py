@@ -20,7 +20,7 @@ from bridge.config.models import Secret
 from bridge.http.signing import sign
 from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 from bridge.service.listener import not_recorded
 from tests.support import LIMIT_SECONDS, wait_until
 from tests.support_bus import (

@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 
-from bridge.imds.document import (
-    Document,
-    ScheduledEvent,
-    StoredEvent,
-    Watch,
-    fold_name,
-    is_among,
-    iso_utc,
-    names,
-    parse_document,
-    parse_instant,
-)
+from bridge.events.model import StoredEvent
+from bridge.imds.diff import Watch
+from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
+from bridge.runtime.instants import iso_utc, parse_instant
 from tests.support_diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
 
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
 from bridge.config.models import AutoSettings, PolicySettings, RuleSettings
-from bridge.imds.document import ScheduledEvent, is_among, iso_utc, read_document
+from bridge.imds.document import ScheduledEvent, is_among, read_document
+from bridge.runtime.instants import iso_utc
 from tests.support_diff import steady
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from bridge.events.filters import RETRY_LIMIT_SECONDS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
+from bridge.sinks.base import RETRY_LIMIT_SECONDS
 from tests.support import (
     COMMAND,
     LIMIT_SECONDS,

@@ -21,7 +21,7 @@ from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 from tests.support import Forward, run, toml, wait_until
 from tests.support_bus import Sender, message
 from tests.support_outbox import failing_disk

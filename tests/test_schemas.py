@@ -20,11 +20,13 @@ from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.config.base import EVENT_TYPES
 from bridge.contract.data import DATA
 from bridge.contract.schema import file_name, schemas
-from bridge.events.builder import TEST, Reporter, type_of
+from bridge.contract.types import type_of
+from bridge.events.builder import TEST, Reporter
+from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
 from bridge.formats.samples import check_event, samples
-from bridge.imds.diff import Sighting, compare
-from bridge.imds.document import CloudEvent, Document, StoredEvent, Watch, parse_document
+from bridge.imds.diff import Sighting, Watch, compare
+from bridge.imds.document import Document, parse_document
 from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
 from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
 from bridge.lab.servicebus.filters import sql

@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
 from bridge.config.models import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.service.process import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message

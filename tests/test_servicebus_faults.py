@@ -19,7 +19,8 @@ from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox import inspect as ledger
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import start_thread
 from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from bridge.sinks import servicebus as module
 from bridge.sinks.servicebus import ServiceBusSink

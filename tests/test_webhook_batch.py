@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.lab.inbox import Inbox
 from bridge.sinks.http_base import join, post_batches
 from bridge.sinks.webhook import MAX_BATCH_BYTES, MAX_BATCH_EVENTS

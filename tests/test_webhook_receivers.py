@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import webhook_error
 from bridge.lab.inbox import Inbox
+from bridge.sinks.responses import webhook_error
 from tests.support import LIMIT_SECONDS, stored_event, wait_until
 from tests.support_webhook import EVENT, failure, running, sink
 

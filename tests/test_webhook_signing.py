@@ -14,8 +14,8 @@ import pytest
 from svix.webhooks import Webhook, WebhookVerificationError
 
 from bridge.errors import Unavailable
+from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.imds.document import StoredEvent
 from bridge.lab.httpd import Request
 from bridge.lab.inbox import Inbox
 from tests.support import stored_event

@@ -13,7 +13,7 @@ from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import Document, ScheduledEvent, parse_document
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from bridge.events.builder import type_of
-from bridge.imds.document import Json
+from bridge.contract.types import type_of
+from bridge.runtime.json import Json
 
 COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100

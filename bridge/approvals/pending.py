@@ -9,7 +9,7 @@ from typing import Any
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
 from bridge.azure.receiver import Delivery, Settlement
-from bridge.imds.document import CloudEvent
+from bridge.events.model import CloudEvent
 
 MALFORMED_RECEIPTS_PER_MINUTE = 10
 MINUTE_SECONDS = 60.0

@@ -26,8 +26,9 @@ from azure.servicebus.exceptions import (
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect, delivery_error, make_credential, where
 from bridge.config.models import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
+from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.logging import redact
-from bridge.runtime.threads import Clock, Stop, Worker, full_jitter, show_life, start_thread
+from bridge.runtime.threads import Stop, Worker, show_life, start_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -18,14 +18,16 @@ from azure.servicebus import ServiceBusMessage
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.azure.servicebus import connect, delivery_error, where
 from bridge.config.models import ApprovalSettings, Config
+from bridge.contract.types import type_of
 from bridge.errors import ImdsError, UsageError
-from bridge.events.builder import type_of
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.formats.table import countdown
 from bridge.http.signing import sign
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import SCHEDULED, ScheduledEvent, Vm, iso_utc, parse_document
-from bridge.runtime.threads import Clock
+from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
+from bridge.imds.instance import Vm
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
 from bridge.service.identity import approval_session
 
 SEND_SECONDS = 15.0

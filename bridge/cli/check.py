@@ -17,7 +17,7 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.sqlite import Database
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 from bridge.service.identity import approval_session
 from bridge.service.process import build_sinks, relay_settings, sinks_of, state_folder
 

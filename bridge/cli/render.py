@@ -8,8 +8,8 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from bridge.config.models import Config
+from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
-from bridge.events.builder import type_of
 from bridge.formats.samples import samples
 from bridge.service.process import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import Request

@@ -10,8 +10,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from bridge.contract.data import DATA, Part
+from bridge.contract.types import TYPE_PREFIX, type_of
 from bridge.errors import UsageError
-from bridge.events.builder import TYPE_PREFIX, type_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,19 +12,14 @@ from datetime import datetime
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
-from bridge.imds.document import (
-    Change,
-    CloudEvent,
-    Document,
-    Json,
-    ScheduledEvent,
-    Vm,
-    fold_name,
-    is_among,
-    iso_utc,
-)
+from bridge.contract.types import type_of
+from bridge.events.model import CloudEvent
+from bridge.imds.diff import Change
+from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among
+from bridge.imds.instance import Vm
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
 
-TYPE_PREFIX = "io.imdsbridge."
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 
 DOCUMENT_CHANGED = "document.changed"
@@ -35,11 +30,6 @@ TEST = "bridge.test"
 
 # What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
-
-
-def type_of(name: str) -> str:
-    """Give the CloudEvents type of an event called, for example, `document.changed`."""
-    return f"{TYPE_PREFIX}{name}.v1"
 
 
 @dataclass(frozen=True, kw_only=True)

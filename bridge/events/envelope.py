@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NoReturn
 
-from bridge.imds.document import Json, is_deeper
+from bridge.runtime.json import Json, is_deeper
 
 EXPECTED = "one CloudEvent 1.0 as a JSON object (structured mode)"
 MAX_BODY_BYTES = 8 * 1024 * 1024

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from bridge.imds.document import Json
+from bridge.runtime.json import Json
 
 
 class Format(Protocol):

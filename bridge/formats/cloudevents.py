@@ -7,7 +7,9 @@ import re
 from base64 import b64decode
 from urllib.parse import quote
 
-from bridge.imds.document import CloudEvent, Json, iso_utc
+from bridge.events.model import CloudEvent
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
 
 # Kept, because making an encoder costs more than using it.
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -10,7 +10,7 @@ from bridge.formats.approvals import tell_receipt
 from bridge.formats.scheduled import tell_scheduled_event
 from bridge.formats.text import Fact, Moment, Said, cut, instant_of, span
 from bridge.formats.view import Reading
-from bridge.imds.document import Json
+from bridge.runtime.json import Json
 
 # Squares show in notifications, on phones and in every chat alike.
 _SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}

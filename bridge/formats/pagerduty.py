@@ -12,7 +12,9 @@ from zoneinfo import ZoneInfo
 from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.view import Reading
-from bridge.imds.document import STARTED, Json, iso_utc
+from bridge.imds.document import STARTED
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
 
 Action = Literal["trigger", "acknowledge", "resolve"]
 

@@ -9,17 +9,12 @@ from typing import Any
 
 from bridge import __version__
 from bridge.events.builder import Reporter
+from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.document import (
-    Change,
-    ChangeKind,
-    CloudEvent,
-    Document,
-    ScheduledEvent,
-    StoredEvent,
-    Vm,
-    iso_utc,
-)
+from bridge.imds.diff import Change, ChangeKind
+from bridge.imds.document import Document, ScheduledEvent
+from bridge.imds.instance import Vm
+from bridge.runtime.instants import iso_utc
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 VM = Vm(

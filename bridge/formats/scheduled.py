@@ -8,7 +8,8 @@ from itertools import chain
 
 from bridge.formats.text import DAY_SECONDS, Fact, Moment, Said, Tone, clean, cut, instant_of, span
 from bridge.formats.view import Reading
-from bridge.imds.document import SCHEDULED, STARTED, Json, is_among, names
+from bridge.imds.document import SCHEDULED, STARTED, is_among, names
+from bridge.runtime.json import Json
 
 _NOUN_LENGTH = 30
 _VMS_LENGTH = 1_000

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, Moment, cut, length
-from bridge.imds.document import Json
+from bridge.runtime.json import Json
 
 # Discord's limit of `content`; Slack's own is far above it.
 TEXT_LENGTH = 2_000

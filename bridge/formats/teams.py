@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from bridge.config.models import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, cut
-from bridge.imds.document import Json
+from bridge.runtime.json import Json
 
 # Teams: about 28 KB a message, counted as it is sent.
 MESSAGE_BYTES = 28_000

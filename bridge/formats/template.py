@@ -25,7 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from bridge.config.models import WebhookSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import CUT, instant_of
-from bridge.imds.document import Json, iso_utc
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
 
 MAX_BYTES = 256 * 1024
 MIN_CUT_LENGTH = 64

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
 from bridge.formats.table import duration
-from bridge.imds.document import Json, parse_instant
+from bridge.runtime.instants import parse_instant
+from bridge.runtime.json import Json
 
 CUT = "… (cut)"
 TEXT_LENGTH = 400

@@ -8,7 +8,9 @@ from datetime import datetime
 from functools import cached_property
 
 from bridge.formats.text import clean, cut, instant_of, length, listing
-from bridge.imds.document import Json, fold_name, names, resource_group_of
+from bridge.imds.document import fold_name, names
+from bridge.imds.instance import resource_group_of
+from bridge.runtime.json import Json
 
 NAME_LENGTH = 100
 TITLE_LENGTH = 146  # with its symbol it is a Slack header of 150

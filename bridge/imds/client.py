@@ -13,8 +13,9 @@ from bridge.config.models import ImdsSettings
 from bridge.errors import HttpFailure, ImdsError
 from bridge.http.client import Answer, HttpClient, retry_after_seconds
 from bridge.imds.discovery import search
-from bridge.imds.document import Json, Vm
-from bridge.runtime.threads import Clock
+from bridge.imds.instance import Vm, _text, read_vm
+from bridge.runtime.clock import Clock
+from bridge.runtime.json import Json
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
@@ -145,30 +146,3 @@ class ImdsClient:
             )
         self.base, self.found_in = f"http://{result.found.address}", result.found.found_in
         return self.base
-
-
-def read_vm(compute: Mapping[str, Json]) -> Vm:
-    """Make a Vm of instance data, whatever it lacks."""
-    tags = compute.get("tagsList")
-    return Vm(
-        name=_text(compute.get("name")),
-        vm_id=_text(compute.get("vmId")),
-        resource_id=_text(compute.get("resourceId")),
-        location=_text(compute.get("location")),
-        zone=_text(compute.get("zone")),
-        scale_set=_text(compute.get("vmScaleSetName")),
-        subscription_id=_text(compute.get("subscriptionId")),
-        resource_group=_text(compute.get("resourceGroupName")),
-        tags={
-            tag["name"]: str(tag.get("value", ""))
-            for tag in (tags if isinstance(tags, list) else [])
-            if isinstance(tag, dict) and isinstance(tag.get("name"), str)
-        },
-    )
-
-
-def _text(value: Json) -> str:
-    """Keep what can stand in an attribute: printable text of a sane length."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(letter for letter in value if letter.isprintable())[:1024].strip()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Literal
 
-from bridge.imds.document import SCHEDULED, STARTED, Change, ChangeKind, Document, Held, ScheduledEvent, Watch
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, read_document
 
 # An impact can be over within seconds: whoever looked away longer cannot know that it did not happen.
 CONTINUOUS_SECONDS = 5.0
@@ -105,3 +110,63 @@ def _is_continuous(previous: Watch, current: Document, sighting: Sighting) -> bo
     if len(current.strange) > len(before.strange):  # the event may hide in an entry that became unreadable
         return False
     return current.incarnation - before.incarnation in (0, 1)
+
+
+# IMDS sends GUIDs. Longer ids, or ids with blanks or control characters, could not stand in an attribute.
+_sorted_json = json.JSONEncoder(sort_keys=True).encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """An event that vanished when IMDS started its count anew, and may come back until `until` (steady s)."""
+
+    event: ScheduledEvent
+    until: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What is known after a good answer: the document, and events that are missing from it but not given up."""
+
+    document: Document | None = None
+    held: Mapping[str, Held] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        """Write the watch as JSON."""
+        held = {key: {"raw": held.event.raw, "until": held.until} for key, held in self.held.items()}
+        return json.dumps({"document": self.document.raw if self.document else None, "held": held})
+
+    @classmethod
+    def load(cls, text: str) -> Watch:
+        """Read what `dump` wrote; an empty text is an empty watch."""
+        if not text:
+            return cls()
+        saved = json.loads(text)
+        held = {
+            key: Held(event=ScheduledEvent(raw=held["raw"]), until=held["until"])
+            for key, held in saved["held"].items()
+        }
+        raw = saved["document"]
+        return cls(document=read_document(raw) if raw is not None else None, held=held)
+
+
+ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What became of one event between two documents.
+
+    `event` is as now seen, or as last seen when it is gone. `changed` names the properties that differ.
+    """
+
+    kind: ChangeKind
+    event: ScheduledEvent
+    previous: ScheduledEvent | None = None
+    changed: tuple[str, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash what happened to which event, in the normal form: equal on every VM that saw the same."""
+        told = [self.event.key, self.kind, self.event.content]
+        return sha256(_sorted_json(told).encode()).hexdigest()

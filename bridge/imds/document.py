@@ -9,14 +9,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
-from hashlib import sha256
-from typing import Any, Literal
 
-Json = Any  # whatever json.loads gives
+from bridge.runtime.instants import parse_instant
+from bridge.runtime.json import Json, is_deeper
 
 SCHEDULED = "scheduled"
 STARTED = "started"
@@ -24,8 +22,6 @@ STARTED = "started"
 # Within these, what was read can be compared and written back in any Python; consumers take no more either.
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
-# IMDS sends GUIDs. Longer ids, or ids with blanks or control characters, could not stand in an attribute.
-_sorted_json = json.JSONEncoder(sort_keys=True).encode
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
 _TOO_DEEP = "JSON that is nested too deeply"
 
@@ -93,112 +89,6 @@ class Document:
     strange: tuple[Json, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
-    """An event that vanished when IMDS started its count anew, and may come back until `until` (steady s)."""
-
-    event: ScheduledEvent
-    until: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watch:
-    """What is known after a good answer: the document, and events that are missing from it but not given up."""
-
-    document: Document | None = None
-    held: Mapping[str, Held] = field(default_factory=dict)
-
-    def dump(self) -> str:
-        """Write the watch as JSON."""
-        held = {key: {"raw": held.event.raw, "until": held.until} for key, held in self.held.items()}
-        return json.dumps({"document": self.document.raw if self.document else None, "held": held})
-
-    @classmethod
-    def load(cls, text: str) -> Watch:
-        """Read what `dump` wrote; an empty text is an empty watch."""
-        if not text:
-            return cls()
-        saved = json.loads(text)
-        held = {
-            key: Held(event=ScheduledEvent(raw=held["raw"]), until=held["until"])
-            for key, held in saved["held"].items()
-        }
-        raw = saved["document"]
-        return cls(document=read_document(raw) if raw is not None else None, held=held)
-
-
-ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """What became of one event between two documents.
-
-    `event` is as now seen, or as last seen when it is gone. `changed` names the properties that differ.
-    """
-
-    kind: ChangeKind
-    event: ScheduledEvent
-    previous: ScheduledEvent | None = None
-    changed: tuple[str, ...] = ()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash what happened to which event, in the normal form: equal on every VM that saw the same."""
-        told = [self.event.key, self.kind, self.event.content]
-        return sha256(_sorted_json(told).encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vm:
-    """Who this VM is, from instance data; "" where it does not apply (IMDS says so too)."""
-
-    name: str
-    vm_id: str = ""
-    resource_id: str = ""
-    location: str = ""
-    zone: str = ""
-    scale_set: str = ""
-    subscription_id: str = ""
-    resource_group: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CloudEvent:
-    """A CloudEvent 1.0; `extensions` holds its further attributes, all strings."""
-
-    id: str
-    source: str
-    type: str
-    subject: str
-    time: datetime
-    dataschema: str
-    extensions: Mapping[str, str]
-    data: Mapping[str, Json]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredEvent:
-    """An event as the outbox keeps it.
-
-    `seq` is its place in the outbox, `body` the CloudEvent as structured JSON, `stored_at` steady seconds
-    since 1970.
-    """
-
-    seq: int
-    id: str
-    type: str
-    stored_at: float
-    body: bytes
-
-    @cached_property
-    def envelope(self) -> dict[str, Json]:
-        """The CloudEvent as a dictionary."""
-        parsed: dict[str, Json] = json.loads(self.body)
-        return parsed
-
-
 def parse_document(body: bytes) -> Document:
     """Read an answer of IMDS.
 
@@ -251,21 +141,6 @@ def _parse_object(body: bytes) -> dict[str, Json]:
     return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
 
 
-def is_deeper(value: Json, limit: int) -> bool:
-    """Tell whether lists and objects are nested deeper than `limit`."""
-    level = [value]
-    for _ in range(limit):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _float(text: str) -> float | str:
     """Keep what JSON cannot write back (1e999) as text."""
     value = float(text)
@@ -312,27 +187,3 @@ def fold_name(name: str) -> str:
 def is_among(name: str, resources: Iterable[str]) -> bool:
     """Tell whether the VM called `name` is one of `resources`."""
     return fold_name(name) in map(fold_name, resources)
-
-
-def resource_group_of(resource_id: str) -> str:
-    """Read the resource group's name out of an ARM id; "" where there is none."""
-    match = re.search(r"/resourceGroups/([^/]+)", resource_id, re.IGNORECASE)
-    return match.group(1) if match else ""
-
-
-def parse_instant(value: Json) -> datetime | None:
-    """Read a NotBefore: RFC 1123 (whatever its weekday) or ISO 8601, in UTC unless it says otherwise."""
-    if not isinstance(value, str) or not value.strip():
-        return None
-    for parse in (parsedate_to_datetime, datetime.fromisoformat):
-        try:
-            instant = parse(value.strip())
-            return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-        except (ValueError, TypeError, IndexError, OverflowError):
-            continue
-    return None
-
-
-def iso_utc(instant: datetime) -> str:
-    """Write an instant as RFC 3339 in UTC with milliseconds."""
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -22,7 +22,7 @@ from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play, scenario_names
-from bridge.runtime.threads import STOP_SIGNALS
+from bridge.runtime.signals import STOP_SIGNALS
 
 PORT_BASE = 8800
 BUS_OFFSET = 5

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from bridge.events.filters import Filter
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox.rows import DeadLetter, save_dead_letter, save_event
 from bridge.outbox.sqlite import Damaged, Database
 

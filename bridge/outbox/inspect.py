@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.errors import StateError, UsageError
-from bridge.imds.document import iso_utc
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
 
 _SEQ = re.compile(r"[0-9]{1,18}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bridge.events.filters import Filter
-from bridge.imds.document import Json, StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox import retention as room
 from bridge.outbox.buffer import Memory, Reader, shifted
 from bridge.outbox.retention import OVERFLOW
@@ -24,7 +24,8 @@ from bridge.outbox.rows import DeadLetter, dead_letter, read_events, read_retrie
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Disk
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
+from bridge.runtime.json import Json
 
 __all__ = ["EXPIRED", "OVERFLOW", "REJECTED", "DeadLetter", "Outbox", "dead_letter"]
 

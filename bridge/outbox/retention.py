@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox.buffer import Memory
 from bridge.outbox.rows import dead_letter
 from bridge.outbox.sqlite import Database

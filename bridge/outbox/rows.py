@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox.sqlite import Damaged, Database
 
 # A batch of events is read up to this many bytes, so that a backlog of huge documents costs no memory.

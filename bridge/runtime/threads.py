@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import random
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from queue import SimpleQueue
-from types import FrameType
 from typing import Any, TypeVar
 
 from bridge.errors import HungError
@@ -20,54 +15,7 @@ from bridge.errors import HungError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
-STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
-CLOCK_JUMP_SECONDS = 60.0
 SILENCE_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
-
-
-class Clock:
-    """The time of day and the time that only passes; tests give a double that they move.
-
-    Ages inside the process are counted on `steady`, which follows the wall clock's date but not its jumps.
-    """
-
-    def __init__(self) -> None:
-        self._offset = self.wall() - self.monotonic()
-
-    def wall(self) -> float:
-        """Return the time of day in seconds since 1970, as the machine believes it to be."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Return seconds that never jump."""
-        return time.monotonic()
-
-    def now(self) -> datetime:
-        """Return the time of day in UTC."""
-        return datetime.fromtimestamp(self.wall(), UTC)
-
-    def steady(self) -> float:
-        """Return seconds since 1970 that pass as `monotonic` does, whatever happens to the wall clock."""
-        return self.monotonic() + self._offset
-
-    def jump_seconds(self) -> float:
-        """Tell by how much the wall clock has left the steady one; follow it unless that is a jump."""
-        drift = self.wall() - self.steady()
-        if abs(drift) < CLOCK_JUMP_SECONDS:
-            self._offset += drift
-            return 0.0
-        return drift
-
-    def accept_jump(self, seconds: float) -> None:
-        """Let `steady` show the new time of day from now on."""
-        self._offset += seconds
-
-
-def full_jitter(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
-    """Choose a wait after failure number `attempt` (from 0): anywhere below an exponentially growing limit."""
-    ceiling = min(limit_seconds, base_seconds * 2 ** min(attempt, 32))
-    return random.uniform(0.0, ceiling)  # noqa: S311 - it spreads load, it guards nothing
 
 
 class Stop:
@@ -87,41 +35,6 @@ class Stop:
         """Wait for at most `seconds`; tell whether the stop has been asked for."""
         may_be_silent(seconds)
         return self._event.wait(None if seconds is None else max(0.0, seconds))
-
-
-class Signals:
-    """The signals that ask for a stop, as something the main thread waits for.
-
-    The handlers do nothing but wake the main thread through a socket, so no lock is ever taken inside one.
-    Use as a context manager, in the main thread only.
-    """
-
-    def __enter__(self) -> Signals:
-        self._reader, self._writer = socket.socketpair()
-        self._writer.setblocking(False)
-        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers = [(number, signal.signal(number, _ignore)) for number in STOP_SIGNALS]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers:
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        self._reader.close()
-        self._writer.close()
-
-    def wait(self, seconds: float) -> str | None:
-        """Wait for a signal for at most `seconds`; return its name, or None."""
-        self._reader.settimeout(max(0.001, seconds))
-        try:
-            received = self._reader.recv(1)
-        except TimeoutError:
-            return None
-        return signal.Signals(received[0]).name
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Let the wakeup socket carry the signal."""
 
 
 class _Thread(threading.Thread):

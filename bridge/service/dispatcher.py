@@ -10,11 +10,13 @@ from datetime import datetime
 from typing import Any, Literal
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
-from bridge.events.filters import RETRY_BASE_SECONDS, Filter
-from bridge.imds.document import StoredEvent, iso_utc
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox, dead_letter
-from bridge.runtime.threads import Clock, Stop, full_jitter, show_life
-from bridge.sinks.base import Sink
+from bridge.runtime.clock import Clock, full_jitter
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, show_life
+from bridge.sinks.base import RETRY_BASE_SECONDS, Sink
 
 log = logging.getLogger(__name__)
 

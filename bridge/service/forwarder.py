@@ -10,12 +10,15 @@ from typing import Any
 
 from bridge.config.models import Config
 from bridge.errors import ImdsError
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
-from bridge.imds.diff import CONTINUOUS_SECONDS, Sighting, compare, is_due
-from bridge.imds.document import Change, CloudEvent, Document, Watch, iso_utc, parse_document
+from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Sighting, Watch, compare, is_due
+from bridge.imds.document import Document, parse_document
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.threads import Clock, Stop, full_jitter, show_life
+from bridge.runtime.clock import Clock, full_jitter
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, show_life
 from bridge.service.identity import Voice
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from bridge.errors import ImdsError
 from bridge.events.builder import Reporter
 from bridge.formats.cloudevents import structured
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import Vm
+from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.threads import Clock
+from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,11 @@ from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import SCHEDULED, Document, ScheduledEvent, iso_utc
+from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.threads import Clock, Stop, show_life
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, show_life
 from bridge.service.identity import Voice
 
 log = logging.getLogger(__name__)

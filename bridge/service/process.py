@@ -18,12 +18,14 @@ from bridge.config.models import ApprovalSettings, Config, RelaySettings, Stdout
 from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import iso_utc
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import logging as logs
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.threads import Clock, Signals, Stop, silent_threads, start_thread
+from bridge.runtime.signals import Signals
+from bridge.runtime.threads import Stop, silent_threads, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, Voice, approval_session

@@ -13,9 +13,11 @@ from typing import Any
 
 from bridge.azure.receiver import BusInlet, Delivery, Settlement
 from bridge.events.envelope import EXPECTED, Envelope, read_event
-from bridge.imds.document import Json, iso_utc
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.threads import Clock, Stop, show_life
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
+from bridge.runtime.threads import Stop, show_life
 from bridge.service.identity import follow_clock
 
 log = logging.getLogger(__name__)

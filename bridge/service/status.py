@@ -7,8 +7,9 @@ from typing import Any
 
 from bridge.errors import UsageError
 from bridge.formats.table import countdown, duration, table
-from bridge.imds.document import ScheduledEvent, iso_utc, read_document
+from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
 
 
 def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,3 +65,8 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Give up connections; nothing is sent afterwards."""
+
+
+RETRY_BASE_SECONDS = 0.5
+
+RETRY_LIMIT_SECONDS = 60.0

@@ -10,14 +10,14 @@ from bridge.azure.credentials import make_credential
 from bridge.config.models import EventGridSettings
 from bridge.config.validators import check_token
 from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
-from bridge.events.filters import RETRY_LIMIT_SECONDS, event_grid_error
+from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
 from bridge.http.client import Answer, origin
-from bridge.imds.document import StoredEvent
 from bridge.runtime.logging import hide, hide_for_now, redact
 from bridge.runtime.threads import Worker
-from bridge.sinks.base import Request
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 from bridge.sinks.http_base import Poster, join, post_batches, refusal, shown
+from bridge.sinks.responses import event_grid_error
 
 log = logging.getLogger(__name__)
 

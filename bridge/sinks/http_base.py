@@ -11,11 +11,11 @@ from urllib.parse import unquote_plus, urlsplit
 from bridge.config.models import HttpSettings
 from bridge.config.validators import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import RETRY_AFTER_LIMIT_SECONDS
+from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
-from bridge.imds.document import StoredEvent
 from bridge.runtime.logging import hide, redact
 from bridge.sinks.base import Request
+from bridge.sinks.responses import RETRY_AFTER_LIMIT_SECONDS
 
 log = logging.getLogger(__name__)
 

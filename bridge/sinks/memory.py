@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from bridge.errors import DeliveryError
-from bridge.events.filters import RETRY_LIMIT_SECONDS
-from bridge.imds.document import StoredEvent
-from bridge.sinks.base import Request
+from bridge.events.model import StoredEvent
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 
 
 class MemorySink:

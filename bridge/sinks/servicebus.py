@@ -25,9 +25,12 @@ from bridge.azure.servicebus import (
 )
 from bridge.config.models import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
+from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.imds.document import StoredEvent, names, resource_group_of
-from bridge.runtime.threads import Clock, Worker
+from bridge.imds.document import names
+from bridge.imds.instance import resource_group_of
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Worker
 from bridge.sinks.base import Request
 
 T = TypeVar("T")

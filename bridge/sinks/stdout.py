@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from bridge.config.models import StdoutSettings
 from bridge.errors import Unavailable
-from bridge.events.filters import RETRY_LIMIT_SECONDS
-from bridge.imds.document import StoredEvent
-from bridge.sinks.base import Request
+from bridge.events.model import StoredEvent
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 
 
 class StdoutSink:

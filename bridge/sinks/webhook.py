@@ -13,16 +13,17 @@ from bridge.config.models import WebhookSettings
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.builder import NAMESPACE
-from bridge.events.filters import RETRY_LIMIT_SECONDS, webhook_error
+from bridge.events.model import StoredEvent
 from bridge.formats import cloudevents
 from bridge.formats.base import CheckedFormat, Format
 from bridge.http.client import origin
 from bridge.http.signing import sign
-from bridge.imds.document import Json, StoredEvent
+from bridge.runtime.clock import Clock
+from bridge.runtime.json import Json
 from bridge.runtime.logging import hide
-from bridge.runtime.threads import Clock
-from bridge.sinks.base import Request
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 from bridge.sinks.http_base import Poster, excerpt, hide_url, join, post_batches, refusal, shown
+from bridge.sinks.responses import webhook_error
 
 log = logging.getLogger(__name__)
 

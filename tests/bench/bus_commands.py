@@ -15,10 +15,12 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.azure.receiver import BATCH_MESSAGES, BusInlet
 from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
+from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import StoredEvent, iso_utc
-from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, start_thread
 from bridge.service.identity import Voice, approval_session
 from bridge.service.listener import APPROVED, Listener
 from bridge.sinks.memory import MemorySink

@@ -12,8 +12,8 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMess
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.config.models import Secret, ServiceBusSettings
+from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.imds.document import StoredEvent
 from bridge.service.dispatcher import PAGE_EVENTS
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.bench import apart, bus, parts, sample

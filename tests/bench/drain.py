@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridge.errors import Gone
-from bridge.imds.document import StoredEvent
+from bridge.events.model import StoredEvent
 from bridge.sinks.base import Sink
 from bridge.sinks.memory import MemorySink
 from tests.bench import apart, parts, simulators

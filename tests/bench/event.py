@@ -14,9 +14,9 @@ from typing import Any
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent as PackageEvent
 
+from bridge.events.model import CloudEvent as OurEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.document import Change
-from bridge.imds.document import CloudEvent as OurEvent
+from bridge.imds.diff import Change
 from tests.bench import sample
 from tests.bench.measure import BenchError, Progress, Row, ratios, spread
 

@@ -12,7 +12,8 @@ from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Clock, Stop, start_thread
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Stop, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.sinks.base import Sink

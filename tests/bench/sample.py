@@ -7,8 +7,11 @@ from email.utils import format_datetime
 from typing import Any
 
 from bridge.events.builder import Reporter
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.document import Change, CloudEvent, ScheduledEvent, Vm
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
+from bridge.imds.instance import Vm
 
 CYCLE = 50_000  # events before a NotBefore comes again: no cache may make them cheaper than real ones
 AT = datetime(2026, 3, 2, 9, 30, 0, 125_000, tzinfo=UTC)

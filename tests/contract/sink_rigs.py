@@ -13,8 +13,8 @@ import pytest
 
 from bridge.config.models import EventGridSettings, ServiceBusSettings, StdoutSettings, WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.events.model import StoredEvent
 from bridge.formats.base import Format
-from bridge.imds.document import StoredEvent
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab

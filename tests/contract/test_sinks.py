@@ -17,14 +17,14 @@ import pytest
 from bridge.config.models import StdoutSettings
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
 from bridge.formats.pagerduty import PagerDuty
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
 from bridge.formats.template import Template
-from bridge.imds.document import StoredEvent
 from bridge.outbox.outbox import Outbox
+from bridge.runtime.clock import Clock
 from bridge.runtime.logging import redact
-from bridge.runtime.threads import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink

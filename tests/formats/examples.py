@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from bridge.formats import samples
 from bridge.formats.notice import Notice, notice
-from bridge.imds.document import Change, ChangeKind
+from bridge.imds.diff import Change, ChangeKind
 from tests.formats.receivers import NOW
 
 BERLIN = ZoneInfo("Europe/Berlin")

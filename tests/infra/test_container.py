@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from bridge.cli.main import main
-from bridge.imds.document import iso_utc
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
 from infra.container.engines import call
 from tests.support import LIMIT_SECONDS, Forward, environment, wait_until
 

@@ -31,8 +31,8 @@ from azure.servicebus import (
     ServiceBusReceiver,
 )
 
+from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.imds.document import StoredEvent
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink, to_message

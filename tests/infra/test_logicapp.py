@@ -20,8 +20,9 @@ from urllib.parse import quote, unquote
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
+from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples, scheduled_event, stored, tell
-from bridge.imds.document import Change, StoredEvent
+from bridge.imds.diff import Change
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink

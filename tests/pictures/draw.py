@@ -21,7 +21,8 @@ from bridge.config.models import WebhookSettings
 from bridge.formats.samples import http_date, samples, scheduled_event, stored, tell
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
-from bridge.imds.document import Change, ScheduledEvent
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
 from tests.support_npm import node_modules
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)
