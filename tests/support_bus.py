@@ -15,7 +15,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.azure.receiver import BusInlet
+from bridge.azure.receiver import BusReceiver
 from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
@@ -26,7 +26,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
-from bridge.service.identity import Voice, approval_session
+from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from tests.support import LIMIT_SECONDS, wait_until
 
@@ -198,22 +198,22 @@ class Rig:
         )
         self.is_open = True
         self._imds = imds = ImdsClient(config.imds, clock=self.clock)
-        voice = Voice(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)
-        self.commands = BusInlet(
+        identity = VmIdentity(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)
+        self.commands = BusReceiver(
             self.settings,
             what="commands",
-            session=lambda: approval_session(self.settings.session, voice.vm),
+            session=lambda: approval_session(self.settings.session, identity.vm),
             clock=self.clock,
             stop=self.stopping,
         )
         self.listener = Listener(
             self.settings,
             imds=imds,
-            inlet=self.commands,
+            receiver=self.commands,
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stopping,
-            voice=voice,
+            identity=identity,
             dry_run=self._dry_run,
         )
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]

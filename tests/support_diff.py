@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from jsonschema import Draft202012Validator
 
-from bridge.imds.diff import Change, Sighting, Watch, compare
+from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.instance import Vm
 from bridge.runtime.clock import Clock
@@ -80,12 +80,14 @@ class Watcher:
             self.see(each)
 
     def see(
-        self, current: Document, *, after: float = 1.0, restarted: bool = False, awakened: bool = False
+        self, current: Document, *, after: float = 1.0, restarted: bool = False, service_was_off: bool = False
     ) -> list[str]:
         """Return what became of the events, as `kind EventId`."""
         self.at += after
-        sighting = Sighting(at=self.at, gap_seconds=None if restarted else after, awakened=awakened)
-        self.watch, self.changes = compare(self.watch, current, sighting)
+        observation = Observation(
+            at=self.at, gap_seconds=None if restarted else after, service_was_off=service_was_off
+        )
+        self.watch, self.changes = compare(self.watch, current, observation)
         return kinds(self.changes)
 
 

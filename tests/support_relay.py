@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from azure.servicebus import ServiceBusMessage
 
-from bridge.azure.receiver import BusInlet
+from bridge.azure.receiver import BusReceiver
 from bridge.config.models import RelaySettings
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
@@ -128,9 +128,9 @@ class RelayRig:
             retain_seconds=3600.0,
         )
         self.stopping, settled = Stop(), Stop()
-        self.inlet = BusInlet(settings, what="events", clock=self._clock, stop=settled)
+        self.inlet = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
         self.relay = Relay(
-            inlet=self.inlet, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
+            receiver=self.inlet, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
         )
         self._dispatchers = [
             Dispatcher(
@@ -154,7 +154,7 @@ class RelayRig:
                 sink.death = Gone("it stays dead")  # so that its thread ends
         self._join(self._loops)
         for dispatcher in self._dispatchers:
-            dispatcher.finish()
+            dispatcher.stop_when_drained()
         self._join(self._senders)
         self.outbox.close()
         wait_until(no_sdk_thread_runs)

@@ -74,7 +74,7 @@ class Rig:
 
     def finish(self) -> None:
         """Wait until nothing waits any more."""
-        self.dispatcher.finish()
+        self.dispatcher.stop_when_drained()
         self.thread.join(LIMIT_SECONDS)
         assert not self.thread.is_alive()
 
@@ -88,6 +88,6 @@ def running(folder: Path, target: WebhookSink, *events: StoredEvent) -> Iterator
     try:
         yield rig
     finally:
-        rig.dispatcher.finish()
+        rig.dispatcher.stop_when_drained()
         rig.thread.join(LIMIT_SECONDS)
         rig.outbox.close()

@@ -525,7 +525,7 @@ def fill(config: Path) -> None:
             dead_at=sent.stored_at,
             body=sent.body if reason == "rejected" else None,
         )
-        outbox.acknowledge("ops", generation, [sent], buried=letter)
+        outbox.acknowledge("ops", generation, [sent], dead_lettered=letter)
     outbox.close()
 
 

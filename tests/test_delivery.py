@@ -39,8 +39,8 @@ def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
 
 
 def test_without_a_filter_a_sink_takes_everything() -> None:
-    assert Filter().takes(stored())
-    assert Filter().takes(stored("anything at all"))
+    assert Filter().matches(stored())
+    assert Filter().matches(stored("anything at all"))
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_without_a_filter_a_sink_takes_everything() -> None:
 def test_a_pattern_takes_a_whole_type_and_only_the_star_stands_for_anything(
     pattern: str, event_type: str, taken: bool
 ) -> None:
-    assert Filter(types=[pattern]).takes(stored(event_type)) is taken
-    assert Filter(types=[pattern]).takes_type(event_type) is taken
+    assert Filter(types=[pattern]).matches(stored(event_type)) is taken
+    assert Filter(types=[pattern]).matches_type(event_type) is taken
 
 
 def test_one_matching_pattern_of_several_is_enough() -> None:
     wanted = Filter(types=["io.imdsbridge.imds.*", "*.scheduled.v1"])
-    assert wanted.takes(stored())
-    assert not wanted.takes(stored("io.imdsbridge.scheduledevent.started.v1"))
+    assert wanted.matches(stored())
+    assert not wanted.matches(stored("io.imdsbridge.scheduledevent.started.v1"))
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_one_matching_pattern_of_several_is_enough() -> None:
 def test_where_asks_each_named_attribute_or_property_for_one_of_its_values(
     where: dict[str, Any], taken: bool
 ) -> None:
-    assert Filter(where=where).takes(stored()) is taken
+    assert Filter(where=where).matches(stored()) is taken
 
 
 def test_a_sink_takes_what_both_its_types_and_its_where_take() -> None:
     wanted = Filter(types=["*.scheduled.v1"], where={"EventType": "Reboot"})
-    assert wanted.takes(stored())
-    assert not wanted.takes(stored(EventType="Freeze"))
-    assert not wanted.takes(stored("io.imdsbridge.scheduledevent.started.v1"))
+    assert wanted.matches(stored())
+    assert not wanted.matches(stored(EventType="Freeze"))
+    assert not wanted.matches(stored("io.imdsbridge.scheduledevent.started.v1"))
 
 
 @thorough
@@ -136,7 +136,7 @@ def test_a_sink_takes_what_both_its_types_and_its_where_take() -> None:
 def test_no_filter_fails_whatever_an_event_holds(where: dict[str, Any], data: Any) -> None:
     body = json.dumps({"type": "t", "data": data}).encode()
     event = StoredEvent(seq=1, id="1", type="t", stored_at=0.0, body=body)
-    assert Filter(where=where).takes(event) in (True, False)
+    assert Filter(where=where).matches(event) in (True, False)
 
 
 # Statuses
@@ -183,20 +183,20 @@ def test_only_a_refused_event_and_a_gone_receiver_are_beyond_retrying() -> None:
 )
 def test_a_scope_takes_what_names_this_vm_or_none(scope: str, resources: list[str], taken: bool) -> None:
     event = stored(Resources=resources, Vm={"Name": "web-0", "VmId": "1"})
-    assert Filter(scope=scope).takes(event) is taken
-    assert Filter(scope="all").takes(event)
+    assert Filter(scope=scope).matches(event) is taken
+    assert Filter(scope="all").matches(event)
 
 
 def test_the_first_that_is_named_speaks_alone_and_who_does_not_know_itself_speaks_too() -> None:
     vm = {"Name": "web-0", "VmId": "1"}
     second = stored(Resources=["web-1", "web-0"], Vm=vm)
-    assert Filter(scope="self").takes(second)
-    assert not Filter(scope="first").takes(second)
-    assert Filter(scope="first").takes(stored(Resources=["web-1"], Vm={**vm, "VmId": ""}))
+    assert Filter(scope="self").matches(second)
+    assert not Filter(scope="first").matches(second)
+    assert Filter(scope="first").matches(stored(Resources=["web-1"], Vm={**vm, "VmId": ""}))
 
 
 @pytest.mark.parametrize("scope", ["self", "first"])
 def test_a_receipt_is_told_by_the_one_vm_that_has_it_whomever_it_concerns(scope: str) -> None:
     event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
     own = {**event.envelope, "reporter": "web-0/listen"}
-    assert Filter(scope=scope).takes(replace(event, body=json.dumps(own).encode()))
+    assert Filter(scope=scope).matches(replace(event, body=json.dumps(own).encode()))

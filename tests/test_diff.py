@@ -248,7 +248,7 @@ def test_an_event_that_comes_back_unchanged_within_the_grace_is_no_change(
     watcher = Watcher(document(7, entry()))
     watcher.see(empty, **circumstances)
     assert watcher.see(document(empty.incarnation + 1, entry(FIRST.lower())), after=100.0) == []
-    assert watcher.watch.held == {}
+    assert watcher.watch.missing == {}
     assert watcher.see(document(empty.incarnation + 2)) == [f"canceled {FIRST.lower()}"]
 
 
@@ -270,7 +270,7 @@ def test_events_that_do_not_come_back_end_when_five_minutes_are_over(empty: Any,
     assert not is_due(watcher.watch, watcher.at)
     assert is_due(watcher.watch, watcher.at + 1)
     assert watcher.see(empty, after=1) == [f"ended {FIRST}", f"completed {SECOND}"]
-    assert watcher.watch.held == {}
+    assert watcher.watch.missing == {}
     assert not is_due(watcher.watch, watcher.at + 1_000)
 
 

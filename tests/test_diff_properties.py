@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridge.events import builder as events
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import binary, structured
-from bridge.imds.diff import Change, Sighting, Watch, compare
+from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, ScheduledEvent, parse_document, read_document
 from bridge.imds.instance import Vm
 from tests.support_diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, thorough
@@ -77,10 +77,12 @@ lives = st.lists(st.tuples(plain_documents, sightings), min_size=1, max_size=8)
 def walk(life: Sequence[Step]) -> list[tuple[Watch, Watch, Document, tuple[Change, ...]]]:
     """Compare the documents of a life one after another."""
     watch, at, steps = Watch(), 0.0, []
-    for document, (after, restarted, awakened) in life:
+    for document, (after, restarted, service_was_off) in life:
         at += after
-        sighting = Sighting(at=at, gap_seconds=None if restarted else after, awakened=awakened)
-        now, changes = compare(watch, document, sighting)
+        observation = Observation(
+            at=at, gap_seconds=None if restarted else after, service_was_off=service_was_off
+        )
+        now, changes = compare(watch, document, observation)
         steps.append((watch, now, document, changes))
         watch = Watch.load(now.dump()) if restarted else now
     return steps
@@ -109,7 +111,7 @@ def said(known: Mapping[str, ScheduledEvent]) -> dict[str, Mapping[str, Any]]:
 def known_in(watch: Watch) -> dict[str, ScheduledEvent]:
     """Return what is known: what stands in the document, and what may come back to it."""
     listed = dict(watch.document.events) if watch.document else {}
-    return {**listed, **{key: held.event for key, held in watch.held.items()}}
+    return {**listed, **{key: held.event for key, held in watch.missing.items()}}
 
 
 def apply(known: Mapping[str, ScheduledEvent], changes: Sequence[Change]) -> dict[str, ScheduledEvent]:
@@ -132,7 +134,7 @@ def test_applying_the_changes_to_what_was_known_gives_what_is_known_now(life: li
     for before, now, document, changes in walk(life):
         assert said(apply(known_in(before), changes)) == said(known_in(now))
         assert now.document == document
-        assert not now.held.keys() & document.events.keys()
+        assert not now.missing.keys() & document.events.keys()
 
 
 @thorough
@@ -141,8 +143,8 @@ def test_where_nothing_may_come_back_the_changes_lead_from_the_old_document_to_t
     old: Document, new: Document
 ) -> None:
     same_count = read_document({**new.raw, "DocumentIncarnation": old.raw["DocumentIncarnation"]})
-    now, changes = compare(Watch(document=old), same_count, Sighting(at=0.0, gap_seconds=1.0))
-    assert now.held == {}
+    now, changes = compare(Watch(document=old), same_count, Observation(at=0.0, gap_seconds=1.0))
+    assert now.missing == {}
     assert said(apply(old.events, changes)) == said(new.events)
 
 
@@ -164,7 +166,7 @@ def test_every_change_differs_from_what_was_and_no_event_changes_twice_at_once(l
 @thorough
 @given(lives)
 def test_canceled_is_said_only_over_a_continuous_watch(life: list[Step]) -> None:
-    for (before, _, document, changes), (_, (after, restarted, awakened)) in zip(
+    for (before, _, document, changes), (_, (after, restarted, service_was_off)) in zip(
         walk(life), life, strict=True
     ):
         if any(change.kind == "canceled" for change in changes):
@@ -172,7 +174,7 @@ def test_canceled_is_said_only_over_a_continuous_watch(life: list[Step]) -> None
             assert before.document.incarnation is not None
             assert document.incarnation is not None
             assert not restarted
-            assert not awakened
+            assert not service_was_off
             assert after <= 5
             assert document.incarnation - before.document.incarnation in (0, 1)
 
@@ -181,7 +183,7 @@ def test_canceled_is_said_only_over_a_continuous_watch(life: list[Step]) -> None
 @given(lives)
 def test_seeing_the_same_document_again_changes_nothing(life: list[Step]) -> None:
     _, now, document, _ = walk(life)[-1]
-    again, changes = compare(now, document, Sighting(at=0.0, gap_seconds=None))
+    again, changes = compare(now, document, Observation(at=0.0, gap_seconds=None))
     assert (again, changes) == (now, ())
 
 
@@ -201,14 +203,16 @@ def test_a_document_that_is_only_spelled_otherwise_changes_nothing(document: Doc
         return dict(items)
 
     other = {**document.raw, "Events": [respelled(entry) for entry in document.raw["Events"]]}
-    _, changes = compare(Watch(document=document), read_document(other), Sighting(at=0.0, gap_seconds=1.0))
+    _, changes = compare(Watch(document=document), read_document(other), Observation(at=0.0, gap_seconds=1.0))
     assert changes == ()
 
 
 @thorough
 @given(lives)
 def test_the_same_documents_always_give_the_same_ids(life: list[Step]) -> None:
-    again = [(parse_document(json.dumps(document.raw).encode()), sighting) for document, sighting in life]
+    again = [
+        (parse_document(json.dumps(document.raw).encode()), observation) for document, observation in life
+    ]
     assert [event.id for event in tell(life, REPORTER)] == [event.id for event in tell(again, REPORTER)]
 
 
@@ -266,9 +270,9 @@ def test_any_document_with_events_is_compared_told_and_written_as_valid_cloudeve
     for sequence, raw in enumerate(raws, start=1):
         document = parse_document(json.dumps(raw).encode())
         assert document.raw == raw
-        assert len(document.events) + len(document.strange) == len(raw["Events"])
+        assert len(document.events) + len(document.invalid_entries) == len(raw["Events"])
         before = watch.document
-        watch, changes = compare(watch, document, Sighting(at=sequence * after, gap_seconds=1.0))
+        watch, changes = compare(watch, document, Observation(at=sequence * after, gap_seconds=1.0))
         assert Watch.load(watch.dump()) == watch
         told = [
             REPORTER.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=at)

@@ -54,7 +54,7 @@ class Rig:
 
     def run_to_the_end(self) -> None:
         """Run until nothing waits."""
-        self.dispatcher.finish()
+        self.dispatcher.stop_when_drained()
         self.thread.start()
         self.thread.join(LIMIT_SECONDS)
         assert not self.thread.is_alive()
@@ -86,7 +86,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield build
     for rig in rigs:
-        rig.dispatcher.finish()
+        rig.dispatcher.stop_when_drained()
         if rig.thread.ident:
             rig.thread.join(LIMIT_SECONDS)
         rig.outbox.close()
@@ -264,7 +264,7 @@ def test_a_receiver_that_is_gone_is_left_alone_and_loses_nothing(
     rig.thread.start()
     wait_until(lambda: rig.dispatcher.status()["state"] == "gone")
     rig.commit("3")
-    rig.dispatcher.finish()
+    rig.dispatcher.stop_when_drained()
     rig.thread.join(LIMIT_SECONDS)
     assert not rig.thread.is_alive()
     assert (rig.received(), rig.dead(), rig.sink.closed) == ([], [], True)
@@ -387,7 +387,7 @@ def test_a_sink_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
     assert outbox.backlog("hangs")[0] == 50
     let_go.set()
     for run, thread in runs:
-        run.finish()
+        run.stop_when_drained()
         thread.join(LIMIT_SECONDS)
         assert not thread.is_alive()
     outbox.close()
@@ -407,12 +407,12 @@ def test_a_wait_ends_when_the_process_is_about_to_stop(make: Make) -> None:
     rig.commit("1")
     rig.thread.start()
     wait_until(lambda: rig.dispatcher.status()["failures"] == 1)
-    rig.dispatcher.hurry()
+    rig.dispatcher.begin_drain()
     assert [one.id for one in rig.sink.wait_for(1)] == ["1"]
     assert rig.thread.is_alive()
     rig.commit("2")
     rig.sink.wait_for(2)
-    rig.dispatcher.finish()
+    rig.dispatcher.stop_when_drained()
     rig.thread.join(LIMIT_SECONDS)
     assert not rig.thread.is_alive()
 

@@ -312,12 +312,12 @@ def test_an_unknown_incarnation_is_null() -> None:
 
 
 def test_a_changed_document_is_told_as_it_came_with_the_ids_of_what_came_of_it() -> None:
-    strange = {"EventId": None, "Nonsense": [1]}
-    current = document("9", entry(NotBefore=NOT_BEFORE), strange, 5, Unknown="x")
+    invalid_entries = {"EventId": None, "Nonsense": [1]}
+    current = document("9", entry(NotBefore=NOT_BEFORE), invalid_entries, 5, Unknown="x")
     event = REPORTER.document(current, previous=document(8), event_ids=["id-1", "id-2"], sequence=3, at=AT)
     assert event.data["Document"] == {
         "DocumentIncarnation": "9",
-        "Events": [entry(), strange, 5],
+        "Events": [entry(), invalid_entries, 5],
         "Unknown": "x",
     }
     assert event.data["CloudEventIds"] == ["id-1", "id-2"]

@@ -71,7 +71,7 @@ class Member:
 
     def stop(self) -> None:
         self._poll.join(LIMIT_SECONDS)
-        self._dispatcher.finish()
+        self._dispatcher.stop_when_drained()
         self._send.join(LIMIT_SECONDS)
         assert not self._poll.is_alive()
         assert not self._send.is_alive()

@@ -249,8 +249,8 @@ def test_a_change_under_the_same_incarnation_is_told(lab: ImdsLab, station: Stat
 def test_a_strange_entry_is_told_in_the_document_as_it_came_beside_the_others(
     lab: ImdsLab, station: Station
 ) -> None:
-    strange = {"EventId": None, "Whatever": ["\ud800", {}]}
-    raw = {"DocumentIncarnation": 5, "Events": [strange, entry(), 5]}
+    invalid_entries = {"EventId": None, "Whatever": ["\ud800", {}]}
+    raw = {"DocumentIncarnation": 5, "Events": [invalid_entries, entry(), 5]}
     lab.serve_document(raw)
     station.poll()
     event, document = station.events()
@@ -859,7 +859,7 @@ def test_a_state_that_holds_nonsense_is_begun_anew_and_nothing_is_lost(
 ) -> None:
     reboot(lab)
     station.poll()
-    station.outbox.set_meta({"watch": '{"held": 3}', "vm": "[1]"}, synced=True)
+    station.outbox.set_meta({"watch": '{"missing": 3}', "vm": "[1]"}, synced=True)
     station.restart()
     station.events()
     station.poll()

@@ -14,12 +14,12 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-import bridge.http.client.client
 import pytest
-from bridge.http.client.client import Answer, HttpClient, clock_skew_seconds
 
+import bridge.http.client
 from bridge.config.tls import check_ca, check_certificate
 from bridge.errors import HttpFailure
+from bridge.http.client import Answer, HttpClient, clock_skew_seconds
 from tests.support import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
 from tests.support_tls import ESTABLISHED, PASSPHRASE, Authority, proxying
 

@@ -47,14 +47,14 @@ class Changes:
         self._arrived: dict[str, tuple[str, str]] = {}
         self._looked_at = 0
         self._restless = lab.schedule(event_type="Freeze", resources=["web-0"], notice_seconds=86_400)
-        self._no_more = threading.Event()
+        self._stop_when_drained = threading.Event()
         self._pause = threading.Event()
         self._thread = threading.Thread(target=self._run, name="changes", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Begin no further event and wait until those that are under way have ended."""
-        self._no_more.set()
+        self._stop_when_drained.set()
         self._thread.join(LIMIT_SECONDS * 2)
         assert not self._thread.is_alive(), f"did not arrive: {self.expected[-LANES:]}"
 
@@ -69,12 +69,12 @@ class Changes:
                 step = next(lanes[place], None)
                 if step is not None:
                     steps[place] = step
-                elif self._no_more.is_set():
+                elif self._stop_when_drained.is_set():
                     del lanes[place], steps[place]
                 else:
                     lanes[place] = self._life()
                     steps[place] = next(lanes[place])
-            if self._no_more.is_set():
+            if self._stop_when_drained.is_set():
                 self._behave()
             else:
                 self._lab.update(self._restless, Description=f"{self._rng.random()}")

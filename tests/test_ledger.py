@@ -38,7 +38,7 @@ def beside(path: Path, function: str, *arguments: object) -> object:
 def bury(outbox: Outbox, reason: str = REJECTED, *, keep: bool = True, sink: str = "a") -> None:
     generation, page = outbox.pending(sink, 1)
     letter = dead_letter(sink, page[0], reason, f"it was {reason}", page[0].stored_at, keep=keep)
-    outbox.acknowledge(sink, generation, page, buried=letter)
+    outbox.acknowledge(sink, generation, page, dead_lettered=letter)
 
 
 @pytest.fixture

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from bridge.runtime import logging as logs
-from bridge.runtime.logging import JsonFormatter, TextFormatter, hide, hide_for_now, redact, set_up
+from bridge.runtime.logging import (
+    JsonFormatter,
+    TextFormatter,
+    redact,
+    register_secret,
+    register_token,
+    set_up,
+)
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - nobody's
 
@@ -69,7 +76,7 @@ def test_an_error_is_told_with_where_it_came_from() -> None:
 
 
 def test_a_hidden_secret_appears_nowhere_in_a_line() -> None:
-    hide(SECRET)
+    register_secret(SECRET)
     line = json_line(
         "told %s",
         SECRET,
@@ -86,18 +93,18 @@ def test_a_hidden_secret_appears_nowhere_in_a_line() -> None:
 
 
 def test_a_secret_that_a_receiver_repeats_inside_json_is_found() -> None:
-    hide(SECRET)
+    register_secret(SECRET)
     assert redact(json.dumps({"you sent": SECRET})) == '{"you sent": "***"}'
 
 
 def test_each_line_of_a_secret_of_several_is_hidden() -> None:
-    hide("first-secret\nsecond-secret\nx")
+    register_secret("first-secret\nsecond-secret\nx")
     assert redact("first-secret, second-secret and x") == "***, *** and x"
 
 
 def test_the_longest_of_two_secrets_goes_first() -> None:
-    hide("secret")
-    hide("secret-and-more")
+    register_secret("secret")
+    register_secret("secret-and-more")
     assert redact("secret-and-more secret") == "*** ***"
 
 
@@ -119,12 +126,12 @@ def test_queries_of_urls_and_bearer_tokens_are_never_shown(text: str, shown: str
     "text", ['say "https://x/?a=1"', "https://x/?a=\\", 'https://x/?a="\\"', "\ud800 \x00 €"]
 )
 def test_a_line_stays_json_whatever_is_taken_out_of_it(text: str) -> None:
-    hide("whatever")
+    register_secret("whatever")
     assert json_line("%s", text, extra={"told": [text]})["level"] == "warning"
 
 
 def test_a_terminal_gets_text_without_secrets() -> None:
-    hide("secret-token")
+    register_secret("secret-token")
     made = record("told %s", "secret-token", error=ValueError("secret-token"), sink="ops")
     text = TextFormatter().format(made)
     assert text[2] == ":"
@@ -171,6 +178,6 @@ def test_an_answer_made_of_beginnings_of_urls_is_searched_in_no_time() -> None:
 
 def test_tokens_that_are_replaced_by_others_are_forgotten_in_time() -> None:
     for number in range(1000):
-        hide_for_now(f"token-number-{number:04d}")
+        register_token(f"token-number-{number:04d}")
     assert redact("token-number-0999") == "***"
     assert redact("token-number-0001") == "token-number-0001"

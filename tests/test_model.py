@@ -36,7 +36,7 @@ def test_the_document_of_every_api_version_is_read(version: str) -> None:
     shown = render_document(7, [entry(Resources=["web-0", "web-1"])], version)
     found = parse_document(json.dumps(shown).encode())
     assert found.incarnation == 7
-    assert found.strange == ()
+    assert found.invalid_entries == ()
     one = only(found)
     assert (one.event_id, one.key, one.status) == (FIRST, FIRST.lower(), "scheduled")
     assert one.not_before == INSTANT
@@ -49,7 +49,7 @@ def test_every_recorded_document_is_read_without_a_strange_entry(path: Path) -> 
     for recorded in json.loads(path.read_text())["documents"]:
         found = parse_document(json.dumps(recorded).encode())
         assert found.raw == recorded
-        assert found.strange == ()
+        assert found.invalid_entries == ()
         assert len(found.events) == len(recorded["Events"])
         assert found.incarnation == int(recorded["DocumentIncarnation"])
 
@@ -192,18 +192,18 @@ def test_nesting_that_readers_can_follow_is_kept() -> None:
     ],
     ids=lambda value: json.dumps(value)[:40],
 )
-def test_one_strange_entry_does_not_hide_the_others_and_is_kept(strange: Any) -> None:
-    found = document(5, entry(FIRST), strange, entry(SECOND))
+def test_one_strange_entry_does_not_hide_the_others_and_is_kept(invalid_entries: Any) -> None:
+    found = document(5, entry(FIRST), invalid_entries, entry(SECOND))
     assert [one.event_id for one in found.events.values()] == [FIRST, SECOND]
-    assert found.strange == (strange,)
-    assert found.raw["Events"][1] == strange
+    assert found.invalid_entries == (invalid_entries,)
+    assert found.raw["Events"][1] == invalid_entries
 
 
 def test_a_second_entry_with_the_same_event_id_is_strange_whatever_its_letter_case() -> None:
     twin = entry(FIRST.lower(), "Started")
     found = document(5, entry(FIRST), twin)
     assert only(found).event_id == FIRST
-    assert found.strange == (twin,)
+    assert found.invalid_entries == (twin,)
 
 
 @pytest.mark.parametrize("spelled", [FIRST, FIRST.lower(), FIRST.title()])
@@ -373,7 +373,7 @@ def test_an_instant_is_written_as_rfc_3339_in_utc_with_milliseconds(instant: dat
 def test_a_watch_is_the_same_after_it_was_written_and_read() -> None:
     watcher = Watcher(document(9, entry(), entry(SECOND)))
     watcher.see(document(1, entry(SECOND, "Started"), "strange"))
-    assert watcher.watch.held
+    assert watcher.watch.missing
     assert Watch.load(watcher.watch.dump()) == watcher.watch
 
 

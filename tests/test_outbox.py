@@ -46,7 +46,7 @@ def bury(outbox: Outbox, sink: str = "a", detail: str = "400 Bad Request") -> No
     """Dead-letter the next event of a sink."""
     generation, page = outbox.pending(sink, 1)
     letter = dead_letter(sink, page[0], REJECTED, detail, page[0].stored_at)
-    outbox.acknowledge(sink, generation, page, buried=letter)
+    outbox.acknowledge(sink, generation, page, dead_lettered=letter)
 
 
 # What is stored together
@@ -278,7 +278,9 @@ def test_an_acknowledge_of_an_older_generation_is_ignored(tmp_path: Path) -> Non
             generation, page = outbox.pending("a", 10)
             change()
             commit(outbox, "new")
-            outbox.acknowledge("a", generation, page, buried=dead_letter("a", page[0], REJECTED, "", 0.0))
+            outbox.acknowledge(
+                "a", generation, page, dead_lettered=dead_letter("a", page[0], REJECTED, "", 0.0)
+            )
             assert outbox.generation > generation
             assert "new" in waiting(outbox)
             assert outbox.dead_letter_counts() == {}
@@ -370,7 +372,7 @@ def test_pruning_keeps_dead_letters_and_counts_for_thirty_days_and_retries_for_e
         for _ in range(2):
             generation, page = outbox.pending("a", 1)
             letter = dead_letter("a", page[0], REJECTED, "", clock.steady())
-            outbox.acknowledge("a", generation, page, buried=letter)
+            outbox.acknowledge("a", generation, page, dead_lettered=letter)
         with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
             other.execute("UPDATE dead_letter SET retry = 1 WHERE id = '2'")
         clock.pass_seconds(29 * 86_400)

@@ -561,7 +561,7 @@ def test_a_retry_that_was_delivered_while_the_disk_fails_is_not_sent_again(tmp_p
         for _ in range(2):
             generation, page = outbox.pending("a", 1)
             letter = dead_letter("a", page[0], REJECTED, "400", page[0].stored_at)
-            outbox.acknowledge("a", generation, page, buried=letter)
+            outbox.acknowledge("a", generation, page, dead_lettered=letter)
         with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
             other.execute("UPDATE dead_letter SET retry = 1")
         (first, _), (second, _) = outbox.retries("a", 2)
@@ -583,7 +583,7 @@ def test_a_clock_jump_while_the_disk_fails_keeps_every_age(tmp_path: Path) -> No
         failing.fail()
         commit(outbox, "2")
         letter = dead_letter("a", outbox.pending("a", 2)[1][0], REJECTED, "", began)
-        outbox.acknowledge("a", outbox.generation, [], buried=letter)
+        outbox.acknowledge("a", outbox.generation, [], dead_lettered=letter)
         clock.jump(9000.0)
         outbox.shift(9000.0)
         assert outbox.backlog("a") == (2, began + 9000)
@@ -644,7 +644,7 @@ def test_dead_letters_and_counts_are_kept_while_the_disk_fails_and_only_so_many(
             outbox.commit([event(str(number))], meta={}, occurrences={"f": number})
             generation, page = outbox.pending("a", 1)
             letter = dead_letter("a", page[0], REJECTED, "400", page[0].stored_at)
-            outbox.acknowledge("a", generation, page, buried=letter)
+            outbox.acknowledge("a", generation, page, dead_lettered=letter)
         outbox.commit([], meta={})
         assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 3}, 5)
         (tmp_path / "state").unlink()

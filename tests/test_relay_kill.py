@@ -32,19 +32,19 @@ class Traffic:
         self.sent: list[str] = []
         self._rng = rng
         self._bus = bus
-        self._no_more = threading.Event()
+        self._stop_when_drained = threading.Event()
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """Send nothing more."""
-        self._no_more.set()
+        self._stop_when_drained.set()
         self._thread.join(LIMIT_SECONDS)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:
         with Sender(self._bus, TOPIC) as sender:
-            while not self._no_more.wait(self._rng.uniform(0, 0.06)):
+            while not self._stop_when_drained.wait(self._rng.uniform(0, 0.06)):
                 count = self._rng.randint(1, SENT_AT_ONCE)
                 names = [f"e{len(self.sent) + number:06}" for number in range(count)]
                 sender.send(*map(told, names))

@@ -25,7 +25,7 @@ from bridge.events.builder import TEST, Reporter
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
 from bridge.formats.samples import check_event, samples
-from bridge.imds.diff import Sighting, Watch, compare
+from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
 from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
@@ -47,7 +47,7 @@ def tell(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[C
     watch = Watch()
     for sequence, document in enumerate(documents, start=1):
         before = watch.document
-        watch, changes = compare(watch, document, Sighting(at=400.0 * sequence, gap_seconds=1.0))
+        watch, changes = compare(watch, document, Observation(at=400.0 * sequence, gap_seconds=1.0))
         told = [
             reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=AT)
             for change in changes
@@ -176,7 +176,7 @@ def sql_filters() -> list[str]:
 
 @pytest.mark.parametrize("expression", sql_filters())
 def test_a_filter_of_readme_takes_some_events_and_not_others(expression: str) -> None:
-    takes, taken = sql(expression), []
+    matches, taken = sql(expression), []
     for path in EXAMPLES.iterdir():
         envelope = read(path)
         body = path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_filter_of_readme_takes_some_events_and_not_others(expression: str) ->
             size_bytes=0,
             application_properties=dict(message.application_properties or {}),
         )
-        taken.append(takes(content))
+        taken.append(matches(content))
     assert {*taken} == {True, False}
 
 

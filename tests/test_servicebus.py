@@ -133,14 +133,14 @@ def test_an_event_without_resources_has_an_empty_list_of_them(lab: ServiceBusLab
 
 
 def test_what_imds_may_send_instead_of_texts_arrives_all_the_same(lab: ServiceBusLab) -> None:
-    strange = [
+    invalid_entries = [
         event(1, data={"EventType": {"a": [1]}, "EventStatus": 7, "Resources": [1, None, "vm\ud800"]}),
         event(2, data={"EventType": "half a pair: \ud800", "EventSource": True}),
         event(3, data=["no", "object"]),
         event(4, data=None, correlationid="\udfff"),
     ]
-    sent(lab, *strange)
-    assert [message.body for message in lab.entity(QUEUE).messages] == [one.body for one in strange]
+    sent(lab, *invalid_entries)
+    assert [message.body for message in lab.entity(QUEUE).messages] == [one.body for one in invalid_entries]
 
 
 def test_correlation_and_sql_filters_select_by_the_properties() -> None:
@@ -283,7 +283,7 @@ def test_an_idle_sender_is_reopened_before_the_service_detaches_it(lab: ServiceB
         for _ in range(int(2 * SERVICE_LIMIT_SECONDS / 50)):
             clock.seconds += 50
             lab.advance(50)
-            sink.rest()
+            sink.keep_alive()
         link = sink._link
         assert link is not first
         wait_until(lambda: lab.connections == 1)  # those before it are closed
@@ -309,7 +309,7 @@ def test_a_link_that_was_lost_in_silence_costs_one_reconnect_and_no_failure(
 
 def test_a_rest_without_a_connection_makes_none(lab: ServiceBusLab) -> None:
     with closing(ServiceBusSink(settings(lab))) as sink:
-        sink.rest()
+        sink.keep_alive()
         assert lab.connections == 0
 
 
@@ -320,7 +320,7 @@ def test_a_rest_that_fails_leaves_it_to_the_next_send(lab: ServiceBusLab) -> Non
         lab.stop_listening()
         clock.seconds += IDLE_LIMIT_SECONDS
         with pytest.raises(Unavailable):
-            sink.rest()
+            sink.keep_alive()
         lab.listen_again()
         sink.send([event(1)])
     assert len(lab.entity(QUEUE).messages) == 2
@@ -369,7 +369,7 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
             sink.send([event()])
             link = sink._link
             clock.seconds += IDLE_LIMIT_SECONDS
-            sink.rest()
+            sink.keep_alive()
             sink.send([event()])
             assert sink._link is not link
             assert len(imds.requests) == 1

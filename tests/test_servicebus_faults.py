@@ -92,7 +92,7 @@ class Rig:
         return [row["id"] for row in ledger.dead_letters(self.folder)]
 
     def close(self) -> None:
-        self.dispatcher.finish()
+        self.dispatcher.stop_when_drained()
         self.thread.join(LIMIT_SECONDS)
         assert not self.thread.is_alive()
         self.outbox.close()

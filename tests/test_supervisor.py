@@ -16,7 +16,14 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.runtime import threads as runtime
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.threads import Stop, Worker, may_be_silent, show_life, silent_threads, start_thread
+from bridge.runtime.threads import (
+    Stop,
+    Worker,
+    extend_deadline,
+    report_progress,
+    stalled_threads,
+    start_thread,
+)
 from tests.support import LIMIT_SECONDS, Forward, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd is not there")
@@ -151,7 +158,7 @@ def stop() -> Iterator[Stop]:
 
 
 def is_silent(thread: threading.Thread) -> bool:
-    return thread.name in silent_threads()
+    return thread.name in stalled_threads()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -159,7 +166,7 @@ def test_a_thread_that_goes_round_no_more_is_named_until_it_ends() -> None:
     goes_on = threading.Event()
 
     def loop() -> None:
-        show_life()
+        report_progress()
         goes_on.wait(LIMIT_SECONDS)
 
     thread = start_thread("poll-that-hangs", loop)
@@ -171,7 +178,7 @@ def test_a_thread_that_goes_round_no_more_is_named_until_it_ends() -> None:
 @pytest.mark.usefixtures("impatient")
 def test_a_thread_that_never_showed_life_is_not_held_to_it(stop: Stop) -> None:
     thread = start_thread("worker", lambda: bool(stop.wait(None)))  # type: ignore[arg-type,return-value]
-    other = start_thread("other", show_life)
+    other = start_thread("other", report_progress)
     wait_until(lambda: not other.is_alive())
     assert not is_silent(thread)
 
@@ -182,12 +189,12 @@ def test_a_wait_that_was_told_beforehand_is_life_however_long(stop: Stop, second
     waits, hangs = threading.Event(), threading.Event()
 
     def patient() -> None:
-        show_life()
+        report_progress()
         waits.set()
         stop.wait(seconds)
 
     def hanging() -> None:
-        show_life()
+        report_progress()
         hangs.wait(LIMIT_SECONDS)
 
     thread, other = start_thread("patient", patient), start_thread("hanging", hanging)
@@ -203,17 +210,17 @@ def test_a_call_may_last_as_long_as_its_limit_and_what_it_calls_is_not_watched()
     worker = Worker("blocking-call")
 
     def loop() -> None:
-        show_life()
+        report_progress()
         worker.call(lambda: returns.wait(LIMIT_SECONDS), limit_seconds=LIMIT_SECONDS)
 
     def hanging() -> None:
-        show_life()
+        report_progress()
         hangs.wait(LIMIT_SECONDS)
 
     thread, other = start_thread("caller", loop), start_thread("hanging", hanging)
     wait_until(lambda: is_silent(other))
     wait_until(lambda: not is_silent(thread))
-    assert "blocking-call" not in silent_threads()
+    assert "blocking-call" not in stalled_threads()
     returns.set()
     hangs.set()
     worker.close()
@@ -221,9 +228,9 @@ def test_a_call_may_last_as_long_as_its_limit_and_what_it_calls_is_not_watched()
 
 @pytest.mark.usefixtures("impatient")
 def test_only_threads_of_loops_are_watched() -> None:
-    show_life()
-    may_be_silent(0.0)
-    assert threading.current_thread().name not in silent_threads()
+    report_progress()
+    extend_deadline(0.0)
+    assert threading.current_thread().name not in stalled_threads()
 
 
 # --- the real process ---

@@ -21,7 +21,7 @@ from bridge.formats.samples import samples
 from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
 from bridge.runtime.logging import redact
-from bridge.sinks.http_base import EXCERPT_CHARACTERS, hide_url
+from bridge.sinks.http_base import EXCERPT_CHARACTERS, register_url
 from tests.support import (
     LIMIT_SECONDS,
     SLACK_SECONDS,
@@ -262,7 +262,7 @@ def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, tmp_p
 
 
 def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
-    hide_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
+    register_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
     for told in (
         "/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1",
         "T012345678901234567",

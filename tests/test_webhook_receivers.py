@@ -277,7 +277,7 @@ def test_a_new_key_is_taken_from_its_file_when_the_old_one_was_revoked(inbox: In
     with running(tmp_path / "state", target, *EVENTS) as rig:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         key.write_text("1" * 32)
-        rig.dispatcher.hurry()
+        rig.dispatcher.begin_drain()
         inbox.wait_for(lambda: b"1" * 32 in inbox.received[-1].body, LIMIT_SECONDS)
         inbox.clear_faults()
         rig.finish()

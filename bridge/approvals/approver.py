@@ -24,14 +24,14 @@ CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class ApprovalResult:
     """What became of a POST: decisions by EventId in lower case; `untouched`: IMDS surely did nothing."""
 
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     untouched: bool = False
 
 
-class Starter:
+class ImdsApprover:
     """Reads the document and has events started. It is used from one thread, but for `trouble`."""
 
     def __init__(self, imds: ImdsClient, *, clock: Clock) -> None:
@@ -98,7 +98,7 @@ class Starter:
         together = [event for key, event in new.items() if key not in self._alone]
         return together or [new[key] for key in list(self._alone)[:1]]
 
-    def post(self, events: Sequence[ScheduledEvent]) -> Started:
+    def post(self, events: Sequence[ScheduledEvent]) -> ApprovalResult:
         """Have IMDS start the events; say what it said of each, nothing of those it gave no answer to."""
         try:
             self._approve(events)
@@ -108,21 +108,21 @@ class Starter:
         approved = {
             event.key: Decision(outcome="accepted", reason="approved", event=event) for event in events
         }
-        return Started(decisions=approved)
+        return ApprovalResult(decisions=approved)
 
-    def _refused(self, events: Sequence[ScheduledEvent], error: ImdsError) -> Started:
+    def _refused(self, events: Sequence[ScheduledEvent], error: ImdsError) -> ApprovalResult:
         keys = [event.key for event in events]
         untouched = error.status is not None and error.status < 500  # noqa: PLR2004 - refused: nothing was done
         if error.status != 400:  # noqa: PLR2004 - Bad Request: what was asked for is wrong
             self._note_trouble("POST", error)
             self._alone = {**{key: None for key in self._alone if key not in keys}, **self._alone}
-            return Started(untouched=untouched)
+            return ApprovalResult(untouched=untouched)
         self._note_trouble("POST", None)
         if len(events) > 1:
             self._alone |= dict.fromkeys(keys)
-            return Started(untouched=True)
+            return ApprovalResult(untouched=True)
         refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=events[0])
-        return Started(decisions={keys[0]: refused}, untouched=True)
+        return ApprovalResult(decisions={keys[0]: refused}, untouched=True)
 
     def _approve(self, events: Sequence[ScheduledEvent]) -> None:
         incarnation = self._document.raw.get("DocumentIncarnation") if self._document else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
-from bridge.azure.receiver import Delivery, Settlement
+from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.events.model import CloudEvent
 
 MALFORMED_RECEIPTS_PER_MINUTE = 10
@@ -26,7 +26,7 @@ class Pending:
     command: Command
     arrived_at: float
     grace_from: float
-    deliveries: list[Delivery] = field(default_factory=list)
+    deliveries: list[ReceivedMessage] = field(default_factory=list)
     by_rule: bool = False
     decisions: dict[str, Decision] = field(default_factory=dict)
     receipts: dict[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Pending:
             "done": not self.open_ids,
         }
 
-    def add(self, delivery: Delivery) -> None:
+    def add(self, delivery: ReceivedMessage) -> None:
         """Note a further message with the same command; what an older connection brought cannot be settled."""
         self.deliveries = [one for one in self.deliveries if one.generation == delivery.generation]
         self.deliveries.append(delivery)
@@ -59,7 +59,7 @@ class Outgoing:
     told: list[tuple[CloudEvent, bytes]] = field(default_factory=list)
     repeated: list[bytes] = field(default_factory=list)
     records: dict[tuple[str, str], Any] = field(default_factory=dict)
-    settled: list[tuple[Delivery, Settlement]] = field(default_factory=list)
+    settled: list[tuple[ReceivedMessage, Settlement]] = field(default_factory=list)
 
 
 class Window:

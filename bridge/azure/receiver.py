@@ -28,7 +28,7 @@ from bridge.config.models import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.logging import redact
-from bridge.runtime.threads import Stop, Worker, show_life, start_thread
+from bridge.runtime.threads import Stop, Worker, report_progress, start_thread
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +50,7 @@ REPEAT_LOG_SECONDS = 600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Delivery:
+class ReceivedMessage:
     """A message as it came: its body, its properties as text, and what is needed to settle it.
 
     `message_id` is never empty. `generation` counts the connections: what an older one brought comes again.
@@ -72,7 +72,7 @@ class Settlement:
     description: str = ""
 
 
-class BusInlet:
+class BusReceiver:
     """A queue or subscription. `run` is for one thread; `deliveries` is for one other, `settle` for any."""
 
     def __init__(
@@ -104,27 +104,27 @@ class BusInlet:
         self._receiver: Any = None
         self._client: Any = None
         self._generation = 0
-        self._waiting: dict[Delivery, float] = {}  # with when its lock is to be renewed
+        self._waiting: dict[ReceivedMessage, float] = {}  # with when its lock is to be renewed
         self._renew_session_at: float | None = None
         self._moved_at = -math.inf  # when a message came or went last
-        self._settlements: SimpleQueue[tuple[Delivery, Settlement]] = SimpleQueue()
+        self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
         self._logged_at = -math.inf
-        self._arrived: SimpleQueue[Delivery] = SimpleQueue()
+        self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.trouble = ""
 
     def status(self) -> dict[str, Any]:
         """Tell how the bus does, for the status file."""
         return {"from": self._place, "unsettled": len(self._waiting), "trouble": self.trouble or None}
 
-    def deliveries(self, wait_seconds: float) -> Iterator[Delivery]:
+    def deliveries(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
         """Wait so long for a message, then give all that are there."""
         with contextlib.suppress(Empty):
             yield self._arrived.get(timeout=wait_seconds)
             while True:
                 yield self._arrived.get_nowait()
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> None:
+    def settle(self, delivery: ReceivedMessage, settlement: Settlement) -> None:
         """Have a message settled; one whose connection is gone comes again by itself."""
         self._settlements.put((delivery, settlement))
 
@@ -137,7 +137,7 @@ class BusInlet:
 
     def _serve(self) -> None:
         while not self._stop:
-            show_life()
+            report_progress()
             try:
                 self._step()
                 self._note_success()
@@ -203,11 +203,11 @@ class BusInlet:
         )
         return received
 
-    def _finish_all(self, batch: list[tuple[Delivery, Settlement]]) -> None:
+    def _finish_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
         for delivery, settlement in batch:
             self._finish(delivery, settlement)
 
-    def _finish(self, delivery: Delivery, settlement: Settlement) -> None:
+    def _finish(self, delivery: ReceivedMessage, settlement: Settlement) -> None:
         try:
             if settlement.dead_letter_reason:
                 self._receiver.dead_letter_message(
@@ -228,7 +228,7 @@ class BusInlet:
             session.renew_lock()
         self._renew_session_at = self._renew_at(session.locked_until_utc)
 
-    def _renew_message(self, delivery: Delivery) -> None:
+    def _renew_message(self, delivery: ReceivedMessage) -> None:
         try:
             self._receiver.renew_message_lock(delivery.message)
         except (MessageLockLostError, MessageAlreadySettled) as error:
@@ -243,7 +243,7 @@ class BusInlet:
         return self._worker.call(function, limit_seconds=limit_seconds)
 
     def _take(self, message: ServiceBusReceivedMessage) -> None:
-        delivery = Delivery(
+        delivery = ReceivedMessage(
             body=_body(message),
             message_id=str(message.message_id or f"sequence-number-{message.sequence_number}"),
             properties=_properties(message),
@@ -266,9 +266,9 @@ class BusInlet:
                 self._waiting.pop(delivery, None)
             self._moved_at = self._clock.monotonic()
 
-    def _decided(self, wait_seconds: float) -> list[tuple[Delivery, Settlement]]:
+    def _decided(self, wait_seconds: float) -> list[tuple[ReceivedMessage, Settlement]]:
         """Take the decisions that are there, at most a batch of them; wait for the first one."""
-        batch: list[tuple[Delivery, Settlement]] = []
+        batch: list[tuple[ReceivedMessage, Settlement]] = []
         with contextlib.suppress(Empty):
             while len(batch) < BATCH_MESSAGES:
                 wait = wait_seconds > 0 and not batch

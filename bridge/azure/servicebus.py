@@ -13,11 +13,11 @@ from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus import exceptions as sdk
 
-from bridge.azure import credentials as identity
+from bridge.azure import credentials
 from bridge.config.base import Secret
 from bridge.config.models import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.logging import hide, redact
+from bridge.runtime.logging import redact, register_secret
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
@@ -72,7 +72,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     Raises:
         Misconfigured: the connection string or the WebSocket package is missing.
     """
-    identity.quieten()
+    credentials.quieten()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,
@@ -91,7 +91,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     try:
         if settings.connection_string:
             text = settings.connection_string.read()
-            _hide(text)
+            _register_secrets(text)
             return ServiceBusClient.from_connection_string(text, **options)
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:
@@ -100,7 +100,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
 
 def make_credential(settings: BusSettings) -> Any:
     """Make the credential that the settings ask for; None where they hold a connection string."""
-    return None if settings.connection_string else identity.make_credential(settings)
+    return None if settings.connection_string else credentials.make_credential(settings)
 
 
 def reread(settings: S, *, known: S | None = None) -> S:
@@ -112,7 +112,7 @@ def reread(settings: S, *, known: S | None = None) -> S:
     except (OSError, ValueError) as error:
         log.debug("a secret file cannot be used; the old value stays: %s", error)
         return known or settings
-    _hide(text)
+    _register_secrets(text)
     return settings.model_copy(update={"connection_string": Secret(text)})
 
 
@@ -177,11 +177,11 @@ def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> D
     return kind(f"{place}: {advice} ({type(error).__name__}: {detail})", delivered=delivered)
 
 
-def _hide(connection_string: str) -> None:
+def _register_secrets(connection_string: str) -> None:
     parts = _parts(connection_string)
     for secret in (connection_string, parts.get("sharedaccesskey"), parts.get("sharedaccesssignature")):
         if secret:
-            hide(secret)
+            register_secret(secret)
 
 
 def _parts(connection_string: str) -> dict[str, str]:

@@ -40,7 +40,7 @@ def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetim
         raise UsageError(f"render: given --type {pattern}, expected one of {known}")
     try:
         for event in chosen:
-            if not wanted.takes(event):
+            if not wanted.matches(event):
                 yield f"# {event.type}: not sent, types, where or scope of [sinks.{name}] leave it out\n"
                 continue
             try:

@@ -180,7 +180,7 @@ class SinkSettings(Settings):
     max_per_second: float | None = Field(default=None, ge=0.001, le=10_000)
 
     @property
-    def is_for_people(self) -> bool:
+    def is_chat_format(self) -> bool:
         """Whether people read it: then only what names this VM is of interest, unless `scope` says more."""
         return False
 

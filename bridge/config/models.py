@@ -191,7 +191,7 @@ class WebhookSettings(SinkSettings, HttpSettings):
         return self
 
     @property
-    def is_for_people(self) -> bool:
+    def is_chat_format(self) -> bool:
         """Whether the format is one for people."""
         return self.format != "cloudevents"
 

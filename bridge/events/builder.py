@@ -85,7 +85,7 @@ class Reporter:
                 "DocumentIncarnation": document.incarnation,
                 "PreviousIncarnation": previous.incarnation if previous else None,
                 "CloudEventIds": list(event_ids),
-                "Unreadable": len(document.strange),
+                "Unreadable": len(document.invalid_entries),
             },
         )
 

@@ -29,21 +29,21 @@ class Filter:
         }
         self._scope = scope
 
-    def takes(self, event: StoredEvent) -> bool:
+    def matches(self, event: StoredEvent) -> bool:
         """Tell whether the sink wants an event."""
-        if not self.takes_type(event.type):
+        if not self.matches_type(event.type):
             return False
-        return (not self._where or self._matches(event.envelope)) and (
+        return (not self._where or self._matches_where(event.envelope)) and (
             self._scope == "all"
             or "reporter" in event.envelope  # nobody else tells of the VM's own events and receipts
             or _concerns(event.envelope.get("data"), first=self._scope == "first")
         )
 
-    def takes_type(self, event_type: str) -> bool:
+    def matches_type(self, event_type: str) -> bool:
         """Tell whether the sink wants events of this type at all."""
         return self._types.fullmatch(event_type) is not None
 
-    def _matches(self, envelope: Mapping[str, Json]) -> bool:
+    def _matches_where(self, envelope: Mapping[str, Json]) -> bool:
         return all(_equals_one(_look_up(envelope, name), wanted) for name, wanted in self._where.items())
 
 

@@ -27,7 +27,7 @@ from bridge.config.tls import check_ca, check_certificate
 from bridge.config.validators import check_proxy
 from bridge.errors import HttpFailure
 from bridge.http.deadline import Adapter, failure_of, proxy_refusal, watchdog
-from bridge.runtime.threads import may_be_silent
+from bridge.runtime.threads import extend_deadline
 
 CONNECT_SECONDS = 5.0
 USER_AGENT = f"imds-bridge/{__version__}"
@@ -113,7 +113,7 @@ class HttpClient:
         Raises:
             HttpFailure: no connection, no complete answer in time, or a longer one (unless `truncate`).
         """
-        may_be_silent(timeout_seconds)
+        extend_deadline(timeout_seconds)
         with watchdog.limit(timeout_seconds):
             return self._exchange(request, timeout_seconds, max_body_bytes, truncate=truncate)
 

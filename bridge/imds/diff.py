@@ -18,50 +18,50 @@ GRACE_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Observation:
     """The circumstances in which a document was seen.
 
     `at` is the time in steady seconds. `gap_seconds` is how long before it the last good answer came, None
-    if that was in another process. `awakened`: the call turned the service on, so events may be missing.
+    if that was in another process. `service_was_off`: the call turned the service on, so events may be missing.
     """
 
     at: float
     gap_seconds: float | None
-    awakened: bool = False
+    service_was_off: bool = False
 
 
-def compare(previous: Watch, current: Document, sighting: Sighting) -> tuple[Watch, tuple[Change, ...]]:
+def compare(previous: Watch, current: Document, observation: Observation) -> tuple[Watch, tuple[Change, ...]]:
     """Find what changed from `previous` to `current`, and what is known from now on.
 
     Events that stand in the document come first, in its order; then those that are gone.
     """
-    known = {**_events(previous), **{key: held.event for key, held in previous.held.items()}}
+    known = {**_events(previous), **{key: missing.event for key, missing in previous.missing.items()}}
     changes = [
         change
         for key, event in current.events.items()
         if (change := _transition(known.get(key), event)) is not None
     ]
-    continuous = _is_continuous(previous, current, sighting)
-    doubtful = sighting.awakened or _is_reset(previous, current)
-    held: dict[str, Held] = {}
+    continuous = _is_continuous(previous, current, observation)
+    incomplete = observation.service_was_off or _is_reset(previous, current)
+    missing: dict[str, MissingEvent] = {}
     for key, event in known.items():
         if key in current.events:
             continue
-        if key not in previous.held and doubtful:
-            held[key] = Held(event=event, until=sighting.at + GRACE_SECONDS)
-        elif key in previous.held and sighting.at < previous.held[key].until:
-            held[key] = previous.held[key]
+        if key not in previous.missing and incomplete:
+            missing[key] = MissingEvent(event=event, expires_at=observation.at + GRACE_SECONDS)
+        elif key in previous.missing and observation.at < previous.missing[key].expires_at:
+            missing[key] = previous.missing[key]
         else:
-            surely_unstarted = continuous and key not in previous.held
+            surely_unstarted = continuous and key not in previous.missing
             changes.append(
                 Change(kind=_end(event, surely_unstarted=surely_unstarted), event=event, previous=event)
             )
-    return Watch(document=current, held=held), tuple(changes)
+    return Watch(document=current, missing=missing), tuple(changes)
 
 
 def is_due(watch: Watch, at: float) -> bool:
     """Tell whether an event that was waited for has now to be given up."""
-    return any(held.until <= at for held in watch.held.values())
+    return any(missing.expires_at <= at for missing in watch.missing.values())
 
 
 def _events(watch: Watch) -> dict[str, ScheduledEvent]:
@@ -101,13 +101,15 @@ def _is_reset(previous: Watch, current: Document) -> bool:
     return before is not None and current.incarnation is not None and current.incarnation < before
 
 
-def _is_continuous(previous: Watch, current: Document, sighting: Sighting) -> bool:
-    if sighting.gap_seconds is None or sighting.gap_seconds > CONTINUOUS_SECONDS:
+def _is_continuous(previous: Watch, current: Document, observation: Observation) -> bool:
+    if observation.gap_seconds is None or observation.gap_seconds > CONTINUOUS_SECONDS:
         return False
     before = previous.document
     if before is None or before.incarnation is None or current.incarnation is None:
         return False
-    if len(current.strange) > len(before.strange):  # the event may hide in an entry that became unreadable
+    if len(current.invalid_entries) > len(
+        before.invalid_entries
+    ):  # the event may hide in an entry that became unreadable
         return False
     return current.incarnation - before.incarnation in (0, 1)
 
@@ -117,11 +119,11 @@ _sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """An event that vanished when IMDS started its count anew, and may come back until `until` (steady s)."""
+class MissingEvent:
+    """An event that vanished when IMDS started its count anew, and may come back until `expires_at` (steady s)."""
 
     event: ScheduledEvent
-    until: float
+    expires_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +131,15 @@ class Watch:
     """What is known after a good answer: the document, and events that are missing from it but not given up."""
 
     document: Document | None = None
-    held: Mapping[str, Held] = field(default_factory=dict)
+    missing: Mapping[str, MissingEvent] = field(default_factory=dict)
 
     def dump(self) -> str:
         """Write the watch as JSON."""
-        held = {key: {"raw": held.event.raw, "until": held.until} for key, held in self.held.items()}
-        return json.dumps({"document": self.document.raw if self.document else None, "held": held})
+        missing = {
+            key: {"raw": missing.event.raw, "expires_at": missing.expires_at}
+            for key, missing in self.missing.items()
+        }
+        return json.dumps({"document": self.document.raw if self.document else None, "missing": missing})
 
     @classmethod
     def load(cls, text: str) -> Watch:
@@ -142,12 +147,12 @@ class Watch:
         if not text:
             return cls()
         saved = json.loads(text)
-        held = {
-            key: Held(event=ScheduledEvent(raw=held["raw"]), until=held["until"])
-            for key, held in saved["held"].items()
+        missing = {
+            key: MissingEvent(event=ScheduledEvent(raw=missing["raw"]), expires_at=missing["expires_at"])
+            for key, missing in saved["missing"].items()
         }
         raw = saved["document"]
-        return cls(document=read_document(raw) if raw is not None else None, held=held)
+        return cls(document=read_document(raw) if raw is not None else None, missing=missing)
 
 
 ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]

@@ -79,14 +79,14 @@ class ScheduledEvent:
 class Document:
     """One answer of IMDS.
 
-    `incarnation` is None when IMDS sent none that is a number. `strange` holds the entries of `Events` that
+    `incarnation` is None when IMDS sent none that is a number. `invalid_entries` holds the entries of `Events` that
     no event could be made of.
     """
 
     raw: Mapping[str, Json]
     incarnation: int | None
     events: Mapping[str, ScheduledEvent]
-    strange: tuple[Json, ...] = ()
+    invalid_entries: tuple[Json, ...] = ()
 
 
 def parse_document(body: bytes) -> Document:
@@ -112,18 +112,18 @@ def read_document(raw: Mapping[str, Json]) -> Document:
     if not isinstance(entries, list):
         raise ValueError("`Events` is no list")
     events: dict[str, ScheduledEvent] = {}
-    strange: list[Json] = []
+    invalid_entries: list[Json] = []
     for entry in entries:
         event = _event(entry)
         if event is None or event.key in events:
-            strange.append(entry)
+            invalid_entries.append(entry)
         else:
             events[event.key] = event
     return Document(
         raw=raw,
         incarnation=_integer(raw.get("DocumentIncarnation")),
         events=events,
-        strange=tuple(strange),
+        invalid_entries=tuple(invalid_entries),
     )
 
 

@@ -42,14 +42,16 @@ class Reader:
 
     def waits_for(self, event: StoredEvent) -> bool:
         """Tell whether the sink still has to get the event."""
-        return not self.is_done_with(event.seq) and self.filter.takes(event)
+        return not self.is_done_with(event.seq) and self.filter.matches(event)
 
     def pass_over(self, events: Sequence[StoredEvent], *, in_turn: bool) -> None:
         """Note that the sink is done with events; `in_turn`: and so with everything before them."""
         for event in events:
             if not self.is_done_with(event.seq):
                 guessed = event.seq <= self.estimated_to
-                self.backlog -= (self.filter.takes_type(event.type)) if guessed else self.filter.takes(event)
+                self.backlog -= (
+                    (self.filter.matches_type(event.type)) if guessed else self.filter.matches(event)
+                )
                 self.ahead.add(event.seq)
         self.move(events[-1].seq if in_turn and events else self.cursor)
 
@@ -126,7 +128,7 @@ class Memory:
             )
             self.unsaved.events.append(stored)
             for reader in self.readers.values():
-                reader.backlog += reader.filter.takes(stored)
+                reader.backlog += reader.filter.matches(stored)
         self.remember({"last_seq": str(self.last_seq)})
 
     def pass_over(self, sink: str, events: Sequence[StoredEvent], *, in_turn: bool) -> None:
@@ -237,7 +239,9 @@ class Memory:
         self.last_seq += base
         self.meta["last_seq"] = str(self.last_seq)
         for name, reader in self.readers.items():
-            reader.backlog += sum(count for type_, count in waiting[name] if reader.filter.takes_type(type_))
+            reader.backlog += sum(
+                count for type_, count in waiting[name] if reader.filter.matches_type(type_)
+            )
             reader.estimated_to = base
             reader.join(*left[name])
             if stored.get(name) != (reader.cursor, reader.ahead):

@@ -219,9 +219,9 @@ class Outbox:
         generation: int,
         events: Sequence[StoredEvent],
         *,
-        buried: DeadLetter | None = None,
+        dead_lettered: DeadLetter | None = None,
     ) -> None:
-        """Note that the sink is done with `events`, which `pending` gave; `buried` becomes a dead letter.
+        """Note that the sink is done with `events`, which `pending` gave; `dead_lettered` becomes a dead letter.
 
         A VM that dies may lose the note, and the sink gets the events again, with the same ids.
         """
@@ -229,9 +229,9 @@ class Outbox:
             if generation != self._memory.generation:
                 return
             self._memory.pass_over(sink, events, in_turn=not self._memory.readers[sink].blind)
-            if buried:
-                self._memory.unsaved.dead.append(buried)
-            self._write(synced=buried is not None)
+            if dead_lettered:
+                self._memory.unsaved.dead.append(dead_lettered)
+            self._write(synced=dead_lettered is not None)
 
     def failing(self, sink: str, *, since: float | None) -> None:
         """Note since when (steady seconds) the sink fails; None: it does not."""

@@ -25,14 +25,14 @@ _PATTERNS = (
 )
 
 
-def hide(secret: str) -> None:
+def register_secret(secret: str) -> None:
     """Replace `secret` by *** in every log line from now on."""
     for part in (secret, *secret.splitlines()):
         if len(part.strip()) >= _MIN_SECRET_LENGTH:
             _secrets.update((part, json.dumps(part)[1:-1]))
 
 
-def hide_for_now(token: str) -> None:
+def register_token(token: str) -> None:
     """Hide a token that is replaced by others in time, and forget it after many of them."""
     if token not in _passing:
         _passing.append(token)

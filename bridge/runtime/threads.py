@@ -15,7 +15,7 @@ from bridge.errors import HungError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-SILENCE_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
+STALL_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
 
 
 class Stop:
@@ -33,38 +33,38 @@ class Stop:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait for at most `seconds`; tell whether the stop has been asked for."""
-        may_be_silent(seconds)
+        extend_deadline(seconds)
         return self._event.wait(None if seconds is None else max(0.0, seconds))
 
 
 class _Thread(threading.Thread):
-    """A thread whose loop shows its life: until `silent_until` (monotonic) it need not."""
+    """A thread whose loop shows its life: until `deadline` (monotonic) it need not."""
 
-    silent_until = math.inf
+    deadline = math.inf
 
 
-def show_life() -> None:
+def report_progress() -> None:
     """Show that the loop of this thread goes round; from the first beat on it has to."""
     thread = threading.current_thread()
     if isinstance(thread, _Thread):
-        thread.silent_until = time.monotonic() + SILENCE_SECONDS
+        thread.deadline = time.monotonic() + STALL_SECONDS
 
 
-def may_be_silent(seconds: float | None) -> None:
+def extend_deadline(seconds: float | None) -> None:
     """Say how long a call or a wait of this thread may last (None: for ever), where its loop shows its life."""
     thread = threading.current_thread()
-    if isinstance(thread, _Thread) and thread.silent_until < math.inf:
+    if isinstance(thread, _Thread) and thread.deadline < math.inf:
         limit_seconds = math.inf if seconds is None else max(0.0, seconds)
-        thread.silent_until = time.monotonic() + limit_seconds + SILENCE_SECONDS
+        thread.deadline = time.monotonic() + limit_seconds + STALL_SECONDS
 
 
-def silent_threads() -> list[str]:
+def stalled_threads() -> list[str]:
     """Name the threads that have shown no life for longer than they may."""
     now = time.monotonic()
     return sorted(
         thread.name
         for thread in threading.enumerate()
-        if isinstance(thread, _Thread) and thread.silent_until < now
+        if isinstance(thread, _Thread) and thread.deadline < now
     )
 
 
@@ -114,7 +114,7 @@ class Worker:
         """
         self._refuse_if_too_many_hang()
         outcome = self._put(function, limit_seconds)
-        may_be_silent(limit_seconds)
+        extend_deadline(limit_seconds)
         if not outcome.done.wait(limit_seconds):
             self._left.append(outcome)
             if afterwards is not None:

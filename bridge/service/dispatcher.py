@@ -15,7 +15,7 @@ from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox, dead_letter
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.instants import iso_utc
-from bridge.runtime.threads import Stop, show_life
+from bridge.runtime.threads import Stop, report_progress
 from bridge.sinks.base import RETRY_BASE_SECONDS, Sink
 
 log = logging.getLogger(__name__)
@@ -66,32 +66,32 @@ class Dispatcher:
         self._page: list[StoredEvent] = []
         self._generation = -1
         self._logged_at = -math.inf
-        self._hurry = Stop()
-        self._no_more = False
+        self._draining = Stop()
+        self._stop_when_drained = False
 
     def run(self) -> None:
-        """Deliver until `finish`, and then what is left; a sink that is gone only waits for that."""
+        """Deliver until `stop_when_drained`, and then what is left; a sink that is gone only waits for that."""
         while self._health.state != "gone":
-            show_life()
+            report_progress()
             wait_seconds = self._step()
             if wait_seconds is None:
                 continue
-            if self._no_more and wait_seconds == NOTHING_WAITS:
+            if self._stop_when_drained and wait_seconds == NOTHING_WAITS:
                 break
             self._pause(wait_seconds)
         self._sink.close()
         if self._health.state == "gone":
-            self._hurry.wait(None)
+            self._draining.wait(None)
 
-    def hurry(self) -> None:
+    def begin_drain(self) -> None:
         """Try at once and often from now on: the process is about to stop."""
-        self._hurry.set()
+        self._draining.set()
         self._outbox.wake()
 
-    def finish(self) -> None:
+    def stop_when_drained(self) -> None:
         """End `run` once nothing waits: no event will come any more."""
-        self._no_more = True
-        self.hurry()
+        self._stop_when_drained = True
+        self.begin_drain()
 
     def status(self) -> dict[str, Any]:
         """Tell how the sink does, for the status file."""
@@ -122,7 +122,7 @@ class Dispatcher:
             return self._early_seconds() or self._deliver(passed, batch)
         self._done(passed)
         if expired:
-            self._bury(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
+            self._dead_letter(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
         return None
 
     def _turn_page(self) -> None:
@@ -136,7 +136,7 @@ class Dispatcher:
         batch: list[StoredEvent] = []
         now = self._clock.steady()
         for event in self._page:
-            if self._wanted.takes(event):
+            if self._wanted.matches(event):
                 if now - event.stored_at > self._max_age_seconds:
                     return passed, batch, event
                 batch.append(event)
@@ -166,7 +166,7 @@ class Dispatcher:
             if isinstance(error, Rejected):
                 self._done(self._page[: self._page.index(failed)])
                 self._note_rejection(failed, error)
-                self._bury(failed, REJECTED, str(error))
+                self._dead_letter(failed, REJECTED, str(error))
                 return None
             return self._note_failure(error)
         self._note_success()
@@ -178,9 +178,9 @@ class Dispatcher:
             self._outbox.acknowledge(self.name, self._generation, events)
             del self._page[: len(events)]
 
-    def _bury(self, event: StoredEvent, reason: str, detail: str) -> None:
+    def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
         letter = dead_letter(self.name, event, reason, detail, self._clock.steady())
-        self._outbox.acknowledge(self.name, self._generation, [event], buried=letter)
+        self._outbox.acknowledge(self.name, self._generation, [event], dead_lettered=letter)
         del self._page[:1]
         log.error(
             "sink %s: an event is dead-lettered as %s: %s",
@@ -215,14 +215,14 @@ class Dispatcher:
         if seconds == NOTHING_WAITS:
             self._rest()
             self._outbox.wait(self.name, IDLE_SECONDS)
-        elif self._hurry:
+        elif self._draining:
             Stop().wait(min(seconds, LAST_RETRY_SECONDS))
         else:
-            self._hurry.wait(seconds)
+            self._draining.wait(seconds)
 
     def _rest(self) -> None:
         try:
-            self._sink.rest()
+            self._sink.keep_alive()
         except DeliveryError as error:  # nothing waits: the next event will show whether it matters
             log.debug("sink %s: %s", self.name, error)
 

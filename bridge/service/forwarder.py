@@ -13,13 +13,13 @@ from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
-from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Sighting, Watch, compare, is_due
+from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare, is_due
 from bridge.imds.document import Document, parse_document
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.instants import iso_utc
-from bridge.runtime.threads import Stop, show_life
-from bridge.service.identity import Voice
+from bridge.runtime.threads import Stop, report_progress
+from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Forwarder:
         self._clock = clock
         self._stop = stop
         self._watch = _load_watch(outbox.meta("watch"))
-        self._voice = Voice(config, "forward", imds=imds, outbox=outbox, clock=clock)
+        self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
         self._good_at: float | None = None  # monotonic, in this process
         self._good_time = _load_time(outbox.meta("last_good_at"))
@@ -55,9 +55,9 @@ class Forwarder:
         """Poll until the stop, then once more."""
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
-            show_life()
+            report_progress()
             wait_seconds = self.poll()
-            self._voice.beat()
+            self._identity.emit_heartbeat()
             now = self._clock.monotonic()
             if wait_seconds is None:
                 due += self._config.imds.poll_seconds * max(
@@ -67,7 +67,7 @@ class Forwarder:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
         self._remember_good_time()
-        self._voice.farewell()
+        self._identity.emit_stopping()
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Ask once and deal with the answer; return how long to wait where that failed, else None."""
@@ -84,12 +84,12 @@ class Forwarder:
         """Tell what is known, for the status file."""
         document = self._watch.document
         return {
-            "vm": self._voice.vm.name if self._voice.vm else None,
+            "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
             "trouble": self._trouble or None,
             "last_good_at": iso_utc(self._good_time) if self._good_time else None,
             "document": document.raw if document else None,
-            "missing": [held.event.raw for held in self._watch.held.values()],
+            "missing": [missing.event.raw for missing in self._watch.missing.values()],
         }
 
     # A good answer
@@ -98,7 +98,7 @@ class Forwarder:
         now = self._clock.monotonic()
         changed = body != self._body or is_due(self._watch, self._clock.steady())
         document = self._parse(body) if changed else None
-        if self._voice.learn():  # nothing of the state was this VM's
+        if self._identity.resolve():  # nothing of the state was this VM's
             self._watch, self._good_time, self._body = Watch(), None, None
         if self._failures or changed:
             self._recover()
@@ -122,10 +122,10 @@ class Forwarder:
         watch, changes = compare(
             before,
             document,
-            Sighting(
+            Observation(
                 at=self._clock.steady(),
                 gap_seconds=None if self._good_at is None else now - self._good_at,
-                awakened=now - asked_at > CALL_SECONDS or self._slept(),
+                service_was_off=now - asked_at > CALL_SECONDS or self._slept(),
             ),
         )
         if watch == before:
@@ -142,7 +142,7 @@ class Forwarder:
     def _tell(self, before: Watch, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
         """Make the events of a changed document: the urgent ones first, the document itself last."""
         at = self._clock.now()
-        reporter = self._voice.reporter()
+        reporter = self._identity.reporter()
         told = [
             reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
             for change, count in changes
@@ -153,7 +153,7 @@ class Forwarder:
                     document,
                     previous=before.document,
                     event_ids=[event.id for event in told],
-                    sequence=self._voice.next_sequence(),
+                    sequence=self._identity.next_sequence(),
                     at=at,
                 )
             )
@@ -186,9 +186,9 @@ class Forwarder:
         blind_seconds = now - (self._began_at if self._good_at is None else self._good_at)
         if blind_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
             since = self._good_time
-            reporter = self._voice.reporter()
+            reporter = self._identity.reporter()
             told = reporter.unreachable(
-                since=since, reason=str(error), sequence=self._voice.next_sequence(), at=self._clock.now()
+                since=since, reason=str(error), sequence=self._identity.next_sequence(), at=self._clock.now()
             )
             self._commit([told], blind_since=iso_utc(since) if since else "never")
         if error.retry_after_seconds is not None:
@@ -204,19 +204,22 @@ class Forwarder:
             log.info("IMDS answers again", extra={"failures": self._failures})
         self._failures, self._trouble = 0, ""
         if since := self._outbox.meta("blind_since"):
-            told = self._voice.reporter().recovered(
-                since=_load_time(since), sequence=self._voice.next_sequence(), at=self._clock.now()
+            told = self._identity.reporter().recovered(
+                since=_load_time(since), sequence=self._identity.next_sequence(), at=self._clock.now()
             )
             self._commit([told], blind_since="")
 
     # Time
 
     def _notice_clock(self) -> None:
-        jump = self._voice.notice_clock()
+        jump = self._identity.notice_clock()
         if not jump:
             return
-        held = {key: replace(held, until=held.until + jump) for key, held in self._watch.held.items()}
-        self._watch = replace(self._watch, held=held)
+        missing = {
+            key: replace(missing, expires_at=missing.expires_at + jump)
+            for key, missing in self._watch.missing.items()
+        }
+        self._watch = replace(self._watch, missing=missing)
 
     def _remember_good_time(self) -> None:
         if self._good_time:
@@ -254,7 +257,7 @@ def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:
                 "changed": change.changed,
             },
         )
-    for entry in document.strange:
+    for entry in document.invalid_entries:
         log.warning(
             "an entry of the document cannot be read; it is published as it came", extra={"entry": entry}
         )

@@ -21,14 +21,14 @@ from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
-LEARN_EVERY_SECONDS = 30.0
-LEARN_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
-BEAT_EVERY_SECONDS = 3600.0
+RESOLVE_EVERY_SECONDS = 30.0
+RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
+HEARTBEAT_EVERY_SECONDS = 3600.0
 
 Role = Literal["forward", "listen", "relay"]
 
 
-class Voice:
+class VmIdentity:
     """One process's identity and heartbeat; for the thread that makes the process's events."""
 
     def __init__(self, config: Config, role: Role, *, imds: ImdsClient, outbox: Outbox, clock: Clock) -> None:
@@ -37,25 +37,25 @@ class Voice:
         self._imds = imds
         self._outbox = outbox
         self._clock = clock
-        self.learned = False
-        self._learn_wait_seconds = LEARN_AGAIN_SECONDS
-        self._learn_at = -math.inf
-        self._beat_at = -math.inf
+        self.resolved = False
+        self._resolve_wait_seconds = RESOLVE_AGAIN_SECONDS
+        self._resolve_at = -math.inf
+        self._heartbeat_at = -math.inf
         self.vm = _load_vm(outbox.meta("vm"))
 
-    def learn(self) -> bool:
+    def resolve(self) -> bool:
         """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
         now = self._clock.monotonic()
-        if self.learned or now < self._learn_at:
+        if self.resolved or now < self._resolve_at:
             return False
-        self._learn_at = now + self._learn_wait_seconds
-        self._learn_wait_seconds = min(LEARN_EVERY_SECONDS, 2 * self._learn_wait_seconds)
+        self._resolve_at = now + self._resolve_wait_seconds
+        self._resolve_wait_seconds = min(RESOLVE_EVERY_SECONDS, 2 * self._resolve_wait_seconds)
         try:
             vm = self._imds.instance()
         except ImdsError as error:
             log.warning("who this VM is cannot be learned yet: %s", error)
             return False
-        self.learned = True
+        self.resolved = True
         kept = self._outbox.meta("vm_id")
         is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
         if is_other:
@@ -88,14 +88,14 @@ class Voice:
         """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
         return follow_clock(self._clock, self._outbox)
 
-    def beat(self) -> None:
+    def emit_heartbeat(self) -> None:
         """Tell at the start and then hourly that this process lives."""
         now = self._clock.monotonic()
-        if now - self._beat_at >= BEAT_EVERY_SECONDS:
-            self._tell("Started" if self._beat_at == -math.inf else "Hourly")
-            self._beat_at = now
+        if now - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
+            self._tell("Started" if self._heartbeat_at == -math.inf else "Hourly")
+            self._heartbeat_at = now
 
-    def farewell(self) -> None:
+    def emit_stopping(self) -> None:
         """Tell that this process stops on purpose."""
         self._tell("Stopping")
 

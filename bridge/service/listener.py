@@ -13,11 +13,11 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from bridge.approvals.approver import Starter
+from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, printable
 from bridge.approvals.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
-from bridge.azure.receiver import BusInlet, Delivery, Settlement
+from bridge.azure.receiver import BusReceiver, ReceivedMessage, Settlement
 from bridge.config.models import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
@@ -27,8 +27,8 @@ from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
-from bridge.runtime.threads import Stop, show_life
-from bridge.service.identity import Voice
+from bridge.runtime.threads import Stop, report_progress
+from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
@@ -49,20 +49,20 @@ class Listener:
         settings: ApprovalSettings,
         *,
         imds: ImdsClient,
-        inlet: BusInlet,
+        receiver: BusReceiver,
         outbox: Outbox,
         clock: Clock,
         stop: Stop,
-        voice: Voice,
+        identity: VmIdentity,
         dry_run: bool = False,
     ) -> None:
         self._settings = settings
-        self._starter = Starter(imds, clock=clock)
-        self._inlet = inlet
+        self._approver = ImdsApprover(imds, clock=clock)
+        self._receiver = receiver
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
-        self._voice = voice
+        self._identity = identity
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._pending: dict[str, Pending] = {}
@@ -74,11 +74,11 @@ class Listener:
     def run(self) -> None:
         """Decide until the stop; what is not decided then goes back to the bus."""
         while not self._stop:
-            show_life()
-            self._learn()
-            self._voice.notice_clock()
-            self._voice.beat()
-            for delivery in self._inlet.deliveries(LOOK_SECONDS):
+            report_progress()
+            self._resolve_identity()
+            self._identity.notice_clock()
+            self._identity.emit_heartbeat()
+            for delivery in self._receiver.deliveries(LOOK_SECONDS):
                 self._take(delivery)
             if self._settings.auto:
                 self._approve_by_rule()
@@ -88,26 +88,26 @@ class Listener:
             self._flush()
         self._sum_up_malformed(at_once=True)
         self._flush()
-        self._voice.farewell()
+        self._identity.emit_stopping()
 
-    def _learn(self) -> None:
+    def _resolve_identity(self) -> None:
         """Learn who this VM is, then go on with what an earlier process began in its name."""
-        if self._voice.learned:
+        if self._identity.resolved:
             return
-        if self._voice.learn():  # nothing of the state was this VM's
+        if self._identity.resolve():  # nothing of the state was this VM's
             self._pending.clear()
             self._outgoing = Outgoing()
-        if self._voice.learned:
+        if self._identity.resolved:
             for event_id in self._outbox.record(self._kind, BY_RULE) or ():
                 self._add_by_rule(event_id)
 
     def status(self) -> dict[str, Any]:
         """Tell what waits, for the status file."""
         return {
-            "vm": self._voice.vm.name if self._voice.vm else None,
-            "imds": self._starter.base,
-            "trouble": self._starter.trouble or None,
-            "last_good_at": iso_utc(self._starter.good_time) if self._starter.good_time else None,
+            "vm": self._identity.vm.name if self._identity.vm else None,
+            "imds": self._approver.base,
+            "trouble": self._approver.trouble or None,
+            "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
             "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
         }
@@ -120,11 +120,11 @@ class Listener:
         if outgoing.told or outgoing.records:
             self._outbox.commit(outgoing.told, meta={}, records=outgoing.records)
         for delivery, settlement in outgoing.settled:
-            self._inlet.settle(delivery, settlement)
+            self._receiver.settle(delivery, settlement)
 
     # What arrives
 
-    def _take(self, delivery: Delivery) -> None:
+    def _take(self, delivery: ReceivedMessage) -> None:
         try:
             command = parse_command(delivery.body, message_id=delivery.message_id)
         except ValueError as error:
@@ -159,13 +159,13 @@ class Listener:
         about_to_be = self._outgoing.records.get((self._kind, key))
         return self._outbox.record(self._kind, key) if about_to_be is None else about_to_be
 
-    def _age_seconds(self, delivery: Delivery) -> float:
+    def _age_seconds(self, delivery: ReceivedMessage) -> float:
         """Tell how long the command has waited on the bus, by clocks that may differ."""
         if delivery.enqueued_at is None:
             return 0.0
         return max(0.0, (self._clock.now() - delivery.enqueued_at).total_seconds())
 
-    def _signature_fault(self, delivery: Delivery) -> str:
+    def _signature_fault(self, delivery: ReceivedMessage) -> str:
         if self._settings.signing_secrets is None:
             return ""
         try:
@@ -177,7 +177,7 @@ class Listener:
         )
 
     def _refuse(
-        self, delivery: Delivery, reason: str, detail: str, *, command: Command | None = None
+        self, delivery: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
     ) -> None:
         """Dead-letter a message that is no command, with a receipt as long as there are few of them."""
         told_before = self._record(key := _refusal_key(delivery, reason))
@@ -206,7 +206,7 @@ class Listener:
             key = f"malformed:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
             self._tell(decision, None, "", key=key, command_id="", count=left_out)
 
-    def _answer_again(self, delivery: Delivery, receipts: Iterable[str]) -> None:
+    def _answer_again(self, delivery: ReceivedMessage, receipts: Iterable[str]) -> None:
         """Give a command that was decided before its old receipts, unchanged."""
         self._outgoing.repeated += [receipt.encode("ascii") for receipt in receipts]
         self._outgoing.settled.append((delivery, Settlement()))
@@ -215,21 +215,21 @@ class Listener:
 
     def _decide(self) -> None:
         """Decide what can be decided now: judge all by one document, POST what is accepted, answer."""
-        if not self._voice.learned:
+        if not self._identity.resolved:
             self._give_up_late("who this VM is cannot be learned")
             return
-        document = self._starter.document()
+        document = self._approver.document()
         if document is None:
-            self._give_up_late(self._starter.trouble)
+            self._give_up_late(self._approver.trouble)
             return
         for pending in list(self._pending.values()):
             self._judge(pending, document)
         self._start()
-        self._give_up_late(self._starter.trouble)
+        self._give_up_late(self._approver.trouble)
 
     def _judge(self, pending: Pending, document: Document) -> None:
         """Decide by the document; an unknown event has a while to appear, an accepted one is judged each time."""
-        assert self._voice.vm is not None  # noqa: S101 - _decide has looked
+        assert self._identity.vm is not None  # noqa: S101 - _decide has looked
         if pending.by_rule:
             self._judge_by_rule(pending, document)
             return
@@ -239,7 +239,7 @@ class Listener:
                 pending.command,
                 event_id,
                 document,
-                vm_name=self._voice.vm.name,
+                vm_name=self._identity.vm.name,
                 policy=self._settings.policy,
                 now=self._clock.now(),
             )
@@ -247,7 +247,7 @@ class Listener:
             if is_intended and (decision.reason == "unknown_event" or not _is_scheduled(document, event_id)):
                 decision = not_recorded(decision.event)
             elif decision.reason == "expired" and (is_intended or was_accepted):
-                why = self._starter.trouble or "stopped meanwhile"
+                why = self._approver.trouble or "stopped meanwhile"
                 detail = f"it expired before IMDS had answered its POST: {why}"
                 decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
             elif decision.reason == "unknown_event" and self._has_time(pending):
@@ -272,7 +272,7 @@ class Listener:
     def _has_time(self, pending: Pending) -> bool:
         """Tell whether an event may still appear: for a while, and by a document read after the command came."""
         is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
-        return is_in_grace or self._starter.read_at < pending.arrived_at
+        return is_in_grace or self._approver.read_at < pending.arrived_at
 
     def _start(self) -> None:
         """POST what is accepted and was not before, all in one; then answer what is known by now."""
@@ -283,10 +283,10 @@ class Listener:
             if decision.reason == "approved" and decision.event
         }
         known = {key for key in wanted if self._was_approved(key)}
-        new = self._starter.choose({key: event for key, event in wanted.items() if key not in known})
+        new = self._approver.choose({key: event for key, event in wanted.items() if key not in known})
         results: Mapping[str, Decision] = {}
         # Where IMDS may not be called now, the next look will, a moment later.
-        if new and not self._dry_run and self._starter.may_call():
+        if new and not self._dry_run and self._approver.may_call():
             results = self._post(new)
         for pending in list(self._pending.values()):
             self._answer(pending, self._final(pending, results, known))
@@ -307,7 +307,7 @@ class Listener:
         """Have IMDS start the events, with the intent on the disk before; return what became of them."""
         keys = {event.key for event in events}
         self._commit_intents(keys)
-        started = self._starter.post(events)
+        started = self._approver.post(events)
         if started.untouched:
             for pending in self._pending.values():
                 if pending.intended & keys:
@@ -384,7 +384,7 @@ class Listener:
 
     def _approve_by_rule(self) -> None:
         """Make a command of each event that a rule approves, once its turn has come."""
-        document = self._starter.document() if self._voice.learned else None
+        document = self._approver.document() if self._identity.resolved else None
         if document is None:
             return
         now = self._clock.monotonic()
@@ -413,8 +413,8 @@ class Listener:
 
     def _auto_wait_seconds(self, event: ScheduledEvent) -> float | None:
         """Return how long this VM leaves the event to others, None if no rule approves it."""
-        assert self._voice.vm is not None  # noqa: S101 - _approve_by_rule has looked
-        name, waits = self._voice.vm.name, []
+        assert self._identity.vm is not None  # noqa: S101 - _approve_by_rule has looked
+        name, waits = self._identity.vm.name, []
         for rule in self._settings.auto:
             policy = self._settings.policy.model_copy(update={"allow": (rule,)})
             decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
@@ -447,14 +447,14 @@ class Listener:
         }
         if count:
             data["Count"] = count
-        told = self._voice.reporter().receipt(
+        told = self._identity.reporter().receipt(
             outcome=decision.outcome,
             # a real receipt must not look like a duplicate of a dry run's
             key=f"dry-run:{key}" if self._dry_run else key,
             command_id=command_id,
             event_id=event.event_id if event else event_id,
             resources=event.resources if event else (),
-            sequence=self._voice.next_sequence(),
+            sequence=self._identity.next_sequence(),
             at=self._clock.now(),
             data=data,
         )
@@ -468,7 +468,7 @@ def _is_scheduled(document: Document, event_id: str) -> bool:
     return event is not None and event.status == SCHEDULED
 
 
-def _refusal_key(delivery: Delivery, reason: str) -> str:
+def _refusal_key(delivery: ReceivedMessage, reason: str) -> str:
     digest = sha256(delivery.body).hexdigest()
     return f"{reason}:{delivery.message_id}:{digest}"
 

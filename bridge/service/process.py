@@ -25,10 +25,10 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.signals import Signals
-from bridge.runtime.threads import Stop, silent_threads, start_thread
+from bridge.runtime.threads import Stop, stalled_threads, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
-from bridge.service.identity import Role, Voice, approval_session
+from bridge.service.identity import Role, VmIdentity, approval_session
 from bridge.service.status import headline
 from bridge.sinks.base import Sink
 
@@ -68,7 +68,7 @@ def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
     for name, sink_settings in settings.items():
         try:
             sink = sinks[name] = build_sink(sink_settings)
-            if sink_settings.is_for_people:
+            if sink_settings.is_chat_format:
                 _check_format(sink, filter_of(sink_settings))
         except (OSError, ValueError) as error:
             faults.append(f"sinks.{name}: {error}")
@@ -80,12 +80,12 @@ def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
 def _check_format(sink: Any, wanted: Filter) -> None:
     from bridge.formats.samples import samples  # noqa: PLC0415 - most have no format for people
 
-    sink.check_format([event for event in samples(Clock().now()) if wanted.takes_type(event.type)])
+    sink.check_format([event for event in samples(Clock().now()) if wanted.matches_type(event.type)])
 
 
 def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
     """Return which events a sink takes; a relay is no VM, so that its sinks take what names any."""
-    scope = settings.scope or ("self" if settings.is_for_people and role != "relay" else "all")
+    scope = settings.scope or ("self" if settings.is_chat_format and role != "relay" else "all")
     return Filter(types=settings.types, where=settings.where, scope=scope)
 
 
@@ -174,25 +174,25 @@ def _forward(process: _Process) -> _Flow:
 
 
 def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> _Flow:
-    from bridge.azure.receiver import BusInlet  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = process.config, process.clock
     imds = ImdsClient(config.imds, clock=clock)
-    voice = Voice(config, "listen", imds=imds, outbox=process.outbox, clock=clock)
+    identity = VmIdentity(config, "listen", imds=imds, outbox=process.outbox, clock=clock)
 
     def session() -> str | None:
-        return approval_session(settings.session, voice.vm if voice.learned else None)
+        return approval_session(settings.session, identity.vm if identity.resolved else None)
 
-    received = BusInlet(settings, what="commands", session=session, clock=clock, stop=process.stop)
+    received = BusReceiver(settings, what="commands", session=session, clock=clock, stop=process.stop)
     listener = Listener(
         settings,
         imds=imds,
-        inlet=received,
+        receiver=received,
         outbox=process.outbox,
         clock=clock,
         stop=process.stop,
-        voice=voice,
+        identity=identity,
         dry_run=dry_run,
     )
     return _Flow(
@@ -202,13 +202,15 @@ def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> 
 
 
 def _relay(process: _Process, settings: RelaySettings) -> _Flow:
-    from bridge.azure.receiver import BusInlet  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.relay import Relay  # noqa: PLC0415
 
     settled = Stop()
-    inlet = BusInlet(settings, what="events", clock=process.clock, stop=settled)
-    relay = Relay(inlet=inlet, outbox=process.outbox, clock=process.clock, stop=process.stop, settled=settled)
-    return _Flow(loops={"relay": relay.run, "events": inlet.run}, status=lambda: {"relay": relay.status()})
+    receiver = BusReceiver(settings, what="events", clock=process.clock, stop=settled)
+    relay = Relay(
+        receiver=receiver, outbox=process.outbox, clock=process.clock, stop=process.stop, settled=settled
+    )
+    return _Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})
 
 
 def _run(config: Config, role: Role, build: Callable[[_Process], _Flow]) -> int:
@@ -227,7 +229,7 @@ class _Process:
         self.clock = Clock()
         self.stop = Stop()
         self._supervisor = Supervisor()
-        self._silent: list[str] = []
+        self._stalled: list[str] = []
         self._role = role
         settings = sinks_of(config)
         sinks = build_sinks(settings)
@@ -274,7 +276,7 @@ class _Process:
             self.outbox.heal: TICK_SECONDS,
             lambda: self._write_status(flow): STATUS_SECONDS,
             self.outbox.prune: PRUNE_SECONDS,
-            self._look_for_life: min(ALIVE_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
+            self._check_progress: min(ALIVE_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
         }
         next_at = dict.fromkeys(due, 0.0)
         while all(thread.is_alive() for thread in threads):
@@ -296,10 +298,10 @@ class _Process:
         deadline = self.clock.monotonic() + self.config.stop_seconds
         self.stop.set()
         for dispatcher in self._dispatchers:
-            dispatcher.hurry()
+            dispatcher.begin_drain()
         self._join(loops, signals, deadline)
         for dispatcher in self._dispatchers:
-            dispatcher.finish()
+            dispatcher.stop_when_drained()
         self._join(senders, signals, deadline)
         left = {d.name: waiting for d in self._dispatchers if (waiting := self.outbox.backlog(d.name)[0])}
         if left:
@@ -315,16 +317,16 @@ class _Process:
                 log.warning("a second signal: stopped at once; the next start sends what waits")
                 os._exit(1)
 
-    def _look_for_life(self) -> None:
+    def _check_progress(self) -> None:
         """Tell the supervisor that the process lives, but only while every loop does."""
-        silent = silent_threads()
-        if not silent:
+        stalled = stalled_threads()
+        if not stalled:
             self._supervisor.alive()
-        if silent and silent != self._silent:
-            log.critical("no sign of life from %s; a supervisor will start us afresh", ", ".join(silent))
-        elif self._silent and not silent:
+        if stalled and stalled != self._stalled:
+            log.critical("no sign of life from %s; a supervisor will start us afresh", ", ".join(stalled))
+        elif self._stalled and not stalled:
             log.warning("every thread lives again")
-        self._silent = silent
+        self._stalled = stalled
 
     def _write_status(self, flow: _Flow, *, running: bool = True) -> None:
         dead = self.outbox.dead_letter_counts()

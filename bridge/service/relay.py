@@ -11,13 +11,13 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from bridge.azure.receiver import BusInlet, Delivery, Settlement
+from bridge.azure.receiver import BusReceiver, ReceivedMessage, Settlement
 from bridge.events.envelope import EXPECTED, Envelope, read_event
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
-from bridge.runtime.threads import Stop, show_life
+from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import follow_clock
 
 log = logging.getLogger(__name__)
@@ -35,23 +35,25 @@ class Relay:
     its status and health. It never asks IMDS, so it may run anywhere.
     """
 
-    def __init__(self, *, inlet: BusInlet, outbox: Outbox, clock: Clock, stop: Stop, settled: Stop) -> None:
+    def __init__(
+        self, *, receiver: BusReceiver, outbox: Outbox, clock: Clock, stop: Stop, settled: Stop
+    ) -> None:
         """Prepare to relay.
 
         Args:
-            inlet: where the events come from.
+            receiver: where the events come from.
             outbox: where they are kept for the sinks.
             clock: for what is told about times.
             stop: ends `run`.
             settled: is set when `run` has ended: nothing will be settled any more.
         """
-        self._inlet = inlet
+        self._receiver = receiver
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._settled = settled
         # By sequence number, so that one that comes again takes its own place: committed, perhaps only to memory.
-        self._held: dict[int | None, Delivery] = {}
+        self._held: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
         self._repeated = 0
         self._malformed = 0
@@ -63,9 +65,9 @@ class Relay:
         """Relay until the stop; what is not committed then goes back to the bus."""
         try:
             while not self._stop:
-                show_life()
+                report_progress()
                 follow_clock(self._clock, self._outbox)
-                self._take(list(islice(self._inlet.deliveries(LOOK_SECONDS), BATCH_EVENTS)))
+                self._take(list(islice(self._receiver.deliveries(LOOK_SECONDS), BATCH_EVENTS)))
                 self._complete()
         finally:
             self._settled.set()
@@ -73,7 +75,7 @@ class Relay:
     def status(self) -> dict[str, Any]:
         """Tell how it goes, for the status file."""
         return {
-            **self._inlet.status(),
+            **self._receiver.status(),
             "relayed": self._relayed,
             "repeated": self._repeated,
             "malformed": self._malformed,
@@ -81,7 +83,7 @@ class Relay:
             "last_event_at": iso_utc(self._last_event_at) if self._last_event_at else None,
         }
 
-    def _take(self, deliveries: list[Delivery]) -> None:
+    def _take(self, deliveries: list[ReceivedMessage]) -> None:
         """Commit the events among the deliveries that were not before, and have what is none dead-lettered."""
         told: list[tuple[Envelope, bytes]] = []
         records: dict[tuple[str, str], Json] = {}
@@ -108,12 +110,12 @@ class Relay:
         if not self._held or (self._outbox.trouble and any(self._outbox.backlogs().values())):
             return
         for delivery in self._held.values():
-            self._inlet.settle(delivery, Settlement())
+            self._receiver.settle(delivery, Settlement())
         self._held.clear()
 
-    def _refuse(self, delivery: Delivery, fault: str) -> None:
+    def _refuse(self, delivery: ReceivedMessage, fault: str) -> None:
         """Dead-letter what is no event; say so once and then rarely."""
-        self._inlet.settle(
+        self._receiver.settle(
             delivery, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
         )
         self._malformed += 1

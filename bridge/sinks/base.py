@@ -39,7 +39,7 @@ class Sink(Protocol):
                 the next one. Rejected is about that one alone, the others about the receiver.
         """
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Do what keeps the way open while nothing is sent; called every few seconds.
 
         Raises:

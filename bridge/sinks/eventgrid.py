@@ -13,7 +13,7 @@ from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
 from bridge.http.client import Answer, origin
-from bridge.runtime.logging import hide, hide_for_now, redact
+from bridge.runtime.logging import redact, register_secret, register_token
 from bridge.runtime.threads import Worker
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 from bridge.sinks.http_base import Poster, join, post_batches, refusal, shown
@@ -48,7 +48,7 @@ class EventGridSink:
         self._tokens = _Tokens(settings)
         self._key = self._read_key()
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
@@ -125,7 +125,7 @@ class EventGridSink:
     def _read_key(self) -> str:
         """Return the key, or "" where the identity sends."""
         key = check_token(self._settings.key.read()) if self._settings.key else ""
-        hide(key)
+        register_secret(key)
         return key
 
 
@@ -161,7 +161,7 @@ class _Tokens:
             raise Misconfigured(
                 f"no token for the identity; is one assigned to this VM, and does IMDS answer? ({told})"
             ) from error
-        hide_for_now(token)
+        register_token(token)
         return token
 
     def forget(self) -> None:

@@ -13,7 +13,7 @@ from bridge.config.validators import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
-from bridge.runtime.logging import hide, redact
+from bridge.runtime.logging import redact, register_secret
 from bridge.sinks.base import Request
 from bridge.sinks.responses import RETRY_AFTER_LIMIT_SECONDS
 
@@ -48,7 +48,7 @@ class Poster:
     def _make_client(self) -> HttpClient:
         settings = self._settings
         proxy = check_proxy(settings.proxy.read()) if settings.proxy else ""
-        hide_url(proxy)
+        register_url(proxy)
         return HttpClient(
             ca_file=settings.ca_file,
             client_certificate_file=settings.client_certificate_file,
@@ -138,14 +138,14 @@ def shown(method: str, url: str, headers: Mapping[str, str], body: bytes) -> Req
     return Request(head=tuple(head), body=redact(body.decode()).encode())
 
 
-def hide_url(url: str) -> None:
+def register_url(url: str) -> None:
     """Keep out of every log what a receiver may repeat of a URL: path, query, and what is long in them."""
     parts = urlsplit(url)
     words = [word for word in re.split("[/?&=]", f"{parts.path}?{parts.query}") if len(word) >= LONG_WORD]
     user = parts.netloc.rpartition("@")[0]
     secrets = [f"{parts.path}?{parts.query}", parts.path, parts.query, user, parts.password or "", *words]
     for secret in (*secrets, *map(unquote_plus, secrets)):
-        hide(secret)
+        register_secret(secret)
 
 
 def excerpt(body: bytes) -> str:

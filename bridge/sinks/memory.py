@@ -44,7 +44,7 @@ class MemorySink:
                 raise TimeoutError(f"{len(self.received)} of {count} events came in {timeout_seconds:g} s")
             return list(self.received)
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Count the call."""
         self.rests += 1
 

@@ -77,7 +77,7 @@ class ServiceBusSink:
             fault.delivered = delivered
             raise fault
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Reopen the sender before the service gives it up for being idle."""
         if self._link and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
             self._drop()

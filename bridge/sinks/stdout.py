@@ -39,7 +39,7 @@ class StdoutSink:
         finally:
             self._cut_off = text[written : begun if written <= begun else None]
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Do nothing."""
 
     def reload(self) -> None:

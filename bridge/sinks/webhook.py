@@ -20,9 +20,9 @@ from bridge.http.client import origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
-from bridge.runtime.logging import hide
+from bridge.runtime.logging import register_secret
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
-from bridge.sinks.http_base import Poster, excerpt, hide_url, join, post_batches, refusal, shown
+from bridge.sinks.http_base import Poster, excerpt, join, post_batches, refusal, register_url, shown
 from bridge.sinks.responses import webhook_error
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class WebhookSink:
         self._format: Format | None = None
         self._read_secrets()
 
-    def rest(self) -> None:
+    def keep_alive(self) -> None:
         """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
@@ -120,12 +120,12 @@ class WebhookSink:
         token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
         secrets = check_signing_secrets(settings.signing_secrets.read()) if settings.signing_secrets else []
         key = check_token(settings.routing_key.read()) if settings.routing_key else ""
-        if settings.is_for_people:
+        if settings.is_chat_format:
             module, name = _FORMATS[settings.format]
             self._format = getattr(import_module(module), name)(settings)
-        hide_url(url)
+        register_url(url)
         for secret in (*headers.values(), token, *secrets, key):
-            hide(secret.removeprefix("whsec_"))  # it is known without, too
+            register_secret(secret.removeprefix("whsec_"))  # it is known without, too
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._url, self._headers, self._signing_secrets = url, headers, secrets

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.azure.receiver import BATCH_MESSAGES, BusInlet
+from bridge.azure.receiver import BATCH_MESSAGES, BusReceiver
 from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
@@ -21,7 +21,7 @@ from bridge.imds.client import ImdsClient
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
-from bridge.service.identity import Voice, approval_session
+from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import APPROVED, Listener
 from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
@@ -165,16 +165,16 @@ def _decided(task: _Task) -> _Done:
     now = iso_utc(clock.now())
     outbox.commit([], meta={}, records={(APPROVED, event_id.lower()): now for event_id in task.event_ids})
     imds = ImdsClient(config.imds, clock=clock)
-    voice = Voice(config, "listen", imds=imds, outbox=outbox, clock=clock)
-    received = BusInlet(
+    identity = VmIdentity(config, "listen", imds=imds, outbox=outbox, clock=clock)
+    received = BusReceiver(
         settings,
         what="commands",
-        session=lambda: approval_session(settings.session, voice.vm),
+        session=lambda: approval_session(settings.session, identity.vm),
         clock=clock,
         stop=stop,
     )
     listener = Listener(
-        settings, imds=imds, inlet=received, outbox=outbox, clock=clock, stop=stop, voice=voice
+        settings, imds=imds, receiver=received, outbox=outbox, clock=clock, stop=stop, identity=identity
     )
     sender = parts.dispatcher(parts.NAME, sink, outbox)
     with bus.completions() as border:
@@ -190,7 +190,7 @@ def _decided(task: _Task) -> _Done:
             every_seconds=0.05,
         )
         stop.set()
-        sender.finish()
+        sender.stop_when_drained()
         for thread in threads:
             thread.join(timeout=5)
     outbox.close()

@@ -92,7 +92,7 @@ def _drained(task: _Task) -> _Sent:
     settings = ServiceBusSettings(kind="servicebus", connection_string=Secret(task.address), topic=bus.TOPIC)
     with bus.sends() as border:
         sender = parts.dispatcher(task.sink, ServiceBusSink(settings), outbox)
-        sender.finish()
+        sender.stop_when_drained()
         sender.run()
     trouble = sender.status()["last_error"]
     outbox.close()

@@ -122,7 +122,7 @@ def _drained(task: _Task) -> _Drain:
     outbox = parts.open_outbox(task.folder, task.sink)
     meter = _Meter(parts.webhook(task.url) if task.url else _Forgetful(), task.most, task.limit_seconds)
     sender = parts.dispatcher(task.sink, meter, outbox)
-    sender.finish()
+    sender.stop_when_drained()
     sender.run()
     grown = memory_mib("VmHWM") - before
     outbox.close()
@@ -161,8 +161,8 @@ class _Meter:
         if self.count == WARM_UP:
             self.began_at = self.last_at
 
-    def rest(self) -> None:
-        self._inner.rest()
+    def keep_alive(self) -> None:
+        self._inner.keep_alive()
 
     def reload(self) -> None:
         self._inner.reload()

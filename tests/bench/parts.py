@@ -94,7 +94,7 @@ def forwarder(folder: Path, imds_url: str, sink: Sink | None) -> Iterator[tuple[
         yield Forwarder(config, imds=imds, outbox=outbox, clock=clock, stop=Stop()), imds
     finally:
         if sender and thread:
-            sender.finish()
+            sender.stop_when_drained()
             thread.join(timeout=5)
         outbox.close()
         imds.close()

@@ -39,7 +39,7 @@ CONFIG = Path(__file__).parents[1] / "data" / "servicebus" / "config.json"
 TOPIC = "events"
 SEND_SECONDS = 20.0
 WAIT_SECONDS = 20.0  # for what must come
-SILENCE_SECONDS = 0.5  # for what must not
+STALL_SECONDS = 0.5  # for what must not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def only(receiver: ServiceBusReceiver) -> ServiceBusReceivedMessage:
 
 def nothing(receiver: ServiceBusReceiver) -> bool:
     """Return whether no message comes."""
-    return not receiver.receive_messages(1, max_wait_time=SILENCE_SECONDS)
+    return not receiver.receive_messages(1, max_wait_time=STALL_SECONDS)
 
 
 def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:

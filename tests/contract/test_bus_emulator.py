@@ -19,7 +19,7 @@ from azure.servicebus import NEXT_AVAILABLE_SESSION, ServiceBusReceiveMode, Serv
 from azure.servicebus.exceptions import OperationTimeoutError
 
 from bridge.lab.servicebus.config import load
-from tests.contract.bus_contract import CONFIG, SILENCE_SECONDS, Bus, BusContract
+from tests.contract.bus_contract import CONFIG, STALL_SECONDS, Bus, BusContract
 
 EMULATOR = "mcr.microsoft.com/azure-messaging/servicebus-emulator:latest"
 SQL_SERVER = "mcr.microsoft.com/mssql/server:2022-latest"
@@ -110,14 +110,14 @@ def _entities() -> list[tuple[str, bool]]:
 def _empty(bus: Bus, name: str, **options: object) -> None:
     mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
     with bus.client() as client, bus.receiver(client, name, receive_mode=mode, **options) as receiver:
-        while receiver.receive_messages(100, max_wait_time=SILENCE_SECONDS):
+        while receiver.receive_messages(100, max_wait_time=STALL_SECONDS):
             pass
 
 
 def _empty_sessions(bus: Bus, name: str) -> None:
     try:
         while True:
-            _empty(bus, name, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=SILENCE_SECONDS)
+            _empty(bus, name, session_id=NEXT_AVAILABLE_SESSION, max_wait_time=STALL_SECONDS)
     except OperationTimeoutError:
         return
 

@@ -264,10 +264,10 @@ def test_a_reload_never_fails_and_what_was_known_stays(rig: Rig, place: Place) -
 
 
 def test_a_rest_sends_nothing_and_the_next_event_arrives(rig: Rig) -> None:
-    rig.sink.rest()
+    rig.sink.keep_alive()
     assert rig.received() == []
     rig.sink.send(EVENTS[:1])
-    rig.sink.rest()
+    rig.sink.keep_alive()
     assert rig.received() == expected(rig, EVENTS[:1])
 
 
@@ -318,7 +318,7 @@ def run(dispatcher: Dispatcher) -> threading.Thread:
 
 
 def finish(dispatcher: Dispatcher, thread: threading.Thread) -> None:
-    dispatcher.finish()
+    dispatcher.stop_when_drained()
     thread.join(LIMIT_SECONDS)
     assert not thread.is_alive()
 
@@ -375,7 +375,7 @@ def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, outbox: Out
     commit(outbox, EVENTS)
     delivering = dispatcher(rig.sink, outbox)
     thread = run(delivering)
-    delivering.finish()
+    delivering.stop_when_drained()
     wait_until(lambda: delivering.status()["failures"])
     release()
     finish(delivering, thread)

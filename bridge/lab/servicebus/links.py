@@ -282,7 +282,9 @@ class Consumer(Endpoint):
             self.queue.complete(token)
         elif kind == proton.Delivery.REJECTED:
             info = (remote.condition.info if remote.condition else None) or {}
-            self.queue.bury(token, info.get("DeadLetterReason"), info.get("DeadLetterErrorDescription"))
+            self.queue.dead_letter(
+                token, info.get("DeadLetterReason"), info.get("DeadLetterErrorDescription")
+            )
         elif kind == proton.Delivery.MODIFIED and remote.undeliverable:
             self.queue.defer(token)
         elif kind == proton.Delivery.MODIFIED:  # npm's client does not say that the delivery failed

@@ -163,7 +163,7 @@ def _update_disposition(desk: Desk, body: Body) -> Body:
         "completed": queue.complete,
         "abandoned": queue.abandon,
         "defered": queue.defer,
-        "suspended": lambda token: queue.bury(token, reason, description),
+        "suspended": lambda token: queue.dead_letter(token, reason, description),
     }
     tokens: Sequence[uuid.UUID] = body["lock-tokens"]
     owner = desk.owner(body)

@@ -212,9 +212,9 @@ class MessageQueue:
         message.state = State.DEFERRED
         self._give_back(message, tried=True)
 
-    def bury(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
+    def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
         """Move a message to the dead-letter queue."""
-        self._bury(self.locked(token), reason, description)
+        self._move_to_dead_letters(self.locked(token), reason, description)
 
     def renew(self, token: uuid.UUID) -> float:
         """Lock a message for another period; return until when."""
@@ -232,7 +232,7 @@ class MessageQueue:
             and message.delivery_count >= limit
             and message.state == State.ACTIVE
         ):
-            self._bury(
+            self._move_to_dead_letters(
                 message, MAX_DELIVERIES, f"Message could not be consumed after {limit} delivery attempts."
             )
         elif self._is_expired(message):
@@ -258,7 +258,7 @@ class MessageQueue:
         message.gone = True
         self._messages.pop(message.sequence_number, None)
 
-    def _bury(self, message: Message, reason: str | None, description: str | None) -> None:
+    def _move_to_dead_letters(self, message: Message, reason: str | None, description: str | None) -> None:
         if self.dead_letters is None:
             raise Refused(NOT_ALLOWED, "A message of a dead-letter queue cannot be dead-lettered.")
         self._remove(message)
@@ -290,7 +290,7 @@ class MessageQueue:
     def _expire(self, message: Message) -> None:
         self.tally.expired += 1
         if self.settings.dead_letter_on_expiration and self.dead_letters is not None:
-            self._bury(message, *EXPIRED)
+            self._move_to_dead_letters(message, *EXPIRED)
         else:
             self._remove(message)
 

@@ -162,7 +162,7 @@ def test_after_the_last_delivery_a_message_is_dead(clock: Clock, how: str) -> No
 def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_completed(clock: Clock) -> None:
     lab = Lab(clock)
     lab.send("1")
-    lab.queue.bury(token(lab.take()), "malformed", "no EventId")
+    lab.queue.dead_letter(token(lab.take()), "malformed", "no EventId")
     dead_letters = lab.broker.source("Q/$deadletterqueue")
     message = dead_letters.take()
     assert message is not None
@@ -170,7 +170,7 @@ def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_complet
         "DeadLetterReason": "malformed",
         "DeadLetterErrorDescription": "no EventId",
     }
-    assert refusal(dead_letters.bury, message.lock_token, "again", None) == NOT_ALLOWED
+    assert refusal(dead_letters.dead_letter, message.lock_token, "again", None) == NOT_ALLOWED
     for _ in range(20):  # a dead-letter queue has no last delivery
         dead_letters.abandon(token(message))
         message = dead_letters.take()
