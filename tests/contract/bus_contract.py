@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -35,7 +34,9 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-CONFIG = Path(__file__).parents[1] / "data" / "servicebus" / "config.json"
+from tests.support.paths import DATA
+
+CONFIG = DATA / "servicebus" / "config.json"
 TOPIC = "events"
 SEND_SECONDS = 20.0
 WAIT_SECONDS = 20.0  # for what must come

@@ -27,8 +27,8 @@ from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
-from tests.support import stored_event
-from tests.support_outbox import MovedClock
+from tests.support.outbox import MovedClock
+from tests.support.process import stored_event
 
 SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits
 NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - nobody's

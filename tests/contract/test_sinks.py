@@ -41,8 +41,8 @@ from tests.contract.sink_rigs import (
     stdout,
     webhook,
 )
-from tests.support import LIMIT_SECONDS, wait_until
-from tests.support_outbox import open_outbox
+from tests.support.outbox import open_outbox
+from tests.support.process import LIMIT_SECONDS, wait_until
 
 SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
 

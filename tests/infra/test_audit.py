@@ -14,9 +14,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from tests.infra.support_consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, run_script, settings
-from tests.support import Forward, wait_until
-from tests.support_bus import Sender, command
+from tests.support.bus import Sender, command
+from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, run_script, settings
+from tests.support.process import Forward, wait_until
 
 PREFIX = "io.imdsbridge."
 EPOCH = "0123456789abcdef0123456789abcdef"

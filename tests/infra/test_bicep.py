@@ -18,8 +18,9 @@ from bridge.config.loader import load
 from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import sql
 from bridge.sinks.servicebus import to_message
+from tests.support.paths import ROOT
 
-FOLDER = Path(__file__).parents[2] / "infra" / "bicep"
+FOLDER = ROOT / "infra" / "bicep"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.bicep"))
 README = (FOLDER / "README.md").read_text()
 

@@ -21,9 +21,9 @@ from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 from infra.container.engines import call
-from tests.support import LIMIT_SECONDS, Forward, environment, wait_until
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
 
-ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 LOCK, RUNTIME_LOCK = ROOT / "requirements.lock", ROOT / "requirements-runtime.lock"
 HEALTH = ROOT / "infra" / "container" / "health.py"

@@ -36,11 +36,12 @@ from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink, to_message
-from tests.support import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
-from tests.support_npm import node_modules
-from tests.support_sink import TOPIC, entities, settings
+from tests.support.npm import node_modules
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
+from tests.support.sink import TOPIC, entities, settings
 
-HOME = Path(__file__).parents[2] / "infra" / "consumers" / "function"
+HOME = ROOT / "infra" / "consumers" / "function"
 SUBSCRIPTION = "function"
 PATH = f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"
 DELIVERIES = 10

@@ -14,9 +14,10 @@ import yaml
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.service.process import LAST_SECONDS
-from tests.support import LIMIT_SECONDS
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS
 
-FOLDER = Path(__file__).parents[2] / "infra" / "kubernetes"
+FOLDER = ROOT / "infra" / "kubernetes"
 MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
 ROLES = ["forward", "listen"]
 KUBERNETES_VERSIONS = ["1.31.0", "1.34.0", "1.37.0"]

@@ -26,11 +26,11 @@ from bridge.imds.diff import Change
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink
-from tests.infra.support_consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
-from tests.support import LIMIT_SECONDS, Forward, wait_until
-from tests.support_sink import settings as sink_settings
+from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.sink import settings as sink_settings
 
-ROOT = Path(__file__).parents[2]
 DEFINITION = json.loads((ROOT / "infra/consumers/logicapp/definition.json").read_text())
 EXAMPLE = json.loads((ROOT / "schemas/examples/scheduledevent.scheduled.v1.json").read_text())
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"

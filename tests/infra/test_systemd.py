@@ -17,10 +17,10 @@ from bridge.config.loader import load
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.runtime.threads import STALL_SECONDS
-from tests.support import LIMIT_SECONDS, environment, run, toml, wait_until
-from tests.test_supervisor import NotifySocket, under
+from tests.process.test_supervisor import NotifySocket, under
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, environment, run, toml, wait_until
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "infra" / "systemd"
 ROLES = ["forward", "listen", "relay"]
 MAX_EXPOSURE = 2.0

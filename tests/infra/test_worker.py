@@ -12,7 +12,8 @@ import pytest
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from tests.infra.support_consumers import (
+from tests.support.bus import Sender, message
+from tests.support.consumers import (
     ALL,
     APPROVALS,
     OWN,
@@ -23,8 +24,7 @@ from tests.infra.support_consumers import (
     run_script,
     settings,
 )
-from tests.support import Forward, wait_until
-from tests.support_bus import Sender, message
+from tests.support.process import Forward, wait_until
 
 P = TypeVar("P", bound=Forward)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard

@@ -23,7 +23,7 @@ from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
-from tests.support_npm import node_modules
+from tests.support.npm import node_modules
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)
 STYLE = """

@@ -111,7 +111,7 @@ class SessionQueue(MessageQueue):
     def _add(self, message: Message) -> None:
         super()._add(message)
         if message.content.session_id is None:  # by way of a topic, which asks for none
-            self._bury(message, *NO_SESSION)
+            self._move_to_dead_letters(message, *NO_SESSION)
 
     def _group(self, message: Message) -> str | None:
         return message.content.session_id

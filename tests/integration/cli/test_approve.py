@@ -1,0 +1,187 @@
+"""`imds-bridge approve` as a process, against the lab's bus with a listener behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli.approve import parse_duration
+from bridge.config.loader import load
+from bridge.errors import ConfigError
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.process.test_listen_kill import Listen
+from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, bus_config, wait_settled
+from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsLab]:
+    with ImdsLab(vms=("web-0", "web-1")) as lab:
+        yield lab
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(bus_config()) as lab:
+        yield lab
+
+
+def settings(imds: ImdsLab, bus: ServiceBusLab, **approvals: Any) -> dict[str, Any]:
+    return {
+        "imds": {"endpoint": imds.url("web-0")},
+        "approvals": {
+            "connection_string": bus.connection_string,
+            "receipts_topic": TOPIC,
+            "receipts_subscription": SUBSCRIPTION,
+            "policy": {"allow": [{}]},
+            **({} if "queue" in approvals else {"queue": QUEUE}),
+            **approvals,
+        },
+    }
+
+
+def write(folder: Path, given: dict[str, Any]) -> Path:
+    path = folder / "approve.toml"
+    path.write_text(toml(given))
+    return path
+
+
+def test_it_puts_a_signed_command_on_the_bus_with_the_session_of_the_vm(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    options: dict[str, Any] = {"queue": FLEET, "session": "{resource_group}.{vm}", "signing_secret": SECRET}
+    config = write(tmp_path, settings(imds, bus, **options))
+    event = imds.schedule(event_type="Reboot", resources=["web-1"])
+    done = run("approve", event, "--vm", "web-1", "--reason", "now", "--config", config)
+    assert (done.returncode, done.stderr) == (0, "")
+    (sent,) = bus.entity(FLEET).messages
+    envelope = json.loads(sent.body)
+    assert sent.session_id == "lab.web-1"
+    assert (sent.message_id, sent.subject) == (envelope["id"], "io.imdsbridge.command.approve.v1")
+    assert envelope["data"]["EventIds"] == [event]
+    assert (envelope["data"]["Vm"], envelope["data"]["Reason"]) == ("web-1", "now")
+    rig = Rig(tmp_path / "state", imds, bus, vm="web-1", queue=FLEET, session="{resource_group}.{vm}")
+    rig.settings = load(config, {}).approvals  # type: ignore[assignment]
+    with rig:
+        assert rig.receipt_of(envelope["id"])["Reason"] == "approved"
+        wait_settled(bus, FLEET)
+
+
+def test_with_wait_it_ends_at_the_receipt_and_says_what_it_means(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    sink = {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC}
+    given = {**settings(imds, bus), "sinks": {"receipts": sink}}
+    event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])
+    with Listen(tmp_path, given) as listen:
+        accepted = run("approve", event, "--wait", "--config", listen.config)
+        again = run("approve", event, "--vm", "web-9", "--wait", "--config", listen.config)
+    assert accepted.returncode == 0, accepted
+    assert f"accepted: {event}: approved; releases web-0, web-1" in accepted.stdout
+    assert "the start may still wait for other VMs on the host" in accepted.stdout
+    assert again.returncode == 3, again
+    assert f"rejected: {event}: other_vm" in again.stdout
+
+
+def test_with_wait_it_says_when_no_receipt_comes(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
+    done = run(
+        "approve", "E-1", "--wait", "--expires", "1s", "--config", write(tmp_path, settings(imds, bus))
+    )
+    assert done.returncode == 3
+    assert "no receipt within 1s" in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "approved"), [("1", 1), ("all", 2), ("", 0)])
+def test_without_ids_it_lists_what_is_scheduled_and_asks(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, answer: str, approved: int
+) -> None:
+    for resources in (["web-0", "web-1"], ["web-0"]):
+        imds.schedule(event_type="Reboot", resources=resources)
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "wb", buffering=0) as terminal, os.fdopen(theirs, "rb") as stdin:
+        terminal.write(f"{answer}\n".encode())
+        done = subprocess.run(
+            [*COMMAND, "approve", "--config", str(write(tmp_path, settings(imds, bus)))],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+    assert done.returncode == 0, done
+    assert "releases: web-0, web-1" in done.stdout
+    sent = [json.loads(one.body)["data"]["EventIds"] for one in bus.entity(QUEUE).messages]
+    assert sum(map(len, sent)) == approved
+
+
+def test_without_ids_and_without_a_terminal_it_asks_nobody(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    imds.schedule(event_type="Reboot", resources=["web-0"])
+    done = run("approve", "--config", write(tmp_path, settings(imds, bus)))
+    assert done.returncode == 2
+    assert bus.entity(QUEUE).messages == ()
+
+
+@pytest.mark.parametrize("ids", [["a b"], ["A", "a"], ["x" * 201], [""]])
+def test_what_no_listener_would_take_is_not_sent(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, ids: list[str]
+) -> None:
+    done = run("approve", *ids, "--config", write(tmp_path, settings(imds, bus)))
+    assert done.returncode == 2, done
+    assert bus.entity(QUEUE).messages == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10m", 600), ("90s", 90), ("1h", 3600), ("2", 120), ("3min", 180)]
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-1m", "1.5h", "soon"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a time"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("sink", "approvals"),
+    [
+        (
+            {"namespace": "a.servicebus.windows.net", "queue": "Q"},
+            {"namespace": "A.servicebus.windows.net", "queue": "q"},
+        ),
+        (
+            {"namespace": "a.servicebus.windows.net", "topic": "t"},
+            {
+                "connection_string": "Endpoint=sb://a.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=k",
+                "topic": "T",
+                "subscription": "s",
+            },
+        ),
+    ],
+)
+def test_a_sink_that_is_the_approvals_entity_is_a_fault(
+    tmp_path: Path, sink: dict[str, str], approvals: dict[str, str]
+) -> None:
+    path = write(tmp_path, {"sinks": {"all": {"kind": "servicebus", **sink}}, "approvals": approvals})
+    with pytest.raises(ConfigError, match=r"sinks\.all\.(queue|topic): .*approvals entity itself"):
+        load(path, {})
+
+
+def test_a_sink_beside_the_approvals_entity_is_none(tmp_path: Path) -> None:
+    namespace = {"namespace": "a.servicebus.windows.net"}
+    sinks = {"one": {"kind": "servicebus", **namespace, "topic": "events"}}
+    sinks["two"] = {"kind": "servicebus", "namespace": "b.servicebus.windows.net", "queue": "approvals"}
+    path = write(tmp_path, {"sinks": sinks, "approvals": {**namespace, "queue": "approvals"}})
+    assert set(load(path, {}).sinks) == {"one", "two"}

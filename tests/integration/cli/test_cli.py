@@ -1,0 +1,612 @@
+"""The commands as an operator types them: help, check, status, outbox, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import __version__
+from bridge.cli.main import main
+from bridge.events.filters import Filter
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.outbox.buffer import DeadLetter
+from bridge.outbox.state_dir import StateFolder
+from tests.support.outbox import OTHER_TYPE, event, open_outbox
+from tests.support.process import (
+    COMMAND,
+    LIMIT_SECONDS,
+    environment,
+    nobody_there,
+    run,
+    toml,
+    wait_until,
+)
+
+COMMANDS = ["forward", "relay", "render", "schema", "check", "status", "outbox", "lab", "demo"]
+
+
+EVENT_TYPES_IN_ORDER = [
+    f"io.imdsbridge.{name}.v1"
+    for name in (
+        *(
+            f"scheduledevent.{kind}"
+            for kind in ("scheduled", "started", "updated", "completed", "canceled", "ended")
+        ),
+        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
+        *("approval.accepted", "approval.rejected", "approval.failed"),
+    )
+]
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    with ImdsLab(rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith("IMDS_BRIDGE__"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a configuration that names a state folder and nothing else."""
+    file = tmp_path / "config.toml"
+    file.write_text(toml({"state_dir": tmp_path / "state"}))
+    return file
+
+
+class Told:
+    """What a command in this process returned and printed."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str | Path) -> Told:
+        code = main([str(argument) for argument in arguments])
+        return Told(code, *capfd.readouterr())
+
+    return call
+
+
+# --- help and usage ---
+
+
+def test_help_shows_every_command_the_exit_codes_and_examples() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert re.search(rf"^    {command} +\w", done.stdout, re.MULTILINE), command
+    assert "exit codes:" in done.stdout
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_examples(command: str) -> None:
+    done = run(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"usage: imds-bridge {command}" in done.stdout
+    assert "example" in done.stdout or command == "demo"
+
+
+@pytest.mark.parametrize("action", ["list", "show", "retry", "drop"])
+def test_each_action_of_outbox_has_help(action: str) -> None:
+    assert run("outbox", action, "--help").returncode == 0
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"imds-bridge {__version__}\n"
+
+
+def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
+    folder = Path(sys.executable).parent
+    command = shutil.which("imds-bridge", path=str(folder))
+    if command is None:
+        pytest.skip("the package is not installed beside this Python")
+    done = subprocess.run(
+        [command, "--version"], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True
+    )
+    assert done.stdout == f"imds-bridge {__version__}\n"
+    assert not (folder / "bridge").exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["forwrad"], ["check", "--nonsense"], ["outbox"]])
+def test_a_command_that_does_not_exist_exits_2_and_says_how_it_is_used(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "usage: imds-bridge" in done.stderr
+
+
+@pytest.mark.parametrize("command", [["forward"], ["check"], ["status"], ["outbox", "list"]])
+def test_every_command_exits_2_with_all_faults_of_the_configuration(
+    call: Any, tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("a = 1\nb = 2")
+    told = call(*command, "--config", file)
+    assert (told.code, told.out) == (2, "")
+    assert "2 faults in the configuration\n  a: is no setting" in told.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(config: Path) -> None:
+    fill(config)
+    reading = [*COMMAND, "outbox", "list", "--config", str(config)]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$@" | true', "sh", *reading], env=environment(), stderr=subprocess.PIPE
+    ) as process:
+        _, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert b"Traceback" not in errors
+    assert b"Exception" not in errors
+
+
+# --- check ---
+
+
+def sinks(config: Path, lab: ImdsLab, **sinks: dict[str, Any]) -> None:
+    config.write_text(
+        toml({"state_dir": config.parent / "state", "imds": {"endpoint": lab.url("web-0")}, "sinks": sinks})
+    )
+
+
+def test_a_check_of_what_works_shows_each_part_and_exits_0(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    lab.schedule(event_type="Reboot", resources=["web-0"])
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url}, screen={"kind": "stdout"})
+    told = call("check", "--config", config)
+    assert told.code == 0
+    lines = told.out.splitlines()
+    assert lines[0].split() == ["PART", "RESULT", "FOUND"]
+    assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
+    assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in told.out
+    assert "this VM is web-0" in told.out
+    assert f"{inbox.base_url} is reached" in told.out
+    assert {one.method for one in inbox.received} == {"OPTIONS"}
+    assert not (config.parent / "state").exists()
+
+
+def test_a_check_gives_the_same_as_json(call: Any, config: Path, lab: ImdsLab, inbox: Inbox) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    told = call("check", "--json", "--config", config)
+    assert told.code == 0
+    assert [(row["part"], row["result"]) for row in told.json] == [
+        ("state", "ok"),
+        ("imds", "ok"),
+        ("instance", "ok"),
+        ("sink ops", "ok"),
+    ]
+    assert all(set(row) == {"part", "result", "found", "mend"} for row in told.json)
+
+
+def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_mend(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    url = lab.url("web-0")
+    lab.close()
+    told = call("check", "--config", config)
+    assert told.code == 3
+    assert f"IMDS at {url}: the connection failed: Connection refused" in told.out
+    assert "-> on an Azure VM, look for a firewall or proxy" in told.out
+    assert "sink ops" in told.out
+
+
+def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    with nobody_there() as down:
+        inbox.fault(401, method="OPTIONS")
+        sinks(
+            config,
+            lab,
+            down={"kind": "webhook", "url": f"{down}/hook?sig=topsecret"},
+            locked={"kind": "webhook", "url": inbox.url},
+        )
+        told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    found = {row["part"]: row for row in told.json}
+    assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
+    assert found["sink down"]["found"] == f"{down}: the connection failed: Connection refused"
+    assert found["sink down"]["mend"] == "events wait in the outbox until it is reached"
+    assert found["sink locked"]["mend"] == "look at the settings of [sinks.locked] and its secrets"
+    assert found["imds"]["result"] == "ok"
+
+
+def test_a_check_finds_nonsense_from_imds(call: Any, config: Path, lab: ImdsLab) -> None:
+    sinks(config, lab)
+    lab.fault("garbage")
+    told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    assert {row["part"]: row["result"] for row in told.json}["imds"] == "FAIL"
+
+
+def test_a_check_finds_a_state_folder_that_cannot_be_used(
+    call: Any, config: Path, lab: ImdsLab, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    sinks(config, lab)
+    told = call("check", "--json", "--config", config)
+    assert told.code == 3
+    (state,) = [row for row in told.json if row["part"] == "state"]
+    assert state["result"] == "FAIL"
+    assert state["mend"]
+
+
+# --- status ---
+
+
+def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(
+        config,
+        lab,
+        ops={"kind": "webhook", "url": inbox.url},
+        chat={"kind": "webhook", "format": "slack", "url": f"{inbox.base_url}/chat"},
+    )
+    told = call("check", "--send", "--config", config)
+    assert told.code == 0, told
+    assert told.out.count("it took a test message") == 2
+    event, message = (one.json() for one in inbox.accepted)
+    assert event["type"] == "io.imdsbridge.bridge.test.v1"
+    assert "test" in event["data"]["Message"]
+    assert "TEST" in message["text"]
+    assert "nothing is scheduled" in message["text"]
+
+
+def test_a_check_with_send_tells_of_a_sink_that_refuses_the_message(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    inbox.fault(422, body="no such field")
+    told = call("check", "--send", "--json", "--config", config)
+    assert told.code == 3
+    (row,) = [row for row in told.json if row["part"] == "sink ops"]
+    assert (row["result"], "no such field" in row["found"]) == ("FAIL", True)
+
+
+# --- render ---
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        {"kind": "stdout"},
+        {"kind": "webhook", "url": "https://example.org/hook/secret-part?sig=topsecret"},
+        {"kind": "webhook", "mode": "binary", "url": "https://example.org/hook"},
+        {"kind": "webhook", "mode": "batch", "url": "https://example.org/hook"},
+        {"kind": "webhook", "format": "teams", "url": "https://example.org/hook?sig=topsecret"},
+        {"kind": "webhook", "format": "slack", "url": "https://example.org/hook"},
+        {"kind": "webhook", "format": "pagerduty", "routing_key": "0123456789topsecret0123456789abcd"[:32]},
+        {
+            "kind": "webhook",
+            "format": "template",
+            "url": "https://example.org/",
+            "template": {"t": "{{ data }}"},
+        },
+        {"kind": "eventgrid", "endpoint": "https://example.org/api/events", "key": "topsecret"},
+        {
+            "kind": "servicebus",
+            "connection_string": "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=topsecret",
+            "topic": "events",
+        },
+    ],
+    ids=lambda sink: f"{sink['kind']}-{sink.get('format', sink.get('mode', ''))}",
+)
+def test_render_shows_every_type_of_event_as_it_is_sent_without_secrets(
+    call: Any, config: Path, lab: ImdsLab, sink: dict[str, Any]
+) -> None:
+    sinks(config, lab, it=sink)
+    told = call("render", "--config", config)
+    assert told.code == 0, told
+    headings = [line.split()[1].rstrip(":") for line in told.out.splitlines() if line.startswith("# ")]
+    assert headings == EVENT_TYPES_IN_ORDER
+    assert "topsecret" not in told.out
+    assert "secret-part" not in told.out
+    assert "dead-lettered" not in told.out
+
+
+def test_render_shows_the_very_bytes_and_lays_them_out_when_asked(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    sinks(config, lab, it={"kind": "stdout"})
+    arguments = ("render", "--type", "scheduledevent.started", "--config", config)
+    heading, body, *_ = call(*arguments).out.splitlines()
+    assert heading == "# io.imdsbridge.scheduledevent.started.v1"
+    laid_out = call(*arguments, "--indent").out.partition("\n")[2]
+    assert json.loads(body)["data"].keys() == json.loads(laid_out)["data"].keys()
+    assert laid_out.startswith('{\n  "specversion": "1.0",')
+
+
+def test_render_says_which_events_a_sink_leaves_out(call: Any, config: Path, lab: ImdsLab) -> None:
+    sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Freeze"}})
+    told = call("render", "--type", "scheduledevent.*", "--config", config)
+    assert told.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sink", "opps"], "given --sink opps, expected one of ops, it"),
+        ([], "given --sink nothing, expected one of ops, it"),
+        (["--sink", "ops", "--type", "scheduled"], "given --type scheduled, expected one of io.imdsbridge."),
+    ],
+)
+def test_render_of_what_there_is_not_exits_2_with_what_there_is(
+    call: Any, config: Path, lab: ImdsLab, arguments: list[str], said: str
+) -> None:
+    sinks(config, lab, ops={"kind": "stdout"}, it={"kind": "stdout"})
+    told = call("render", *arguments, "--config", config)
+    assert told.code == 2
+    assert said in told.err
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        ({"format": "template", "template": {"text": "{{ data.EvntType }}"}}, "did you mean EventType?"),
+        (
+            {"format": "teams", "time_zone": "Europe/Berln"},
+            "expected an IANA time zone such as Europe/Berlin",
+        ),
+        ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
+        ({"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected types that there are"),
+        ({"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
+        ({"where": {"EventType": ["Rebot"]}}, 'EventType: given "Rebot", did you mean Reboot?'),
+        ({"where": {"AffectsThisVm": "yes"}}, 'AffectsThisVm: given "yes", expected true or false'),
+        ({"ca_file": "/does/not/exist.pem"}, "ca_file: /does/not/exist.pem: No such file or directory"),
+        (
+            {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF", "types": ["*"]},
+            "document.changed",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["forward", "check", "render"])
+def test_what_a_sink_cannot_do_is_a_fault_of_the_configuration_and_told_with_the_mend(
+    call: Any, config: Path, lab: ImdsLab, command: str, faulty: tuple[dict[str, Any], str]
+) -> None:
+    sink, said = faulty
+    sinks(config, lab, ops={"kind": "webhook", "url": "https://example.org/", **sink})
+    told = call(command, "--config", config)
+    assert told.code == 2
+    assert "sinks.ops" in told.err
+    assert said in told.err
+
+
+def live_status(config: Path, **more: Any) -> StateFolder:
+    """Write a status as a running process does, with an event that starts in a quarter of an hour."""
+    folder = StateFolder(config.parent / "state" / "forward")
+    folder.acquire()
+    soon = format_datetime(datetime.now(UTC) + timedelta(minutes=15, seconds=30), usegmt=True)
+    folder.write_status(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "running": True,
+            "written_at": datetime.now(UTC).isoformat(),
+            "vm": "web-0",
+            "imds": "http://169.254.169.254",
+            "last_good_at": datetime.now(UTC).isoformat(),
+            "document": {
+                "DocumentIncarnation": 7,
+                "Events": [
+                    {
+                        "EventId": "4CAEA225",
+                        "EventType": "Reboot",
+                        "EventStatus": "Scheduled",
+                        "EventSource": "User",
+                        "Resources": ["web-0", "web-1"],
+                        "NotBefore": soon,
+                    },
+                    {"EventId": "C7061BAC", "EventType": "Freeze", "EventStatus": "Started", "NotBefore": ""},
+                ],
+            },
+            "sinks": {
+                "ops": {
+                    "state": "retrying",
+                    "backlog": 3,
+                    "oldest_waits_seconds": 65.0,
+                    "last_success_at": None,
+                    "last_error": "503",
+                    "last_error_at": "2026-01-01T00:00:00.000Z",
+                    "dead_letters": 2,
+                }
+            },
+            **more,
+        }
+    )
+    return folder
+
+
+def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path) -> None:
+    folder = live_status(config)
+    told = call("status", "--config", config)
+    folder.release()
+    assert told.code == 0
+    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, told \d+ s ago", told.out)
+    assert "Document 7:" in told.out
+    assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", told.out)
+    assert re.search(r"Freeze +Started +- +- +C7061BAC +-", told.out)
+    assert re.search(
+        r"ops +retrying +3 \(oldest 1 min 5 s\) +never +2 +2026-01-01T00:00:00.000Z 503", told.out
+    )
+
+
+def test_status_gives_the_same_as_json(call: Any, config: Path) -> None:
+    folder = live_status(config)
+    told = call("status", "--json", "--config", config)
+    folder.release()
+    assert told.code == 0
+    assert told.json["running"] is True
+    assert 900 < told.json["events"][0]["StartsInSeconds"] <= 930
+    assert told.json["events"][1]["StartsInSeconds"] is None
+    assert told.json["sinks"]["ops"]["backlog"] == 3
+
+
+def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config: Path) -> None:
+    live_status(config, disk_trouble="no space").release()
+    told = call("status", "--config", config)
+    assert told.code == 3
+    assert re.match(r"NOT RUNNING: what follows is from \d+ s ago", told.out)
+    assert "DISK  FAILS, events are kept in memory only: no space" in told.out
+
+
+def test_status_without_a_process_ever_exits_2_and_says_why(call: Any, config: Path) -> None:
+    told = call("status", "--config", config)
+    assert told.code == 2
+    assert "there is no status in" in told.err
+
+
+def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: Any) -> None:
+    lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+    sinks(config, lab)
+    with subprocess.Popen(
+        [*COMMAND, "forward", "--config", str(config)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        folder = config.parent / "state" / "forward"
+        wait_until((folder / "status.json").exists)
+        told = wait_until(
+            lambda: (told := call("status", "--json", "--config", config)).json["events"] and told
+        )
+        assert (told.code, told.json["pid"], told.json["vm"]) == (0, process.pid, "web-0")
+        assert told.json["sinks"]["stdout"]["state"] == "ok"
+        process.terminate()
+        assert process.wait(LIMIT_SECONDS) == 0
+    assert call("status", "--config", config).code == 3
+
+
+# --- outbox ---
+
+
+def fill(config: Path) -> None:
+    """Leave three events in an outbox, and two dead letters, the second without its body."""
+    outbox = open_outbox(config.parent / "state" / "forward", sinks={"ops": (Filter(), True)})
+    for name, type_ in (("one", OTHER_TYPE), ("two", OTHER_TYPE), ("three", OTHER_TYPE)):
+        outbox.commit([event(name, type_=type_)], meta={})
+    generation, page = outbox.pending("ops", 10)
+    for sent, reason in zip(page, ("rejected", "overflow"), strict=False):
+        letter = DeadLetter(
+            sink="ops",
+            id=sent.id,
+            type=sent.type,
+            reason=reason,
+            detail=f"{sent.id} was refused",
+            dead_at=sent.stored_at,
+            body=sent.body if reason == "rejected" else None,
+        )
+        outbox.acknowledge("ops", generation, [sent], dead_lettered=letter)
+    outbox.close()
+
+
+def test_outbox_list_shows_the_newest_events(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "list", "--config", config)
+    assert told.code == 0
+    assert [line.split()[0] for line in told.out.splitlines()] == ["SEQ", "1", "2", "3"]
+    told = call("outbox", "list", "--json", "--limit", "2", "--config", config)
+    assert [(row["seq"], row["id"], row["type"]) for row in told.json] == [
+        (2, "two", OTHER_TYPE),
+        (3, "three", OTHER_TYPE),
+    ]
+
+
+def test_outbox_list_shows_dead_letters_with_the_reason(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "list", "--dead", "--config", config)
+    assert re.search(r"1 +ops +\S+ +rejected +False +one +one was refused", told.out)
+    told = call("outbox", "list", "--dead", "--json", "--config", config)
+    assert [(row["number"], row["reason"], row["can_be_sent"]) for row in told.json] == [
+        (1, "rejected", True),
+        (2, "overflow", False),
+    ]
+    assert call("outbox", "list", "--sink", "other", "--config", config).out == "no dead letters\n"
+
+
+@pytest.mark.parametrize("which", ["two", "2"])
+def test_outbox_show_prints_an_event_as_it_is_sent(call: Any, config: Path, which: str) -> None:
+    fill(config)
+    told = call("outbox", "show", which, "--config", config)
+    assert told.json["id"] == "two"
+    assert "\n  " in told.out
+    assert call("outbox", "show", which, "--json", "--config", config).json == told.json
+
+
+def test_outbox_retry_marks_what_can_be_sent_and_says_what_cannot(call: Any, config: Path) -> None:
+    fill(config)
+    told = call("outbox", "retry", "--all", "--config", config)
+    assert told.code == 3
+    assert told.out == "1 dead letter(s) will be sent again; 1 cannot: no body was kept for want of room\n"
+    rows = call("outbox", "list", "--dead", "--json", "--config", config).json
+    assert [row["retry"] for row in rows] == [True, False]
+
+
+def test_outbox_drop_forgets_dead_letters(call: Any, config: Path) -> None:
+    fill(config)
+    assert call("outbox", "drop", "1", "2", "--config", config).out == "2 dead letter(s) dropped\n"
+    assert call("outbox", "list", "--dead", "--config", config).out == "no dead letters\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["show", "nothing"], "nothing: no such event is stored"),
+        (["retry", "7"], "no such dead letter: 7"),
+        (["retry"], "give the numbers of dead letters, or --all"),
+        (["drop", "1", "--all"], "give the numbers of dead letters, or --all"),
+        (["drop", "1", "--sink", "other"], "no such dead letter: 1"),
+    ],
+)
+def test_what_outbox_cannot_do_exits_2_and_says_why(
+    call: Any, config: Path, arguments: list[str], why: str
+) -> None:
+    fill(config)
+    told = call("outbox", *arguments, "--config", config)
+    assert told.code == 2
+    assert why in told.err
+
+
+def test_outbox_without_a_state_exits_2_and_says_why(call: Any, config: Path) -> None:
+    told = call("outbox", "list", "--config", config)
+    assert told.code == 2
+    assert "there is no outbox in" in told.err
+
+
+def test_the_state_can_be_looked_at_by_whoever_cannot_read_the_secrets(call: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'state_dir = "{tmp_path.as_posix()}"\n[sinks.a]\nkind = "webhook"\nurl_file = "{tmp_path.as_posix()}/none"'
+    )
+    told = call("status", "--config", file)
+    assert (told.code, f"there is no status in {tmp_path / 'forward'}" in told.err) == (2, True)
+    assert call("check", "--config", file).code == 2

@@ -1,0 +1,455 @@
+"""The contract with consumers: schemas that are current, examples that are real, and events that keep to both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from bridge.approvals.command import COMMAND_APPROVE, parse_command
+from bridge.config.base import EVENT_TYPES
+from bridge.contract.data import DATA
+from bridge.contract.schema import file_name, schemas
+from bridge.contract.types import type_of
+from bridge.events.builder import TEST, Reporter
+from bridge.events.model import CloudEvent, StoredEvent
+from bridge.formats.cloudevents import structured
+from bridge.formats.samples import check_event, samples
+from bridge.imds.diff import Observation, Watch, compare
+from bridge.imds.document import Document, parse_document
+from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
+from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
+from bridge.lab.servicebus.filters import sql
+from bridge.lab.servicebus.sections import Content
+from bridge.sinks.servicebus import to_message
+from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
+from tests.support.process import run
+from tests.support.schemas import EXAMPLES, SCHEMAS, VALIDATORS, examples, faults, name_of, record
+
+AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
+REPORTER = Reporter(name="web-0", role="forward", epoch="e1", vm=VM, session="{resource_group}.{vm}")
+NOBODY = Reporter(name="host 1", role="forward", epoch="e1")
+COMMAND = VALIDATORS[COMMAND_APPROVE]
+
+
+def tell(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[CloudEvent]:
+    """Tell of the documents one after another, as the forwarder does."""
+    watch = Watch()
+    for sequence, document in enumerate(documents, start=1):
+        before = watch.document
+        watch, changes = compare(watch, document, Observation(at=400.0 * sequence, gap_seconds=1.0))
+        told = [
+            reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=AT)
+            for change in changes
+        ]
+        yield from told
+        ids = [event.id for event in told]
+        yield reporter.document(document, previous=before, event_ids=ids, sequence=sequence, at=AT)
+
+
+def faults_in(told: Iterator[CloudEvent]) -> list[str]:
+    return [f"{event.type}: {fault}" for event in told for fault in faults(envelope_of(structured(event)))]
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+# --- the files ---
+
+
+def test_the_files_are_what_the_command_writes(tmp_path: Path) -> None:
+    done = run("schema", "--write", tmp_path / "new")
+    assert done.returncode == 0, done
+    written = {path.name: path.read_bytes() for path in (tmp_path / "new").iterdir()}
+    assert written == {path.name: path.read_bytes() for path in SCHEMAS.glob("*.json")}
+
+
+def test_every_type_has_a_schema_and_an_example_and_nothing_else_has() -> None:
+    assert {type_of(name) for name in DATA} == {*EVENT_TYPES, type_of(TEST), type_of(COMMAND_APPROVE)}
+    files = {file_name(name) for name in DATA}
+    assert {path.name for path in SCHEMAS.glob("*.json")} == files
+    assert {path.name for path in EXAMPLES.iterdir()} == files
+
+
+@pytest.mark.parametrize("wanted", ["approval.failed", "io.imdsbridge.approval.failed.v1"])
+def test_the_command_prints_one_schema(wanted: str) -> None:
+    assert run("schema", wanted).stdout == (SCHEMAS / "approval.failed.v1.json").read_text()
+
+
+def test_without_a_name_the_command_lists_the_names() -> None:
+    assert run("schema").stdout.split() == list(DATA)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense",), "schema: given nonsense, expected one of scheduledevent.scheduled, "),
+        (("approval.failed", "--write", "."), "schema: give NAME or --write, not both"),
+        (("--write", "/proc/here"), "schema: cannot write to /proc/here: No such file or directory"),
+    ],
+)
+def test_what_the_command_cannot_do_it_says(arguments: tuple[str, ...], said: str) -> None:
+    done = run("schema", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+# --- what stands in them ---
+
+
+def properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Give all properties, those of properties and of items too."""
+    for name, told in schema.get("properties", {}).items():
+        yield name, told
+        yield from properties(told)
+        yield from properties(told.get("items", {}))
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_schema_is_valid_and_says_of_every_property_what_it_is(name: str) -> None:
+    schema = schemas()[name]
+    Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:imds-bridge:schema:{name}:1"
+    assert schema["description"]
+    for property_name, told in properties(schema):
+        assert told["title"] == property_name
+        assert "Source: " in told["description"], property_name
+        kinds = {told["type"]} if isinstance(told.get("type"), str) else set(told.get("type", ()))
+        if kinds & {"integer", "number"} or told.get("format") == "date-time":
+            assert "Unit: " in told["description"], property_name
+        assert told.get("examples") or told.get("properties"), property_name
+        validator = Draft202012Validator(told, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        assert all(validator.is_valid(example) for example in told.get("examples", ())), property_name
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_schema_needs_no_other_file_and_lets_further_properties_pass(name: str) -> None:
+    text = (SCHEMAS / file_name(name)).read_text()
+    assert '"$ref"' not in text
+    assert '"additionalProperties": false' not in text
+    data = read(EXAMPLES / file_name(name))["data"]
+    assert VALIDATORS[name].is_valid({**data, "SomethingNew": {"a": [None]}})
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if name != COMMAND_APPROVE])
+def test_a_schema_refuses_data_that_lack_what_is_promised_or_have_another_type(name: str) -> None:
+    data = read(EXAMPLES / file_name(name))["data"]
+    for required in schemas()[name]["required"]:
+        assert not VALIDATORS[name].is_valid({key: data[key] for key in data if key != required}), required
+        assert not VALIDATORS[name].is_valid({**data, required: object()}), required
+
+
+@pytest.mark.parametrize("end", ["completed", "canceled", "ended"])
+def test_the_words_for_an_end_are_closed(end: str) -> None:
+    name = f"scheduledevent.{end}"
+    data = read(EXAMPLES / file_name(name))["data"]
+    assert not VALIDATORS[name].is_valid({**data, "EventStatus": "Scheduled"})
+
+
+# --- what README.md says ---
+
+
+def links() -> set[str]:
+    return set(re.findall(r"\]\(([^)]+)\)", (SCHEMAS / "README.md").read_text()))
+
+
+def test_readme_leads_to_every_schema_and_to_nothing_that_is_not_there() -> None:
+    assert {path.name for path in SCHEMAS.glob("*.json")} < links()
+    assert [link for link in links() if not (SCHEMAS / link).exists()] == []
+
+
+def sql_filters() -> list[str]:
+    (block,) = re.findall(r"```sql\n(.*?)```", (SCHEMAS / "README.md").read_text(), re.DOTALL)
+    return list(block.splitlines())
+
+
+@pytest.mark.parametrize("expression", sql_filters())
+def test_a_filter_of_readme_takes_some_events_and_not_others(expression: str) -> None:
+    matches, taken = sql(expression), []
+    for path in EXAMPLES.iterdir():
+        envelope = read(path)
+        body = path.read_bytes()
+        event = StoredEvent(seq=1, id=envelope["id"], type=envelope["type"], stored_at=0.0, body=body)
+        message = to_message(event)
+        content = Content(
+            header=[],
+            annotations={},
+            properties={"subject": message.subject, "correlation_id": message.correlation_id},
+            properties_bytes=b"",
+            application_bytes=b"",
+            body_bytes=b"",
+            size_bytes=0,
+            application_properties=dict(message.application_properties or {}),
+        )
+        taken.append(matches(content))
+    assert {*taken} == {True, False}
+
+
+# --- what is published ---
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_an_example_is_a_valid_event_of_its_type(name: str) -> None:
+    envelope = read(EXAMPLES / file_name(name))
+    assert faults(envelope) == []
+    assert envelope["type"] == type_of(name)
+    if name != COMMAND_APPROVE:  # a command need not say it
+        assert envelope["dataschema"] == schemas()[name]["$id"]
+
+
+def test_the_samples_of_every_type_keep_to_the_schemas() -> None:
+    told = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
+    assert [fault for envelope in told for fault in faults(envelope)] == []
+    assert {envelope["dataschema"] for envelope in told} == {
+        schema["$id"] for name, schema in schemas().items() if name != COMMAND_APPROVE
+    }
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("reporter", [REPORTER, NOBODY], ids=["known", "unknown"])
+def test_recorded_documents_make_events_that_keep_to_the_schemas(path: Path, reporter: Reporter) -> None:
+    documents = [parse_document(json.dumps(raw).encode()) for raw in read(path)["documents"]]
+    assert faults_in(tell(documents, reporter)) == []
+
+
+@pytest.mark.parametrize("version", EVENT_VERSIONS)
+def test_documents_of_every_api_version_make_events_that_keep_to_the_schemas(version: str) -> None:
+    lives = []
+    for status in ("Scheduled", "Started", ""):
+        events = [
+            event_fields(
+                event_id=f"{kind}-1",
+                event_type=kind,
+                event_status=status,
+                resources=["web_0", "web_1"],
+                description="",
+                event_source="User",
+                duration_seconds=9,
+            )
+            | {"NotBefore": NOT_BEFORE if status == "Scheduled" else ""}
+            for kind in IMDS_TYPES
+            if status
+        ]
+        lives.append(parse_document(json.dumps(render_document(7 + len(lives), events, version)).encode()))
+    told = list(tell(lives))
+    assert len(told) > len(lives)
+    assert faults_in(iter(told)) == []
+
+
+texts = st.text(max_size=8) | st.none()
+documented = st.fixed_dictionaries(
+    {
+        "EventId": st.sampled_from([FIRST, FIRST.lower(), SECOND, "third"]),
+        "EventStatus": st.sampled_from(["Scheduled", "Started", "scheduled", "Postponed"]) | texts,
+    },
+    optional={
+        "EventType": st.sampled_from(["Reboot", "Defrost"]) | texts,
+        "ResourceType": texts,
+        "Resources": st.lists(st.sampled_from(["web-0", "_WEB-0", "web-1", ""]), max_size=3) | st.none(),
+        "NotBefore": st.sampled_from([NOT_BEFORE, "2022-04-11T22:26:58Z", "0001-01-01T00:00:00Z"]) | texts,
+        "Description": texts,
+        "EventSource": st.sampled_from(["Platform", "User"]) | texts,
+        "DurationInSeconds": st.integers() | st.none(),
+        "SomethingNew": st.lists(st.floats(allow_nan=False, allow_infinity=False) | texts, max_size=2),
+        "Vm": st.just("whatever"),
+    },
+)
+documents = st.builds(
+    lambda incarnation, events: parse_document(
+        json.dumps({"DocumentIncarnation": incarnation, "Events": events}).encode()
+    ),
+    st.integers() | st.integers().map(str) | st.none(),
+    st.lists(documented, max_size=4) | st.none(),
+)
+
+
+@thorough
+@given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, NOBODY]))
+def test_whatever_documents_say_in_documented_types_becomes_events_that_keep_to_the_schemas(
+    life: list[Document], reporter: Reporter
+) -> None:
+    assert faults_in(tell(life, reporter)) == []
+
+
+@thorough
+@given(
+    st.dictionaries(st.sampled_from(["EventType", "Resources", "NotBefore"]), st.none() | st.integers()),
+    st.text(max_size=5),
+)
+def test_a_document_of_any_kind_is_told_whole_by_an_event_that_keeps_to_the_schema(
+    odd: dict[str, Any], name: str
+) -> None:
+    raw = {"DocumentIncarnation": [name], "Events": [entry(**odd), 5, None], name: odd}
+    told = [*tell([parse_document(json.dumps(raw).encode())])][-1]
+    assert faults_in(iter([told])) == []
+    assert told.data["Document"] == raw
+
+
+# --- what really runs ---
+
+
+def paths(value: Any, at: str = "") -> set[str]:
+    """Name every property of an event, at any depth."""
+    if isinstance(value, dict):
+        return {at} | {path for name, one in value.items() for path in paths(one, f"{at}/{name}")}
+    if isinstance(value, list):
+        return {at} | {path for one in value for path in paths(one, f"{at}/*")}
+    return {at}
+
+
+def test_the_processes_tell_what_the_examples_show_and_all_of_it_keeps_to_the_schemas(tmp_path: Path) -> None:
+    told = record(tmp_path)
+    assert [(name_of(envelope), fault) for envelope in told for fault in faults(envelope)] == []
+    for name, envelope in examples(told).items():
+        assert paths(envelope) == paths(read(EXAMPLES / file_name(name))), name
+    reasons = Counter(envelope["data"].get("Reason") for envelope in told)
+    assert {"approved", "denied", "imds_refused", "malformed", "Started", "Stopping"} <= reasons.keys()
+    assert [e["data"]["Count"] for e in told if "Count" in e["data"]] == [2]
+
+
+# --- commands ---
+
+
+def accepts(data: Any) -> bool:
+    """Tell whether the listener takes the data, alone and as a CloudEvent's."""
+    envelope = {
+        "specversion": "1.0",
+        "id": "c",
+        "source": "/s",
+        "type": type_of(COMMAND_APPROVE),
+        "data": data,
+    }
+    taken = []
+    for body in (data, envelope):
+        try:
+            parse_command(json.dumps(body).encode(), message_id="m")
+            taken.append(True)
+        except ValueError:
+            taken.append(False)
+    assert len(set(taken)) == 1, data
+    return taken[0]
+
+
+VALID_COMMANDS: list[dict[str, Any]] = [
+    {"EventId": FIRST},
+    {"EventIds": [FIRST, SECOND.lower()]},
+    {"EventIds": [f"e{number}" for number in range(100)]},
+    {"StartRequests": [{"EventId": FIRST}, {"EventId": SECOND, "Further": 1}]},
+    {"DocumentIncarnation": 5, "StartRequests": [{"EventId": FIRST}]},
+    {"EventId": "!" * 200, "Id": "order-17", "Vm": "größe 1", "RequestedBy": "", "Reason": "drained"},
+    {"EventId": FIRST, "Id": None, "Vm": None, "RequestedBy": None, "Reason": None, "ExpiresAt": None},
+    {"EventId": FIRST, "Vm": "", "ExpiresAt": "2026-11-20T12:00:00.123Z"},
+    {"EventId": FIRST, "ExpiresAt": "2026-11-20T12:00:00+02:00", "Further": {}},
+]
+INVALID_COMMANDS: list[dict[str, Any]] = [
+    {},
+    {"Vm": "web-0"},
+    {"EventId": ""},
+    {"EventId": None},
+    {"EventId": 5},
+    {"EventId": "two words"},
+    {"EventId": "x" * 201},
+    {"EventId": "é"},
+    {"EventIds": []},
+    {"EventIds": FIRST},
+    {"EventIds": [FIRST, None]},
+    {"EventIds": [f"e{number}" for number in range(101)]},
+    {"EventId": FIRST, "EventIds": []},
+    {"StartRequests": []},
+    {"StartRequests": [FIRST]},
+    {"StartRequests": {"EventId": FIRST}},
+    {"StartRequests": [{}]},
+    {"EventId": FIRST, "Vm": " "},
+    {"EventId": FIRST, "Vm": 5},
+    {"EventId": FIRST, "Vm": ["web-0"]},
+    {"EventId": FIRST, "Vm": "x" * 1001},
+    {"EventId": FIRST, "ExpiresAt": "soon"},
+    {"EventId": FIRST, "ExpiresAt": ""},
+    {"EventId": FIRST, "ExpiresAt": 1_795_000_000},
+    {"EventId": FIRST, "ExpiresAt": "2026-11-20t12:00:00z"},
+]
+
+
+@pytest.mark.parametrize("data", VALID_COMMANDS, ids=str)
+def test_a_command_that_keeps_to_the_schema_is_taken(data: dict[str, Any]) -> None:
+    assert list(COMMAND.iter_errors(data)) == []
+    assert accepts(data)
+
+
+@pytest.mark.parametrize("data", INVALID_COMMANDS, ids=str)
+def test_what_is_no_command_is_refused_by_the_schema_and_by_the_listener(data: dict[str, Any]) -> None:
+    assert not COMMAND.is_valid(data)
+    assert not accepts(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"EventId": FIRST, "EventIds": [SECOND]},
+        {"EventId": FIRST, "Reason": 5},
+        {"EventId": FIRST, "ExpiresAt": "2026-11-20"},
+    ],
+    ids=str,
+)
+def test_the_listener_also_takes_what_the_schema_does_not_promise(data: dict[str, Any]) -> None:
+    assert not COMMAND.is_valid(data)
+    assert accepts(data)
+
+
+printable = st.text(st.characters(exclude_categories=("C", "Zl", "Zp", "Zs")), max_size=9)
+
+
+@thorough
+@given(
+    st.one_of(
+        st.fixed_dictionaries({"EventId": st.text("!aZ0-~", max_size=3)}),
+        st.fixed_dictionaries({"EventIds": st.lists(st.text("!a-~ ", max_size=3), max_size=3)}),
+        st.fixed_dictionaries({"StartRequests": st.lists(st.fixed_dictionaries({"EventId": printable}))}),
+    ),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "Id": texts,
+            "Vm": printable | st.none(),
+            "RequestedBy": texts,
+            "Reason": texts,
+            "ExpiresAt": st.none()
+            | st.datetimes(datetime(2, 1, 1), timezones=st.just(UTC)).map(datetime.isoformat),
+        },
+    ),
+)
+def test_whatever_the_schema_takes_the_listener_takes(which: dict[str, Any], more: dict[str, Any]) -> None:
+    data = {**which, **more}
+    assert accepts(data) or not COMMAND.is_valid(data)
+
+
+def test_a_receipt_without_a_known_event_keeps_to_the_schema() -> None:
+    told = replace(REPORTER, role="listen").receipt(
+        outcome="rejected",
+        key="k",
+        command_id="",
+        event_id="",
+        resources=(),
+        sequence=1,
+        at=AT,
+        data={
+            "Reason": "malformed",
+            "Detail": "no JSON",
+            "Command": {"Id": ""},
+            "EventType": None,
+            "NotBeforeUtc": None,
+            "DryRun": True,
+        },
+    )
+    assert faults_in(iter([told])) == []

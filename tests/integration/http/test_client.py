@@ -1,0 +1,316 @@
+"""HTTP with limits: time, size, no redirect, no proxy, no cookie, verified TLS."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import HttpFailure
+from bridge.http.client import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
+from tests.support.process import (
+    LIMIT_SECONDS,
+    SLACK_SECONDS,
+    RawServer,
+    Serve,
+    answering,
+    dripping,
+    nobody_there,
+    self_signed,
+    silent,
+)
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+LIMIT_BYTES = 1000
+# The watchdog looks once a second, and machines that test are slow.
+LATE_SECONDS = SLACK_SECONDS
+
+
+@pytest.fixture
+def client() -> Iterator[HttpClient]:
+    client = HttpClient()
+    yield client
+    client.close()
+
+
+def ask(
+    client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS, truncate: bool = False
+) -> Answer:
+    request = client.prepare("GET", f"{url}/secret-path?secret=query", headers={"X-Key": "secret-header"})
+    return client.send(
+        request, timeout_seconds=timeout_seconds, max_body_bytes=LIMIT_BYTES, truncate=truncate
+    )
+
+
+def failure(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS) -> HttpFailure:
+    with pytest.raises(HttpFailure) as raised:
+        ask(client, url, timeout_seconds=timeout_seconds)
+    assert "secret" not in str(raised.value)
+    return raised.value
+
+
+# --- time ---
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n"), id="headers"),
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"), id="one-header"),
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x"), id="body"),
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"), id="body-of-unknown-length"),
+        pytest.param(
+            dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), id="chunks"
+        ),
+    ],
+)
+def test_an_answer_that_drips_is_given_up_when_the_whole_time_is_over(
+    client: HttpClient, serve: Serve
+) -> None:
+    with RawServer(serve) as server:
+        begun = time.monotonic()
+        assert str(failure(client, server.url, timeout_seconds=3)) == "no complete answer within 3 s"
+        assert 3 <= time.monotonic() - begun < 3 + LATE_SECONDS
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_peer_that_says_nothing_is_given_up(client: HttpClient, scheme: str) -> None:
+    with RawServer(silent) as server:
+        begun = time.monotonic()
+        failure(client, server.url.replace("http", scheme), timeout_seconds=0.5)
+        assert time.monotonic() - begun < 0.5 + LATE_SECONDS
+
+
+def test_a_peer_that_does_not_take_the_request_is_given_up(client: HttpClient) -> None:
+    with RawServer(silent) as server:
+        request = client.prepare("POST", server.url, headers={}, body=bytes(32 * 1024 * 1024))
+        begun = time.monotonic()
+        with pytest.raises(HttpFailure) as raised:
+            client.send(request, timeout_seconds=0.5, max_body_bytes=LIMIT_BYTES)
+        assert time.monotonic() - begun < 0.5 + LATE_SECONDS
+        assert not raised.value.permanent
+
+
+def test_after_a_time_out_the_client_can_be_used_again(client: HttpClient) -> None:
+    with RawServer(silent) as server:
+        failure(client, server.url, timeout_seconds=0.2)
+    with RawServer(answering(OK)) as server:
+        assert ask(client, server.url).body == b"ok"
+
+
+# --- size ---
+
+
+def test_an_answer_of_exactly_the_limit_is_taken_and_a_longer_one_refused(client: HttpClient) -> None:
+    full = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % LIMIT_BYTES + b"x" * LIMIT_BYTES
+    more = full.replace(b"1000", b"1001") + b"x"
+    with RawServer(answering(full, more)) as server:
+        assert len(ask(client, server.url).body) == LIMIT_BYTES
+        assert str(failure(client, server.url)) == "an answer of more than 1000 bytes"
+
+
+def test_an_endless_answer_is_refused_without_reading_it(client: HttpClient) -> None:
+    with RawServer(dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 600)) as server:
+        assert str(failure(client, server.url)) == "an answer of more than 1000 bytes"
+
+
+def test_a_long_answer_can_be_cut_off(client: HttpClient) -> None:
+    with RawServer(dripping(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 600)) as server:
+        answer = ask(client, server.url, truncate=True)
+    assert (answer.status, answer.body) == (500, b"x" * LIMIT_BYTES)
+
+
+def test_half_an_answer_is_no_answer(client: HttpClient) -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}")
+
+    with RawServer(serve) as server:
+        assert str(failure(client, server.url)) == "the connection closed in the middle of an answer"
+
+
+# --- where it goes ---
+
+
+def test_a_redirect_is_an_answer_and_not_followed(client: HttpClient) -> None:
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
+    with RawServer(answering(moved)) as server:
+        assert ask(client, server.url).status == 302
+        assert len(server.requests) == 1
+
+
+def test_the_body_of_a_redirect_is_bounded_and_not_unpacked_either(client: HttpClient) -> None:
+    packed = gzip.compress(bytes(1_000_000))
+    head = f"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+    with RawServer(answering(head.encode() + packed)) as server:
+        request = client.prepare("GET", server.url, headers={})
+        answer = client.send(request, timeout_seconds=LIMIT_SECONDS, max_body_bytes=100, truncate=True)
+    assert (answer.status, answer.body) == (302, packed[:100])
+
+
+def test_no_proxy_of_the_environment_is_used(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
+    with RawServer(answering(OK)) as server:
+        assert ask(client, server.url).status == 200
+
+
+def test_no_password_of_a_netrc_file_is_sent(
+    client: HttpClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    with RawServer(answering(OK)) as server:
+        ask(client, server.url)
+        assert "authorization" not in server.requests[0].lower()
+
+
+def test_only_what_was_asked_for_is_sent(client: HttpClient) -> None:
+    with RawServer(answering(OK)) as server:
+        ask(client, server.url)
+        line, *headers = server.requests[0].split("\r\n")
+        host = server.url.removeprefix("http://")
+    assert line == "GET /secret-path?secret=query HTTP/1.1"
+    assert sorted(headers) == [
+        "Accept-Encoding: identity",
+        f"Host: {host}",
+        f"User-Agent: {USER_AGENT}",
+        "X-Key: secret-header",
+    ]
+
+
+def test_no_cookie_is_kept(client: HttpClient) -> None:
+    with RawServer(answering(OK.replace(b"OK\r\n", b"OK\r\nSet-Cookie: a=b; Path=/\r\n"))) as server:
+        ask(client, server.url)
+        ask(client, server.url)
+        assert "cookie" not in server.requests[1].lower()
+
+
+def test_all_requests_share_one_connection(client: HttpClient) -> None:
+    answers = [
+        OK,
+        b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /\r\nContent-Length: 2\r\n\r\nno",
+        OK,
+    ]
+    with RawServer(answering(*answers)) as server:
+        assert [ask(client, server.url).status for _ in answers] == [200, 503, 204, 200, 302, 200]
+        assert server.connections == 1
+
+
+def test_a_connection_that_the_server_closed_is_replaced(client: HttpClient) -> None:
+    with RawServer(answering(OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n"))) as server:
+        assert [ask(client, server.url).body for _ in range(3)] == [b"ok"] * 3
+        assert server.connections == 3
+
+
+# --- what goes wrong ---
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(client: HttpClient, tmp_path: Path) -> None:
+    with RawServer(answering(OK), tls=self_signed(tmp_path)) as server:
+        error = failure(client, server.url)
+        assert error.permanent
+        assert "self-signed certificate" in str(error)
+        assert server.requests == []
+
+
+def test_no_connection_is_a_fault_of_the_moment(client: HttpClient) -> None:
+    with nobody_there() as url:
+        error = failure(client, url)
+    assert str(error) == "the connection failed: Connection refused"
+    assert not error.permanent
+
+
+def test_a_name_that_cannot_be_resolved_is_a_fault_of_the_moment(client: HttpClient) -> None:
+    error = failure(client, "http://does-not-exist.invalid")
+    assert "the host name cannot be resolved" in str(error)
+    assert not error.permanent
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x00" * 500, b"HTTP/1.1 200 OK\r\n"],
+)
+def test_what_is_no_http_is_a_fault_of_the_moment(client: HttpClient, answer: bytes) -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(answer)
+
+    with RawServer(serve) as server:
+        if answer.startswith(b"HTTP/1.1 200"):
+            assert ask(client, server.url).body == b""  # old servers end a head so
+        else:
+            assert not failure(client, server.url).permanent
+
+
+@pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
+def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpClient, value: str) -> None:
+    with pytest.raises(HttpFailure) as raised:
+        client.prepare("GET", "http://127.0.0.1/secret", headers={"Authorization": value})
+    assert raised.value.permanent
+    assert value.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"])
+def test_an_address_that_leads_nowhere_is_a_fault_of_the_settings(client: HttpClient, url: str) -> None:
+    with pytest.raises(HttpFailure) as raised:
+        client.send(client.prepare("GET", url, headers={}), timeout_seconds=5, max_body_bytes=1)
+    assert raised.value.permanent
+
+
+# --- Retry-After and origin ---
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0),
+        ("7", 7),
+        (" 7 ", 7),
+        ("4000", 100),
+        ("9" * 400, 100),
+        ("-7", None),
+        ("1.5", None),
+        ("", None),
+        ("soon", None),
+        ("²", None),
+        ("Mon, 99 Foo 2022 22:26:58 GMT", None),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Wed, 21 Oct 2915 07:28:00 GMT", 100),
+    ],
+)
+def test_retry_after_is_read_in_seconds_or_as_a_date_and_nonsense_is_passed_over(
+    value: str, seconds: float | None
+) -> None:
+    assert retry_after_seconds({"Retry-After": value}, limit_seconds=100) == seconds
+
+
+def test_a_date_in_retry_after_counts_from_now() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=50), usegmt=True)
+    seconds = retry_after_seconds({"Retry-After": soon}, limit_seconds=100)
+    assert seconds is not None
+    assert 45 < seconds <= 50
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://example.org/path?sig=1#x", "https://example.org"),
+        ("http://me:secret@example.org:8080/", "http://example.org:8080"),
+        ("https://[::1]:8443/x", "https://[::1]:8443"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert origin(url) == shown

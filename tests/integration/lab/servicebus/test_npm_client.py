@@ -1,0 +1,96 @@
+"""A second client, written by others in another language, finds in the lab what it expects of Service Bus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.npm import node_modules, run_script
+from tests.support.paths import DATA
+
+DATA = DATA / "servicebus"
+SCRIPT = DATA / "second_client.js"
+
+Ask = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Path:
+    return node_modules("@azure/service-bus")
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(DATA / "config.json") as started:
+        yield started
+        assert started.failures == ()
+
+
+@pytest.fixture
+def ask(modules: Path, lab: ServiceBusLab) -> Ask:
+    return lambda scenario: run_script(SCRIPT, scenario, lab.connection_string, modules=modules)
+
+
+def test_a_message_is_sent_received_renewed_and_completed(ask: Ask, lab: ServiceBusLab) -> None:
+    assert ask("send_receive_complete") == {
+        "body": {"specversion": "1.0"},
+        "messageId": "m1",
+        "subject": "s",
+        "correlationId": "c",
+        "contentType": "application/json",
+        "properties": {"EventStatus": "Scheduled", "number": 5, "flag": True},
+        "deliveryCount": 0,
+        "lockToken": "string",
+        "locksFor60Seconds": True,
+        "more": 0,
+    }
+    assert lab.entity("plain").counts.completed == 1
+
+
+def test_a_batch_arrives_in_order(ask: Ask) -> None:
+    assert ask("batch") == {"limit": 262144, "bodies": list(range(20))}
+
+
+def test_messages_are_peeked_abandoned_and_deferred(ask: Ask) -> None:
+    assert ask("abandon_defer_peek") == {
+        "peeked": ["1", "2"],
+        "deliveryCount": 1,
+        "second": "2",
+        "deferred": "1",
+    }
+
+
+def test_a_dead_letter_tells_reason_and_description(ask: Ask) -> None:
+    assert ask("dead_letter") == {"body": "bad", "reason": "malformed", "description": "no EventId"}
+
+
+def test_sessions_are_locked_renewed_and_kept_apart(ask: Ask) -> None:
+    assert ask("sessions") == {
+        "own": ["1", "2"],
+        "locked": "SessionCannotBeLocked",
+        "renewed": True,
+        "state": "half-way",
+        "next": "b",
+        "others": ["x"],
+        "without": "GeneralError",
+    }
+
+
+def test_subscriptions_get_what_their_rules_take(ask: Ask) -> None:
+    assert ask("topic_filters") == {"all": ["1", "2"], "bySubject": ["1"], "bySql": ["1"]}
+
+
+def test_a_message_id_is_taken_once(ask: Ask) -> None:
+    assert ask("duplicates") == ["1", "3"]
+
+
+def test_a_scheduled_message_comes_at_its_time_and_a_canceled_one_never(ask: Ask) -> None:
+    assert ask("schedule") == {"kept": ["kept"], "inTime": True}
+
+
+def test_what_cannot_be_sent_is_refused_by_name(ask: Ask) -> None:
+    assert ask("refusals") == {"missing": "MessagingEntityNotFound", "large": "MessageSizeExceeded"}

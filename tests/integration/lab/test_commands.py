@@ -1,0 +1,236 @@
+"""`imds-bridge lab` runs the simulators, and drives running ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import requests
+
+from bridge.config.loader import load
+from bridge.config.models import Config
+from bridge.lab import commands
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.scenario import scenario_names
+from tests.support.paths import ROOT
+
+LIMIT_SECONDS = 20
+COMMAND = """
+import argparse, sys
+from bridge.lab import commands
+parser = argparse.ArgumentParser(prog="imds-bridge")
+commands.add_parser(parser.add_subparsers(dest="command", required=True))
+sys.exit(commands.run(parser.parse_args()))
+"""
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    with ImdsLab(vms=["web-0", "web-1"], rate_limit=None) as started:
+        yield started
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="imds-bridge")
+    commands.add_parser(parser.add_subparsers(dest="command", required=True))
+    return parser.parse_args(["lab", *arguments])
+
+
+def drive(lab: ImdsLab, name: str, *arguments: str) -> int:
+    return commands.run(parse(name, "--control", lab.control_url, *arguments))
+
+
+def get_status(lab: ImdsLab) -> int:
+    url = f"{lab.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01"
+    return requests.get(url, headers={"Metadata": "true"}, timeout=LIMIT_SECONDS).status_code
+
+
+# --- driving a running lab ---
+
+
+def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--type", "Reboot", "--vm", "web-0", "--notice", "60", "--source", "User"]
+    assert drive(lab, "schedule", *arguments, "--duration", "5", "--description", "soon") == 0
+    (event,) = lab.events
+    assert capsys.readouterr().out == event["EventId"] + "\n"
+    shown = [
+        event[name] for name in ("EventType", "Resources", "EventSource", "DurationInSeconds", "Description")
+    ]
+    assert shown == ["Reboot", ["web-0"], "User", 5, "soon"]
+
+
+def test_schedule_without_a_vm_takes_all(lab: ImdsLab) -> None:
+    assert drive(lab, "schedule", "--type", "Freeze") == 0
+    assert lab.events[0]["Resources"] == ["web-0", "web-1"]
+
+
+def test_events_are_started_completed_and_canceled(lab: ImdsLab) -> None:
+    first, second = (lab.schedule(event_type="Reboot", resources=["web-0"]) for _ in range(2))
+    assert drive(lab, "start", first.lower()) == 0
+    assert [event["EventStatus"] for event in lab.events] == ["Started", "Scheduled"]
+    assert drive(lab, "complete", first) == 0
+    assert drive(lab, "cancel", second) == 0
+    assert lab.events == []
+
+
+def test_faults_are_set_counted_and_cleared(lab: ImdsLab) -> None:
+    assert drive(lab, "fault", "gone", "--count", "2", "--retry-after", "5", "--seconds", "0") == 0
+    assert [get_status(lab) for _ in range(3)] == [410, 410, 200]
+    assert drive(lab, "fault", "503", "--count", "0") == 0
+    assert {get_status(lab) for _ in range(5)} == {503}
+    assert drive(lab, "fault", "clear") == 0
+    assert get_status(lab) == 200
+
+
+def test_state_prints_json(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drive(lab, "state") == 0
+    assert json.loads(capsys.readouterr().out)["vms"] == {vm: lab.url(vm) for vm in lab.vms}
+
+
+def test_the_parser_names_the_function_to_run() -> None:
+    assert parse("scenarios").run is parse().run is commands.run
+
+
+def test_scenarios_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("scenarios")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == scenario_names()
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+# --- errors ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["start", "nobody"], "nobody"),
+        (["schedule", "--type", "Reboot", "--vm", "web-9"], "--vm given: web-9; expected: web-0, web-1"),
+        (["schedule", "--type", "Reboot", "--notice", "-1"], "notice_seconds given: -1"),
+        (["fault", "wobble"], "wobble"),
+        (["fault", "503", "--count", "-1"], "count given: -1"),
+    ],
+)
+def test_a_wrong_argument_is_told_and_exits_2(
+    lab: ImdsLab, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert drive(lab, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_lab_there_tells_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with ImdsLab() as gone:
+        address = gone.control_url
+    assert commands.run(parse("state", "--control", address)) == 2
+    error = capsys.readouterr().err
+    assert address in error
+    assert "start one with: imds-bridge lab" in error
+
+
+@pytest.mark.parametrize("address", ["nonsense", "https://127.0.0.1:1", "http://127.0.0.1:port"])
+def test_an_address_that_is_none_is_told(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("state", "--control", address)) == 2
+    assert "--control given" in capsys.readouterr().err
+
+
+def test_an_address_where_something_else_answers_is_told(
+    lab: ImdsLab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.run(parse("state", "--control", lab.url("web-0"))) == 2
+    assert "Not found" in capsys.readouterr().err
+
+
+def test_a_scenario_that_is_not_there_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("--scenario", "nowhere", "--port-base", "0")) == 2
+    assert "live-migration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["70000", "-5"])
+def test_a_port_that_is_none_exits_2(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("--port-base", port)) == 2
+    assert port in capsys.readouterr().err
+
+
+def test_a_taken_port_exits_2(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = lab.control_url.rpartition(":")[2]
+    assert commands.run(parse("--port-base", taken)) == 2
+    assert taken in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["schedule", "--help"], ["fault", "--help"], ["state", "--help"]]
+)
+def test_help_has_examples(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse(*arguments)
+    assert left.value.code == 0
+    assert re.search(r"examples?:\n +imds-bridge lab", capsys.readouterr().out)
+
+
+# --- running one ---
+
+
+def test_the_configurations_that_the_lab_prints_are_good_ones(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COMMAND, "lab", "--port-base", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = list(iter(process.stdout.readline, "Make something happen, from another terminal:\n"))
+        process.terminate()
+        process.stdout.read()
+    second = next(number for number, line in enumerate(lines) if line.startswith("One voice"))
+    vm, relay = (_saved(tmp_path / "lab.toml", part) for part in (lines[:second], lines[second:]))
+    assert sorted(vm.sinks) == ["bus", "grid", "inbox"]
+    assert vm.approvals is not None
+    assert sorted(relay.sinks) == ["chat"]
+    assert relay.relay is not None
+
+
+def _saved(file: Path, lines: list[str]) -> Config:
+    file.write_text("".join(line[2:] for line in lines if line.startswith("  ") and "web-0 " not in line))
+    return load(file, {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_lab_tells_its_addresses_and_the_story_until_a_signal(number: signal.Signals) -> None:
+    arguments = [
+        "lab",
+        "--port-base",
+        "0",
+        "--vm",
+        "extra",
+        "--scenario",
+        "host-failure",
+        "--time-scale",
+        "1000",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        for line in process.stdout:
+            lines.append(line)
+            if "is completed" in line:
+                process.send_signal(number)
+        assert process.wait(LIMIT_SECONDS) == 0
+    text = "".join(lines)
+    assert re.search(r"^  db-2 +http://127\.0\.0\.1:\d+$", text, re.MULTILINE)
+    assert re.search(r"^  extra +http://127\.0\.0\.1:\d+$", text, re.MULTILINE)
+    assert re.search(r'endpoint = "http://127\.0\.0\.1:\d+"\n', text)
+    assert re.search(r'url = "http://127\.0\.0\.1:\d+/hook"\n', text)
+    grid = r"http://127\.0\.0\.1:\d+"
+    assert re.search(
+        rf"^Event Grid: +{grid}/api/events or {grid}/topics/maintenance:publish$", text, re.MULTILINE
+    )
+    assert re.search(r"OPTIONS /eventgrid .* -> 200\n", text)
+    assert re.search(r"^Service Bus: +Endpoint=sb://127\.0\.0\.1:\d+;", text, re.MULTILINE)
+    assert "The host of db-2 fails" in text
+    assert "--control http://127.0.0.1:" in text
+    assert lines[-1].endswith("stops\n")

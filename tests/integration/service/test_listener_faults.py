@@ -1,0 +1,166 @@
+"""The bus fails in every way; no command is lost, and the listener recovers by itself and stops in time."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.azure import receiver as inlet
+from bridge.config.models import Secret
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled
+from tests.support.process import SLACK_SECONDS, RawServer, silent, wait_until
+
+# The SDK leaves the sockets of connections that were cut to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+RECOVERY_SECONDS = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _collect() -> Iterator[None]:
+    """Let what the SDK has left be collected here, where it is no fault."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsLab]:
+    with ImdsLab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(bus_config(LockDuration="PT5S")) as lab:
+        yield lab
+
+
+def schedule(imds: ImdsLab) -> str:
+    return imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+
+
+def test_a_bus_that_is_down_at_the_start_is_used_as_soon_as_it_is_up(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Sender(bus) as sender:
+        sender.send(command(schedule(imds), id="c"))
+    bus.stop_listening()
+    with Rig(tmp_path, imds, bus) as rig:
+        wait_until(lambda: rig.commands._failures >= 3)
+        assert rig.commands.status()["trouble"]
+        bus.listen_again()
+        up_at = time.monotonic()
+        assert rig.receipt_of("c")["Reason"] == "approved"
+        assert inlet.RETRY_LIMIT_SECONDS < RECOVERY_SECONDS
+        assert time.monotonic() - up_at < RECOVERY_SECONDS + SLACK_SECONDS
+        wait_settled(bus)
+    assert sum("no commands can be received" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("fault", ["drop", "detach"])
+def test_a_connection_that_is_cut_while_commands_wait_loses_none(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
+) -> None:
+    with Rig(tmp_path, imds, bus, grace_seconds=600) as rig:
+        with Sender(bus) as sender:
+            sender.send(*[command(f"E-{number}", id=f"c{number}") for number in range(5)])
+        wait_until(lambda: bus.entity(QUEUE).counts.locked == 5)
+        bus.fault(fault)
+        for number in range(5):
+            imds.schedule(event_type="Reboot", resources=["web-0"], event_id=f"E-{number}")
+        rig.receipts_of(*[f"c{number}" for number in range(5)])
+        wait_settled(bus)
+        receipts = rig.receipts()
+    assert len({one["id"] for one in receipts}) == len({str(one) for one in receipts}) == 5
+    posted = [one["EventId"] for post in posts(imds) for one in post["StartRequests"]]
+    assert sorted(posted) == [f"E-{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize("fault", ["drop_before_settle", "drop_after_settle"])
+def test_a_settlement_that_is_cut_short_answers_nobody_in_two_ways(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
+) -> None:
+    bus.fault(fault, count=2)
+    with Rig(tmp_path, imds, bus) as rig:
+        with Sender(bus) as sender:
+            sender.send(*[command(schedule(imds), id=f"c{number}") for number in range(4)])
+        rig.receipts_of(*[f"c{number}" for number in range(4)])
+        wait_settled(bus)
+        receipts = rig.receipts()
+    assert len({one["id"] for one in receipts}) == len({str(one) for one in receipts}) == 4
+    assert set(reasons(receipts)) == {"approved"}
+
+
+def test_a_wrong_key_is_said_once_and_healed_without_a_restart(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = tmp_path / "key"
+    key.write_text(bus.connection_string_with("d3Jvbmc="))
+    rig = Rig(tmp_path / "state", imds, bus)
+    rig.settings = rig.settings.model_copy(update={"connection_string": Secret(file=key)})
+    with rig:
+        with Sender(bus) as sender:
+            sender.send(command(schedule(imds), id="c"))
+        wait_until(lambda: rig.commands._failures >= 2)
+        key.write_text(bus.connection_string)
+        assert rig.receipt_of("c")["Reason"] == "approved"
+        wait_settled(bus)
+    said = [line for line in caplog.messages if "no commands can be received" in line]
+    assert len(said) == 1
+    assert "key or identity is refused" in said[0]
+    assert "d3Jvbmc=" not in caplog.text
+
+
+def test_a_missing_entity_is_received_from_once_it_is_there(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Rig(tmp_path, imds, bus, queue="later") as rig:
+        wait_until(lambda: rig.commands._failures >= 2)
+        bus.create_queue("later")
+        with Sender(bus, "later") as sender:
+            sender.send(command(schedule(imds), id="c"))
+        assert rig.receipt_of("c")["Reason"] == "approved"
+        wait_settled(bus, "later")
+    assert sum("there is no such queue" in line for line in caplog.messages) == 1
+
+
+def test_a_silent_peer_does_not_hold_up_the_stop(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
+    with RawServer(silent) as peer:
+        port = peer.url.rpartition(":")[2]
+        text = bus.connection_string.replace(str(bus.port), port)
+        rig = Rig(tmp_path, imds, bus, connection_string=text).start()
+        wait_until(lambda: peer.connections)
+        assert_stops_in_time(rig)
+    rig.stop()
+
+
+@pytest.mark.parametrize("fault", ["silent_cbs", "stall"])
+def test_a_broker_that_says_nothing_does_not_hold_up_the_stop(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
+) -> None:
+    if fault == "silent_cbs":
+        bus.fault(fault)
+    rig = Rig(tmp_path, imds, bus, grace_seconds=600).start()
+    wait_until(lambda: bus.connections)
+    if fault == "stall":
+        with Sender(bus) as sender:
+            sender.send(command("unknown", id="c"))
+        wait_until(lambda: bus.entity(QUEUE).counts.locked == 1)
+        bus.fault(fault)
+    assert_stops_in_time(rig)
+    bus.clear_faults()
+    bus.stop()
+    rig.stop()
+
+
+def assert_stops_in_time(rig: Rig) -> None:
+    rig.stopping.set()
+    asked_at = time.monotonic()
+    wait_until(lambda: not any(thread.is_alive() for thread in rig._threads))
+    assert time.monotonic() - asked_at < inlet.STOP_SECONDS + SLACK_SECONDS

@@ -1,0 +1,618 @@
+"""The relay: a subscription of the lab's Service Bus to the same sinks, over real sockets."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.azure import receiver as inlet
+from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
+from bridge.formats.samples import samples
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.runtime.clock import Clock
+from tests.support.bus import Sender, message
+from tests.support.outbox import failing_disk
+from tests.support.process import Forward, run, toml, wait_until
+from tests.support.relay import (
+    LOCK_SECONDS,
+    PATH,
+    TOPIC,
+    RelayProcess,
+    RelayRig,
+    body_of,
+    die,
+    fleet_bus,
+    kept,
+    live,
+    source,
+    told,
+)
+
+# The SDK leaves the sockets of connections that were cut to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collect() -> Iterator[None]:
+    """Let what the SDK has left be collected here, where it is no fault."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(fleet_bus()) as lab:
+        yield lab
+        assert lab.failures == ()
+
+
+@pytest.fixture
+def sender(bus: ServiceBusLab) -> Iterator[Sender]:
+    with Sender(bus, TOPIC) as one:
+        yield one
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    return [f"e{number:03}" for number in range(start, start + count)]
+
+
+def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.message for record in caplog.records if text in record.message]
+
+
+class JumpingClock(Clock):
+    """A clock whose wall time can be put forward."""
+
+    ahead_seconds = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead_seconds
+
+
+# What comes goes out
+
+
+def test_events_go_out_in_their_order_and_byte_for_byte_and_are_completed(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+) -> None:
+    with RelayProcess(tmp_path, bus, inbox) as relay:
+        sender.send(*map(told, names(150)))
+        relay.wait_until_relayed(bus)
+        assert relay.stop() == 0, relay
+    assert [one.body for one in inbox.accepted] == [body_of(name) for name in names(150)]
+    assert (kept(bus).counts.completed, kept(bus).counts.dead_letters) == (150, 0)
+
+
+@pytest.mark.parametrize("detecting", [True, False], ids=["duplicates are detected", "they are not"])
+def test_a_change_that_two_vms_publish_is_told_once(tmp_path: Path, inbox: Inbox, detecting: bool) -> None:
+    types = ["io.imdsbridge.scheduledevent.*"]
+    vms = ["web-0", "web-1"]
+    with (
+        ServiceBusLab(fleet_bus(RequiresDuplicateDetection=detecting)) as bus,
+        ImdsLab(vms=vms, rate_limit=None) as imds,
+        ExitStack() as stack,
+    ):
+        place = {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC}
+        fleet = [
+            Forward(
+                tmp_path / vm,
+                {
+                    "imds": {"endpoint": imds.url(vm), "poll_seconds": 0.2},
+                    "sinks": {"bus": {**place, "types": types}},
+                },
+            )
+            for vm in vms
+        ]
+        for forward in fleet:
+            stack.enter_context(forward)
+            forward.wait_for_status(lambda status: status["document"] is not None)
+        relay = stack.enter_context(RelayProcess(tmp_path / "relay", bus, inbox))
+        imds.schedule(event_type="Reboot", resources=vms, notice_seconds=86_400)
+        topic = bus.entity(TOPIC)
+        wait_until(lambda: topic.counts.enqueued + topic.counts.duplicates == 2, tell=lambda: fleet)
+        relay.wait_until_relayed(bus)
+    assert [event["data"]["EventType"] for event in inbox.events()] == ["Reboot"]
+    assert topic.counts.duplicates == int(detecting)
+
+
+def test_events_of_types_that_are_nobodys_here_pass_and_only_the_filters_decide(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+) -> None:
+    all_of_it = {"kind": "webhook", "url": f"{inbox.base_url}/all"}
+    ours = {"kind": "webhook", "url": f"{inbox.base_url}/ours", "types": ["io.imdsbridge.scheduledevent.*"]}
+    with RelayProcess(tmp_path, bus, sinks={"all": all_of_it, "ours": ours}) as relay:
+        sender.send(told("a", type="com.contoso.backup.done"), told("b", subject=None, extra=7), told("c"))
+        relay.wait_until_relayed(bus)
+        assert relay.stop() == 0, relay
+    came = [(one.path, one.json()["id"]) for one in inbox.accepted]
+    assert sorted(came) == [("/all", "a"), ("/all", "b"), ("/all", "c"), ("/ours", "b"), ("/ours", "c")]
+
+
+def test_the_relay_asks_no_imds_and_tells_nothing_of_its_own(
+    tmp_path: Path, bus: ServiceBusLab, inbox: Inbox
+) -> None:
+    with ImdsLab() as imds:
+        with RelayProcess(tmp_path, bus, inbox, imds={"endpoint": imds.url("web-0")}) as relay:
+            relay.wait_for_status(lambda status: status["running"])
+            wait_until(lambda: bus.receivers(PATH), tell=lambda: relay)
+            assert relay.stop() == 0, relay
+        assert imds.requests() == []
+    assert inbox.received == []
+
+
+# What is no event
+
+FAULTY: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "no JSON"),
+    "nonsense": (b"nonsense", "no JSON"),
+    "UTF-16": ("{}".encode("utf-16"), "no UTF-8"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "no JSON"),
+    "a list": (b"[" + body_of("x") + b"]", "no object"),
+    "NaN": (body_of("x").replace(b'"E"', b"NaN"), "NaN"),
+    "infinity": (body_of("x").replace(b'"E"', b"-Infinity"), "-Infinity"),
+    "a number beyond all": (body_of("x").replace(b'"E"', b"1e999"), "too large"),
+    "endless digits": (body_of("x").replace(b'"E"', b"9" * 10_000), "no JSON"),
+    "too deep to be read": (b'{"data":' + b"[" * 100_000, "too deeply"),
+    "too deep to be carried": (b'{"data":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "too deeply"),
+    "too large": (b" " * MAX_BODY_BYTES + b"{}", "bytes"),
+    "no specversion": (body_of("x", specversion=None), "no specversion"),
+    "another specversion": (body_of("x", specversion="0.3"), "specversion that is not"),
+    "no id": (body_of("x", id=None), "no id"),
+    "an empty id": (body_of("x", id=""), "id that is not 1 to 128"),
+    "a number as id": (body_of("x", id=7), "id that is not 1 to 128"),
+    "a long id": (body_of("x" * 129), "id that is not 1 to 128"),
+    "an id that no header can hold": (body_of("größe"), "id that is not 1 to 128"),
+    "an empty source": (body_of("x", source=""), "source that is not a text"),
+    "no type": (body_of("x", type=None), "no type"),
+    "a type with a line": (body_of("x", type="a\r\nb"), "attribute type"),
+    "a content type that no header can hold": (body_of("x", datacontenttype="größe"), "datacontenttype"),
+    "a content type that is no text": (body_of("x", datacontenttype=7), "datacontenttype"),
+    "a number as subject": (body_of("x", subject=7), "subject that is not a text"),
+    "half a pair": (body_of("x").replace(b'"E"', b'"\\ud800"'), "attribute subject"),
+    "an object as attribute": (body_of("x", subject={}), "attribute subject"),
+    "a fraction as attribute": (body_of("x", extra=0.5), "attribute extra"),
+    "a strange name": (body_of("x", Extra_1="x"), "'Extra_1'"),
+    "an endless attribute": (body_of("x", subject="s" * 100_000), "attribute subject"),
+}
+
+
+@pytest.mark.parametrize(("body", "why"), FAULTY.values(), ids=list(FAULTY))
+def test_what_is_no_event_is_told_by_what_is_wrong_with_it(body: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match="given") as raised:
+        read_event(body)
+    assert why in str(raised.value)
+    assert len(str(raised.value)) < 300
+
+
+def test_an_event_is_read_as_deep_as_a_forwarder_takes_it_from_imds() -> None:
+    deep = b"[" * 150 + b"]" * 150
+    body = body_of("x", flag=True, number=7, nothing=None).replace(
+        b'{"specversion"', b'{"data": %b, "specversion"' % deep
+    )
+    assert read_event(body) == Envelope(id="x", source="/s", type="io.imdsbridge.scheduledevent.scheduled.v1")
+
+
+def test_every_event_of_the_bridge_itself_can_be_relayed() -> None:
+    for event in samples(Clock().now()):
+        assert read_event(event.body).id == event.id
+
+
+def test_the_same_id_of_another_source_is_another_event() -> None:
+    keys = {read_event(body_of(name, source=where)).key for name in ("a", "b") for where in ("/s", "/t")}
+    assert len(keys) == 4
+
+
+def test_malformed_messages_are_dead_lettered_with_the_reason_while_the_good_go_on(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with RelayRig(tmp_path, bus) as rig:
+        for name in names(20):
+            sender.send(message(b"nonsense " * 3, message_id=f"bad-{name}"), told(name))
+        rig.sinks[0].wait_for(20)
+        rig.wait_until_settled()
+        assert rig.relay.status()["malformed"] == 20
+    assert rig.sinks[0].ids() == names(20)
+    dead = kept(bus).dead_letters
+    assert {(one.dead_letter_reason, one.delivery_count) for one in dead} == {("malformed", 0)}
+    assert len(dead) == 20
+    description = dead[0].dead_letter_description or ""
+    assert "given no JSON" in description
+    assert "expected one CloudEvent 1.0 as a JSON object" in description
+    assert len(warnings(caplog, "what is no event is dead-lettered")) == 1
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+attributes = st.sampled_from(["specversion", "id", "source", "type", "subject", "time", "data", "extra", "Ä"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=st.dictionaries(attributes, json_values), cut=st.integers(0, 400), junk=st.binary(max_size=3))
+def test_whatever_comes_is_an_event_that_can_be_stored_or_is_refused(
+    changes: dict[str, Any], cut: int, junk: bytes
+) -> None:
+    whole = json.dumps(json.loads(body_of("x")) | changes).encode()
+    for body in (whole, whole[:cut] + junk + whole[cut:]):
+        try:
+            envelope = read_event(body)
+        except ValueError:
+            continue
+        assert f"{envelope.id}{envelope.source}{envelope.type}".encode()
+        assert len(envelope.id) <= 128
+
+
+# What comes again
+
+
+def test_an_event_that_was_committed_and_comes_again_is_completed_and_not_sent_twice(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    bus.fault("drop_before_settle", count=1)
+    with RelayRig(tmp_path, bus) as rig:
+        sender.send(*map(told, names(10)))
+        rig.wait_until_settled()
+        rig.wait_for_status(relayed=10)
+        assert rig.relay.status()["repeated"] >= 1
+        rig.sinks[0].wait_for(10)
+    assert rig.sinks[0].ids() == names(10)
+    assert bus.struck("drop_before_settle") == 1
+
+
+def test_an_event_that_comes_again_after_a_restart_is_not_sent_twice(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    rig = RelayRig(tmp_path, bus)
+    with rig:
+        bus.fault("drop_before_settle")
+        sender.send(*map(told, names(10)))
+        rig.sinks[0].wait_for(10)
+    bus.clear_faults()
+    with rig:
+        rig.wait_until_settled()
+        rig.wait_for_status(relayed=0, repeated=10)
+    assert rig.sinks[0].ids() == names(10)
+    assert kept(bus).counts.completed == 10
+
+
+def test_one_event_in_several_messages_is_sent_once_and_every_message_is_completed(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    sender.send(*[message(body_of("same"), message_id=name) for name in names(7)], told("other"))
+    with RelayRig(tmp_path, bus) as rig:
+        rig.wait_until_settled()
+        rig.sinks[0].wait_for(2)
+    assert rig.sinks[0].ids() == ["same", "other"]
+    assert kept(bus).counts.completed == 8
+
+
+# Without a disk
+
+
+def test_without_a_disk_events_go_out_and_are_completed_only_once_every_sink_had_them(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    with failing_disk() as disk, RelayRig(tmp_path, bus, sinks=2) as rig:
+        die(rig.sinks[1])
+        disk.fail()
+        sender.send(*map(told, names(30)))
+        rig.sinks[0].wait_for(30)
+        rig.wait_for_status(held=30)
+        assert kept(bus).counts.completed == 0
+        live(rig.sinks[1])
+        rig.wait_until_settled()
+        assert rig.outbox.trouble
+        disk.recover()
+    assert [sink.ids() for sink in rig.sinks] == [names(30)] * 2
+    assert kept(bus).counts.completed == 30
+
+
+def test_more_than_can_wait_at_once_flows_without_a_disk(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    with failing_disk() as disk, RelayRig(tmp_path, bus) as rig:
+        disk.fail()
+        sender.send(*map(told, names(350)))
+        rig.sinks[0].wait_for(350)
+        rig.wait_until_settled()
+        assert rig.outbox.trouble
+        disk.recover()
+    assert rig.sinks[0].ids() == names(350)
+
+
+def test_what_is_held_without_a_disk_is_completed_once_the_disk_is_back_whatever_the_sinks_do(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    rig = RelayRig(tmp_path, bus)
+    die(*rig.sinks)
+    with failing_disk() as disk, rig:
+        disk.fail()
+        sender.send(*map(told, names(30)))
+        rig.wait_for_status(held=30)
+        disk.recover()
+        rig.outbox.heal()
+        rig.wait_until_settled()
+        assert rig.sinks[0].ids() == []
+    live(*rig.sinks)
+    with rig:
+        rig.sinks[0].wait_for(30)
+    assert rig.sinks[0].ids() == names(30)
+
+
+def test_what_is_held_keeps_its_lock_for_longer_than_a_lock_lasts(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    rig = RelayRig(tmp_path, bus)
+    die(*rig.sinks)
+    with failing_disk() as disk, rig:
+        disk.fail()
+        sender.send(*map(told, names(3)))
+        rig.wait_for_status(held=3)
+        begun = max(rig.inlet._waiting.values())
+        wait_until(lambda: min(rig.inlet._waiting.values()) > begun + 2 * LOCK_SECONDS)
+        assert [(one.locked, one.delivery_count) for one in kept(bus).messages] == [(True, 0)] * 3
+        disk.recover()
+        rig.outbox.heal()
+        rig.wait_until_settled()
+    assert rig.relay.status()["repeated"] == 0
+
+
+def test_what_is_held_and_comes_again_is_sent_once_and_completed_when_it_is_safe(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    rig = RelayRig(tmp_path, bus)
+    die(*rig.sinks)
+    with failing_disk() as disk, rig:
+        disk.fail()
+        sender.send(*map(told, names(5)))
+        rig.wait_for_status(held=5)
+        bus.fault("drop")
+        rig.wait_for_status(repeated=5, held=5)
+        assert kept(bus).counts.completed == 0
+        live(*rig.sinks)
+        rig.wait_until_settled()
+        disk.recover()
+    assert rig.sinks[0].ids() == names(5)
+
+
+def test_no_more_bytes_wait_than_the_memory_keeps_without_a_disk(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inlet, "BATCH_MESSAGES", 1)
+    monkeypatch.setattr(inlet, "MAX_WAITING_BYTES", 5 * len(body_of("e000")))
+    rig = RelayRig(tmp_path, bus)
+    die(*rig.sinks)
+    with failing_disk() as disk, rig:
+        disk.fail()
+        sender.send(*map(told, names(20)))
+        rig.wait_for_status(held=5)
+        first = max(rig.inlet._waiting.values())
+        wait_until(lambda: min(rig.inlet._waiting.values()) > first)  # every lock was renewed meanwhile
+        assert kept(bus).counts.locked == 5
+        live(*rig.sinks)
+        rig.wait_until_settled()
+        disk.recover()
+    assert rig.sinks[0].ids() == names(20)
+
+
+# Without a bus, without a sink
+
+
+def test_a_bus_that_goes_away_is_used_again_once_it_is_back(
+    tmp_path: Path, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with RelayRig(tmp_path, bus) as rig:
+        for turn in range(3):
+            with Sender(bus, TOPIC) as sender:
+                sender.send(*map(told, names(5, start=5 * turn)))
+            rig.sinks[0].wait_for(5 * (turn + 1))
+            rig.wait_until_settled()
+            bus.stop_listening()
+            wait_until(lambda: rig.relay.status()["trouble"])
+            bus.listen_again()
+            rig.wait_for_status(trouble=None)
+    assert rig.sinks[0].ids() == names(15)
+    assert len(warnings(caplog, "no events can be received")) == 3
+    assert len(warnings(caplog, "events are received again")) == 3
+
+
+def test_with_a_dead_sink_messages_are_completed_and_delivered_once_it_lives_also_after_a_restart(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+) -> None:
+    inbox.fault(503, count=None)
+    with RelayProcess(tmp_path, bus, inbox, stop_seconds=0) as relay:
+        sender.send(*map(told, names(20)))
+        wait_until(lambda: kept(bus).counts.completed == 20, tell=lambda: relay)
+        assert relay.stop() == 0, relay
+    assert inbox.accepted == []
+    with relay:
+        sender.send(*map(told, names(20, start=20)))
+        wait_until(lambda: kept(bus).counts.completed == 40, tell=lambda: relay)
+        inbox.clear_faults()
+        relay.wait_until_relayed(bus)
+        assert relay.stop() == 0, relay
+    assert [event["id"] for event in inbox.events()] == names(40)
+
+
+def test_a_dead_sink_holds_up_no_other(tmp_path: Path, bus: ServiceBusLab, sender: Sender) -> None:
+    rig = RelayRig(tmp_path, bus, sinks=2)
+    die(rig.sinks[0])
+    with rig:
+        sender.send(*map(told, names(200)))
+        rig.sinks[1].wait_for(200)
+        rig.wait_until_settled()
+    assert rig.sinks[1].ids() == names(200)
+    assert rig.sinks[0].ids() == []
+
+
+def test_a_jump_of_the_wall_clock_is_said_and_holds_nothing_up(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = JumpingClock()
+    with RelayRig(tmp_path, bus, clock=clock) as rig:
+        sender.send(*map(told, names(3)))
+        rig.sinks[0].wait_for(3)
+        clock.ahead_seconds = 7200.0
+        wait_until(lambda: warnings(caplog, "the wall clock jumped"))
+        sender.send(*map(told, names(3, start=3)))
+        rig.sinks[0].wait_for(6)
+        rig.wait_until_settled()
+    assert rig.sinks[0].ids() == names(6)
+
+
+# The stop
+
+
+def test_at_the_stop_what_is_committed_is_settled_and_the_rest_given_back(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender
+) -> None:
+    rig = RelayRig(tmp_path, bus)
+    expected = names(600)
+    for count in (1, 150, 400):
+        with rig:
+            sender.send(*map(told, expected[:200]))
+            del expected[:200]
+            rig.sinks[0].wait_for(count)
+        counts = kept(bus).counts
+        assert counts.locked == 0
+        assert counts.completed == len(rig.sinks[0].received)
+    with rig:
+        rig.wait_until_settled()
+    assert sorted(rig.sinks[0].ids()) == names(600)
+
+
+def test_what_is_held_at_the_stop_is_given_back(tmp_path: Path, bus: ServiceBusLab, sender: Sender) -> None:
+    rig = RelayRig(tmp_path, bus)
+    die(*rig.sinks)
+    with failing_disk() as disk:
+        with rig:
+            disk.fail()
+            sender.send(*map(told, names(5)))
+            rig.wait_for_status(held=5)
+        disk.recover()
+    assert (kept(bus).counts.active, kept(bus).counts.locked) == (5, 0)
+    live(*rig.sinks)
+    with rig:
+        rig.wait_until_settled()
+        rig.sinks[0].wait_for(5)
+    assert Counter(rig.sinks[0].ids()) == Counter(names(5))
+
+
+# Configuration, check and status
+
+
+def write(folder: Path, settings: dict[str, Any]) -> Path:
+    path = folder / "config.toml"
+    path.write_text(toml({"state_dir": folder / "state", **settings}))
+    return path
+
+
+HOOK = {"kind": "webhook", "url": "http://127.0.0.1:9/hook"}
+RELAY = {"namespace": "contoso.servicebus.windows.net", "topic": TOPIC, "subscription": "chat"}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no relay": ({}, "there is no [relay]"),
+    "a topic alone": ({"relay": {**RELAY, "subscription": ""}}, "a topic needs a subscription"),
+    "a circle": (
+        {
+            "relay": RELAY,
+            "sinks": {"a": {"kind": "servicebus", "namespace": RELAY["namespace"], "topic": TOPIC}},
+        },
+        "which the relay reads",
+    ),
+    "self": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "self"}}}, "sinks.a.scope: given self"),
+    "first": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "first"}}}, "sinks.a.scope: given first"),
+    "AffectsThisVm": (
+        {"relay": RELAY, "sinks": {"a": {**HOOK, "where": {"AffectsThisVm": True}}}},
+        "sinks.a.where.AffectsThisVm",
+    ),
+    "Vm.Name": (
+        {"relay": RELAY, "sinks": {"a": {**HOOK, "where": {"Vm.Name": "web-0"}}}},
+        "sinks.a.where.Vm.Name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "why"), REFUSED.values(), ids=list(REFUSED))
+def test_a_configuration_that_cannot_be_relayed_by_is_refused_at_the_start(
+    tmp_path: Path, settings: dict[str, Any], why: str
+) -> None:
+    ended = run("relay", "--config", write(tmp_path, settings))
+    assert ended.returncode == 2, ended
+    assert why in ended.stderr
+    assert not (tmp_path / "state").exists()
+
+
+def test_check_tries_to_receive_and_takes_nothing(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+) -> None:
+    sinks = {"hook": {"kind": "webhook", "url": inbox.url}}
+    path = write(tmp_path, {"relay": source(bus), "sinks": sinks})
+    assert "events do not wait there" in found(path)["relay"]["found"]
+    sender.send(told("a"))
+    assert found(path)["relay"]["result"] == "ok"
+    assert "events wait there" in found(path)["relay"]["found"]
+    assert [(one.locked, one.delivery_count) for one in kept(bus).messages] == [(False, 0)]
+
+
+def test_check_says_what_the_relay_would_refuse_and_what_is_not_there(
+    tmp_path: Path, bus: ServiceBusLab, inbox: Inbox
+) -> None:
+    sinks = {"hook": {"kind": "webhook", "url": inbox.url, "scope": "self"}}
+    refused = found(write(tmp_path, {"relay": source(bus), "sinks": sinks}))["relay"]
+    assert refused["result"] == "FAIL"
+    assert "sinks.hook.scope" in refused["found"]
+    del sinks["hook"]["scope"]
+    missing = found(write(tmp_path, {"relay": {**source(bus), "subscription": "none"}, "sinks": sinks}))[
+        "relay"
+    ]
+    assert missing["result"] == "FAIL"
+    assert "there is no such queue" in missing["found"]
+
+
+def found(path: Path) -> dict[str, dict[str, Any]]:
+    """Run `check` where no IMDS is, and return its findings by part."""
+    checked = run(
+        "check", "--json", "--config", path, env={"IMDS_BRIDGE__IMDS__ENDPOINT": "http://127.0.0.1:9"}
+    )
+    return {finding["part"]: finding for finding in json.loads(checked.stdout)}
+
+
+def test_status_shows_where_from_how_much_and_when(
+    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+) -> None:
+    with RelayProcess(tmp_path, bus, inbox) as relay:
+        sender.send(*map(told, names(3)), message(b"nonsense"))
+        relay.wait_for_status(lambda status: status["relay"]["relayed"] == 3 and status["relay"]["malformed"])
+        shown = run("status", "--role", "relay", "--config", relay.config)
+        listed = run("outbox", "list", "--role", "relay", "--config", relay.config)
+        assert relay.stop() == 0, relay
+    status = relay.status()["relay"]
+    assert (status["unsettled"], status["trouble"], status["held"]) == (0, None, 0)
+    assert status["last_event_at"]
+    assert shown.returncode == 0, shown
+    assert f"127.0.0.1:{bus.port}/{TOPIC}, 3 event(s) relayed, the last 20" in shown.stdout
+    assert "1 message(s) dead-lettered that are no events" in shown.stdout
+    assert "IMDS" not in shown.stdout
+    assert all(name in listed.stdout for name in names(3))

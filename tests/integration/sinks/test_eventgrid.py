@@ -1,0 +1,676 @@
+"""The Event Grid sink against the lab: what arrives, who it is, what each refusal means, and what is kept secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from azure.core.messaging import CloudEvent
+
+from bridge.azure.credentials import make_credential
+from bridge.config.loader import load
+from bridge.config.models import Config, EventGridSettings
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.lab.eventgrid import EventGridLab, rules
+from bridge.lab.inbox import Inbox
+from bridge.sinks import eventgrid as module
+from bridge.sinks.eventgrid import EventGridSink
+from bridge.sinks.responses import event_grid_error
+from tests.support.npm import node_modules, run_script
+from tests.support.paths import DATA
+from tests.support.process import RawServer, dripping, environment, nobody_there, stored_event, toml
+from tests.support.sink import TOKEN, TokenEndpoint, write
+
+FLAVORS = ("custom", "namespace")
+TOPIC = "maintenance"
+READER = DATA / "eventgrid" / "read_events.js"
+EVENT = stored_event(1, Description='100% "quoted" €')
+
+
+@pytest.fixture(params=FLAVORS)
+def flavor(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def lab() -> Iterator[EventGridLab]:
+    with EventGridLab(topics=[TOPIC]) as started:
+        yield started
+        assert started.leaked == []
+
+
+@pytest.fixture
+def imds(monkeypatch: pytest.MonkeyPatch) -> Iterator[TokenEndpoint]:
+    with TokenEndpoint() as started:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", started.url)
+        yield started
+
+
+def endpoint(lab: EventGridLab, flavor: str) -> str:
+    return lab.custom_endpoint if flavor == "custom" else lab.namespace_endpoint(TOPIC)
+
+
+def sink(lab: EventGridLab, flavor: str, folder: Path, /, **settings: Any) -> EventGridSink:
+    """Build the sink as the command does: from a file."""
+    file = folder / "config.toml"
+    given = {"kind": "eventgrid", "endpoint": endpoint(lab, flavor), **settings}
+    file.write_text(toml({"sinks": {"grid": given}}))
+    loaded: Config = load(file, {})
+    (built,) = loaded.sinks.values()
+    assert isinstance(built, EventGridSettings)
+    return EventGridSink(built)
+
+
+def with_key(lab: EventGridLab, flavor: str, folder: Path, /, **settings: Any) -> EventGridSink:
+    return sink(lab, flavor, folder, key_file=write(folder / "key", lab.keys[0]), **settings)
+
+
+def failure(target: EventGridSink, *events: StoredEvent) -> DeliveryError:
+    with pytest.raises(DeliveryError) as raised:
+        target.send(events or [EVENT])
+    return raised.value
+
+
+def numbers(lab: EventGridLab) -> list[int]:
+    return [event["data"]["Number"] for event in lab.events()]
+
+
+def events(count: int, *, size: int = 0) -> list[StoredEvent]:
+    return [stored_event(number, Number=number, Filling="x" * size) for number in range(count)]
+
+
+def statuses(lab: EventGridLab) -> list[int]:
+    return [one.status for one in lab.received]
+
+
+# --- what arrives ---
+
+
+def test_a_batch_arrives_byte_by_byte_at_the_address_of_its_flavor_with_the_key_in_its_header(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    two = events(2)
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        target.send(two)
+    (one,) = lab.accepted
+    expected = {
+        "custom": ("/api/events", "api-version=2018-01-01", "aeg-sas-key", lab.keys[0]),
+        "namespace": (
+            f"/topics/{TOPIC}:publish",
+            "api-version=2024-06-01",
+            "authorization",
+            f"SharedAccessKey {lab.keys[0]}",
+        ),
+    }
+    path, query, name, value = expected[flavor]
+    assert (one.path, one.query, one.headers[name]) == (path, query, value)
+    assert one.headers["content-type"] == "application/cloudevents-batch+json; charset=utf-8"
+    assert one.body == b"[" + two[0].body + b"," + two[1].body + b"]"
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "expected"),
+    [
+        ("/api/events", {}, "/api/events"),
+        ("/api/events/", {}, "/api/events"),
+        ("/api/events?api-version=2018-01-01", {}, "/api/events"),
+        ("", {"flavor": "custom"}, "/api/events"),
+        ("", {"topic": TOPIC}, f"/topics/{TOPIC}:publish"),
+        ("", {"topic": TOPIC, "flavor": "namespace"}, f"/topics/{TOPIC}:publish"),
+        (f"/topics/{TOPIC}", {}, f"/topics/{TOPIC}:publish"),
+        (f"/topics/{TOPIC}:publish?api-version=2023-11-01", {}, f"/topics/{TOPIC}:publish"),
+    ],
+)
+def test_the_flavor_is_told_by_the_endpoint_or_by_the_settings(
+    lab: EventGridLab, tmp_path: Path, path: str, settings: dict[str, str], expected: str
+) -> None:
+    given = {"endpoint": f"{lab.base_url}{path}", "key": lab.keys[0], **settings}
+    with closing(sink(lab, "custom", tmp_path, **given)) as target:
+        target.send([EVENT])
+    assert [one.path for one in lab.accepted] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [
+        ("", {}),
+        ("/elsewhere", {}),
+        ("", {"flavor": "namespace"}),
+        ("/api/events", {"flavor": "namespace"}),
+        ("/api/events", {"topic": TOPIC}),
+        ("", {"topic": "no/topic"}),
+    ],
+)
+def test_an_endpoint_that_tells_no_flavor_is_refused(path: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="endpoint: given "):
+        EventGridSettings(
+            kind="eventgrid", endpoint=f"https://x.westeurope-1.eventgrid.azure.net{path}", **settings
+        )
+
+
+def test_azure_core_reads_the_arrived_events_as_they_were(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        target.send([EVENT])
+    (arrived,) = json.loads(lab.accepted[0].body)
+    read, envelope = CloudEvent.from_dict(arrived), EVENT.envelope
+    assert (read.id, read.type, read.source) == (EVENT.id, EVENT.type, envelope["source"])
+    assert (read.subject, read.dataschema, read.data) == (
+        envelope["subject"],
+        envelope["dataschema"],
+        envelope["data"],
+    )
+
+
+def test_npms_cloudevents_reads_what_was_published_and_what_is_delivered_to_a_webhook(
+    lab: EventGridLab, tmp_path: Path
+) -> None:
+    modules = node_modules("cloudevents")
+    sent = [EVENT, *events(1)]
+    with Inbox() as inbox:
+        lab.subscribe(inbox.url)
+        for flavor in FLAVORS:
+            with closing(with_key(lab, flavor, tmp_path)) as target:
+                target.send(sent)
+        inbox.wait_for(4)
+        arrived = [*lab.accepted, *inbox.accepted]
+    given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in arrived]
+    read = run_script(READER, modules=modules, given=given)
+    assert read == [one.envelope for one in sent] * 4
+
+
+# --- batches ---
+
+
+def test_a_batch_holds_as_many_events_as_the_flavor_takes(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    limit = {"custom": rules.CUSTOM, "namespace": rules.NAMESPACE}[flavor].max_events
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        assert target.max_batch == limit
+        target.send(events(limit))
+    assert numbers(lab) == list(range(limit))
+    assert len(lab.accepted[0].body) <= module.MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
+
+
+def test_what_is_larger_than_one_request_may_be_goes_in_several(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        target.send(events(5, size=400_000))
+    assert numbers(lab) == list(range(5))
+    assert statuses(lab) == [200, 200, 200]
+
+
+def test_a_batch_that_the_service_finds_too_large_is_split_until_it_fits(
+    lab: EventGridLab, flavor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "MAX_BODY_BYTES", 4000)
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        target.send(events(8, size=1000))
+    assert numbers(lab) == list(range(8))
+    assert set(statuses(lab)) == {200, {"custom": 413, "namespace": 403}[flavor]}
+
+
+def test_an_event_that_is_too_large_alone_is_rejected_and_those_before_it_have_arrived(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    large = stored_event(9, Filling="x" * rules.MAX_BODY_BYTES)
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        error = failure(target, *events(2), large, *events(1))
+        assert (type(error), error.delivered) == (Rejected, 2)
+        assert error.status == {"custom": 413, "namespace": 403}[flavor]
+    assert numbers(lab) == [0, 1]
+
+
+def test_a_namespace_that_refuses_what_is_too_large_without_saying_so_is_understood(
+    lab: EventGridLab, tmp_path: Path
+) -> None:
+    for words, other in (
+        ("Quota exceeded or message is too large.", Unavailable),
+        ("Forbidden", Misconfigured),
+    ):
+        with closing(with_key(lab, "namespace", tmp_path)) as target:
+            lab.fault(403, count=2, body=words)
+            assert type(failure(target)) is other
+            assert type(failure(target, stored_event(9, Filling="x" * module.MAX_BATCH_BYTES))) is Rejected
+
+
+def test_a_bad_event_among_good_ones_is_rejected_alone(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    bad = StoredEvent(seq=3, id="3", type="t", stored_at=0.0, body=b'{"specversion": "1.0", "id": "3"}')
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        error = failure(target, *events(3), bad, *events(2))
+        assert (type(error), error.delivered, error.status) == (Rejected, 3, 400)
+    assert numbers(lab) == [0, 1, 2]
+
+
+def test_when_the_second_request_fails_what_the_first_brought_is_told(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    lab.fault("slow", seconds=0)  # the first passes
+    lab.fault(503)
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        error = failure(target, *events(3, size=400_000))
+    assert (type(error), error.delivered) == (Unavailable, 2)
+    assert numbers(lab) == [0, 1]
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("flavor_", "status", "body", "expected"),
+    [
+        ("any", 200, "", None),
+        ("any", 202, "", None),
+        *(("any", status, "", Unavailable) for status in (408, 429, 500, 502, 503, 504)),
+        *(("any", status, "", Misconfigured) for status in (301, 302, 307, 308, 401, 404, 405, 410, 415)),
+        ("any", 400, "", Rejected),
+        ("any", 400, "UnsupportedApiVersion", Misconfigured),
+        ("any", 400, "Unknown api version: 2018", Misconfigured),
+        (
+            "custom",
+            400,
+            "This resource is configured to receive event in 'EventGridEvent' schema.",
+            Misconfigured,
+        ),
+        ("custom", 400, "This resource is configured for 'CustomInputEvent' schema", Misconfigured),
+        ("custom", 400, "This resource is configured for 'CloudEventV10' schema and requires 'id'", Rejected),
+        ("any", 413, "", Rejected),
+        ("custom", 403, "", Misconfigured),
+        ("custom", 403, "The quota has been exceeded", Misconfigured),
+        ("namespace", 403, "", Misconfigured),
+        ("namespace", 403, "Quota exceeded: the maximum number of events a second", Unavailable),
+        ("namespace", 403, "The request was throttled.", Unavailable),
+        ("namespace", 403, "The maximum size (1048576) has been exceeded.", Rejected),
+        ("namespace", 403, "The message is too large", Rejected),
+    ],
+)
+def test_each_status_has_the_meaning_that_event_grid_gives_it(
+    flavor_: str, status: int, body: str, expected: type[DeliveryError] | None
+) -> None:
+    for flavor in FLAVORS if flavor_ == "any" else [flavor_]:
+        assert event_grid_error(flavor, status, body.encode()) is expected
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410, 413, 429, 503])
+def test_what_comes_with_retry_after_may_be_taken_later(
+    lab: EventGridLab, flavor: str, tmp_path: Path, status: int
+) -> None:
+    assert event_grid_error(flavor, status, asks_to_wait=True) is Unavailable
+    assert event_grid_error(flavor, 200, asks_to_wait=True) is None
+    lab.fault(status, retry_after=17)
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        error = failure(target, *events(2))
+    assert (type(error), error.retry_after_seconds, error.delivered) == (Unavailable, 17, 0)
+    assert len(lab.received) == 1
+
+
+def test_a_topic_that_is_missing_is_waited_for(lab: EventGridLab, tmp_path: Path) -> None:
+    given = {"endpoint": lab.base_url, "key": lab.keys[0], "topic": "not-yet"}
+    with closing(sink(lab, "namespace", tmp_path, **given)) as target:
+        error = failure(target)
+    assert (type(error), error.status) == (Misconfigured, 410)
+    assert "The topic not-yet was not found." in str(error)
+    lab.fault(404)
+    with closing(with_key(lab, "custom", tmp_path)) as target:
+        error = failure(target)
+    assert (type(error), error.status) == (Misconfigured, 404)
+
+
+@pytest.mark.usefixtures("imds")
+def test_a_redirect_gets_neither_key_nor_token(lab: EventGridLab, flavor: str, tmp_path: Path) -> None:
+    lab.require_token(TOKEN)
+    with EventGridLab() as elsewhere:
+        for location in ("/redirected", f"{elsewhere.base_url}/api/events"):
+            lab.redirect_location = location
+            for build in (with_key, sink):
+                with closing(build(lab, flavor, tmp_path)) as target:
+                    lab.fault(307)
+                    error = failure(target)
+                    assert (type(error), error.status) == (Misconfigured, 307)
+        assert elsewhere.received == []
+    assert statuses(lab) == [307] * 4
+
+
+def test_a_service_that_is_not_there_or_answers_too_late_may_take_it_later(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path, timeout_seconds=0.3)) as target:
+        lab.fault("timeout")
+        assert type(failure(target)) is Unavailable
+        lab.close()
+        assert type(failure(target)) is Unavailable
+
+
+def test_a_wrong_clock_is_told_with_the_refusal(
+    lab: EventGridLab, flavor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sink(lab, flavor, tmp_path, key="wrong-key")) as target:
+        with monkeypatch.context() as wrong:
+            wrong.setattr("bridge.sinks.http_base.time", SimpleNamespace(time=lambda: time.time() + 7200))
+            assert "this VM's clock is +7" in str(failure(target))
+        assert "clock" not in str(failure(target))
+
+
+# --- the key ---
+
+
+def test_a_key_that_is_rotated_meanwhile_is_read_again_and_no_delivery_fails(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        target.send([EVENT])
+        write(tmp_path / "key", lab.regenerate_key(1) + "\n")
+        target.send([EVENT])
+        target.send([EVENT])
+    assert statuses(lab) == [200, 401, 200, 200]
+
+
+def test_a_key_that_is_wrong_is_sent_once_each_time_and_told(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        lab.regenerate_key(1)
+        error = failure(target)
+        assert (type(error), error.status) == (Misconfigured, 401)
+        assert len(lab.received) == 1
+
+
+def test_the_old_key_stays_while_its_file_cannot_be_used(
+    lab: EventGridLab, flavor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "key"
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        for spoil in (file.unlink, lambda: file.write_text(""), lambda: file.write_text("two words")):
+            spoil()
+            target.reload()
+            target.send([EVENT])
+    assert statuses(lab) == [200] * 3
+    assert caplog.text.count("the old value stays") == 3
+
+
+def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_identity(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    settings = EventGridSettings(
+        kind="eventgrid", endpoint=endpoint(lab, flavor), key_file=write(tmp_path / "key", "a-key")
+    )
+    (tmp_path / "key").unlink()
+    with pytest.raises(OSError, match="No such file"):
+        EventGridSink(settings)
+
+
+def test_with_a_key_no_azure_package_is_loaded(lab: EventGridLab, flavor: str) -> None:
+    code = (
+        "import sys; from bridge.service.process import build_sink;"
+        "from bridge.config.models import EventGridSettings;"
+        "sink = build_sink(EventGridSettings(kind='eventgrid', endpoint=sys.argv[1], key=sys.argv[2]));"
+        "print(sink.check()); sink.close();"
+        "print([name for name in sys.modules if name.startswith(('azure', 'msal'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, endpoint(lab, flavor), lab.keys[0]],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+# --- the identity ---
+
+
+def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_keeps_it(
+    lab: EventGridLab, flavor: str, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.require_token(TOKEN)
+    with TokenEndpoint() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        with closing(sink(lab, flavor, tmp_path, client_id="c-1")) as target:
+            target.send([EVENT])
+            target.send([EVENT])
+    assert proxy.requests == []
+    (asked,) = imds.requests
+    assert "resource=https://eventgrid.azure.net&" in f"{asked}&"
+    assert "client_id=c-1" in asked
+    assert [one.headers["authorization"] for one in lab.accepted] == [f"Bearer {TOKEN}"] * 2
+
+
+def test_a_token_is_renewed_before_it_expires(
+    lab: EventGridLab, flavor: str, tmp_path: Path, imds: TokenEndpoint
+) -> None:
+    imds.expires_in = 200  # the library asks again when less than five minutes are left
+    lab.require_token(TOKEN)
+    with closing(sink(lab, flavor, tmp_path)) as target:
+        target.send([EVENT])
+        imds.token = "the-next-token"  # noqa: S105 - nobody's
+        lab.require_token(imds.token)
+        target.send([EVENT])
+    assert statuses(lab) == [200, 200]
+
+
+def test_a_token_that_only_this_vm_takes_for_valid_is_replaced_within_the_delivery(
+    flavor: str, tmp_path: Path, imds: TokenEndpoint
+) -> None:
+    now = 1000.0
+    with EventGridLab(topics=[TOPIC], clock=lambda: now) as lab:
+        lab.require_token(TOKEN, expires=1060.0)
+        with closing(sink(lab, flavor, tmp_path)) as target:
+            target.send([EVENT])
+            now = 1060.0
+            imds.token = "the-next-token"  # noqa: S105 - nobody's
+            lab.require_token(imds.token)
+            target.send([EVENT])
+            assert statuses(lab) == [200, 401, 200]
+    assert lab.events() == [EVENT.envelope] * 2
+
+
+@pytest.mark.usefixtures("imds")
+def test_an_identity_without_the_role_is_a_fault_of_the_setup_until_the_role_has_arrived(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    lab.require_token(TOKEN, permitted=False)
+    with closing(sink(lab, flavor, tmp_path)) as target:
+        error = failure(target)
+        assert (type(error), error.status) == (Misconfigured, 401)
+        assert "does not have permission to send data" in str(error)
+        assert len(lab.received) == 1  # the same token again would change nothing
+        with pytest.raises(Misconfigured, match="does not have permission"):
+            target.check()
+        lab.require_token(TOKEN)
+        target.reload()
+        target.send([EVENT])
+    assert lab.events() == [EVENT.envelope]
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410, 429, 500])
+def test_no_token_is_told_in_time_and_mended_without_a_restart(
+    lab: EventGridLab,
+    tmp_path: Path,
+    imds: TokenEndpoint,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    imds.answers.append((status, 0.0))
+    lab.require_token(TOKEN)
+    with closing(sink(lab, "custom", tmp_path)) as target:
+        assert "no token for the identity" in str(failure(target))
+        target.reload()
+        target.send([EVENT])
+    assert len(imds.requests) == 2
+    assert TOKEN not in caplog.text
+
+
+def test_an_imds_that_is_not_there_or_never_answers_hangs_nothing(
+    lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
+    imds.answers.append((200, 60.0))
+    with closing(sink(lab, "custom", tmp_path)) as target:
+        assert type(failure(target)) is Misconfigured
+        imds.__exit__()
+        target.reload()
+        assert type(failure(target)) is Misconfigured
+
+
+def test_an_imds_that_answers_byte_by_byte_without_end_is_left_behind(
+    lab: EventGridLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOKEN_SECONDS", 0.5)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n{"
+    with TokenEndpoint() as imds, closing(sink(lab, "custom", tmp_path)) as target:
+        with RawServer(dripping(head, b" ")) as dripper:
+            monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", dripper.url)
+            error = failure(target)
+            assert type(error) is Unavailable
+            assert "has not returned within 0.5 s" in str(error)
+        monkeypatch.setattr(module, "TOKEN_SECONDS", 30.0)
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
+        lab.require_token(TOKEN)
+        target.send([EVENT])
+    assert lab.events() == [EVENT.envelope]
+
+
+def test_a_known_token_outlives_an_imds_that_is_down(
+    lab: EventGridLab, flavor: str, tmp_path: Path, imds: TokenEndpoint
+) -> None:
+    lab.require_token(TOKEN)
+    with closing(sink(lab, flavor, tmp_path)) as target:
+        target.send([EVENT])
+        imds.__exit__()
+        target.send([EVENT])
+    assert statuses(lab) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("credential", "expected"),
+    [("managed_identity", "ManagedIdentityCredential"), ("default", "ChainedTokenCredential")],
+)
+def test_the_credential_is_the_one_that_the_settings_name(credential: Any, expected: str) -> None:
+    url = "https://topic.westeurope-1.eventgrid.azure.net/api/events"
+    settings = EventGridSettings(kind="eventgrid", endpoint=url, credential=credential, client_id="c-1")
+    with closing(make_credential(settings)) as made:
+        assert type(made).__name__ == expected
+
+
+@pytest.mark.parametrize("credential", ["managed_identity", "default"])
+def test_a_user_assigned_identity_is_asked_for_by_its_client_id(
+    lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, credential: str
+) -> None:
+    for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    lab.require_token(TOKEN)
+    with closing(sink(lab, "custom", tmp_path, credential=credential, client_id="c-1")) as target:
+        target.send([EVENT])
+    assert "client_id=c-1" in imds.requests[-1]
+
+
+@pytest.mark.parametrize("credential", ["managed_identity", "default"])
+def test_no_token_is_asked_for_through_a_proxy_of_the_environment(
+    lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, credential: str
+) -> None:
+    for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    with nobody_there() as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        lab.require_token(TOKEN)
+        with closing(sink(lab, "custom", tmp_path, credential=credential)) as target:
+            target.send([EVENT])
+    assert len(imds.requests) == 1
+
+
+def test_a_workload_identity_that_is_set_up_by_half_is_a_fault_that_is_told(
+    lab: EventGridLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "AZURE_TENANT_ID": "t",
+        "AZURE_FEDERATED_TOKEN_FILE": str(tmp_path / "missing"),
+        "AZURE_AUTHORITY_HOST": "https://127.0.0.1:9/",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for client_id in ("", "c-1"):
+        monkeypatch.setenv("AZURE_CLIENT_ID", client_id)
+        with closing(sink(lab, "custom", tmp_path)) as target:
+            assert type(failure(target)) is Misconfigured
+
+
+# --- secrets ---
+
+
+@pytest.mark.usefixtures("imds")
+def test_what_the_service_repeats_of_our_secrets_is_not_shown(
+    lab: EventGridLab, flavor: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = lab.keys[0]
+    lab.require_token(TOKEN)
+    for build, secret in ((with_key, key), (sink, TOKEN)):
+        with closing(build(lab, flavor, tmp_path)) as target:
+            for status in (400, 401, 403, 404, 503):
+                lab.fault(status, count=2, body=f'{{"you": "sent {secret}", "as": "Bearer {secret}"}}')
+                error = failure(target)
+                lab.clear_faults()
+                assert secret not in f"{error}{error.__cause__}"
+                assert f"answered {status}" in str(error)
+            assert secret not in "\n".join(target.show(EVENT).head)
+        assert secret not in caplog.text
+
+
+# --- check and show ---
+
+
+def test_a_check_needs_the_topic_and_the_right_to_send_and_sends_no_event(
+    lab: EventGridLab, flavor: str, tmp_path: Path
+) -> None:
+    with closing(with_key(lab, flavor, tmp_path)) as target:
+        assert target.check() == f"{lab.base_url} lets us send, it answered 400 to an empty batch"
+        for status, kind in (
+            (401, Misconfigured),
+            (404, Misconfigured),
+            (410, Misconfigured),
+            (503, Unavailable),
+        ):
+            lab.fault(status, count=None)
+            with pytest.raises(kind):
+                target.check()
+            lab.clear_faults()
+        lab.regenerate_key(1)
+        with pytest.raises(Misconfigured, match="answered 401"):
+            target.check()
+    assert lab.events() == []
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_request_is_shown_with_the_header_that_would_be_sent_and_without_its_secret(
+    lab: EventGridLab, flavor: str, tmp_path: Path, imds: TokenEndpoint, has_key: bool
+) -> None:
+    with closing((with_key if has_key else sink)(lab, flavor, tmp_path)) as target:
+        shown = target.show(EVENT)
+    name = "aeg-sas-key" if has_key and flavor == "custom" else "Authorization"
+    assert shown.head == (
+        f"POST {lab.base_url}/...",
+        "Content-Type: application/cloudevents-batch+json; charset=utf-8",
+        f"{name}: ***",
+    )
+    assert shown.body == b"[" + EVENT.body + b"]"
+    assert (lab.received, imds.requests) == ([], [])

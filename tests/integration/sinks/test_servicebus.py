@@ -1,0 +1,531 @@
+"""The Service Bus sink on the real SDK and the lab: what arrives, in which pieces, by which way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.core.messaging import CloudEvent
+from azure.servicebus import ServiceBusClient
+from azure.servicebus.exceptions import MessageSizeExceededError
+
+from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
+from bridge.config.models import ServiceBusSettings
+from bridge.errors import Misconfigured, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.service.process import build_sink
+from bridge.sinks.servicebus import ServiceBusSink, to_message
+from tests.support.process import LIMIT_SECONDS, RawServer, environment, stored_event, wait_until
+from tests.support.sink import (
+    QUEUE,
+    TOKEN,
+    TOPIC,
+    MovedClock,
+    TokenEndpoint,
+    entities,
+    ids,
+    settings,
+    with_identity,
+    write,
+)
+
+EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
+LIMIT_BYTES = 20_000
+SERVICE_LIMIT_SECONDS = 600.0  # after which the service detaches an idle link
+# An EventId may be 200 characters, a message id or session id 128 at most.
+LONG = "E" * 200
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(entities(), max_message_bytes=LIMIT_BYTES) as started:
+        yield started
+        assert started.failures == ()
+
+
+def event(number: int = 0, *, size: int = 0, **attributes: Any) -> StoredEvent:
+    """Make an event as the forwarder does, of at least `size` bytes."""
+    plain = stored_event(
+        number,
+        EventStatus="Scheduled",
+        EventSource="Platform",
+        Resources=["vm1", "vm2"],
+        Vm={"Name": "VM1", "ResourceId": "/subscriptions/s/resourceGroups/RG/providers/x"},
+        Description="x" * size,
+    )
+    envelope = {**plain.envelope, "correlationid": EVENT_ID, "partitionkey": EVENT_ID, **attributes}
+    return StoredEvent(
+        seq=number,
+        id=str(envelope["id"]),
+        type=str(envelope["type"]),
+        stored_at=0.0,
+        body=json.dumps(envelope).encode("ascii"),
+    )
+
+
+def sent(lab: ServiceBusLab, *events: StoredEvent, **more: Any) -> None:
+    with closing(ServiceBusSink(settings(lab, **more))) as sink:
+        sink.send(events)
+
+
+# --- the message ---
+
+
+def test_a_message_carries_the_event_as_body_and_what_filters_need_as_properties(lab: ServiceBusLab) -> None:
+    one = event()
+    sent(lab, one)
+    (message,) = lab.entity(QUEUE).messages
+    assert message.body == one.body
+    assert message.message_id == one.id
+    assert message.subject == one.type
+    assert message.correlation_id == EVENT_ID
+    assert message.session_id is None
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    attributes = {f"cloudEvents_{k}": v for k, v in one.envelope.items() if k != "data"}
+    assert message.application_properties == {
+        **attributes,
+        "EventType": "Reboot",
+        "EventStatus": "Scheduled",
+        "EventSource": "Platform",
+        "Resources": ",vm1,vm2,",
+    }
+    assert {type(value) for value in message.application_properties.values()} == {str}
+
+
+def test_azure_core_reads_a_received_message_as_it_is(lab: ServiceBusLab) -> None:
+    one = event()
+    sent(lab, one)
+    with (
+        ServiceBusClient.from_connection_string(lab.connection_string) as client,
+        client.get_queue_receiver(QUEUE) as receiver,
+    ):
+        (message,) = receiver.receive_messages(1, max_wait_time=20)
+        read = CloudEvent.from_json(message)
+    assert (read.id, read.type, read.source) == (one.id, one.type, one.envelope["source"])
+    assert read.data == one.envelope["data"]
+    assert read.extensions == {"correlationid": EVENT_ID, "partitionkey": EVENT_ID}
+
+
+def test_an_event_of_the_vm_itself_has_neither_correlation_id_nor_event_properties(
+    lab: ServiceBusLab,
+) -> None:
+    sent(lab, stored_event(1, type_="io.imdsbridge.bridge.heartbeat.v1", EventType=None))
+    (message,) = lab.entity(QUEUE).messages
+    assert message.correlation_id is None
+    assert not {"EventType", "EventStatus", "EventSource", "Resources"} & set(message.application_properties)
+
+
+def test_an_event_without_resources_has_an_empty_list_of_them(lab: ServiceBusLab) -> None:
+    sent(lab, stored_event(1, Resources=[]), stored_event(2, Resources=None))
+    values = [m.application_properties["Resources"] for m in lab.entity(QUEUE).messages]
+    assert values == [",", ","]
+
+
+def test_what_imds_may_send_instead_of_texts_arrives_all_the_same(lab: ServiceBusLab) -> None:
+    invalid_entries = [
+        event(1, data={"EventType": {"a": [1]}, "EventStatus": 7, "Resources": [1, None, "vm\ud800"]}),
+        event(2, data={"EventType": "half a pair: \ud800", "EventSource": True}),
+        event(3, data=["no", "object"]),
+        event(4, data=None, correlationid="\udfff"),
+    ]
+    sent(lab, *invalid_entries)
+    assert [message.body for message in lab.entity(QUEUE).messages] == [one.body for one in invalid_entries]
+
+
+def test_correlation_and_sql_filters_select_by_the_properties() -> None:
+    def rule(**properties: Any) -> dict[str, Any]:
+        return {"Name": "rule", "Properties": properties}
+
+    def sql(text: str) -> dict[str, Any]:
+        return rule(FilterType="Sql", SqlFilter={"SqlExpression": text})
+
+    def correlation(**properties: Any) -> dict[str, Any]:
+        return rule(FilterType="Correlation", CorrelationFilter=properties)
+
+    wanted = {
+        "all": [],
+        "by-status": [correlation(Properties={"EventStatus": "Scheduled"})],
+        "by-subject": [
+            correlation(Label="io.imdsbridge.scheduledevent.scheduled.v1", CorrelationId=EVENT_ID)
+        ],
+        "by-vm": [sql("EventType IN ('Reboot', 'Redeploy') AND Resources LIKE '%,vm2,%'")],
+        "by-type": [sql("cloudEvents_type LIKE 'io.imdsbridge.scheduledevent.%'")],
+        "other": [sql("Resources LIKE '%,vm22,%'")],
+    }
+    subscriptions = [{"Name": name, "Rules": rules} for name, rules in wanted.items()]
+    with ServiceBusLab(entities(subscriptions=subscriptions)) as lab:
+        one = event()
+        beat = stored_event(9, type_="io.imdsbridge.bridge.heartbeat.v1", EventType="")
+        sent(lab, one, beat, topic=TOPIC)
+        got = {name: ids(lab.entity(f"{TOPIC}/Subscriptions/{name}").messages) for name in wanted}
+    assert got.pop("all") == [one.id, beat.id]
+    assert got.pop("other") == []
+    assert set(map(tuple, got.values())) == {(one.id,)}
+
+
+# --- sessions ---
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{event}", EVENT_ID),
+        ("{resource_group}.{vm}", "rg.vm1"),
+        ("{type}", "io.imdsbridge.scheduledevent.scheduled.v1"),
+        ("all", "all"),
+    ],
+)
+def test_the_session_id_is_made_of_the_template(template: str, expected: str) -> None:
+    queue = {"Name": QUEUE, "Properties": {"RequiresSession": True}}
+    with ServiceBusLab(entities(queues=[queue])) as lab:
+        sent(lab, event(), session=template)
+        assert [message.session_id for message in lab.entity(QUEUE).messages] == [expected]
+
+
+def test_a_template_that_gives_nothing_or_too_much_still_gives_a_session() -> None:
+    assert to_message(event(data={}), "{vm}").session_id == EVENT_ID
+    assert to_message(event(correlationid=LONG), "{event}").session_id == LONG[:128]
+
+
+def test_events_of_several_sessions_in_one_send_keep_their_order_within_each() -> None:
+    queue = {"Name": QUEUE, "Properties": {"RequiresSession": True}}
+    with ServiceBusLab(entities(queues=[queue])) as lab:
+        sent(lab, *(event(n, correlationid=f"E{n // 2 % 2}") for n in range(8)), session="{event}")
+        messages = lab.entity(QUEUE).messages
+    for session in ("E0", "E1"):
+        got = [m.message_id for m in messages if m.session_id == session]
+        assert got == [event(n).id for n in range(8) if f"E{n // 2 % 2}" == session]
+
+
+# --- batches and sizes ---
+
+
+def test_events_go_in_batches_as_large_as_the_link_allows(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        counts: list[int] = []
+        send = sink._send
+
+        def count(transfer: Any) -> None:
+            counts.append(len(transfer))
+            send(transfer)
+
+        monkeypatch.setattr(sink, "_send", count)
+        events = [event(number, size=4000) for number in range(10)]
+        sink.send(events)
+    assert sum(counts) == 10
+    assert max(counts) <= 4
+    assert len(counts) == 4 or len(counts) == 3
+    assert ids(lab.entity(QUEUE).messages) == [one.id for one in events]
+
+
+def test_an_event_too_large_for_the_entity_is_rejected_and_all_before_it_are_delivered(
+    lab: ServiceBusLab,
+) -> None:
+    events = [event(0), event(1), event(2, size=2 * LIMIT_BYTES), event(3)]
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        with pytest.raises(Rejected, match="too large") as raised:
+            sink.send(events)
+        assert raised.value.delivered == 2
+        sink.send(events[3:])
+    assert ids(lab.entity(QUEUE).messages) == [events[number].id for number in (0, 1, 3)]
+
+
+def test_of_several_too_large_ones_each_is_told_in_its_turn(lab: ServiceBusLab) -> None:
+    large = [event(number, size=2 * LIMIT_BYTES) for number in range(2)]
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        for events in (large, large[1:]):
+            with pytest.raises(Rejected) as raised:
+                sink.send(events)
+            assert raised.value.delivered == 0
+
+
+def test_an_event_that_fits_alone_but_in_no_batch_is_sent_alone(lab: ServiceBusLab) -> None:
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        batch = sink._open().create_message_batch()
+        batch.add_message(to_message(event(1, size=1000)))
+        size = LIMIT_BYTES - (batch.size_in_bytes - 1000) + 1  # a batch adds eight bytes to each message
+        with pytest.raises(MessageSizeExceededError):
+            sink._open().create_message_batch().add_message(to_message(event(1, size=size)))
+        sink.send([event(0), event(1, size=size), event(2)])
+    assert ids(lab.entity(QUEUE).messages) == [event(number).id for number in range(3)]
+
+
+def test_an_event_of_which_no_message_can_be_made_is_rejected_alone(lab: ServiceBusLab) -> None:
+    events = [event(0), event(1, id=LONG), event(2)]
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        with pytest.raises(Rejected, match="no message can be made") as raised:
+            sink.send(events)
+        assert raised.value.delivered == 1
+    assert ids(lab.entity(QUEUE).messages) == [events[0].id]
+
+
+# --- idle ---
+
+
+def test_an_idle_sender_is_reopened_before_the_service_detaches_it(lab: ServiceBusLab) -> None:
+    clock = MovedClock()
+    with closing(ServiceBusSink(settings(lab), clock=clock)) as sink:
+        sink.send([event(0)])
+        first = sink._link
+        for _ in range(int(2 * SERVICE_LIMIT_SECONDS / 50)):
+            clock.seconds += 50
+            lab.advance(50)
+            sink.keep_alive()
+        link = sink._link
+        assert link is not first
+        wait_until(lambda: lab.connections == 1)  # those before it are closed
+        connections = list(lab._loop.peers)
+        sink.send([event(1)])
+        assert sink._link is link
+        assert list(lab._loop.peers) == connections  # nothing had to be opened
+    assert len(lab.entity(QUEUE).messages) == 2
+
+
+@pytest.mark.parametrize("kind", ["detach", "drop"])
+def test_a_link_that_was_lost_in_silence_costs_one_reconnect_and_no_failure(
+    lab: ServiceBusLab, kind: str
+) -> None:
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        sink.send([event(0)])
+        lab.fault(kind)
+        begun = time.monotonic()
+        sink.send([event(1)])
+        assert time.monotonic() - begun < LIMIT_SECONDS / 2
+    assert ids(lab.entity(QUEUE).messages) == [event(0).id, event(1).id]
+
+
+def test_a_rest_without_a_connection_makes_none(lab: ServiceBusLab) -> None:
+    with closing(ServiceBusSink(settings(lab))) as sink:
+        sink.keep_alive()
+        assert lab.connections == 0
+
+
+def test_a_rest_that_fails_leaves_it_to_the_next_send(lab: ServiceBusLab) -> None:
+    clock = MovedClock()
+    with closing(ServiceBusSink(settings(lab), clock=clock)) as sink:
+        sink.send([event(0)])
+        lab.stop_listening()
+        clock.seconds += IDLE_LIMIT_SECONDS
+        with pytest.raises(Unavailable):
+            sink.keep_alive()
+        lab.listen_again()
+        sink.send([event(1)])
+    assert len(lab.entity(QUEUE).messages) == 2
+
+
+# --- who it is ---
+
+
+def test_a_connection_string_is_read_anew_from_its_file(lab: ServiceBusLab, tmp_path: Path) -> None:
+    wrong = lab.connection_string_with("wrong-key")
+    file = write(tmp_path / "bus", wrong)
+    given = {"kind": "servicebus", "connection_string_file": str(file), "queue": QUEUE}
+    with closing(ServiceBusSink(ServiceBusSettings(**given))) as sink:
+        with pytest.raises(Misconfigured, match="refused"):
+            sink.send([event()])
+        write(file, lab.connection_string)
+        sink.reload()
+        sink.send([event()])
+        file.unlink()
+        sink.reload()
+        sink.send([event()])
+    assert len(lab.entity(QUEUE).messages) == 2
+
+
+def test_an_entity_path_for_another_entity_is_a_fault_of_the_settings(lab: ServiceBusLab) -> None:
+    given = {"connection_string": f"{lab.connection_string}EntityPath=another"}
+    with (
+        closing(ServiceBusSink(settings(lab, **given))) as sink,
+        pytest.raises(Misconfigured, match="EntityPath"),
+    ):
+        sink.check()
+
+
+def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_keeps_it(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lab has no TLS and takes any token: what is real is the SDK, azure-identity and its request to IMDS."""
+    with TokenEndpoint() as imds, TokenEndpoint() as proxy:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
+        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        clock = MovedClock()
+        with closing(ServiceBusSink(with_identity(monkeypatch, lab, client_id="c-1"), clock=clock)) as sink:
+            sink.send([event()])
+            link = sink._link
+            clock.seconds += IDLE_LIMIT_SECONDS
+            sink.keep_alive()
+            sink.send([event()])
+            assert sink._link is not link
+            assert len(imds.requests) == 1
+            sink.reload()
+            sink.send([event()])
+        assert len(imds.requests) == 2
+        assert "client_id=c-1" in imds.requests[0]
+        assert "resource=https://servicebus.azure.net" in imds.requests[0]
+        assert proxy.requests == []
+    assert len(lab.entity(QUEUE).messages) == 3
+
+
+@pytest.mark.parametrize("status", [400, 404, 410, 429, 500])
+def test_no_token_is_told_in_time_and_mended_without_a_restart(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with TokenEndpoint((status, 0.0)) as imds:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
+        with closing(ServiceBusSink(with_identity(monkeypatch, lab))) as sink:
+            with pytest.raises(Misconfigured, match="no token for the identity") as raised:
+                sink.send([event()])
+            sink.reload()
+            sink.send([event()])
+    assert len(lab.entity(QUEUE).messages) == 1
+    assert TOKEN not in caplog.text
+    assert "sig=" not in str(raised.value)
+
+
+def test_an_imds_that_never_gives_the_token_hangs_nothing(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
+    with TokenEndpoint((200, 60.0)) as imds:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
+        with closing(ServiceBusSink(with_identity(monkeypatch, lab))) as sink:
+            with pytest.raises(Misconfigured, match="no token for the identity"):
+                sink.send([event()])
+            sink.send([event()])
+    assert len(lab.entity(QUEUE).messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("credential", "expected"),
+    [("managed_identity", "ManagedIdentityCredential"), ("default", "ChainedTokenCredential")],
+)
+def test_the_credential_is_the_one_that_the_settings_name(credential: Any, expected: str) -> None:
+    given = ServiceBusSettings(
+        kind="servicebus", namespace="contoso.servicebus.windows.net", topic="t", credential=credential
+    )
+    with connect(given) as client:
+        assert type(client._credential).__name__ == expected
+        assert client.fully_qualified_namespace == "contoso.servicebus.windows.net"
+
+
+# --- the way ---
+
+
+def test_over_websockets_it_goes_through_the_proxy_to_port_443() -> None:
+    """The proxy is real as far as its first request; a WebSocket that leads anywhere is not shown."""
+
+    def refuse(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+
+    with RawServer(refuse) as proxy:
+        given = ServiceBusSettings(
+            kind="servicebus",
+            connection_string="Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey=s3cret-key",
+            queue=QUEUE,
+            transport="websocket",
+            http_proxy=proxy.url,
+        )
+        with closing(ServiceBusSink(given)) as sink, pytest.raises(Unavailable) as raised:
+            sink.send([event()])
+        assert proxy.requests[0].startswith("CONNECT bus.invalid:443 HTTP/1.1")
+    assert "s3cret-key" not in str(raised.value)
+
+
+def test_without_its_package_the_websocket_is_a_fault_that_names_the_extra(
+    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "websocket", None)
+    with closing(ServiceBusSink(settings(lab, transport="websocket"))) as sink:
+        for try_it in (sink.check, lambda: sink.send([event()])):
+            with pytest.raises(Misconfigured, match=r"websocket-client; install imds-bridge\[websocket\]"):
+                try_it()
+
+
+# --- check and close ---
+
+
+def test_a_check_needs_the_entity_and_the_right_to_send_and_sends_nothing(lab: ServiceBusLab) -> None:
+    with closing(build_sink(settings(lab))) as sink:
+        assert sink.check() == f"127.0.0.1:{lab.port}/{QUEUE} lets us send"
+        for kind, reason in (("unauthorized", "role"), ("disabled", "disabled"), ("refuse_cbs", "refused")):
+            lab.fault(kind)
+            with pytest.raises(Misconfigured, match=reason):
+                sink.check()
+            lab.clear_faults()
+        assert sink.check()
+    with (
+        closing(build_sink(settings(lab, queue="nowhere"))) as sink,
+        pytest.raises(Misconfigured, match="no such queue or topic"),
+    ):
+        sink.check()
+    assert lab.entity(QUEUE).counts.enqueued == 0
+
+
+def test_a_closed_sink_has_no_connection(lab: ServiceBusLab) -> None:
+    sent(lab, event())
+    wait_until(lambda: lab.connections == 0)
+
+
+def test_a_forwarder_without_service_bus_loads_no_azure_package() -> None:
+    code = (
+        "import sys; from bridge.service.process import build_sink; from bridge.config.models import StdoutSettings;"
+        "build_sink(StdoutSettings(kind='stdout'));"
+        "print([name for name in sys.modules if name.startswith('azure')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_connection_string_needs_no_azure_identity(lab: ServiceBusLab, tmp_path: Path) -> None:
+    file = write(tmp_path / "bus", lab.connection_string)
+    code = (
+        "import sys; from bridge.sinks.servicebus import ServiceBusSink;"
+        "from bridge.config.models import ServiceBusSettings;"
+        f"given = ServiceBusSettings(kind='servicebus', connection_string_file=sys.argv[1], queue='{QUEUE}');"
+        "sink = ServiceBusSink(given); print(sink.check()); sink.close();"
+        "print([name for name in sys.modules if name.startswith(('azure.identity', 'msal'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(file)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[1:] == ["[]"]
+
+
+def test_what_a_relay_brings_need_not_have_all_that_our_own_events_have() -> None:
+    envelope = {"specversion": "1.0", "id": "1", "source": "/s", "type": "com.x", "data_base64": "AAH/"}
+    body = json.dumps({**envelope, "answer": True, "nothing": None}).encode()
+    message = to_message(replace(stored_event(1), id="1", body=body), session="{event}")
+    assert message.session_id == "1"
+    properties = message.application_properties or {}
+    assert properties["cloudEvents_answer"] == "true"
+    assert not {"cloudEvents_nothing", "cloudEvents_data_base64"} & set(properties)

@@ -1,0 +1,437 @@
+"""The webhook sink: what it sends, what each answer means, and that it tells no secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.formats.samples import samples
+from bridge.http.client import USER_AGENT
+from bridge.lab.inbox import Inbox
+from bridge.runtime.logging import redact
+from bridge.sinks.http_base import EXCERPT_CHARACTERS, register_url
+from tests.support.process import (
+    LIMIT_SECONDS,
+    SLACK_SECONDS,
+    RawServer,
+    answering,
+    dripping,
+    nobody_there,
+    self_signed,
+    silent,
+    stored_event,
+)
+from tests.support.webhook import EVENT, ROUTING_KEY, failure, sink
+
+TOKEN = "secret-token"  # noqa: S105 - nobody's
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+# --- what it sends ---
+
+
+def test_in_structured_mode_the_body_is_the_stored_event_byte_by_byte(inbox: Inbox, tmp_path: Path) -> None:
+    sink(tmp_path, inbox.url).send([EVENT])
+    (one,) = inbox.accepted
+    assert one.body == EVENT.body
+    assert one.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert one.headers["user-agent"] == USER_AGENT
+    assert one.headers["webhook-request-origin"]
+
+
+def test_in_binary_mode_the_attributes_are_headers_and_the_body_is_the_data(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    event = stored_event(2)
+    sink(tmp_path, inbox.url, mode="binary").send([event])
+    (one,) = inbox.accepted
+    assert inbox.events() == [event.envelope]
+    assert one.headers["content-type"] == "application/json"
+    assert "ce-datacontenttype" not in one.headers
+    assert json.loads(one.body) == event.envelope["data"]
+    assert one.headers["ce-id"] == event.id
+
+
+def test_headers_and_token_come_from_files(inbox: Inbox, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("the-token\n")
+    (tmp_path / "headers").write_text("# for the gateway\nX-Api-Key: one: two\n\nX-Env: lab\n")
+    (tmp_path / "url").write_text(f"{inbox.url}?key=abc\n")
+    inbox.require_token("the-token")
+    files = {
+        f"{name}_file": tmp_path / file
+        for name, file in (("bearer_token", "token"), ("headers", "headers"), ("url", "url"))
+    }
+    sink(tmp_path, "", **files).send([EVENT])
+    (one,) = inbox.accepted
+    assert (one.headers["x-api-key"], one.headers["x-env"], one.query) == ("one: two", "lab", "key=abc")
+
+
+def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, tmp_path: Path) -> None:
+    sink(tmp_path, inbox.url, headers={"X-Api-Key": "abc", "User-Agent": "ours"}).send([EVENT])
+    (one,) = inbox.accepted
+    assert (one.headers["x-api-key"], one.headers["user-agent"]) == ("abc", "ours")
+
+
+def test_all_deliveries_share_one_connection(tmp_path: Path) -> None:
+    with RawServer(answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok")) as server:
+        target = sink(tmp_path, server.url)
+        for number in range(5):
+            target.send([stored_event(number)])
+        assert (len(server.requests), server.connections) == (5, 1)
+        target.close()
+
+
+# --- what an answer means ---
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 206, 299])
+def test_every_2xx_is_success(inbox: Inbox, tmp_path: Path, status: int) -> None:
+    inbox.fault(status)
+    sink(tmp_path, inbox.url).send([EVENT])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        *((status, Unavailable) for status in (408, 425, 429, 500, 501, 502, 503, 504, 507, 599)),
+        *((status, Rejected) for status in (400, 413, 422, 431)),
+        (410, Gone),
+        *(
+            (status, Misconfigured)
+            for status in (401, 402, 403, 404, 405, 406, 409, 411, 415, 418, 421, 451, 499)
+        ),
+        *((status, Misconfigured) for status in (300, 301, 302, 303, 304, 307, 308)),
+    ],
+)
+def test_each_other_status_has_its_meaning(
+    inbox: Inbox, tmp_path: Path, status: int, kind: type[DeliveryError]
+) -> None:
+    inbox.fault(status, body="because")
+    error = failure(sink(tmp_path, inbox.url))
+    assert type(error) is kind
+    assert (error.status, error.delivered) == (status, 0)
+    if status >= 400:  # the inbox redirects without a body
+        assert str(error) == f"{inbox.base_url} answered {status}: because"
+
+
+@pytest.mark.parametrize("status", [429, 503, 401])
+def test_retry_after_is_taken_over_in_seconds_and_as_a_date(
+    inbox: Inbox, tmp_path: Path, status: int
+) -> None:
+    target = sink(tmp_path, inbox.url)
+    inbox.fault(status, retry_after=17)
+    assert failure(target).retry_after_seconds == 17
+    inbox.fault(status, retry_after=format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True))
+    seconds = failure(target).retry_after_seconds
+    assert seconds is not None
+    assert 20 < seconds <= 40
+    inbox.fault(status, retry_after=10**9)
+    assert failure(target).retry_after_seconds == 3600
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_refusal_tells_that_the_clock_may_be_the_reason(tmp_path: Path, minutes: int) -> None:
+    date = format_datetime(datetime.now(UTC) - timedelta(minutes=minutes), usegmt=True)
+    head = f"HTTP/1.1 401 Unauthorized\r\nDate: {date}\r\nContent-Length: 5\r\n\r\nstale"
+    with RawServer(answering(head.encode())) as server:
+        text = str(failure(sink(tmp_path, server.url)))
+    told = re.fullmatch(r".* answered 401: stale \(this VM's clock is ([+-]\d+) s off the receiver's\)", text)
+    assert told, text
+    assert 0 <= int(told[1]) - 60 * minutes <= SLACK_SECONDS
+
+
+def test_a_clock_that_is_right_is_not_mentioned(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(401)
+    assert "clock" not in str(failure(sink(tmp_path, inbox.url)))
+
+
+def test_no_redirect_is_followed(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault("redirect")
+    assert failure(sink(tmp_path, inbox.url)).status == 302
+    assert len(inbox.received) == 1
+
+
+def test_an_error_shows_the_first_500_characters_of_the_answer_on_one_line(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(400, body="first\r\n\tsecond \x1b[31mred " + "x" * 100_000)
+    text = str(failure(sink(tmp_path, inbox.url)))
+    excerpt = text.partition(": ")[2]
+    assert excerpt.startswith("first second [31mred xxx")
+    assert len(excerpt) == EXCERPT_CHARACTERS == 500
+
+
+def test_an_answer_that_is_no_text_is_shown_as_far_as_it_is(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(400, body=b"\xff\xfe\x00bad")
+    assert str(failure(sink(tmp_path, inbox.url))).endswith("answered 400: �� bad")
+
+
+# --- when no answer comes ---
+
+
+def test_a_receiver_that_is_not_there_may_take_it_later(tmp_path: Path) -> None:
+    with nobody_there() as url:
+        error = failure(sink(tmp_path, url))
+    assert type(error) is Unavailable
+    assert str(error) == f"{url}: the connection failed: Connection refused"
+
+
+@pytest.mark.parametrize("serve", [silent, dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")])
+def test_a_receiver_that_does_not_answer_in_time_may_take_it_later(tmp_path: Path, serve: Any) -> None:
+    with RawServer(serve) as server:
+        assert type(failure(sink(tmp_path, server.url, timeout_seconds=0.3))) is Unavailable
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_fault_of_the_settings(tmp_path: Path) -> None:
+    with RawServer(silent, tls=self_signed(tmp_path)) as server:
+        error = failure(sink(tmp_path, server.url))
+    assert type(error) is Misconfigured
+    assert "TLS failed: self-signed certificate" in str(error)
+
+
+# --- secrets ---
+
+
+def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
+    inbox: Inbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("token-one")
+    target = sink(tmp_path, inbox.url, bearer_token_file=token)
+    target.send([EVENT])
+    token.write_text("token-two")
+    target.send([EVENT])
+    target.reload()
+    target.send([EVENT])
+    for text in ("", "two words", "tökén"):
+        token.write_text(text)
+        target.reload()
+    token.unlink()
+    with caplog.at_level(logging.WARNING):
+        target.reload()
+    target.send([EVENT])
+    assert "the old value stays" in caplog.text
+    tokens = [one.headers["authorization"] for one in inbox.accepted]
+    assert tokens == ["Bearer token-one", "Bearer token-one", "Bearer token-two", "Bearer token-two"]
+
+
+def test_a_file_may_bring_a_new_url_but_no_unsafe_one(inbox: Inbox, tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text(f"{inbox.base_url}/one")
+    target = sink(tmp_path, "", url_file=file)
+    file.write_text(f"{inbox.base_url}/two")
+    target.reload()
+    file.write_text("http://192.0.2.1/in-the-clear")
+    target.reload()
+    target.send([EVENT])
+    assert [one.path for one in inbox.accepted] == ["/two"]
+
+
+def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, tmp_path: Path) -> None:
+    query = "sig=a%2Fb-secret-secret%3D&x=1"
+    url = f"{inbox.base_url}/services/T000-secret-path-of-a-chat?{query}"
+    target = sink(tmp_path, url, headers={"X-Key": "secret-header"}, bearer_token=TOKEN)
+    repeated = [
+        TOKEN,
+        "secret-header",
+        query,
+        "a/b-secret-secret=",
+        "T000-secret-path-of-a-chat",
+        url,
+    ]
+    for status in (400, 401, 410, 500):
+        inbox.fault(status, body=json.dumps({"headers": repeated}))
+        assert "secret" not in str(failure(target))
+
+
+def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
+    register_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
+    for told in (
+        "/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1",
+        "T012345678901234567",
+        "abc%2Bdef%3D%3Dghijklmn",
+        "abc+def==ghijklmn",
+        "user:p%40ss-w0rd",
+        "p@ss-w0rd",
+        "code=abc+def==ghijklmn&v=1",
+    ):
+        assert redact(f"<{told}>") == "<***>"
+    assert redact("hooks on the host, v=1") == "hooks on the host, v=1"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"mode": "structured"},
+        {"mode": "binary"},
+        {"mode": "batch"},
+        {"format": "teams"},
+        {"format": "slack"},
+        {"format": "pagerduty"},
+        {"format": "template"},
+    ],
+    ids=lambda form: next(iter(form.values())),
+)
+def test_what_would_be_sent_is_shown_without_any_secret(
+    inbox: Inbox, tmp_path: Path, form: dict[str, str]
+) -> None:
+    signing_secret = "whsec_" + "QUJD" * 8
+    target = sink(
+        tmp_path,
+        f"{inbox.base_url}/secret-path?sig=secret-query",
+        **form,
+        headers={"X-Key": "s3cr", "X-Long": "secret-header"},
+        bearer_token=TOKEN,
+        signing_secret=signing_secret,
+        proxy="http://user:secret-proxy@127.0.0.1:9",
+    )
+    (event, *_) = (one for one in samples(datetime.now(UTC)) if "scheduledevent" in one.type)
+    shown = target.show(event)
+    text = "\n".join(shown.head) + shown.body.decode()
+    assert shown.head[0] == f"POST {inbox.base_url}/..."
+    for name in ("X-Key", "X-Long", "Authorization"):
+        assert f"{name}: ***" in shown.head
+    for secret in ("s3cr", "secret", signing_secret, ROUTING_KEY, "user"):
+        assert secret not in text
+    assert inbox.received == []
+
+
+# --- what cannot be shown ---
+
+
+class Faulty:
+    """A format that fails, or returns what JSON does not know."""
+
+    def __init__(self, outcome: Any) -> None:
+        self._outcome = outcome
+
+    def write(self, *_: object) -> Any:
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ValueError("no \ud800 way\n\x1b[31m"),
+        KeyError("data"),
+        RecursionError(),
+        ZeroDivisionError(),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"),
+        pytest.param(object(), id="no-json"),
+        math.nan,
+        {"text": {1, 2}},
+    ],
+    ids=repr,
+)
+def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_raises(
+    inbox: Inbox, tmp_path: Path, outcome: Any
+) -> None:
+    target = sink(tmp_path, inbox.url, format="slack")
+    target._format = Faulty(outcome)
+    error = failure(target)
+    assert type(error) is Rejected
+    assert str(error).startswith("the event cannot be shown as slack: ")
+    assert str(error).isprintable()
+    str(error).encode()
+    with pytest.raises(Rejected):
+        target.show(EVENT)
+    assert inbox.received == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"subject": "half \ud800"}, {"data": None}, {"datacontenttype": None}], ids=str
+)
+def test_an_event_that_binary_mode_cannot_carry_is_rejected_and_blocks_nothing(
+    inbox: Inbox, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    envelope = {name: value for name, value in {**EVENT.envelope, **change}.items() if value is not None}
+    event = replace(EVENT, body=json.dumps(envelope).encode())
+    target = sink(tmp_path, inbox.url, mode="binary")
+    with suppress(Rejected):  # it may become able to carry some
+        target.send([event])
+    target.send([EVENT])
+    assert EVENT.envelope in inbox.events()
+
+
+def test_a_signature_that_is_refused_with_400_costs_no_event_and_has_the_secret_read_again(
+    inbox: Inbox, tmp_path: Path
+) -> None:
+    secret = "whsec_" + "QUJD" * 8
+    inbox.fault(400, body='{"error": "Invalid Signature"}', count=2)
+    assert type(failure(sink(tmp_path, inbox.url, signing_secret=secret))) is Misconfigured
+    assert type(failure(sink(tmp_path, inbox.url))) is Rejected
+
+
+def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox, tmp_path: Path) -> None:
+    events = list(samples(datetime.now(UTC)))
+    for format_ in ("teams", "slack", "template"):
+        sink(tmp_path, inbox.url, format=format_).check_format(events)
+    with pytest.raises(ValueError, match="PagerDuty"):
+        sink(tmp_path, inbox.url, format="pagerduty").check_format(events)
+    with pytest.raises(ValueError, match="NoSuchName"):
+        sink(tmp_path, inbox.url, format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(
+            events
+        )
+    sink(tmp_path, inbox.url).check_format(events)
+    assert inbox.received == []
+
+
+# --- check ---
+
+
+def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, tmp_path: Path) -> None:
+    found = sink(tmp_path, f"{inbox.url}?sig=secret").check()
+    assert found == f"{inbox.base_url} is reached, it answered 200 to OPTIONS"
+    (one,) = inbox.received
+    assert (one.method, one.body) == ("OPTIONS", b"")
+    assert one.headers["webhook-request-origin"]
+
+
+@pytest.mark.parametrize("status", [404, 405, 501, 500, 400])
+def test_a_check_makes_nothing_of_a_receiver_that_does_not_know_options(
+    inbox: Inbox, tmp_path: Path, status: int
+) -> None:
+    inbox.fault(status, method="OPTIONS")
+    assert f"it answered {status} to OPTIONS" in sink(tmp_path, inbox.url).check()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (302, Misconfigured),
+        (401, Misconfigured),
+        (403, Misconfigured),
+        (410, Unavailable),
+        (503, Unavailable),
+    ],
+)
+def test_a_check_finds_what_would_keep_events_away(
+    inbox: Inbox, tmp_path: Path, status: int, kind: type[DeliveryError]
+) -> None:
+    inbox.fault(status, method="OPTIONS")
+    with pytest.raises(kind):
+        sink(tmp_path, inbox.url).check()
+
+
+def test_a_check_of_a_receiver_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with nobody_there() as url, pytest.raises(Unavailable, match="Connection refused"):
+        sink(tmp_path, url, timeout_seconds=LIMIT_SECONDS).check()

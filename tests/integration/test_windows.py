@@ -1,0 +1,209 @@
+"""Windows: nothing at import or in the loops that only POSIX has, and what differs there.
+
+None of this runs on Windows itself: infra/windows/README.md says what was tried, and where.
+"""
+
+from __future__ import annotations
+
+import ast
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.loader import load
+from bridge.errors import ConfigError
+from bridge.imds.discovery import search
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.outbox.state_dir import STATUS, StateFolder
+from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
+from tests.support.windows import ABSENT, BREAK, ROOT
+
+SIMULATED = [sys.executable, str(ROOT / "tests/support_windows.py")]
+SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "bridge").rglob("*.py"))
+SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
+
+
+def only_posix(source: str) -> set[str]:
+    """Name what Windows lacks, but for branches on `sys.platform` and what is asked for with `hasattr`."""
+    tree = ast.parse(source)
+    guarded = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If | ast.IfExp) and "sys.platform" in ast.unparse(branch.test)
+        for node in ast.walk(branch)
+    }
+    asked = {
+        ".".join(
+            ast.literal_eval(argument) if isinstance(argument, ast.Constant) else ast.unparse(argument)
+            for argument in call.args
+        )
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "hasattr"
+    }
+    used = {name for node in ast.walk(tree) if id(node) not in guarded for name in names(node)}
+    absent = {f"{module}.{name}" for module, missing in ABSENT.items() for name in missing}
+    return (used & (absent | set(ABSENT["modules"]))) - asked
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """Yield the modules that a node imports, and the names that it takes from one."""
+    match node:
+        case ast.Import():
+            yield from (alias.name for alias in node.names)
+        case ast.ImportFrom():
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        case ast.Attribute(value=ast.Name(id=module)):
+            yield f"{module}.{node.attr}"
+
+
+# --- nothing that only POSIX has ---
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_module_uses_nothing_that_windows_lacks(name: str) -> None:
+    assert only_posix((ROOT / name).read_text(encoding="utf-8")) == set()
+
+
+def test_what_windows_lacks_is_found_unless_it_is_asked_for() -> None:
+    bad = "import fcntl, os\nfrom signal import SIGKILL\nos.fork()\nsocket.AF_UNIX\nos.replace('a', 'b')"
+    assert only_posix(bad) == {"fcntl", "signal.SIGKILL", "os.fork", "socket.AF_UNIX"}
+    assert only_posix("if sys.platform == 'win32':\n  import msvcrt\nelse:\n  import fcntl") == set()
+    assert only_posix("hasattr(socket, 'AF_UNIX') and socket.AF_UNIX") == set()
+
+
+def test_every_module_is_imported_without_what_windows_lacks() -> None:
+    subprocess.run(SIMULATED, env=environment(), check=True, timeout=4 * LIMIT_SECONDS)
+
+
+# --- a whole process without it ---
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    with ImdsLab(rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+class SimulatedForward(Forward):
+    """`imds-bridge forward` without what Windows lacks."""
+
+    def __init__(self, folder: Path, lab: ImdsLab, inbox: Inbox) -> None:
+        sink = {"kind": "webhook", "url": inbox.url, "from_start": True}
+        imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
+        super().__init__(folder, {"imds": imds, "sinks": {"ops": sink}, "stop_seconds": LIMIT_SECONDS})
+        self._command = [*SIMULATED, "forward", "--config", str(self.config)]
+
+
+def simulated(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run a command without what Windows lacks."""
+    return subprocess.run(
+        [*SIMULATED, *arguments],
+        env=environment(env),
+        capture_output=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, BREAK])
+def test_a_change_reaches_a_webhook_and_ctrl_c_or_ctrl_break_ends_the_process_in_order(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
+) -> None:
+    with SimulatedForward(tmp_path, lab, inbox) as forward:
+        forward.wait_for_status(lambda status: status["running"])
+        lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+        inbox.wait_for(lambda: SCHEDULED in {event["type"] for event in inbox.events()}, LIMIT_SECONDS)
+        forward.signal(number)
+        assert forward.wait() == 0, forward
+        assert forward.status()["running"] is False
+
+
+def test_a_second_process_is_refused_and_told_who_holds_the_folder_and_status_sees_it_run(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    with SimulatedForward(tmp_path, lab, inbox) as forward:
+        assert forward.wait_for_status(lambda status: status["running"])
+        assert forward.process is not None
+        second = simulated("forward", "--config", str(forward.config))
+        assert second.returncode == 3, second
+        assert f"is held by process {forward.process.pid}:".encode() in second.stderr
+        assert simulated("status", "--config", str(forward.config)).returncode == 0
+    assert simulated("status", "--config", str(forward.config)).returncode == 3
+
+
+def test_the_configuration_is_looked_for_where_windows_keeps_it() -> None:
+    shown = b"".join(simulated("forward", "--help").stdout.split())
+    assert rb"C:\ProgramData\imds-bridge\config.toml" in shown
+
+
+def test_what_a_code_page_lacks_is_written_as_utf_8(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    sink = {"kind": "webhook", "url": "https://example.org/hook", "format": "slack"}
+    config.write_text(toml({"state_dir": tmp_path, "sinks": {"ops": sink}}), encoding="utf-8")
+    shown = simulated(
+        "render", "--indent", "--config", str(config), env={"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    )
+    assert shown.returncode == 0, shown.stderr.decode()
+    assert "🟥" in shown.stdout.decode("utf-8")
+
+
+# --- what differs ---
+
+
+def test_a_status_that_a_reader_holds_open_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    folder.write_status({"number": 1})
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "The process cannot access the file because it is being used")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with (tmp_path / STATUS).open():
+        folder.write_status({"number": 2})
+    assert folder.read_status() == {"number": 2}
+    assert [path.name for path in tmp_path.iterdir()] == [STATUS]
+
+
+def test_a_configuration_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("stop_seconds = 7\n", encoding="utf-8-sig")
+    assert load(file, {}).stop_seconds == 7
+
+
+@pytest.mark.parametrize("folder", [r"C:\ProgramData\x", r"C:\Users\x"])
+def test_a_path_in_double_quotes_is_a_fault_that_names_single_ones(tmp_path: Path, folder: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'state_dir = "{folder}"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="in single quotes"):
+        load(file, {})
+    file.write_text(f"state_dir = '{folder}'\n", encoding="utf-8")
+    assert str(load(file, {}).state_dir) == folder
+
+
+def test_no_lease_is_read_where_any_user_could_have_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = tmp_path / "var/lib/dhcp/dhclient.eth0.leases"
+    lease.parent.mkdir(parents=True)
+    lease.write_text("lease {\n  option unknown-245 a8:3f:81:10;\n}\n", encoding="ascii")
+    assert search(environ={}, root=tmp_path).found is not None
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert search(environ={}, root=tmp_path).found is None
+    found = search(environ={"SCHEDULEDEVENTSIP": "168.63.129.16"}, root=tmp_path).found
+    assert found is not None
+    assert found.address == "168.63.129.16"

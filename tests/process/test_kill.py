@@ -1,0 +1,245 @@
+"""kill -9 at random instants: nothing is lost, nothing moves back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from bridge.events.filters import Filter
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.inbox import Inbox
+from tests.support.outbox import deliver, event, kill, open_outbox
+from tests.support.process import LIMIT_SECONDS, Forward, Stored, read_outbox, wait_until
+
+KILLS = 60
+LANES = 6
+PREFIX = "io.imdsbridge.scheduledevent."
+INBOX_FAULTS = ("503", "503", "drop", "drop", "lost_answer", "lost_answer", "slow", "slow", "timeout")
+IMDS_FAULTS = ("500", "drop", "garbage", "slow", "empty")
+
+
+class Step(NamedTuple):
+    """What must be told of an event: one of `kinds`, for the `count`th time."""
+
+    event_id: str
+    kinds: tuple[str, ...]
+    count: int = 1
+
+
+class Changes:
+    """A stream of changes: several events at a time, each going on once its last step has arrived.
+
+    `expected` lists every step. Beside it one event changes all the time, waiting for nothing, and the
+    receiver and IMDS misbehave.
+    """
+
+    def __init__(self, lab: ImdsLab, inbox: Inbox, rng: random.Random) -> None:
+        self.expected: list[Step] = []
+        self._lab = lab
+        self._inbox = inbox
+        self._rng = rng
+        self._arrived: dict[str, tuple[str, str]] = {}
+        self._looked_at = 0
+        self._restless = lab.schedule(event_type="Freeze", resources=["web-0"], notice_seconds=86_400)
+        self._stop_when_drained = threading.Event()
+        self._pause = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="changes", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Begin no further event and wait until those that are under way have ended."""
+        self._stop_when_drained.set()
+        self._thread.join(LIMIT_SECONDS * 2)
+        assert not self._thread.is_alive(), f"did not arrive: {self.expected[-LANES:]}"
+
+    def _run(self) -> None:
+        lanes = [self._life() for _ in range(LANES)]
+        steps = [next(lane) for lane in lanes]
+        while lanes:
+            self._take_in()
+            for place in reversed(range(len(lanes))):
+                if not self._has_arrived(steps[place]):
+                    continue
+                step = next(lanes[place], None)
+                if step is not None:
+                    steps[place] = step
+                elif self._stop_when_drained.is_set():
+                    del lanes[place], steps[place]
+                else:
+                    lanes[place] = self._life()
+                    steps[place] = next(lanes[place])
+            if self._stop_when_drained.is_set():
+                self._behave()
+            else:
+                self._lab.update(self._restless, Description=f"{self._rng.random()}")
+            self._pause.wait(0.02)
+
+    def _life(self) -> Iterator[Step]:
+        """Let one event happen; yield each step, to be resumed when it has arrived."""
+        event_type = self._rng.choice(["Freeze", "Reboot", "Redeploy", "Preempt"])
+        event = self._lab.schedule(event_type=event_type, resources=["web-0"], notice_seconds=86_400)
+        yield self._expect(event, "scheduled")
+        for count in range(1, self._rng.randint(1, 3)):
+            self._lab.update(event, Description=f"text {count}")
+            yield self._expect(event, "updated", count=count)
+        if self._rng.random() < 0.3:
+            self._lab.cancel(event)
+            yield self._expect(event, "canceled", "ended")
+        else:
+            self._lab.start(event)
+            yield self._expect(event, "started")
+            self._lab.complete(event)
+            yield self._expect(event, "completed")
+
+    def _expect(self, event: str, *kinds: str, count: int = 1) -> Step:
+        self.expected.append(Step(event, kinds, count))
+        return self.expected[-1]
+
+    def _take_in(self) -> None:
+        received = self._inbox.received
+        for one in received[self._looked_at :]:
+            if one.status == 200:
+                event = one.json()
+                self._arrived[event["id"]] = (event["subject"], kind_of(event["type"]))
+            self._misbehave()
+        self._looked_at = len(received)
+
+    def _has_arrived(self, step: Step) -> bool:
+        seen = Counter(self._arrived.values())
+        return sum(seen[step.event_id, kind] for kind in step.kinds) >= step.count
+
+    def _misbehave(self) -> None:
+        """Once for each request that came, so that faults never pile up."""
+        chance = self._rng.random()
+        if chance < 0.15:
+            self._inbox.fault(self._rng.choice(INBOX_FAULTS), seconds=self._rng.uniform(0, 0.3))
+        elif chance < 0.20:
+            self._lab.fault(self._rng.choice(IMDS_FAULTS), seconds=0, path=EVENTS_PATH)
+
+    def _behave(self) -> None:
+        self._inbox.clear_faults()
+        self._lab.clear_faults()
+
+
+def kind_of(event_type: str) -> str:
+    return event_type.removeprefix(PREFIX).removesuffix(".v1")
+
+
+def seed() -> int:
+    """Choose the seed, and tell it: pytest shows what is printed when a test fails."""
+    chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"TEST_KILL_SEED={chosen} chooses the same instants and faults again")
+    return chosen
+
+
+def place(stored: Stored) -> tuple[int, int, int, int]:
+    """Return what never may decrease: incarnation, last event, the VM's own counter, the sink's cursor."""
+    document = json.loads(stored.meta.get("watch") or '{"document": null}')["document"] or {}
+    return (
+        document.get("DocumentIncarnation", 0),
+        int(stored.meta.get("last_seq", "0")),
+        int(stored.meta.get("reporterseq", "0")),
+        stored.cursors.get("inbox", 0),
+    )
+
+
+def assert_not_back(before: Stored, after: Stored) -> None:
+    assert all(new >= old for old, new in zip(place(before), place(after), strict=True)), (
+        f"moved back from {place(before)} to {place(after)}"
+    )
+    assert after.events[: len(before.events)] == before.events
+    assert [seq for seq, *_ in after.events] == list(range(1, place(after)[1] + 1))
+
+
+def run_and_kill(forward: Forward, lab: ImdsLab, rng: random.Random) -> None:
+    """Kill a new process at some instant of its start, while it deals with an answer, or at any time."""
+    asked = len(lab.requests())
+    instant = rng.choice(["start", "answer", "answer", "any"])
+    with forward:
+        if instant != "start":
+            later = asked + (rng.randint(1, 4) if instant == "answer" else 1)
+            wait_until(lambda: len(lab.requests()) >= later, tell=lambda: forward)
+        within_seconds = {"start": 0.35, "answer": 0.04, "any": 0.7}[instant]
+        threading.Event().wait(rng.uniform(0, within_seconds))
+        assert forward.process is not None
+        assert forward.process.poll() is None, forward
+        forward.kill()
+
+
+def test_kill_9_at_sixty_random_instants_loses_nothing_and_moves_nothing_back(tmp_path: Path) -> None:
+    rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
+    with ImdsLab(rate_limit=None) as lab, Inbox(strict=True) as inbox:
+        forward = Forward(
+            tmp_path,
+            {
+                "imds": {"endpoint": lab.url("web-0"), "poll_seconds": 0.2},
+                "sinks": {"inbox": {"kind": "webhook", "url": inbox.url, "from_start": True}},
+            },
+        )
+        changes = Changes(lab, inbox, random.Random(rng.random()))  # noqa: S311
+        before = Stored(events=[], meta={}, cursors={}, dead=[])
+        for _ in range(KILLS):
+            run_and_kill(forward, lab, rng)
+            after = read_outbox(forward.state)
+            assert_not_back(before, after)
+            before = after
+        with forward:
+            wait_until(lambda: len(changes.expected) >= KILLS, tell=lambda: forward)
+            changes.finish()
+            forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
+            assert forward.stop() == 0, forward
+        stored = read_outbox(forward.state)
+        assert_not_back(before, stored)
+        assert_all_arrived(stored, inbox)
+        assert_all_told(stored, changes.expected)
+        assert_counted_without_holes(stored)
+
+
+def assert_all_arrived(stored: Stored, inbox: Inbox) -> None:
+    """Check ids, order and bodies at the receiver against what the outbox holds."""
+    assert stored.dead == []
+    assert inbox.problems == []
+    arrivals = [(one.json()["id"], one.body) for one in inbox.accepted]
+    bodies = {event_id: body for _, event_id, _, body in stored.events}
+    assert len(bodies) == len(stored.events), "an id was given twice"
+    assert list(dict(arrivals)) == list(bodies), "an event is missing, or came out of order"
+    assert all(body == bodies[event_id] for event_id, body in arrivals), "a duplicate differs"
+    assert len(arrivals) > len(bodies), "the receiver's faults led to no duplicate: the test tries too little"
+
+
+def assert_all_told(stored: Stored, expected: list[Step]) -> None:
+    """Check that every step of every event was told, and none twice."""
+    told = Counter((json.loads(body)["subject"], kind_of(type_)) for _, _, type_, body in stored.events)
+    final = {(step.event_id, step.kinds): step.count for step in expected}
+    for (event_id, kinds), count in final.items():
+        assert sum(told[event_id, kind] for kind in kinds) == count, f"{kinds} of {event_id}"
+
+
+def assert_counted_without_holes(stored: Stored) -> None:
+    """Check what an audit checks: the counter of one epoch, and the ids that each document names."""
+    events = [json.loads(body) for *_, body in stored.events]
+    own = [event for event in events if "reporterseq" in event]
+    assert {event["reporterepoch"] for event in own} == {stored.meta["epoch"]}
+    assert [int(event["reporterseq"]) for event in own] == list(range(1, len(own) + 1))
+    listed = {name for event in own for name in event["data"].get("CloudEventIds", [])}
+    assert listed == {event["id"] for event in events if event["type"].startswith(PREFIX)}
+
+
+def test_a_kill_between_a_count_and_its_event_leaves_no_hole(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path / "state", sinks={"a": (Filter(), True)})
+    outbox.commit([event("1")], meta={})
+    assert outbox.count("reporterseq") == 1
+    deliver(outbox)  # meanwhile a sink's thread writes how far it has come
+    outbox.set_meta({"vm": "known"}, synced=True)
+    image = kill(outbox, tmp_path / "state", tmp_path / "image")
+    afterwards = open_outbox(image, sinks={"a": (Filter(), True)})
+    assert (afterwards.meta("vm"), afterwards.count("reporterseq")) == ("known", 1)
+    afterwards.commit([event("2")], meta={})
+    afterwards.close()
+    assert read_outbox(image).meta["reporterseq"] == "1"

@@ -1,0 +1,118 @@
+"""kill -9 of `imds-bridge listen` at any instant: no command is lost, and none is answered in two ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.bus import QUEUE, Sender, bus_config, command, message
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+
+KILLS = 24
+APPROVED = {"approved", "already_approved"}
+PREFIX = "io.imdsbridge.approval."
+
+
+class Listen(Forward):
+    """`imds-bridge listen` as a process of its own."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        super().__init__(folder, settings)
+        self.state = folder / "state" / "listen"
+        self._command[self._command.index("forward")] = "listen"
+
+
+def seed() -> int:
+    """Choose the seed, and tell it: pytest shows what is printed when a test fails."""
+    chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"TEST_KILL_SEED={chosen} chooses the same instants again")
+    return chosen
+
+
+def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(tmp_path: Path) -> None:
+    rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
+    with (
+        ImdsLab(rate_limit=None) as imds,
+        Inbox(strict=True) as inbox,
+        ServiceBusLab(bus_config(LockDuration="PT5S")) as bus,
+        Sender(bus) as sender,
+    ):
+        listen = Listen(
+            tmp_path,
+            {
+                "imds": {"endpoint": imds.url("web-0")},
+                "sinks": {"inbox": {"kind": "webhook", "url": inbox.url, "from_start": True}},
+                "approvals": {
+                    "connection_string": bus.connection_string,
+                    "queue": QUEUE,
+                    "policy": {"allow": [{}], "deny": [{"event_type": ["Freeze"]}]},
+                },
+            },
+        )
+        expected: dict[str, set[str]] = {}  # by command, the reasons that can be right
+        approvable: set[str] = set()
+
+        def schedule(event_type: str) -> str:
+            return imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=86_400)
+
+        for number in range(KILLS):
+            allowed, denied = schedule("Reboot"), schedule("Freeze")
+            approvable.add(allowed)
+            names = [f"{kind}{number}" for kind in ("allowed", "denied", "malformed", "again")]
+            before = len(imds.requests())
+            with listen:
+                sender.send(
+                    command(allowed, id=names[0]),
+                    command(denied, id=names[1]),
+                    message(b"nonsense", message_id=names[2]),
+                    command(allowed, id=names[3]),
+                )
+                # Of two commands for one event, one may come again only after the other has had it started.
+                expected[names[0]] = expected[names[3]] = {*APPROVED, "already_started"}
+                expected[names[1]] = {"denied"}
+                if rng.random() < 0.85:  # else while it starts
+                    later = before + rng.randint(1, 3)
+                    wait_until(lambda at=later: len(imds.requests()) >= at, tell=lambda: listen)  # type: ignore[misc]
+                threading.Event().wait(rng.uniform(0, 0.06))
+                listen.kill()
+        with listen:
+            wait_until(
+                lambda: bus.entity(QUEUE).counts.active == 0,
+                timeout_seconds=LIMIT_SECONDS * 2,
+                tell=lambda: listen,
+            )
+            listen.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
+            assert listen.stop() == 0, listen
+        receipts = [event for event in inbox.events() if event["type"].startswith(PREFIX)]
+        assert bus.failures == ()
+        assert inbox.problems == []
+        assert_answered(receipts, expected)
+        approved = [one["causationid"] for one in receipts if one["data"]["Reason"] in APPROVED]
+        for number in range(KILLS):
+            assert {f"allowed{number}", f"again{number}"} & set(approved)
+        assert {one.event_id for one in imds.approvals} == approvable
+        counts = bus.entity(QUEUE).counts
+        assert (counts.completed, counts.dead_letters) == (3 * KILLS, KILLS)
+
+
+def assert_answered(receipts: list[dict[str, Any]], expected: dict[str, set[str]]) -> None:
+    """Check that each command has one receipt, however often it was sent, and a right one."""
+    by_command: dict[str, set[str]] = defaultdict(set)
+    by_id: dict[str, set[str]] = defaultdict(set)
+    for receipt in receipts:
+        by_command[receipt.get("causationid", "")].add(json.dumps(receipt, sort_keys=True))
+        by_id[receipt["id"]].add(json.dumps(receipt, sort_keys=True))
+    for name, right in expected.items():
+        assert len(by_command[name]) == 1, f"{name}: {by_command[name]}"
+        assert json.loads(next(iter(by_command[name])))["data"]["Reason"] in right
+    assert all(len(texts) == 1 for texts in by_id.values()), "one id, two receipts"
+    sequences = sorted({int(receipt["reporterseq"]) for receipt in receipts})
+    assert len(sequences) == len(by_id), "a number was given twice"

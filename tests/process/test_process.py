@@ -1,0 +1,457 @@
+"""The real `imds-bridge forward` as its own process: how it starts, runs and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.sinks.base import RETRY_LIMIT_SECONDS
+from tests.support.process import (
+    COMMAND,
+    LIMIT_SECONDS,
+    SLACK_SECONDS,
+    Forward,
+    environment,
+    nobody_there,
+    read_outbox,
+    run,
+    toml,
+    wait_until,
+)
+
+STOP_SECONDS = 3.0
+TYPES = [f"io.imdsbridge.{name}.*" for name in ("scheduledevent", "document", "imds")]
+DOCUMENT = "io.imdsbridge.document.changed.v1"
+SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    with ImdsLab(rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
+    """Return a sink's settings: it takes all that documents bring about, and no heartbeats."""
+    return {"kind": "webhook", "url": inbox.url, "types": TYPES, "from_start": True, **more}
+
+
+def settings(lab: ImdsLab, sinks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
+    return {"imds": imds, "stop_seconds": LIMIT_SECONDS, "sinks": sinks, **more}
+
+
+def types_at(inbox: Inbox) -> list[str]:
+    return [event["type"] for event in inbox.events()]
+
+
+def schedule(lab: ImdsLab, **more: Any) -> str:
+    return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, **more)
+
+
+def polls(lab: ImdsLab) -> int:
+    return sum(request.path == EVENTS_PATH for request in lab.requests())
+
+
+def stored(forward: Forward) -> list[str]:
+    """Return the ids of the events in the outbox that the sinks of these tests take."""
+    return [row[1] for row in read_outbox(forward.state).events if "heartbeat" not in row[2]]
+
+
+def wait_for_poll(lab: ImdsLab) -> None:
+    """Wait until a request that came from now on was answered."""
+    before = polls(lab)
+    lab.wait_for(lambda: polls(lab) > before + 1, timeout=LIMIT_SECONDS)
+
+
+# --- how it ends ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_event_that_appears_just_before_the_signal_is_delivered(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
+) -> None:
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
+        inbox.wait_for(1, LIMIT_SECONDS)
+        schedule(lab)
+        forward.signal(number)
+        assert forward.wait() == 0, forward
+    assert SCHEDULED in types_at(inbox)
+
+
+def test_the_last_poll_comes_at_once_however_rarely_it_polls(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    sinks = {"inbox": webhook(inbox)}
+    slowly = {"endpoint": lab.url("web-0"), "poll_seconds": 60}
+    with Forward(tmp_path, {**settings(lab, sinks), "imds": slowly}) as forward:
+        inbox.wait_for(1, LIMIT_SECONDS)
+        schedule(lab)
+        assert forward.stop() == 0, forward
+    assert SCHEDULED in types_at(inbox)
+
+
+def test_what_waits_for_a_failing_sink_is_tried_again_before_the_end(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(503, retry_after=3600)
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        inbox.wait_for(lambda: len(inbox.received) == 1, LIMIT_SECONDS)
+        assert inbox.accepted == []
+        assert forward.stop() == 0, forward
+    assert types_at(inbox) == [DOCUMENT]
+
+
+def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault("timeout", count=None)
+    sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
+    with Forward(tmp_path, settings(lab, sinks, stop_seconds=STOP_SECONDS)) as forward:
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        begun = time.monotonic()
+        assert forward.stop() == 0, forward
+        assert STOP_SECONDS <= time.monotonic() - begun < STOP_SECONDS + SLACK_SECONDS
+        assert forward.status()["running"] is False
+        assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
+
+
+def test_a_sink_that_is_full_at_the_stop_does_not_keep_the_process(lab: ImdsLab, tmp_path: Path) -> None:
+    unread, output = os.pipe()
+    try:
+        lab.serve_document({"DocumentIncarnation": 1, "Events": [], "Filler": "x" * 200_000})
+        with Forward(tmp_path, {**settings(lab, {}), "stop_seconds": 0.5}, stdout=output) as forward:
+            os.close(output)
+            wait_until(lambda: os.read(unread, 1), tell=lambda: forward)
+            assert forward.stop() == 0, forward
+    finally:
+        os.close(unread)
+
+
+def test_a_reader_of_stdout_that_leaves_does_not_end_the_process(lab: ImdsLab, tmp_path: Path) -> None:
+    with Forward(tmp_path, settings(lab, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
+        assert forward.process is not None
+        assert forward.process.stdout is not None
+        json.loads(forward.process.stdout.readline())
+        forward.process.stdout.close()
+        schedule(lab)
+        forward.wait_for_log("standard output cannot be written")
+        assert forward.stop() == 0, forward
+
+
+def test_a_process_without_standard_output_goes_on(lab: ImdsLab, tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(toml({"state_dir": tmp_path / "state", **settings(lab, {}, stop_seconds=0.5)}))
+    closing = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "forward", "--config", str(config)]
+    with subprocess.Popen(closing, env=environment(), stderr=subprocess.DEVNULL) as process:
+        lab.wait_for(lambda: polls(lab) > 3, LIMIT_SECONDS)
+        process.terminate()
+        assert process.wait(LIMIT_SECONDS) == 0
+
+
+def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault("timeout", count=None)
+    patient = {**settings(lab, {"inbox": webhook(inbox, timeout_seconds=60)}), "stop_seconds": 600}
+    with Forward(tmp_path, patient) as forward:
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        forward.signal(signal.SIGINT)
+        forward.wait_for_log("stopping")
+        forward.signal(signal.SIGTERM)
+        assert forward.wait() == 1
+        forward.wait_for_log("a second signal")
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})):
+        inbox.clear_faults()
+        inbox.wait_for(1, LIMIT_SECONDS)
+
+
+# --- how it starts ---
+
+
+def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(503, count=None)
+    schedule(lab)
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}, stop_seconds=0.5)) as forward:
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        assert forward.stop() == 0
+    inbox.clear()
+    lab.fault("slow_first_call", seconds=130)
+    with forward:
+        inbox.wait_for(2, LIMIT_SECONDS)
+        assert types_at(inbox)[0] == SCHEDULED
+        begun = time.monotonic()
+        assert forward.stop() == 0, forward
+        assert time.monotonic() - begun < 0.5 + SLACK_SECONDS
+
+
+def test_the_first_request_after_the_start_asks_for_the_document(lab: ImdsLab, tmp_path: Path) -> None:
+    with Forward(tmp_path, settings(lab, {})):
+        lab.wait_for(lab.requests, LIMIT_SECONDS)
+    assert lab.requests()[0].path == EVENTS_PATH
+
+
+def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp_path: Path) -> None:
+    event_id = schedule(lab)
+    with Forward(tmp_path, settings(lab, {})) as forward:
+        wait_until(lambda: DOCUMENT in forward.output.read_text(), tell=lambda: forward)
+        assert forward.stop() == 0
+    printed = map(json.loads, forward.output.read_text().splitlines())
+    first, second = (event for event in printed if event["type"] in (SCHEDULED, DOCUMENT))
+    assert (first["type"], first["subject"]) == (SCHEDULED, event_id)
+    assert second["type"] == DOCUMENT
+
+
+def test_the_environment_alone_is_enough(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+    env = {
+        "IMDS_BRIDGE__STATE_DIR": str(tmp_path),
+        "IMDS_BRIDGE__IMDS__ENDPOINT": lab.url("web-0"),
+        "IMDS_BRIDGE__SINKS__OPS__KIND": "webhook",
+        "IMDS_BRIDGE__SINKS__OPS__URL": inbox.url,
+        "IMDS_BRIDGE__SINKS__OPS__TYPES": '["io.imdsbridge.document.*"]',
+    }
+    with subprocess.Popen(
+        [*COMMAND, "forward"], env=environment(env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        schedule(lab)
+        inbox.wait_for(1, LIMIT_SECONDS)
+        process.terminate()
+        assert process.wait(LIMIT_SECONDS) == 0
+    assert set(types_at(inbox)) == {DOCUMENT}
+
+
+def test_a_second_process_on_the_same_state_exits_3_and_names_the_holder(
+    lab: ImdsLab, tmp_path: Path
+) -> None:
+    with Forward(tmp_path, settings(lab, {})) as forward:
+        wait_for_poll(lab)
+        assert forward.process is not None
+        second = run("forward", "--config", forward.config)
+        assert second.returncode == 3
+        assert f"held by process {forward.process.pid}" in second.stderr
+        wait_for_poll(lab)
+        assert forward.stop() == 0
+
+
+def test_a_wrong_configuration_exits_2_and_touches_no_state(tmp_path: Path) -> None:
+    forward = Forward(tmp_path, {"sinks": {"ops": {"kind": "webhook", "mode": "binari"}}})
+    done = run("forward", "--config", forward.config)
+    assert done.returncode == 2
+    assert "sinks.ops.url: is missing (or url_file)" in done.stderr
+    assert "sinks.ops.mode" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not forward.state.exists()
+
+
+def test_a_forwarder_with_only_a_webhook_loads_no_azure_package(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    forward = Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}))
+    running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
+    with subprocess.Popen(
+        running, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        inbox.wait_for(1, LIMIT_SECONDS)
+        process.terminate()
+        modules = process.communicate(timeout=LIMIT_SECONDS)[0].split()
+    assert "bridge.sinks.webhook" in modules
+    unwanted = {"azure", "jinja2", "proton"}
+    assert not unwanted & {name.split(".")[0] for name in modules}
+    assert not [name for name in modules if name.startswith("bridge.lab")]
+
+
+# --- while it runs ---
+
+
+def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+    with Inbox() as slow, nobody_there() as dead_url:
+        slow.fault("timeout", count=None)
+        dead = {**webhook(inbox), "url": dead_url}
+        sinks = {"slow": webhook(slow), "dead": dead, "inbox": webhook(inbox)}
+        with Forward(tmp_path, settings(lab, sinks, stop_seconds=0)) as forward:
+            slow.wait_for(lambda: slow.received, LIMIT_SECONDS)
+            for count in range(1, 6):
+                schedule(lab)
+                inbox.wait_for(lambda count=count: types_at(inbox).count(SCHEDULED) == count, LIMIT_SECONDS)
+            sinks = forward.wait_for_status(
+                lambda status: (
+                    status["sinks"]["slow"]["backlog"] >= 10
+                    and status["sinks"]["inbox"]["backlog"] == 0
+                    and status["sinks"]
+                )
+            )
+            assert sinks["dead"]["backlog"] >= 10
+            assert sinks["dead"]["state"] == "retrying"
+            assert "refused" in sinks["dead"]["last_error"]
+
+
+def test_a_rotated_token_lets_events_arrive_and_none_is_dead_lettered(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("the-first-token\n")
+    inbox.require_token("the-first-token")
+    sinks = {"inbox": webhook(inbox, bearer_token_file=token)}
+    with Forward(tmp_path / "run", settings(lab, sinks)) as forward:
+        inbox.wait_for(1, LIMIT_SECONDS)
+        inbox.require_token("the-second-token")
+        schedule(lab)
+        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["state"] == "misconfigured")
+        loud = forward.wait_for_log("its address or credentials seem to be wrong")
+        assert loud["level"] == "error"
+        token.write_text("the-second-token\n")
+        inbox.wait_for(3, RETRY_LIMIT_SECONDS + LIMIT_SECONDS)
+        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["state"] == "ok")
+        assert forward.stop() == 0
+    assert types_at(inbox)[1:] == [SCHEDULED, DOCUMENT]
+    assert read_outbox(forward.state).dead == []
+
+
+def test_a_dead_letter_is_sent_again_while_the_process_runs(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(422, body="no such channel")
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        schedule(lab)
+        inbox.wait_for(1, LIMIT_SECONDS)
+        ((sink, event_id, reason, detail),) = wait_until(lambda: read_outbox(forward.state).dead)
+        assert (sink, reason) == ("inbox", "rejected")
+        assert "422: no such channel" in detail
+        asked = run("outbox", "retry", "1", "--config", forward.config)
+        assert (asked.returncode, asked.stdout) == (0, "1 dead letter(s) will be sent again\n")
+        inbox.wait_for(lambda: event_id in [event["id"] for event in inbox.events()], LIMIT_SECONDS)
+        wait_until(lambda: not read_outbox(forward.state).dead)
+        assert forward.stop() == 0
+
+
+def test_a_receiver_that_is_gone_is_left_alone_until_the_restart_and_the_others_go_on(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    with Inbox() as leaving:
+        leaving.fault(410)
+        sinks = {"leaving": webhook(leaving), "inbox": webhook(inbox)}
+        with Forward(tmp_path, settings(lab, sinks)) as forward:
+            forward.wait_for_status(lambda status: status["sinks"]["leaving"]["state"] == "gone")
+            assert forward.wait_for_log("410 Gone")["level"] == "error"
+            schedule(lab)
+            inbox.wait_for(3, LIMIT_SECONDS)
+            assert forward.stop() == 0
+        assert len(leaving.received) == 1
+        with forward:
+            leaving.wait_for(3, LIMIT_SECONDS)
+        assert [event["id"] for event in leaving.events()] == [event["id"] for event in inbox.events()]
+
+
+# --- what nobody may see ---
+
+
+def test_no_secret_appears_in_any_output_even_at_debug_level(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    secrets = {
+        "token": "tok-Zm9vYmFy",
+        "old": "tok-b2xkb2xk",
+        "query": "sig-cXV4cXV4+quux=",
+        "header": "key-aGVsbG8h",
+        "path": "T00000000-pathpathpath",
+    }
+    url = tmp_path / "url"
+    url.write_text(f"{inbox.base_url}/services/{secrets['path']}?sig={secrets['query']}&v=1")
+    token = tmp_path / "token"
+    token.write_text(secrets["old"])
+    headers = tmp_path / "headers"
+    headers.write_text(f"X-Api-Key: {secrets['header']}\n")
+    echo = json.dumps({"you sent": list(secrets.values()), "to": url.read_text()})
+    plain = {"url": f"http://127.0.0.1:9/?sig={secrets['query']}", "bearer_token": secrets["token"]}
+    sinks = {
+        "files": webhook(inbox, bearer_token_file=token, headers_file=headers) | {"url_file": url},
+        "plain": {"kind": "webhook", "from_start": True, "headers": {"X-Key": secrets["header"]}, **plain},
+    }
+    del sinks["files"]["url"]
+    inbox.fault(401, body=echo)
+    inbox.fault(400, body=echo)
+    inbox.fault(503, body=echo)
+    loudly = settings(lab, sinks, log_level="debug", stop_seconds=0.5)
+    with Forward(tmp_path / "run", loudly) as forward:
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        token.write_text(secrets["token"])
+        schedule(lab)
+        inbox.wait_for(1, LIMIT_SECONDS)
+        wait_until(lambda: read_outbox(forward.state).dead)
+        token.unlink()
+        inbox.fault(403, body=echo)
+        schedule(lab)
+        forward.wait_for_log("a secret file cannot be used")
+        forward.wait_for_status(lambda status: status["sinks"]["plain"]["state"] == "retrying")
+        outputs = [
+            run(*command, "--config", forward.config)
+            for command in (("status",), ("status", "--json"), ("outbox", "list", "--dead"))
+        ]
+        token.write_text(secrets["token"])
+        outputs.append(run("check", "--config", forward.config))
+        assert forward.stop() == 0
+    seen = [forward.log.read_text(), *(done.stdout + done.stderr for done in outputs)]
+    seen += [str(read_outbox(forward.state).dead), *(one.read_text() for one in forward.state.glob("*.json"))]
+    assert "you sent" in str(read_outbox(forward.state).dead)
+    for name, secret in secrets.items():
+        assert not [text for text in seen if secret in text], name
+
+
+def test_the_state_can_be_read_by_its_owner_alone(lab: ImdsLab, tmp_path: Path) -> None:
+    with Forward(tmp_path, settings(lab, {})) as forward:
+        forward.wait_for_status(lambda status: status["document"])
+        modes = {path.name: path.stat().st_mode & 0o777 for path in forward.state.iterdir()}
+        assert forward.state.stat().st_mode & 0o777 == 0o700
+        assert set(modes.values()) == {0o600}, modes
+        assert {"lock", "outbox.db", "status.json"} <= set(modes)
+        assert forward.stop() == 0
+
+
+def test_an_imds_that_answers_nonsense_and_errors_never_ends_the_process(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    kinds = ["404", "429", "500", "drop", "garbage", "huge", "redirect"]
+    for kind in kinds:
+        lab.fault(kind, path=EVENTS_PATH)
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        lab.wait_for(lambda: polls(lab) > len(kinds), timeout=60)
+        schedule(lab)
+        inbox.wait_for(lambda: SCHEDULED in types_at(inbox), LIMIT_SECONDS)
+        assert forward.stop() == 0
+    told = types_at(inbox)
+    assert told.count("io.imdsbridge.imds.unreachable.v1") == told.count("io.imdsbridge.imds.recovered.v1")
+    asked = [request.at for request in lab.requests() if request.path == EVENTS_PATH]
+    apart = [later - earlier for earlier, later in pairwise(asked)]
+    assert max(apart) < 5 + SLACK_SECONDS, apart  # what the wait may be, and a slow machine's answer
+
+
+def test_many_events_that_waited_arrive_in_their_order(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(503, count=None, retry_after=1)
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        for _ in range(10):
+            schedule(lab)
+            wait_for_poll(lab)
+        inbox.clear_faults()
+        wait_until(lambda: len(inbox.accepted) == len(stored(forward)), tell=lambda: forward)
+        assert forward.stop() == 0
+    assert [event["id"] for event in inbox.events()] == stored(forward)

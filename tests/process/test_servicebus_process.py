@@ -1,0 +1,193 @@
+"""The real `imds-bridge forward` with a Service Bus that fails: nothing else is held up, and it ends in time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward, read_outbox, run, wait_until
+from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities, ids
+
+KEY = "a-key-that-must-not-be-shown"
+STOP_SECONDS = 2.0
+TYPES = ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.document.*"]
+
+# The process as it is, but for what stands in the place of CHANGE.
+WRAPPED = """
+import sys, time
+from functools import partial
+from bridge import bus, cli
+from bridge.sinks import servicebus
+CHANGE
+sys.exit(cli.main())
+"""
+NO_TLS = "bus.ServiceBusClient = partial(bus.ServiceBusClient, use_tls=False)"  # the lab has none
+HANGING = """
+servicebus.TRY_SECONDS = servicebus.GRACE_SECONDS = 0.2
+servicebus._Link.open = lambda _: time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsLab]:
+    with ImdsLab(rate_limit=None) as lab:
+        yield lab
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    with Inbox(strict=True) as started:
+        yield started
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(entities(), key=KEY) as started:
+        yield started
+        assert started.failures == ()
+
+
+def settings(imds: ImdsLab, bus: dict[str, Any], inbox: Inbox | None = None, **more: Any) -> dict[str, Any]:
+    common = {"types": TYPES, "from_start": True}
+    sinks: dict[str, Any] = {"bus": {"kind": "servicebus", "queue": QUEUE, **common, **bus}}
+    if inbox:
+        sinks["hook"] = {"kind": "webhook", "url": inbox.url, **common}
+    given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
+    return {"imds": given, "stop_seconds": STOP_SECONDS, "sinks": sinks, **more}
+
+
+def schedule(imds: ImdsLab) -> str:
+    return imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+
+
+def wanted(forward: Forward) -> list[str]:
+    """Return the ids of the events in the outbox that the sinks take."""
+    return [row[1] for row in read_outbox(forward.state).events if "heartbeat" not in row[2]]
+
+
+def wrapped(forward: Forward, change: str) -> Forward:
+    command = [sys.executable, "-c", WRAPPED.replace("CHANGE", change)]
+    forward._command = [*command, "forward", "--config", str(forward.config)]
+    return forward
+
+
+@pytest.mark.parametrize("kind", ["silent", "silent_cbs", "stall", "stall once it is open"])
+def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
+    imds: ImdsLab, inbox: Inbox, lab: ServiceBusLab, tmp_path: Path, kind: str
+) -> None:
+    given = settings(imds, {"connection_string": lab.connection_string}, inbox)
+    opened = kind.startswith("stall once")
+    if not opened:
+        lab.fault(kind)
+    with Forward(tmp_path, given) as forward:
+        if opened:
+            forward.wait_for_status(lambda status: status["sinks"]["bus"]["last_success_at"])
+            lab.fault("stall")
+        inbox.wait_for(1, LIMIT_SECONDS)
+        for number in range(3):
+            schedule(imds)
+            inbox.wait_for(1 + 2 * (number + 1), LIMIT_SECONDS)
+        polled = len(imds.requests())
+        wait_until(lambda: sum(r.path == EVENTS_PATH for r in imds.requests()[polled:]) >= 3)
+        begun = time.monotonic()
+        assert forward.stop() == 0, forward
+        assert time.monotonic() - begun < STOP_SECONDS + SLACK_SECONDS
+    assert [event["id"] for event in inbox.events()] == wanted(forward)
+    lab.clear_faults()
+    with Forward(tmp_path, given) as forward:
+        wait_until(
+            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), tell=forward.__repr__
+        )
+        forward.wait_for_status(lambda status: status["sinks"]["bus"]["backlog"] == 0)
+        assert forward.stop() == 0, forward
+    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)
+
+
+def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_next_run_goes_on(
+    imds: ImdsLab, inbox: Inbox, lab: ServiceBusLab, tmp_path: Path
+) -> None:
+    bus = {"connection_string": lab.connection_string}
+    given = settings(imds, bus, inbox, stop_seconds=LIMIT_SECONDS)
+    with wrapped(Forward(tmp_path, given), HANGING) as forward:
+        assert forward.wait() == 1, forward
+        assert "not returned" in forward.log.read_text()
+    assert [event["id"] for event in inbox.events()] == wanted(forward)
+    assert wanted(forward)
+    with Forward(tmp_path, given) as forward:
+        wait_until(lambda: ids(lab.entity(QUEUE).messages) == wanted(forward), tell=forward.__repr__)
+        assert forward.stop() == 0, forward
+    assert [event["id"] for event in inbox.events()] == wanted(forward)
+
+
+def test_no_secret_of_the_bus_is_in_log_status_or_check_however_it_fails(
+    imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
+) -> None:
+    environment = {"IMDS_BRIDGE__SINKS__BUS__CONNECTION_STRING": lab.connection_string}
+    given = settings(imds, {}, log_level="debug")
+    shown: list[str] = []
+    with Forward(tmp_path, given, env=environment) as forward:
+        for kind in ("refuse_cbs", "quota", "drop_before_store"):
+            lab.fault(kind)
+            lab.fault("drop")
+            schedule(imds)
+            forward.wait_for_status(lambda status: status["sinks"]["bus"]["failures"])
+            shown.append(str(forward.status()))
+            shown.append(run("status", "--config", forward.config, env=environment).stdout)
+            lab.clear_faults()
+            forward.wait_for_status(lambda status: not status["sinks"]["bus"]["backlog"])
+        lab.fault("refuse_cbs")
+        checked = run("check", "--config", forward.config, env=environment)
+        lab.clear_faults()
+        assert forward.stop() == 0, forward
+    assert checked.returncode == 3
+    assert "the key or identity is refused" in checked.stdout
+    shown += [checked.stdout, checked.stderr, forward.log.read_text()]
+    for text in shown:
+        assert KEY not in text
+        assert "sig=" not in text
+    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)
+
+
+def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
+    imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
+) -> None:
+    """Not the real thing: the token is made up, nobody checks it, and TLS is off in the process's SDK."""
+    with TokenEndpoint((500, 0.0)) as tokens:
+        given = settings(imds, {"namespace": f"127.0.0.1:{lab.port}"}, log_level="debug")
+        environment = {"AZURE_POD_IDENTITY_AUTHORITY_HOST": tokens.url}
+        with wrapped(Forward(tmp_path, given, env=environment), NO_TLS) as forward:
+            wait_until(lambda: lab.entity(QUEUE).messages, tell=forward.__repr__)
+            schedule(imds)
+            wait_until(lambda: len(lab.entity(QUEUE).messages) >= 3, tell=forward.__repr__)
+            assert forward.stop() == 0, forward
+    assert ids(lab.entity(QUEUE).messages) == wanted(forward)
+    assert "no token for the identity" in forward.log.read_text()
+    assert TOKEN not in forward.log.read_text()
+    assert "ManagedIdentityCredential will use" not in forward.log.read_text()  # the libraries say nothing
+
+
+def test_a_process_that_is_killed_while_the_bus_stalls_loses_nothing(
+    imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
+) -> None:
+    given = settings(imds, {"connection_string": lab.connection_string})
+    for _ in range(2):
+        lab.fault("stall")
+        with Forward(tmp_path, given) as forward:
+            schedule(imds)
+            forward.wait_for_status(lambda status: status["sinks"]["bus"]["backlog"])
+            forward.kill()
+        lab.clear_faults()
+    with Forward(tmp_path, given) as forward:
+        wait_until(
+            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), tell=forward.__repr__
+        )
+        assert forward.stop() == 0, forward
+    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)

@@ -1,0 +1,309 @@
+"""What tests over the lab's Service Bus share: a bus, a VM's IMDS, the real listener on threads, and a sender."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Thread
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
+
+from bridge.azure.receiver import BusReceiver
+from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop, start_thread
+from bridge.service.identity import VmIdentity, approval_session
+from bridge.service.listener import Listener
+from tests.support.process import LIMIT_SECONDS, wait_until
+
+T = TypeVar("T")
+
+QUEUE = "approvals"
+FLEET = "fleet"  # session-enabled
+TOPIC = "receipts"
+SUBSCRIPTION = "audit"
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
+ANY: Mapping[str, Any] = {"allow": [{}]}
+PREFIX = "io.imdsbridge.approval."
+
+_LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 1000, "DefaultMessageTimeToLive": "PT1H"}
+
+
+def bus_config(**changes: Any) -> dict[str, Any]:
+    """Describe a namespace as the emulator's file does; `changes` are properties of the queues."""
+    properties = {**_LIVES, **changes}
+    return {
+        "UserConfig": {
+            "Namespaces": [
+                {
+                    "Name": "lab",
+                    "Queues": [
+                        {"Name": QUEUE, "Properties": properties},
+                        {"Name": FLEET, "Properties": {**properties, "RequiresSession": True}},
+                    ],
+                    "Topics": [
+                        {
+                            "Name": TOPIC,
+                            "Properties": {"DefaultMessageTimeToLive": "PT1H"},
+                            "Subscriptions": [{"Name": SUBSCRIPTION, "Properties": properties}],
+                        }
+                    ],
+                }
+            ]
+        }
+    }
+
+
+class Sender:
+    """Puts messages on a queue or topic with the real SDK."""
+
+    def __init__(self, bus: ServiceBusLab, entity: str = QUEUE) -> None:
+        self._client = ServiceBusClient.from_connection_string(bus.connection_string, retry_total=3)
+        self._sender = self._client.get_queue_sender(entity)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sender.close()
+        self._client.close()
+
+    def send(self, *messages: ServiceBusMessage | AmqpAnnotatedMessage) -> None:
+        """Send in as few batches as possible."""
+        waiting = list(messages)
+        while waiting:
+            batch = self._sender.create_message_batch()
+            sent = 0
+            try:
+                for message in waiting:
+                    batch.add_message(message)
+                    sent += 1
+            except ValueError:
+                assert sent, "a message is too large"
+            self._sender.send_messages(batch, timeout=LIMIT_SECONDS)
+            waiting = waiting[sent:]
+
+
+def command(
+    *event_ids: str,
+    id: str | None = None,  # noqa: A002 - the attribute is called so
+    session: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+    **data: Any,
+) -> ServiceBusMessage:
+    """Make a command as a CloudEvent; `data` adds Vm, Reason, ExpiresAt and so on."""
+    command_id = id or str(uuid4())
+    envelope = {
+        "specversion": "1.0",
+        "id": command_id,
+        "source": "urn:test",
+        "type": "io.imdsbridge.command.approve.v1",
+        "data": {"EventIds": list(event_ids), **data},
+    }
+    return message(
+        json.dumps(envelope).encode(), message_id=command_id, session_id=session, properties=properties
+    )
+
+
+def message(
+    body: Any,
+    *,
+    message_id: str | None = None,
+    session_id: str | None = None,
+    properties: Mapping[str, Any] | None = None,
+) -> ServiceBusMessage:
+    """Make a message with any body."""
+    return ServiceBusMessage(
+        body,
+        message_id=message_id,
+        session_id=session_id,
+        application_properties=dict(properties or {}),
+    )
+
+
+def in_seconds(seconds: float) -> str:
+    """Write the instant in so many seconds."""
+    return iso_utc(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+class Rig:
+    """The real listener on the lab's bus and the lab's IMDS, on threads of this process.
+
+    It can be stopped and started again on the same state, as a process that restarts.
+    """
+
+    running = 0
+
+    def __init__(
+        self,
+        folder: Path,
+        imds: ImdsLab,
+        bus: ServiceBusLab,
+        *,
+        vm: str = "web-0",
+        policy: Mapping[str, Any] = ANY,
+        queue: str = QUEUE,
+        dry_run: bool = False,
+        api_version: str = "2020-07-01",
+        clock: Clock | None = None,
+        connection_string: str = "",
+        **approvals: Any,
+    ) -> None:
+        self.folder = folder
+        self.clock = clock or Clock()
+        self._dry_run = dry_run
+        self._imds_settings = ImdsSettings(endpoint=imds.url(vm), api_version=api_version)
+        self.settings = ApprovalSettings(
+            connection_string=Secret(connection_string or bus.connection_string),
+            **({"queue": queue} if "topic" not in approvals else {}),
+            policy=PolicySettings(**policy),
+            **approvals,
+        )
+        self.stopping = Stop()
+        self._threads: list[Thread] = []
+        self._told: list[dict[str, Any]] = []
+        self.is_open = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start both threads on the state as it is."""
+        self.stopping = Stop()
+        Rig.running += 1
+        config = Config(imds=self._imds_settings, approvals=self.settings)
+        self.outbox = Outbox(
+            StateFolder(self.folder),
+            clock=self.clock,
+            sinks={"audit": (Filter(types=("io.imdsbridge.*",)), True)},
+            max_bytes=2**30,
+            retain_seconds=3600.0,
+        )
+        self.is_open = True
+        self._imds = imds = ImdsClient(config.imds, clock=self.clock)
+        identity = VmIdentity(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)
+        self.commands = BusReceiver(
+            self.settings,
+            what="commands",
+            session=lambda: approval_session(self.settings.session, identity.vm),
+            clock=self.clock,
+            stop=self.stopping,
+        )
+        self.listener = Listener(
+            self.settings,
+            imds=imds,
+            receiver=self.commands,
+            outbox=self.outbox,
+            clock=self.clock,
+            stop=self.stopping,
+            identity=identity,
+            dry_run=self._dry_run,
+        )
+        self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]
+        return self
+
+    def stop(self) -> None:
+        """Stop as the process does."""
+        self.stopping.set()
+        for thread in self._threads:
+            thread.join(LIMIT_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} does not stop"
+        self.told()
+        self.is_open = False
+        self.outbox.close()
+        self._imds.close()
+        Rig.running -= 1
+        if not Rig.running:
+            wait_until(no_sdk_thread_runs)
+
+    def is_alive(self) -> bool:
+        """Tell whether both threads run."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def told(self) -> list[dict[str, Any]]:
+        """Return every event that was committed so far, also before a restart, repeated ones too."""
+        while self.is_open:
+            generation, page = self.outbox.pending("audit", 1000)
+            if not page:
+                break
+            self.outbox.acknowledge("audit", generation, page)
+            self._told += [event.envelope for event in page]
+        return self._told
+
+    def receipts(self) -> list[dict[str, Any]]:
+        """Return the receipts so far, in their order."""
+        return [event for event in self.told() if event["type"].startswith(PREFIX)]
+
+    def wait_for(
+        self, predicate: Callable[[list[dict[str, Any]]], T], *, timeout_seconds: float = LIMIT_SECONDS
+    ) -> T:
+        """Wait until the predicate holds of the receipts."""
+        return wait_until(
+            lambda: predicate(self.receipts()), timeout_seconds=timeout_seconds, tell=self.receipts
+        )
+
+    def receipts_of(self, *ids: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait for `count` receipts of each of the commands; return them."""
+
+        def found(receipts: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+            by_command = [[one for one in receipts if one.get("causationid") == name] for name in ids]
+            is_complete = all(len(several) >= count for several in by_command)
+            return [one for several in by_command for one in several] if is_complete else None
+
+        return self.wait_for(found) or []
+
+    def receipt_of(self, command_id: str) -> dict[str, Any]:
+        """Wait for the only receipt of a command; return its data."""
+        (receipt,) = self.receipts_of(command_id)
+        return dict(receipt["data"])
+
+
+def no_sdk_thread_runs() -> bool:
+    """Tell whether the SDK has closed its sockets, which nobody waits for in a process that ends."""
+    return not any(
+        thread.name in ("servicebus-commands", "servicebus-events") for thread in threading.enumerate()
+    )
+
+
+def wait_settled(bus: ServiceBusLab, queue: str = QUEUE) -> None:
+    """Wait until nothing is on the queue any more."""
+    wait_until(lambda: bus.entity(queue).counts.active == 0, tell=lambda: bus.entity(queue).messages)
+
+
+def posts(imds: ImdsLab, vm: str | None = None) -> list[dict[str, Any]]:
+    """Return the bodies of the approvals that IMDS was sent, whatever it answered."""
+    return [
+        dict(request.json())
+        for request in imds.requests(vm)
+        if request.method == "POST" and request.path.startswith(EVENTS_PATH)
+    ]
+
+
+def reasons(receipts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the reasons of receipts in their order."""
+    return [receipt["data"]["Reason"] for receipt in receipts]
+
+
+def world(stack: ExitStack, vms: Sequence[str] = ("web-0",), **options: Any) -> tuple[ImdsLab, ServiceBusLab]:
+    """Start an IMDS and a bus that end with the stack."""
+    return (
+        stack.enter_context(ImdsLab(vms=vms, **options)),
+        stack.enter_context(ServiceBusLab(bus_config())),
+    )

@@ -1,0 +1,94 @@
+"""What tests of the consumers share: a bus for a fleet, the processes on both sides of it, and the scripts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
+
+CONSUMERS = ROOT / "infra" / "consumers"
+TOPIC, APPROVALS = "scheduled-events", "approvals"
+OWN, ALL = "web-0", "audit"  # subscriptions
+_LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
+
+
+def bus_config() -> dict[str, Any]:
+    """Describe the namespace that the READMEs ask for."""
+    own = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "Resources LIKE '%,web-0,%'"}}
+    subscriptions = [
+        {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
+        {"Name": ALL, "Properties": _LIVES},
+    ]
+    topic = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT10M"}
+    return {
+        "UserConfig": {
+            "Namespaces": [
+                {
+                    "Name": "lab",
+                    "Queues": [{"Name": APPROVALS, "Properties": {**_LIVES, "RequiresSession": True}}],
+                    "Topics": [{"Name": TOPIC, "Properties": topic, "Subscriptions": subscriptions}],
+                }
+            ]
+        }
+    }
+
+
+def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: Any) -> dict[str, Any]:
+    """Configure `forward` and `listen` of a VM as a fleet would."""
+    link = {"connection_string": bus.connection_string}
+    return {
+        "imds": {"endpoint": imds.url(vm), "poll_seconds": 0.2},
+        "sinks": {"bus": {"kind": "servicebus", "topic": TOPIC, "from_start": True, **link}},
+        "approvals": {
+            "queue": APPROVALS,
+            "session": "{resource_group}.{vm}",
+            "policy": {"allow": [{}]},
+            **link,
+            **approvals,
+        },
+        "stop_seconds": LIMIT_SECONDS,
+    }
+
+
+class Listen(Forward):
+    """`imds-bridge listen` as a process of its own."""
+
+    def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:
+        super().__init__(folder, given)
+        self.state = folder / "state" / "listen"
+        self._command[self._command.index("forward")] = "listen"
+
+
+class Script(Forward):
+    """A consumer's script as a process of its own, with a log that is plain text."""
+
+    def __init__(
+        self, folder: Path, script: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(folder, env=env)
+        self._command = [sys.executable, str(CONSUMERS / script), *arguments]
+
+    def wait_for_text(self, text: str, *, count: int = 1) -> None:
+        """Wait until the log holds the text so often."""
+        wait_until(lambda: self.log.read_text().count(text) >= count, tell=lambda: f"no {text!r} in {self}")
+
+
+def run_script(
+    script: str, *arguments: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a consumer's script to its end."""
+    return subprocess.run(
+        [sys.executable, str(CONSUMERS / script), *map(str, arguments)],
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS * 2,
+        check=False,
+    )

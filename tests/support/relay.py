@@ -1,0 +1,185 @@
+"""What the relay's tests share: a bus with a topic, events, the relay as a process, and the relay on threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any, Self
+
+from azure.servicebus import ServiceBusMessage
+
+from bridge.azure.receiver import BusReceiver
+from bridge.config.models import RelaySettings
+from bridge.errors import Gone, Unavailable
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import Entity, ServiceBusLab
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Stop, start_thread
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.relay import Relay
+from bridge.sinks.memory import MemorySink
+from tests.support.bus import message, no_sdk_thread_runs
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+
+TOPIC = "scheduled-events"
+SUBSCRIPTION = "chat"
+PATH = f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"
+TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
+LOCK_SECONDS = 5  # the shortest that Service Bus has
+
+
+def fleet_bus(**topic: Any) -> Mapping[str, Any]:
+    """Describe a namespace with one topic that has properties, and one subscription."""
+    kept = {"LockDuration": f"PT{LOCK_SECONDS}S", "MaxDeliveryCount": 1000}
+    subscriptions = [{"Name": SUBSCRIPTION, "Properties": kept}]
+    topics = [{"Name": TOPIC, "Properties": topic, "Subscriptions": subscriptions}]
+    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Topics": topics}]}}
+
+
+def kept(bus: ServiceBusLab) -> Entity:
+    """Return what the subscription holds."""
+    return bus.entity(PATH)
+
+
+def told(name: str, **changes: Any) -> ServiceBusMessage:
+    """Make a message with an event; `changes` are attributes, None for none."""
+    return message(body_of(name, **changes), message_id=name)
+
+
+def body_of(name: str, **changes: Any) -> bytes:
+    """Write an event, with blanks and letters that nobody may change on the way."""
+    given = {"specversion": "1.0", "id": name, "source": "/s", "type": TYPE, "subject": "E", **changes}
+    given = {name: value for name, value in given.items() if value is not None}
+    return json.dumps({**given, "data": {"Text": f"größer {name}"}}, ensure_ascii=False, indent=1).encode()
+
+
+class RelayProcess(Forward):
+    """`imds-bridge relay` as a process of its own, with a webhook."""
+
+    def __init__(self, folder: Path, bus: ServiceBusLab, inbox: Inbox | None = None, **more: Any) -> None:
+        sinks = {"hook": {"kind": "webhook", "url": inbox.url}} if inbox else {}
+        super().__init__(folder, {"relay": source(bus), "sinks": sinks, **more})
+        self.state = folder / "state" / "relay"
+        self._command[self._command.index("forward")] = "relay"
+
+    def wait_until_relayed(self, bus: ServiceBusLab) -> None:
+        """Wait until nothing is on the subscription any more and no event waits for a sink."""
+        wait_until(lambda: kept(bus).counts.active == 0, tell=lambda: self)
+        self.wait_for_status(lambda status: not any(sink["backlog"] for sink in status["sinks"].values()))
+
+
+def source(bus: ServiceBusLab) -> dict[str, str]:
+    """Say where the relay reads."""
+    return {
+        "connection_string": bus.connection_string,
+        "topic": TOPIC,
+        "subscription": SUBSCRIPTION,
+    }
+
+
+class MortalSink(MemorySink):
+    """A sink that takes nothing while it is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.retry_limit_seconds = 0.1
+        self.death: Exception | None = None
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        if self.death:
+            raise self.death
+        super().send(events)
+
+    def ids(self) -> list[str]:
+        """Return the ids of what came."""
+        return [event.id for event in self.received]
+
+
+class RelayRig:
+    """The real relay on the lab's bus with doubles as sinks, on threads of this process.
+
+    It can be stopped and started again on the same state, as a process that restarts.
+    """
+
+    def __init__(
+        self, folder: Path, bus: ServiceBusLab, *, sinks: int = 1, clock: Clock | None = None
+    ) -> None:
+        self._folder = folder
+        self._bus = bus
+        self._clock = clock or Clock()
+        self.sinks = [MortalSink() for _ in range(sinks)]
+        self._loops: list[Thread] = []
+        self._senders: list[Thread] = []
+
+    def __enter__(self) -> Self:
+        settings = RelaySettings(**source(self._bus))  # type: ignore[arg-type]
+        names = [f"sink{number}" for number in range(len(self.sinks))]
+        self.outbox = Outbox(
+            StateFolder(self._folder),
+            clock=self._clock,
+            sinks={name: (Filter(), True) for name in names},
+            max_bytes=2**30,
+            retain_seconds=3600.0,
+        )
+        self.stopping, settled = Stop(), Stop()
+        self.inlet = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
+        self.relay = Relay(
+            receiver=self.inlet, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
+        )
+        self._dispatchers = [
+            Dispatcher(
+                name,
+                sink,
+                wanted=Filter(),
+                max_age_seconds=3600.0,
+                outbox=self.outbox,
+                clock=self._clock,
+            )
+            for name, sink in zip(names, self.sinks, strict=True)
+        ]
+        self._loops = [start_thread("relay", self.relay.run), start_thread("events", self.inlet.run)]
+        self._senders = [start_thread(one.name, one.run) for one in self._dispatchers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        for sink in self.sinks:
+            if sink.death:
+                sink.death = Gone("it stays dead")  # so that its thread ends
+        self._join(self._loops)
+        for dispatcher in self._dispatchers:
+            dispatcher.stop_when_drained()
+        self._join(self._senders)
+        self.outbox.close()
+        wait_until(no_sdk_thread_runs)
+
+    def _join(self, threads: list[Thread]) -> None:
+        for thread in threads:
+            thread.join(LIMIT_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} does not stop"
+
+    def wait_for_status(self, **wanted: Any) -> None:
+        """Wait until the status tells all of this."""
+        wait_until(lambda: wanted.items() <= self.relay.status().items(), tell=self.relay.status)
+
+    def wait_until_settled(self) -> None:
+        """Wait until nothing is on the subscription any more."""
+        wait_until(lambda: kept(self._bus).counts.active == 0, tell=lambda: kept(self._bus).messages)
+
+
+def die(*sinks: MortalSink) -> None:
+    """Let sinks take nothing from now on."""
+    for sink in sinks:
+        sink.death = Unavailable("it is dead")
+
+
+def live(*sinks: MortalSink) -> None:
+    """Let sinks take everything again."""
+    for sink in sinks:
+        sink.death = None

@@ -1,0 +1,190 @@
+"""What the tests of the contract share: validators, and real output of the real processes as examples.
+
+`python -m tests.support.schemas` writes `schemas/examples/` anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from bridge.contract.data import DATA
+from bridge.contract.schema import file_name, schemas
+from bridge.contract.types import TYPE_PREFIX, type_of
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from tests.process.test_listen_kill import Listen
+from tests.support.bus import FLEET, Sender, bus_config, message
+from tests.support.diff import faults_of
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, run, toml, wait_until
+
+SCHEMAS = ROOT / "schemas"
+EXAMPLES = SCHEMAS / "examples"
+SESSION = "{resource_group}.{vm}"
+MALFORMED = 12  # two more than have receipts of their own within a minute
+
+Envelope = dict[str, Any]
+
+VALIDATORS = {
+    name: Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    for name, schema in schemas().items()
+}
+
+
+def name_of(envelope: Envelope) -> str:
+    """Return the type without prefix and version."""
+    return str(envelope["type"]).removeprefix(TYPE_PREFIX).removesuffix(".v1")
+
+
+def faults(envelope: Envelope) -> list[str]:
+    """Return what is wrong with an event, by the rules of CloudEvents and by the schema of its data."""
+    validator = VALIDATORS[name_of(envelope)]
+    return faults_of(envelope) + [
+        f"data{error.json_path[1:]}: {error.message}" for error in validator.iter_errors(envelope["data"])
+    ]
+
+
+def record(folder: Path) -> list[Envelope]:
+    """Run the real processes on the lab until each has told everything that it can; return all that was told."""
+    with (
+        ImdsLab(vms=("web-0", "web-1"), scale_set="", rate_limit=None) as imds,
+        ServiceBusLab(bus_config()) as bus,
+        Inbox() as inbox,
+    ):
+        given = {
+            "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2},
+            "stop_seconds": LIMIT_SECONDS,
+            "approvals": {
+                "connection_string": bus.connection_string,
+                "queue": FLEET,
+                "session": SESSION,
+                "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
+            },
+        }
+        told = [*_watched(Forward(folder / "forward", given), imds)]
+        told += _approved(Listen(folder / "listen", given), imds, bus)
+        config = folder / "check.toml"
+        sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
+        config.write_text(toml({"state_dir": folder / "check", "imds": given["imds"], "sinks": sinks}))
+        assert run("check", "--send", "--config", config).returncode == 0
+        told += inbox.events()
+        return json.loads(json.dumps(told).replace(imds.url("web-0"), "http://169.254.169.254"))  # type: ignore[no-any-return]
+
+
+def examples(told: list[Envelope]) -> dict[str, Envelope]:
+    """Choose one event of each type: the first that is not about nothing."""
+    found: dict[str, Envelope] = {}
+    for envelope in told:
+        is_empty = envelope["data"].get("CloudEventIds") == [] or envelope["data"].get("EventId", "") is None
+        if not is_empty:
+            found.setdefault(name_of(envelope), envelope)
+    return {name: found[name] for name in DATA}
+
+
+def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
+    """Let the forwarder see a life of every kind, an outage, and a restart."""
+    with forward:
+        _wait(forward, "document.changed")
+        first = _schedule(imds, "Reboot")
+        _wait(forward, "scheduledevent.scheduled")
+        imds.update(first, notice_seconds=1200)
+        _wait(forward, "scheduledevent.updated")
+        imds.start(first)
+        _wait(forward, "scheduledevent.started")
+        imds.complete(first)
+        _wait(forward, "scheduledevent.completed")
+        while not _told(forward, "scheduledevent.canceled"):  # on a slow machine, a watch may have a gap
+            with _seen_scheduled(forward):
+                second = _schedule(imds, "Freeze")
+            ends = len(_told(forward, "scheduledevent.canceled", "scheduledevent.ended"))
+            imds.cancel(second)
+            _wait(forward, "scheduledevent.canceled", "scheduledevent.ended", more_than=ends)
+        imds.fault(500, count=None)
+        _wait(forward, "imds.unreachable")
+        imds.clear_faults()
+        _wait(forward, "imds.recovered")
+        with _seen_scheduled(forward):
+            third = _schedule(imds, "Redeploy")
+        assert forward.stop() == 0, forward
+    imds.cancel(third)
+    with forward:
+        _wait(forward, "scheduledevent.ended")
+        assert forward.stop() == 0, forward
+    return _told(forward)
+
+
+def _approved(listen: Listen, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelope]:
+    """Let the listener accept, refuse and fail; return its receipts, and the command as `approve` sends it."""
+    _approve(listen, _schedule(imds, "Reboot"))
+    command = json.loads(bus.entity(FLEET).messages[0].body)
+    with listen, Sender(bus, FLEET) as sender:
+        _wait(listen, "approval.accepted")
+        _approve(listen, _schedule(imds, "Terminate"))
+        _wait(listen, "approval.rejected")
+        imds.fault(400, method="POST", path=EVENTS_PATH)
+        _approve(listen, _schedule(imds, "Reboot"))
+        _wait(listen, "approval.failed")
+        nonsense = [
+            message(f"no command {number}", session_id="lab.web-0", message_id=f"order-{number}")
+            for number in range(MALFORMED)
+        ]
+        sender.send(*nonsense)
+        wait_until(lambda: bus.entity(FLEET).counts.dead_letters == MALFORMED, tell=lambda: listen)
+        assert listen.stop() == 0, listen
+    return [command, *_told(listen)]
+
+
+def _schedule(imds: ImdsLab, event_type: str) -> str:
+    description = "Host server is undergoing maintenance."
+    names = ["web-0"] if event_type == "Terminate" else ["web-0", "web-1"]
+    return imds.schedule(event_type=event_type, resources=names, description=description)
+
+
+def _approve(listen: Listen, event_id: str) -> None:
+    options = ("--vm", "web-0", "--resource-group", "lab", "--reason", "drained", "--config", listen.config)
+    done = run("approve", event_id, *options, env={"LOGNAME": "operator"})
+    assert done.returncode == 0, done
+
+
+def _told(process: Forward, *names: str) -> list[Envelope]:
+    """Return what it printed so far, of these types or of all."""
+    text = process.output.read_text() if process.output.exists() else ""
+    told = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [envelope for envelope in told if not names or name_of(envelope) in names]
+
+
+def _wait(process: Forward, *names: str, more_than: int = 0) -> None:
+    wait_until(lambda: len(_told(process, *names)) > more_than, tell=lambda: process)
+
+
+@contextmanager
+def _seen_scheduled(forward: Forward) -> Iterator[None]:
+    before = len(_told(forward, "scheduledevent.scheduled"))
+    yield
+    _wait(forward, "scheduledevent.scheduled", more_than=before)
+
+
+def _write() -> None:
+    """Write the examples; this machine's name is nobody's business."""
+    EXAMPLES.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        found = examples(record(Path(folder)))
+    for name, envelope in found.items():
+        text = json.dumps(envelope, indent=2)
+        text = re.sub(rf'(?<=[@:"]){re.escape(socket.gethostname())}(?=")', "ops-1", text)
+        (EXAMPLES / file_name(name)).write_text(text + "\n")
+        print(type_of(name))
+
+
+if __name__ == "__main__":
+    _write()

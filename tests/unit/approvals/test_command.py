@@ -1,0 +1,164 @@
+"""Commands are read leniently in form and strictly in meaning."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.approvals.command import MAX_BODY_BYTES, MAX_EVENT_IDS, Command, parse_command
+from tests.support.diff import steady
+
+TYPE = "io.imdsbridge.command.approve.v1"
+
+
+def read(content: Any, *, message_id: str = "m-1") -> Command:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return parse_command(body, message_id=message_id)
+
+
+def envelope(**data: Any) -> dict[str, Any]:
+    return {"specversion": "1.0", "id": "c-1", "source": "urn:ops", "type": TYPE, "data": data}
+
+
+def test_a_cloud_event_is_read() -> None:
+    command = read(
+        envelope(
+            EventIds=["A", "B"], Vm="web-0", RequestedBy="jo", Reason="now", ExpiresAt="2026-01-31T12:00:00Z"
+        )
+    )
+    assert (command.id, command.event_ids, command.vm) == ("c-1", ("A", "B"), "web-0")
+    assert (command.requested_by, command.reason, command.source) == ("jo", "now", "urn:ops")
+    assert command.expires_at == datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def test_its_data_alone_is_read() -> None:
+    assert read({"EventId": "A", "Id": "mine"}).id == "mine"
+
+
+def test_without_an_id_of_its_own_a_command_is_called_as_its_message() -> None:
+    assert read({"EventId": "A"}, message_id="m-7").id == "m-7"
+
+
+def test_what_imds_itself_takes_is_understood() -> None:
+    assert read({"StartRequests": [{"EventId": "A"}, {"EventId": "B"}]}).event_ids == ("A", "B")
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert read(b'\xef\xbb\xbf{"EventId": "A"}').event_ids == ("A",)
+
+
+def test_an_event_named_twice_in_different_letter_case_counts_once() -> None:
+    assert len(read({"EventIds": ["abc", "ABC"]}).event_ids) == 1
+
+
+def test_an_expiry_without_a_zone_is_utc() -> None:
+    assert read({"EventId": "A", "ExpiresAt": "2026-01-31T12:00:00"}).expires_at == datetime(
+        2026, 1, 31, 12, tzinfo=UTC
+    )
+
+
+def test_the_key_is_the_same_for_the_same_command_in_any_letter_case_and_order() -> None:
+    one, other = (
+        read(envelope(EventIds=["a", "B"], Vm="WEB-0")),
+        read(envelope(EventIds=["b", "A"], Vm="web-0")),
+    )
+    assert one.key == other.key
+
+
+@pytest.mark.parametrize("change", [{"id": "c-2"}, {"source": "urn:other"}, {"data": {"EventIds": ["B"]}}])
+def test_the_key_differs_with_id_source_and_events(change: dict[str, Any]) -> None:
+    given = envelope(EventIds=["A"])
+    assert read(given).key != read({**given, **change}).key
+
+
+def test_the_key_differs_with_the_vm() -> None:
+    assert read(envelope(EventId="A", Vm="web-0")).key != read(envelope(EventId="A")).key
+
+
+def test_what_is_told_on_is_printable_and_bounded() -> None:
+    command = read({"EventId": "A", "Reason": "line\nbreak\x00\ud800" + "x" * 5000})
+    assert command.reason.startswith("linebreakx")
+    assert len(command.reason) == 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe\x00", "no UTF-8"),
+        ('{"EventId":"A"}'.encode("utf-16-le"), "no JSON"),
+        ('{"EventId":"A"}'.encode("utf-16"), "no UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"EventId":' * 20_000, "nested too deeply"),
+        (b"9" * 10_000, "no JSON"),
+        (b'"text"', "no JSON object"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b"{}", "no EventId"),
+        (b" " * (MAX_BODY_BYTES + 1), "at most"),
+        ({"EventId": ""}, "no EventId"),
+        ({"EventId": 5}, "no EventId"),
+        ({"EventId": "a b"}, "no EventId"),
+        ({"EventId": "x" * 201}, "no EventId"),
+        ({"EventId": "\ud800"}, "no EventId"),
+        ({"EventIds": []}, "0 EventIds"),
+        ({"EventIds": ["A"] * (MAX_EVENT_IDS + 1)}, "EventIds"),
+        ({"EventIds": "A"}, "no list"),
+        ({"EventIds": {"A": 1}}, "no list"),
+        ({"EventIds": [["A"]]}, "no EventId"),
+        ({"StartRequests": {"EventId": "A"}}, "no list"),
+        ({"StartRequests": ["A"]}, "no EventId"),
+        ({"EventId": "A", "ExpiresAt": "soon"}, "ExpiresAt"),
+        ({"EventId": "A", "ExpiresAt": 5}, "ExpiresAt"),
+        ({"EventId": "A", "ExpiresAt": [["x"] * 1000]}, "ExpiresAt"),
+        ({"EventId": "A", "ExpiresAt": "0001-01-01T00:00:00+14:00"}, "ExpiresAt"),
+        ({"EventId": "A", "Vm": 5}, "Vm"),
+        ({"EventId": "A", "Vm": ["web-0"]}, "Vm"),
+        ({"EventId": "A", "Vm": "\u200b"}, "Vm"),
+        ({"EventId": "A", "Vm": "web\x000"}, "Vm"),
+        ({**envelope(EventId="A"), "type": "other"}, "type"),
+        ({**envelope(EventId="A"), "type": ["x"] * 10_000}, "type"),
+        ({**envelope(EventId="A"), "type": "x" * 10_000}, "type"),
+        ({**envelope(EventId="A"), "data": "A"}, "data"),
+        ({**envelope(EventId="A"), "id": ""}, "without an id"),
+        ({**envelope(EventId="A"), "id": 5}, "without an id"),
+    ],
+)
+def test_what_is_no_command_is_refused_and_the_reason_is_short(content: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected) as caught:
+        read(content)
+    assert len(str(caught.value)) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+KEYS = [
+    "EventId",
+    "EventIds",
+    "StartRequests",
+    "Vm",
+    "Id",
+    "Reason",
+    "ExpiresAt",
+    "specversion",
+    "type",
+    "data",
+    "id",
+]
+
+
+@steady
+@given(st.binary() | st.dictionaries(st.sampled_from(KEYS), JSON | st.just(TYPE)))
+def test_nothing_whatever_raises_anything_else(content: Any) -> None:
+    try:
+        command = read(content)
+    except ValueError:
+        return
+    assert 1 <= len(command.event_ids) <= MAX_EVENT_IDS

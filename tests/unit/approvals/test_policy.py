@@ -1,0 +1,247 @@
+"""The policy: deny wins, what is not allowed is denied, and a Terminate is approved only by the VM it names."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.approvals.command import Command
+from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
+from bridge.config.models import AutoSettings, PolicySettings, RuleSettings
+from bridge.imds.document import ScheduledEvent, is_among, read_document
+from bridge.runtime.instants import iso_utc
+from tests.support.diff import steady
+
+NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+NOTICE_SECONDS = 900
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    given = {
+        "EventId": "A",
+        "EventType": "Reboot",
+        "EventSource": "Platform",
+        "EventStatus": "Scheduled",
+        "Resources": ["web-0"],
+        "DurationInSeconds": 9,
+        "NotBefore": iso_utc(NOW + timedelta(seconds=NOTICE_SECONDS)),
+        **changes,
+    }
+    return {name: value for name, value in given.items() if value is not ...}
+
+
+def event(**changes: Any) -> ScheduledEvent:
+    return ScheduledEvent(raw=raw(**changes))
+
+
+def decide(
+    policy: dict[str, Any] | None = None,
+    *,
+    vm: str = "web-0",
+    command: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Decision:
+    document = read_document({"DocumentIncarnation": 1, "Events": [raw(**changes)]})
+    return judge(
+        Command(**{"id": "c", "key": "k", "event_ids": ("a",), **(command or {})}),
+        "a",
+        document,
+        vm_name=vm,
+        policy=PolicySettings(**(policy or {"allow": [{}]})),
+        now=NOW,
+    )
+
+
+def test_an_event_that_a_rule_allows_is_accepted() -> None:
+    assert (decide().outcome, decide().reason) == ("accepted", "approved")
+
+
+def test_without_rules_nothing_is_allowed() -> None:
+    assert decide({"scope": "self"}).reason == "denied"
+
+
+def test_deny_wins_over_allow() -> None:
+    assert decide({"allow": [{}], "deny": [{"event_type": ["reboot"]}]}).reason == "denied"
+
+
+@pytest.mark.parametrize(
+    ("changes", "command", "reason"),
+    [
+        ({}, {"expires_at": NOW}, "expired"),
+        ({}, {"vm": "web-1"}, "other_vm"),
+        ({"EventId": "B"}, {}, "unknown_event"),
+        ({"EventStatus": "Started"}, {}, "already_started"),
+        ({"EventStatus": "Paused"}, {}, "denied"),
+        ({"EventStatus": ...}, {}, "denied"),
+        ({"Resources": ["web-1"]}, {}, "other_vm"),
+        ({"Resources": []}, {}, "other_vm"),
+        ({"Resources": ...}, {}, "other_vm"),
+    ],
+)
+def test_each_reason_not_to(changes: dict[str, Any], command: dict[str, Any], reason: str) -> None:
+    decision = decide(command=command, **changes)
+    assert (decision.outcome, decision.reason) == ("rejected", reason)
+
+
+def test_vm_names_count_in_any_letter_case_and_with_the_underscore_of_the_oldest_version() -> None:
+    assert decide(Resources=["_WEB-0"], command={"vm": "Web-0"}).outcome == "accepted"
+
+
+def test_scope_group_approves_what_concerns_other_vms() -> None:
+    assert decide({"scope": "group", "allow": [{}]}, Resources=["web-1"]).outcome == "accepted"
+
+
+def test_a_terminate_is_approved_only_by_the_vm_that_it_names() -> None:
+    policy = {"scope": "group", "allow": [{}]}
+    assert decide(policy, EventType="TERMINATE", Resources=["web-1"]).reason == "other_vm"
+    assert decide(policy, EventType="Terminate", Resources=["web-1", "web-0"]).outcome == "accepted"
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "expected"),
+    [
+        ({}, {}, True),
+        ({"event_type": ["Freeze", "REBOOT"]}, {}, True),
+        ({"event_type": ["Freeze"]}, {}, False),
+        ({"event_type": ["Reboot"]}, {"EventType": ...}, False),
+        ({"event_source": ["user"]}, {"EventSource": "User"}, True),
+        ({"event_source": ["User"]}, {}, False),
+        ({"event_source": ["User"]}, {"EventSource": ...}, False),
+        ({"max_duration_seconds": 9}, {}, True),
+        ({"max_duration_seconds": 8}, {}, False),
+        ({"max_duration_seconds": 0}, {"DurationInSeconds": 0}, True),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": -1}, False),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": ...}, False),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": True}, False),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": "9"}, False),
+        ({"min_duration_seconds": 9}, {}, True),
+        ({"min_duration_seconds": 10}, {}, False),
+        ({"min_duration_seconds": 0}, {"DurationInSeconds": -1}, False),
+        ({"min_notice_seconds": 900}, {}, True),
+        ({"min_notice_seconds": 901}, {}, False),
+        ({"max_notice_seconds": 900}, {}, True),
+        ({"max_notice_seconds": 899}, {}, False),
+        ({"min_notice_seconds": -5}, {"NotBefore": ""}, False),
+        ({"resource": ["WEB-*"]}, {}, True),
+        ({"resource": ["web-?"]}, {"Resources": ["_web-3"]}, True),
+        ({"resource": ["db-*"]}, {}, False),
+        ({"resource": ["*"]}, {"Resources": []}, False),
+        ({"resource": ["web-*"]}, {"Resources": ["web-0", "db-0"]}, False),
+        ({"resource": ["web-*", "db-*"]}, {"Resources": ["web-0", "db-0"]}, True),
+        ({"event_type": ["Reboot"], "event_source": ["User"]}, {}, False),
+    ],
+)
+def test_a_rule_matches_when_all_that_it_names_holds(
+    rule: dict[str, Any], changes: dict[str, Any], expected: bool
+) -> None:
+    assert matches(RuleSettings(**rule), event(**changes), NOW) is expected
+
+
+def test_one_resource_is_enough_to_deny() -> None:
+    policy = {"allow": [{}], "deny": [{"resource": ["db-*"]}]}
+    assert decide(policy, Resources=["web-0", "db-0"]).reason == "denied"
+
+
+@pytest.mark.parametrize(
+    ("resources", "event_type", "group", "expected"),
+    [
+        (["web-0"], "Reboot", False, 0.0),
+        (["web-1"], "Reboot", False, None),
+        (["web-1"], "Reboot", True, None),
+        ([], "Reboot", True, None),
+        (["web-0", "web-1"], "Reboot", False, None),
+        (["web-0", "web-1"], "Reboot", True, 0.0),
+        (["web-1", "web-2", "WEB-0"], "Freeze", True, 20.0),
+        (["web-0"], "Terminate", True, 0.0),
+        (["web-1", "web-0"], "Terminate", True, None),
+    ],
+)
+def test_without_a_command_each_vm_waits_ten_seconds_a_place(
+    resources: list[str], event_type: str, group: bool, expected: float | None
+) -> None:
+    given = event(Resources=resources, EventType=event_type)
+    assert auto_wait_seconds(given, vm_name="web-0", group=group) == expected
+
+
+RULES = st.builds(
+    RuleSettings,
+    event_type=st.lists(st.sampled_from(["Freeze", "Reboot", "Terminate"]), max_size=2).map(tuple),
+    event_source=st.lists(st.sampled_from(["User", "Platform"]), max_size=1).map(tuple),
+    resource=st.lists(st.sampled_from(["*", "web-*", "db-0", "?eb-0"]), max_size=2).map(tuple),
+    max_duration_seconds=st.none() | st.integers(0, 30),
+    min_duration_seconds=st.none() | st.integers(0, 30),
+    min_notice_seconds=st.none() | st.integers(0, 1000),
+    max_notice_seconds=st.none() | st.integers(0, 1000),
+)
+POLICIES = st.builds(
+    PolicySettings,
+    scope=st.sampled_from(["self", "group"]),
+    allow=st.lists(RULES, max_size=3).map(tuple),
+    deny=st.lists(RULES, max_size=2).map(tuple),
+)
+ODD = st.none() | st.integers() | st.text(max_size=3) | st.lists(st.integers(), max_size=1)
+EVENTS = st.builds(
+    event,
+    EventType=st.sampled_from(["Freeze", "Reboot", "Terminate", "terminate", ...]) | ODD,
+    EventSource=st.sampled_from(["User", "Platform", ...]) | ODD,
+    Resources=st.lists(st.sampled_from(["web-0", "_web-0", "web-1", "db-0"]), max_size=3) | ODD,
+    DurationInSeconds=st.integers(-1, 40) | ODD,
+    NotBefore=st.sampled_from([..., "", "Mon, 11 Apr 2022 22:26:58 GMT", "2026-11-20T12:05:00Z"]) | ODD,
+)
+
+
+@steady
+@given(EVENTS, POLICIES)
+def test_whatever_a_deny_rule_matches_is_never_accepted(
+    given_event: ScheduledEvent, policy: PolicySettings
+) -> None:
+    decision = judge_event(given_event, vm_name="web-0", policy=policy, now=NOW)
+    if any(matches(rule, given_event, NOW, every_resource=False) for rule in policy.deny):
+        assert decision.outcome == "rejected"
+
+
+@steady
+@given(EVENTS, POLICIES)
+def test_nothing_is_accepted_that_no_rule_allows(given_event: ScheduledEvent, policy: PolicySettings) -> None:
+    decision = judge_event(given_event, vm_name="web-0", policy=policy, now=NOW)
+    if decision.outcome == "accepted":
+        assert any(matches(rule, given_event, NOW) for rule in policy.allow)
+
+
+@steady
+@given(EVENTS, POLICIES, st.sampled_from(["web-0", "WEB-1", "db-0"]))
+def test_no_vm_accepts_the_terminate_of_others_or_leaves_its_scope(
+    given_event: ScheduledEvent, policy: PolicySettings, vm: str
+) -> None:
+    decision = judge_event(given_event, vm_name=vm, policy=policy, now=NOW)
+    must_be_named = policy.scope == "self" or str(given_event.raw.get("EventType")).lower() == "terminate"
+    if decision.outcome == "accepted" and must_be_named:
+        assert is_among(vm, given_event.resources)
+
+
+@steady
+@given(EVENTS, RULES, POLICIES)
+def test_a_further_deny_rule_never_makes_anything_accepted(
+    given_event: ScheduledEvent, rule: RuleSettings, policy: PolicySettings
+) -> None:
+    stricter = policy.model_copy(update={"deny": (*policy.deny, rule)})
+    before, after = (
+        judge_event(given_event, vm_name="web-0", policy=one, now=NOW) for one in (policy, stricter)
+    )
+    assert before.outcome == "accepted" or after.outcome == "rejected"
+
+
+@steady
+@given(EVENTS, st.booleans())
+def test_without_group_only_what_concerns_this_vm_alone_is_approved_by_itself(
+    given_event: ScheduledEvent, group: bool
+) -> None:
+    rule = AutoSettings(group=group)
+    wait_seconds = auto_wait_seconds(given_event, vm_name="web-0", group=rule.group)
+    if wait_seconds is not None:
+        assert is_among("web-0", given_event.resources)
+        assert rule.group or len(given_event.resources) == 1

@@ -1,0 +1,457 @@
+"""The configuration: every fault at once, in words, with no secret shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.loader import DEFAULT_PATH, load
+from bridge.config.models import (
+    Config,
+    Secret,
+    StdoutSettings,
+    WebhookSettings,
+)
+from bridge.config.validators import check_url, parse_headers
+from bridge.errors import ConfigError
+from tests.support.process import toml
+
+SECRET = "topsecret"  # noqa: S105 - nobody's
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def read(file: Path, text: str, environ: dict[str, str] | None = None) -> Config:
+    file.write_text(text)
+    return load(file, environ or {})
+
+
+def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read(file, text, environ)
+    assert SECRET not in str(raised.value)
+    assert str(raised.value).startswith(f"{file}: {len(raised.value.faults)} fault")
+    return raised.value.faults
+
+
+def webhook(**settings: Any) -> str:
+    given = {"kind": "webhook", "url": "https://example.org/hook", **settings}
+    return toml({"sinks": {"ops": {name: value for name, value in given.items() if value is not None}}})
+
+
+def only_sink(config: Config) -> WebhookSettings:
+    (sink,) = config.sinks.values()
+    assert isinstance(sink, WebhookSettings)
+    return sink
+
+
+# --- what may be given ---
+
+
+def test_the_example_of_the_design_is_read(file: Path, tmp_path: Path) -> None:
+    url = tmp_path / "url"
+    url.write_text("https://example.org/teams?sig=abc\n")
+    config = read(
+        file,
+        f"""
+        state_dir = "/var/lib/imds-bridge"
+        [imds]
+        endpoint = "http://169.254.169.254"
+        api_version = "2020-07-01"
+        poll_seconds = 1.0
+        [sinks.ops]
+        kind = "webhook"
+        url_file = "{url}"
+        types = ["io.imdsbridge.scheduledevent.*"]
+        where = {{ EventType = ["Reboot", "Redeploy", "Preempt", "Terminate"] }}
+        max_age_seconds = 3600
+        [sinks.screen]
+        kind = "stdout"
+        """,
+    )
+    ops, screen = config.sinks["ops"], config.sinks["screen"]
+    assert isinstance(ops, WebhookSettings)
+    assert isinstance(screen, StdoutSettings)
+    assert ops.url.read() == "https://example.org/teams?sig=abc"
+    assert list(ops.where["EventType"]) == ["Reboot", "Redeploy", "Preempt", "Terminate"]
+    assert (ops.max_age_seconds, screen.max_age_seconds) == (3600, 7 * 86_400)
+
+
+def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    config = load(None, {})
+    assert dict(config.sinks) == {}
+    assert (config.imds.endpoint, config.imds.poll_seconds, config.stop_seconds) == (
+        "http://169.254.169.254",
+        1.0,
+        5.0,
+    )
+    assert (config.max_outbox_mb, config.retain_seconds) == (1024, 7 * 86_400)
+    assert str(DEFAULT_PATH) == "/etc/imds-bridge/config.toml"
+
+
+def test_the_usual_file_is_read_where_it_exists(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    file.write_text("stop_seconds = 9")
+    assert load(None, {}).stop_seconds == 9
+
+
+# --- the environment ---
+
+
+def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    config = load(
+        None,
+        {
+            "IMDS_BRIDGE__STATE_DIR": "/state",
+            "IMDS_BRIDGE__IMDS__POLL_SECONDS": "2.5",
+            "IMDS_BRIDGE__SINKS__OPS__KIND": "webhook",
+            "IMDS_BRIDGE__SINKS__OPS__URL": "https://example.org/{event}",
+            "IMDS_BRIDGE__SINKS__OPS__TYPES": '["io.imdsbridge.document.*", "io.imdsbridge.imds.*"]',
+            "IMDS_BRIDGE__SINKS__OPS__WHERE": '{"EventType": ["Reboot"], "AffectsThisVm": true}',
+            "IMDS_BRIDGE__SINKS__OPS__HEADERS": '{"X-Key": "abc"}',
+            "IMDS_BRIDGE__SINKS__OPS__FROM_START": "true",
+            "IMDS_BRIDGE__SINKS__AUDIT": '{"kind": "stdout"}',
+        },
+    )
+    ops = config.sinks["ops"]
+    assert isinstance(ops, WebhookSettings)
+    assert (str(config.state_dir), config.imds.poll_seconds) == ("/state", 2.5)
+    assert ops.types == ("io.imdsbridge.document.*", "io.imdsbridge.imds.*")
+    assert ops.where == {"EventType": ["Reboot"], "AffectsThisVm": True}
+    assert ops.headers is not None
+    assert parse_headers(ops.headers.read()) == {"X-Key": "abc"}
+    assert ops.from_start is True
+    assert config.sinks["audit"].kind == "stdout"
+
+
+def test_the_environment_overrides_the_file_key_by_key(file: Path) -> None:
+    text = toml({"imds": {"poll_seconds": 2, "api_version": "2019-08-01"}}) + webhook(mode="binary")
+    config = read(
+        file,
+        text,
+        {
+            "IMDS_BRIDGE__IMDS__POLL_SECONDS": "3",
+            "IMDS_BRIDGE__SINKS__OPS__URL": "https://other.example.org",
+            "imds_bridge__stop_seconds": "8",
+        },
+    )
+    assert (config.imds.poll_seconds, config.imds.api_version) == (3, "2019-08-01")
+    assert (only_sink(config).url.read(), only_sink(config).mode) == ("https://other.example.org", "binary")
+    assert config.stop_seconds == 8
+
+
+def test_the_environment_finds_a_sink_whose_name_has_capital_letters(file: Path) -> None:
+    text = toml({"sinks": {"OpsRoom": {"kind": "webhook", "url": "https://example.org"}}})
+    config = read(file, text, {"IMDS_BRIDGE__SINKS__OPSROOM__MODE": "binary"})
+    assert list(config.sinks) == ["OpsRoom"]
+    assert only_sink(config).mode == "binary"
+
+
+def test_a_secret_of_the_environment_replaces_a_file_and_a_file_a_secret(file: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("from-the-file\n")
+    name = "IMDS_BRIDGE__SINKS__OPS__BEARER_TOKEN"
+    config = read(file, webhook(bearer_token_file=token), {name: "from-the-environment"})
+    assert only_sink(config).bearer_token == Secret("from-the-environment")
+    config = read(file, webhook(bearer_token="in-the-clear"), {f"{name}_FILE": str(token)})  # noqa: S106
+    assert only_sink(config).bearer_token == Secret(file=token)
+
+
+def test_variables_with_a_single_underscore_are_no_settings(file: Path) -> None:
+    kubernetes = {"IMDS_BRIDGE_PORT": "tcp://10.0.0.1:80", "IMDS_BRIDGE_SERVICE_HOST": "10.0.0.1"}
+    assert read(file, "", kubernetes) == read(file, "")
+
+
+def test_a_fault_in_the_environment_names_the_variable(file: Path) -> None:
+    found = faults(
+        file,
+        "",
+        {
+            "IMDS_BRIDGE__STOP_SECONDS": "soon",
+            "IMDS_BRIDGE__IMDS__POL_SECONDS": "1",
+            "IMDS_BRIDGE__SINKS__A": '{"kind": "webhook", "url": "https://x", "mode": "binari"}',
+            "IMDS_BRIDGE__SINKS__B": f'{{"kind": "webhook", "url": "https://x?sig={SECRET}"',
+            "IMDS_BRIDGE__SINKS__C__KIND": "webhook",
+            "IMDS_BRIDGE__SINKS__C__URL_FILE": "/does/not/exist",
+        },
+    )
+    by_key = {fault.partition(":")[0]: fault for fault in found}
+    assert set(by_key) == {
+        "stop_seconds",
+        "imds.pol_seconds",
+        "sinks.a.mode",
+        "sinks.b",
+        "sinks.c.url_file",
+    }
+    for key, variable in (
+        ("stop_seconds", "IMDS_BRIDGE__STOP_SECONDS"),
+        ("imds.pol_seconds", "IMDS_BRIDGE__IMDS__POL_SECONDS"),
+        ("sinks.a.mode", "IMDS_BRIDGE__SINKS__A"),
+        ("sinks.b", "IMDS_BRIDGE__SINKS__B"),
+        ("sinks.c.url_file", "IMDS_BRIDGE__SINKS__C__URL_FILE"),
+    ):
+        assert by_key[key].endswith(f"(from the environment variable {variable})")
+
+
+# --- faults ---
+
+
+def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expected(file: Path) -> None:
+    found = faults(
+        file,
+        f"""
+        log_levl = "info"
+        stop_seconds = 9999
+        source = "two words"
+        max_outbox_mb = inf
+        [imds]
+        endpoint = "http://user:{SECRET}@1.2.3.4"
+        poll_second = 3
+        api_version = "latest"
+        [sink.x]
+        [sinks.a]
+        kind = "webhok"
+        [sinks.b]
+        kind = "webhook"
+        url_file = "/does/not/exist"
+        mode = "binari"
+        types = "io.imdsbridge.*"
+        where = {{ EventType = ["Reboot", ["Redeploy"]] }}
+        timeout_seconds = 0
+        haeders = {{ X-Key = "{SECRET}" }}
+        bearer_token = "top {SECRET}"
+        [sinks.c]
+        kind = "webhook"
+        url = "http://example.org/?sig={SECRET}"
+        types = ["scheduledevent.*"]
+        [sinks.d]
+        kind = "stdout"
+        url = "https://{SECRET}"
+        """,
+    )
+    (kind,) = [fault for fault in found if fault.startswith("sinks.a")]
+    assert kind.startswith('sinks.a.kind: given "webhok", expected one of ')
+    assert kind.endswith("; did you mean webhook?")
+    versions = (
+        "'2017-03-01', '2017-08-01', '2017-11-01', '2019-01-01', '2019-04-01', '2019-08-01' or '2020-07-01'"
+    )
+    assert sorted(found) == sorted(
+        [
+            "log_levl: is no setting; did you mean log_level?",
+            "stop_seconds: given 9999, expected less than or equal to 600",
+            'source: given "two words", expected a URI without blanks, for example urn:contoso:fleet',
+            "max_outbox_mb: given Infinity, expected a finite number",
+            'imds.endpoint: given "http://***@1.2.3.4", expected a URL without user and password; '
+            "use bearer_token or headers",
+            "imds.poll_second: is no setting; did you mean poll_seconds?",
+            f'imds.api_version: given "latest", expected {versions}',
+            "sink: is no setting; did you mean sinks?",
+            kind,
+            'sinks.b.url_file: given "/does/not/exist", expected a file that can be read: '
+            "No such file or directory",
+            "sinks.b.mode: given \"binari\", expected 'structured', 'binary' or 'batch'",
+            'sinks.b.types: given "io.imdsbridge.*", expected a list, for example ["a", "b"]',
+            'sinks.b.where.EventType: given ["Reboot", ["Redeploy"]], '
+            "expected a text, a number, true or false, or a list of them",
+            "sinks.b.timeout_seconds: given 0, expected greater than 0",
+            "sinks.b.haeders: is no setting; did you mean headers?",
+            "sinks.b.bearer_token: given ***, expected a token: one word of ASCII letters, digits and signs",
+            "sinks.c.url: given ***, expected https; set allow_http = true to send in the clear",
+            'sinks.c.types: given ["scheduledevent.*"], expected types that there are; '
+            "did you mean io.imdsbridge.scheduledevent.*?",
+            "sinks.d.url: is no setting",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("sinks = 5", "sinks: given no table, expected tables such as [sinks.ops]"),
+        (f'sinks = "{SECRET}"', "sinks: given no table, expected tables such as [sinks.ops]"),
+        (f'[sinks]\nops = "{SECRET}"', "sinks.ops: given no table, expected [sinks.ops] with a kind"),
+        ("imds = 5", "imds: given 5, expected a table: [imds]"),
+        ('[sinks.ops]\nurl = "x"', "sinks.ops.kind: given null, expected one of "),
+        ("state_dir = 5", "state_dir: given 5, expected a path"),
+        ("[imds]\npoll_seconds = 0.1", "imds.poll_seconds: given 0.1, expected greater than or equal to 0.2"),
+        ("[imds]\npoll_seconds = nan", "imds.poll_seconds: given NaN, expected"),
+        ('[imds]\nendpoint = "169.254.169.254"', 'imds.endpoint: given "169.254.169.254", expected a URL'),
+        (webhook(url=None), "sinks.ops.url: is missing (or url_file)"),
+        (webhook(url=5), "sinks.ops.url: given ***, expected a text"),
+        (webhook(url=f"{SECRET}.example.org"), "sinks.ops.url: given ***, expected a URL such as"),
+        (webhook(url=f"https://me:{SECRET}@example.org"), "sinks.ops.url: given ***, expected a URL without"),
+        (
+            webhook(url=f"https://example.org/a b?{SECRET}"),
+            "sinks.ops.url: given ***, expected a URL such as",
+        ),
+        (webhook(bearer_token=""), "sinks.ops.bearer_token: given ***, expected a token"),
+        (webhook(headers=SECRET), "sinks.ops.headers: given ***, headers, line 1: expected `Name: value`"),
+        (webhook(headers={"a b": SECRET}), "sinks.ops.headers: given ***, headers, line 1: expected"),
+        (
+            webhook(headers={"X-A": f"{SECRET}\nX-B"}),
+            "sinks.ops.headers: given ***, headers, line 2: expected",
+        ),
+        (webhook(headers={"X-A": f"€{SECRET}"}), "sinks.ops.headers: given ***, headers, line 1: expected"),
+        (webhook(types=[]), "sinks.ops.types: given [], expected at least one pattern"),
+        (webhook(where={"a": {"b": 1}}), 'sinks.ops.where.a: given {"b": 1}, expected a text'),
+        (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),
+        (webhook(allow_http="perhaps"), 'sinks.ops.allow_http: given "perhaps", expected a valid boolean'),
+        (webhook(max_age_seconds=-1), "sinks.ops.max_age_seconds: given -1, expected greater than 0"),
+    ],
+)
+def test_a_fault_says_what_was_given_and_what_was_expected(file: Path, text: str, fault: str) -> None:
+    (found,) = faults(file, text)
+    assert found.startswith(fault)
+
+
+def test_a_secret_and_its_file_together_are_a_fault(file: Path) -> None:
+    assert faults(file, webhook(url=f"https://example.org/?{SECRET}", url_file="/url")) == [
+        'sinks.ops.url_file: given "/url", expected either url or url_file, not both'
+    ]
+
+
+def test_a_secret_file_that_is_empty_or_no_text_is_a_fault(file: Path, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    for content, reason in ((b" \n", "is empty"), (b"\xff" + SECRET.encode(), "is no UTF-8 text")):
+        token.write_bytes(content)
+        assert faults(file, webhook(bearer_token_file=token)) == [
+            f"sinks.ops.bearer_token_file: given {json.dumps(str(token))}, "
+            f"expected a file that holds the secret: {token} {reason}"
+        ]
+
+
+def test_a_file_that_was_asked_for_must_exist_and_be_readable_toml(file: Path, tmp_path: Path) -> None:
+    for path, told in (
+        (file, "there is no such file; expected a TOML file"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=told) as raised:
+            load(path, {})
+        assert raised.value.source == str(path)
+    (bad,) = faults(file, "[imds\npoll = 1")
+    assert bad.startswith("is no valid TOML: ")
+    assert "line 1" in bad
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(file, {})
+
+
+def test_a_long_value_is_shown_in_short(file: Path) -> None:
+    (fault,) = faults(file, toml({"log_level": "x" * 10_000}))
+    assert len(fault) < 200
+
+
+# --- the pieces ---
+
+
+def test_a_secret_is_never_shown() -> None:
+    assert SECRET not in repr(Secret(SECRET))
+    settings = WebhookSettings(kind="webhook", url=Secret("https://example.org"), bearer_token=Secret(SECRET))
+    assert SECRET not in repr(settings) + str(settings)
+
+
+def test_a_secret_file_is_read_anew_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(" one \n")
+    secret = Secret(file=file)
+    assert secret.read() == "one"
+    file.write_text("two")
+    assert secret.read() == "two"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://x", "https://[::1]:1/a?b=c", "http://127.0.0.1:1", "http://localhost/", "http://[::1]/"]
+)
+def test_https_anywhere_and_plain_http_to_this_machine_are_taken(url: str) -> None:
+    assert check_url(url, allow_http=False) == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "",
+            "x",
+            "//x",
+            "https://",
+            "https:///x",
+            "ftp://x",
+            "https://x:port",
+            "https://x:99999",
+            "https://[::1",
+        ),
+        *(
+            " https://x",
+            "https://x\n",
+            "https://x/\ty",
+            "https://x/é",
+            "http://10.0.0.1",
+            "http://127.0.0.1.evil",
+        ),
+    ],
+)
+def test_everything_else_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        check_url(url, allow_http=False)
+
+
+def test_headers_are_one_a_line_and_comments_do_not_count() -> None:
+    text = "# comment\n\nX-One: 1: and more\n  X-Two:2  \nX_Three:\n"
+    assert parse_headers(text) == {"X-One": "1: and more", "X-Two": "2", "X_Three": ""}
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ('types = ["io.imdsbridge.schedulevent.*"]', "expected types that there are"),
+        ('where = { EventTyp = ["Reboot"] }', "did you mean EventType?"),
+    ],
+)
+def test_a_filter_that_can_never_match_is_a_fault(setting: str, fault: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'[sinks.a]\nkind = "stdout"\n{setting}\n')
+    with pytest.raises(ConfigError) as raised:
+        load(file, {})
+    assert fault in str(raised.value)
+
+
+@pytest.mark.parametrize("rule", ['event_type = ["Rebot"]', 'event_source = ["Usr"]'])
+def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[approvals]\nconnection_string = "Endpoint=sb://a.example/;SharedAccessKeyName=a;SharedAccessKey=b"\n'
+        f'queue = "a"\n[approvals.policy]\ndeny = [{{ {rule} }}]\n'
+    )
+    with pytest.raises(ConfigError, match="expected one of"):
+        load(file, {})
+
+
+@pytest.mark.parametrize("value", ["nan", "2026-11-20"])
+def test_a_template_holds_only_what_json_can(file: Path, value: str) -> None:
+    text = (
+        f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\nformat = "template"\ntemplate = {{ a = {value} }}'
+    )
+    assert faults(file, text) == [
+        "sinks.a: template: expected texts, numbers, true, false, tables and lists only"
+    ]
+
+
+@pytest.mark.parametrize("name", ["signing_secret", "signing_secrets", "SIGNING_SECRET"])
+@pytest.mark.parametrize("written", ["signing_secret", "signing_secrets", "signing_secret_file"])
+def test_the_signing_secret_of_the_environment_replaces_the_files_however_it_is_spelled(
+    file: Path, name: str, written: str
+) -> None:
+    old, new = "whsec_" + "QUJD" * 8, "whsec_" + "REVG" * 8
+    file.write_text(f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\n{written} = "{old}"')
+    sink = load(file, {f"IMDS_BRIDGE__SINKS__A__{name.upper()}": new}).sinks["a"]
+    assert isinstance(sink, WebhookSettings)
+    assert sink.signing_secrets is not None
+    assert sink.signing_secrets.read() == new

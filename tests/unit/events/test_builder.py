@@ -1,0 +1,364 @@
+"""Changes become CloudEvents whose ids are a contract and whose data keeps Microsoft's own names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any
+from uuid import UUID, uuid5
+
+import pytest
+
+from bridge.events import builder as events
+from bridge.events.model import CloudEvent
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
+from bridge.imds.instance import Vm
+from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, document, entry, is_uuid5
+
+AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)
+REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", vm=VM)
+NOBODY = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef")
+SCALE_SET_VM = replace(VM, scale_set="front")
+
+
+def seen(**fields: Any) -> ScheduledEvent:
+    return ScheduledEvent(raw=entry(**fields))
+
+
+def scheduled(**fields: Any) -> Change:
+    return Change(kind="scheduled", event=seen(**fields))
+
+
+def tell(
+    change: Change, *, by: events.Reporter = REPORTER, seen_before: int = 0, at: datetime = AT
+) -> CloudEvent:
+    return by.scheduled_event(change, seen_before=seen_before, incarnation=2, at=at)
+
+
+def document_event(by: events.Reporter = REPORTER, *, sequence: int = 1) -> CloudEvent:
+    return by.document(document(2, entry()), previous=None, event_ids=[], sequence=sequence, at=AT)
+
+
+# Ids
+
+
+def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() -> None:
+    started = Change(kind="started", event=seen(status="Started"), previous=seen())
+    gone = seen(status="Started")
+    assert [
+        tell(scheduled()).id,
+        tell(scheduled(), seen_before=1).id,
+        tell(started).id,
+        tell(Change(kind="completed", event=gone, previous=gone)).id,
+        document_event().id,
+    ] == [
+        "17f94873-8642-5b8d-83a6-070d8696464a",
+        "4f59b888-c10b-5925-bbda-2f0663252162",
+        "e58a4324-9cf6-5bc5-b2cb-a9395b2e67bb",
+        "6a76b67a-fa9c-5595-91d5-dc114afd4714",
+        "05e6a478-8a1b-5e85-8765-eacc60ad9bde",
+    ]
+
+
+def test_the_id_of_a_change_can_be_computed_by_hand() -> None:
+    told = (
+        '["c7061bac-afdc-4513-b24b-aa5f13a16123", "scheduled", {"DurationInSeconds": -1, '
+        '"EventId": "c7061bac-afdc-4513-b24b-aa5f13a16123", "EventSource": "Platform", '
+        '"EventStatus": "scheduled", "EventType": "Reboot", "NotBefore": "2022-04-11T22:26:58+00:00", '
+        '"ResourceType": "VirtualMachine", "Resources": ["web-0"]}]'
+    )
+    namespace = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
+    by_hand = uuid5(namespace, f"{sha256(told.encode()).hexdigest()}:0")
+    assert tell(scheduled()).id == str(by_hand)
+
+
+def test_every_id_is_a_uuid_of_version_5() -> None:
+    assert is_uuid5(tell(scheduled()).id)
+    assert is_uuid5(document_event().id)
+
+
+@pytest.mark.parametrize(
+    "respelled",
+    [
+        {"event_id": FIRST.lower()},
+        {"status": "SCHEDULED"},
+        {"NotBefore": "2022-04-11T22:26:58Z"},
+        {"Resources": ["_WEB-0"]},
+        {"Description": None},
+    ],
+    ids=repr,
+)
+def test_the_same_change_spelled_otherwise_has_the_same_id(respelled: dict[str, Any]) -> None:
+    assert tell(scheduled(**respelled)).id == tell(scheduled()).id
+
+
+@pytest.mark.parametrize(
+    "reporter",
+    [
+        NOBODY,
+        events.Reporter(name="web-1", role="forward", epoch="fedc", vm=SCALE_SET_VM),
+        events.Reporter(name="web-0", role="listen", epoch="fedc", group_source="https://example.com/"),
+    ],
+    ids=lambda reporter: reporter.name,
+)
+def test_the_id_of_a_change_depends_on_no_vm_no_epoch_and_no_time(reporter: events.Reporter) -> None:
+    later = tell(scheduled(), by=reporter, at=AT + timedelta(days=3))
+    assert later.id == tell(scheduled()).id
+
+
+def test_another_event_kind_content_or_occurrence_has_another_id() -> None:
+    ids = [
+        tell(scheduled()).id,
+        tell(scheduled(), seen_before=1).id,
+        tell(scheduled(), seen_before=2).id,
+        tell(scheduled(event_id=SECOND)).id,
+        tell(scheduled(NotBefore="Mon, 11 Apr 2022 22:30:00 GMT")).id,
+        tell(scheduled(Resources=["web-1"])).id,
+        tell(scheduled(SomethingNew=1)).id,
+        tell(Change(kind="updated", event=seen(), previous=seen(Description="x"))).id,
+        tell(Change(kind="canceled", event=seen(), previous=seen())).id,
+        tell(Change(kind="ended", event=seen(), previous=seen())).id,
+    ]
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_id_of_a_change_does_not_depend_on_what_was_before() -> None:
+    one = Change(kind="updated", event=seen(), previous=seen(Description="a"), changed=("Description",))
+    other = Change(kind="updated", event=seen(), previous=seen(DurationInSeconds=9))
+    assert tell(one).id == tell(other).id
+
+
+def test_the_vms_own_events_have_ids_by_vm_epoch_and_counter() -> None:
+    ids = [
+        document_event().id,
+        document_event(sequence=2).id,
+        document_event(replace(REPORTER, epoch="another")).id,
+        document_event(replace(REPORTER, vm=replace(VM, vm_id="another"))).id,
+    ]
+    assert len(set(ids)) == len(ids)
+    assert document_event().id == document_event().id
+
+
+# Attributes
+
+
+@pytest.mark.parametrize("kind", ["scheduled", "started", "updated", "completed", "canceled", "ended"])
+def test_the_attributes_of_a_change_name_the_event(kind: Any) -> None:
+    event = tell(Change(kind=kind, event=seen(), previous=seen()))
+    assert event.type == f"io.imdsbridge.scheduledevent.{kind}.v1"
+    assert event.dataschema == f"urn:imds-bridge:schema:scheduledevent.{kind}:1"
+    assert (event.subject, event.time) == (FIRST, AT)
+    assert event.extensions == {"correlationid": FIRST, "partitionkey": FIRST}
+
+
+def test_the_vms_own_events_carry_who_reports_and_a_padded_counter() -> None:
+    event = document_event(sequence=42)
+    assert (event.type, event.subject) == ("io.imdsbridge.document.changed.v1", "web-0")
+    assert event.dataschema == "urn:imds-bridge:schema:document.changed:1"
+    assert event.extensions == {
+        "reporter": "web-0/forward",
+        "reporterepoch": "0123456789abcdef",
+        "reporterseq": "000000000042",
+    }
+
+
+@pytest.mark.parametrize(
+    ("reporter", "source"),
+    [
+        (REPORTER, "/subscriptions/0000/resourceGroups/shop"),
+        (
+            replace(REPORTER, vm=SCALE_SET_VM),
+            "/subscriptions/0000/resourceGroups/shop"
+            "/providers/Microsoft.Compute/virtualMachineScaleSets/front",
+        ),
+        (
+            replace(REPORTER, vm=replace(VM, resource_group="größe (1)")),
+            "/subscriptions/0000/resourceGroups/gr%C3%B6%C3%9Fe%20(1)",
+        ),
+        (replace(REPORTER, vm=replace(VM, subscription_id="")), "urn:imds-bridge:vm:web-0"),
+        (replace(REPORTER, vm=replace(VM, resource_group="")), "urn:imds-bridge:vm:web-0"),
+        (NOBODY, "urn:imds-bridge:vm:host%201"),
+        (replace(REPORTER, group_source="urn:shop"), "urn:shop"),
+    ],
+    ids=["group", "scale set", "odd letters", "no subscription", "no group", "unknown vm", "set"],
+)
+def test_the_source_of_a_change_is_what_the_vms_have_in_common(
+    reporter: events.Reporter, source: str
+) -> None:
+    assert tell(scheduled(), by=reporter).source == source
+
+
+@pytest.mark.parametrize(
+    ("reporter", "source"),
+    [
+        (REPORTER, VM.resource_id),
+        (
+            replace(REPORTER, vm=replace(VM, resource_id="/resourceGroups/größe (1)/x y")),
+            "/resourceGroups/gr%C3%B6%C3%9Fe%20(1)/x%20y",
+        ),
+        (replace(REPORTER, vm=replace(VM, resource_id="")), "urn:imds-bridge:vm:web-0"),
+        (NOBODY, "urn:imds-bridge:vm:host%201"),
+        (replace(REPORTER, vm_source="urn:mine", group_source="urn:shop"), "urn:mine"),
+    ],
+    ids=["vm", "odd letters", "no id", "unknown vm", "set"],
+)
+def test_the_source_of_the_vms_own_events_is_the_vm(reporter: events.Reporter, source: str) -> None:
+    assert document_event(reporter).source == source
+
+
+# Data of a change
+
+
+def test_the_data_of_a_scheduled_event_is_the_entry_as_received_and_what_is_added() -> None:
+    raw = entry(Resources=["_WEB-0", "web-1"], SomethingNew={"a": [1]})
+    event = tell(Change(kind="scheduled", event=ScheduledEvent(raw=raw)))
+    assert event.data == {
+        **raw,
+        "PreviousStatus": None,
+        "Changed": [],
+        "Previous": {},
+        "NotBeforeUtc": "2022-04-11T22:26:58.000Z",
+        "NoticeSeconds": 900,
+        "DocumentIncarnation": 2,
+        "AffectsThisVm": True,
+        "ApprovalSession": None,
+        "Vm": {
+            "Name": "web-0",
+            "VmId": VM.vm_id,
+            "ResourceId": VM.resource_id,
+            "Location": "westeurope",
+            "Zone": "1",
+            "ScaleSet": "",
+            "Tags": {"env": "test"},
+        },
+    }
+
+
+def test_the_data_of_an_update_tell_what_it_was_before() -> None:
+    before = seen(Description="soon", Extra=1)
+    now = seen(Description="later")
+    change = Change(kind="updated", event=now, previous=before, changed=("Description", "Extra", "New"))
+    data = tell(change).data
+    assert data["PreviousStatus"] == "Scheduled"
+    assert data["Changed"] == ["Description", "Extra", "New"]
+    assert data["Previous"] == {"Description": "soon", "Extra": 1, "New": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("completed", "Completed"), ("canceled", "Canceled"), ("ended", "Ended")]
+)
+def test_an_end_has_a_status_of_its_own_and_the_last_one_as_the_previous(kind: Any, status: str) -> None:
+    gone = seen()
+    data = tell(Change(kind=kind, event=gone, previous=gone)).data
+    assert (data["EventStatus"], data["PreviousStatus"]) == (status, "Scheduled")
+    assert (data["Changed"], data["Previous"]) == ([], {})
+    assert gone.raw["EventStatus"] == "Scheduled"
+
+
+@pytest.mark.parametrize("not_before", ["", None, ..., "soon", 5])
+def test_without_a_readable_not_before_there_is_no_notice(not_before: Any) -> None:
+    data = tell(scheduled(NotBefore=not_before)).data
+    assert (data["NotBeforeUtc"], data["NoticeSeconds"]) == (None, None)
+
+
+def test_a_not_before_that_has_passed_is_a_negative_notice() -> None:
+    assert tell(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
+
+
+@pytest.mark.parametrize(
+    ("resources", "affects"),
+    [
+        (["web-0"], True),
+        (["_web-0"], True),
+        (["db-1", "WEB-0"], True),
+        ("web-0", True),
+        (["db-1"], False),
+        (["web-01", "__web-0"], False),
+        ([], None),
+        ("", None),
+        (None, None),
+        (..., None),
+        ([5], None),
+    ],
+    ids=repr,
+)
+def test_whether_this_vm_is_affected_is_unknown_where_resources_names_nobody(
+    resources: Any, affects: bool | None
+) -> None:
+    assert tell(scheduled(Resources=resources)).data["AffectsThisVm"] is affects
+
+
+def test_whether_this_vm_is_affected_is_unknown_while_the_vm_is() -> None:
+    data = tell(scheduled(), by=NOBODY).data
+    assert data["AffectsThisVm"] is None
+    assert data["Vm"]["Name"] == "host 1"
+    assert data["Vm"]["VmId"] == ""
+
+
+def test_whether_this_vm_is_affected_goes_by_its_name_and_not_its_host_name() -> None:
+    reporter = events.Reporter(name="host", role="forward", epoch="e", vm=Vm(name="front_1"))
+    assert tell(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
+    assert tell(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
+
+
+def test_an_unknown_incarnation_is_null() -> None:
+    event = REPORTER.scheduled_event(scheduled(), seen_before=0, incarnation=None, at=AT)
+    assert event.data["DocumentIncarnation"] is None
+
+
+# Data of the VM's own events
+
+
+def test_a_changed_document_is_told_as_it_came_with_the_ids_of_what_came_of_it() -> None:
+    invalid_entries = {"EventId": None, "Nonsense": [1]}
+    current = document("9", entry(NotBefore=NOT_BEFORE), invalid_entries, 5, Unknown="x")
+    event = REPORTER.document(current, previous=document(8), event_ids=["id-1", "id-2"], sequence=3, at=AT)
+    assert event.data["Document"] == {
+        "DocumentIncarnation": "9",
+        "Events": [entry(), invalid_entries, 5],
+        "Unknown": "x",
+    }
+    assert event.data["CloudEventIds"] == ["id-1", "id-2"]
+    assert (event.data["DocumentIncarnation"], event.data["PreviousIncarnation"]) == (9, 8)
+    assert event.data["Unreadable"] == 2
+    assert event.data["Vm"]["Name"] == "web-0"
+
+
+def test_the_first_document_has_no_previous_incarnation() -> None:
+    assert document_event().data["PreviousIncarnation"] is None
+
+
+def test_an_outage_is_told_with_its_beginning_and_its_reason() -> None:
+    event = REPORTER.unreachable(since=AT, reason="no answer within 10 s", sequence=4, at=AT)
+    assert event.type == "io.imdsbridge.imds.unreachable.v1"
+    assert event.data["Since"] == "2022-04-11T22:11:58.123Z"
+    assert event.data["Reason"] == "no answer within 10 s"
+
+
+def test_a_recovery_tells_from_when_to_when_the_watch_was_blind() -> None:
+    event = REPORTER.recovered(since=AT, sequence=5, at=AT + timedelta(seconds=61.5))
+    assert event.type == "io.imdsbridge.imds.recovered.v1"
+    assert event.data["BlindFrom"] == "2022-04-11T22:11:58.123Z"
+    assert event.data["BlindTo"] == "2022-04-11T22:12:59.623Z"
+    assert event.data["BlindSeconds"] == 61.5
+
+
+def test_where_imds_never_answered_the_beginning_is_null() -> None:
+    assert NOBODY.unreachable(since=None, reason="x", sequence=1, at=AT).data["Since"] is None
+    recovered = NOBODY.recovered(since=None, sequence=2, at=AT).data
+    assert (recovered["BlindFrom"], recovered["BlindSeconds"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("resources", "session"),
+    [(["Web-1", "web-0"], "shop.web-1"), (["_web-1"], "shop.web-1"), ([], "shop.web-0")],
+)
+def test_the_session_for_a_command_is_that_of_the_first_vm_concerned_and_the_same_on_every_vm(
+    resources: list[str], session: str
+) -> None:
+    for name in ("web-0", "Web-0"):
+        vm = Vm(name=name, resource_group="Shop")
+        reporter = replace(REPORTER, vm=vm, session="{resource_group}.{vm}")
+        assert tell(scheduled(Resources=resources), by=reporter).data["ApprovalSession"] == session

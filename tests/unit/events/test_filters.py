@@ -1,0 +1,202 @@
+"""Which events a sink takes, and what a receiver's status means for one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
+from bridge.sinks.responses import webhook_error
+from tests.support.diff import thorough
+
+SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
+DATA = {
+    "EventType": "Reboot",
+    "Resources": ["web-0", "web-1"],
+    "DurationInSeconds": 0,
+    "AffectsThisVm": True,
+    "Description": "",
+    "Extra": None,
+    "Vm": {"Name": "web-0", "Tags": {"env": "test"}},
+    "type": "data's own",
+    "data": "inner",
+}
+
+
+def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
+    envelope = {"id": "1", "type": event_type, "subject": "an-event", "data": {**DATA, **data}}
+    return StoredEvent(seq=1, id="1", type=event_type, stored_at=0.0, body=json.dumps(envelope).encode())
+
+
+# Filters
+
+
+def test_without_a_filter_a_sink_takes_everything() -> None:
+    assert Filter().matches(stored())
+    assert Filter().matches(stored("anything at all"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "event_type", "taken"),
+    [
+        ("*", SCHEDULED, True),
+        (SCHEDULED, SCHEDULED, True),
+        ("io.imdsbridge.scheduledevent.*", SCHEDULED, True),
+        ("io.imdsbridge.*.v1", SCHEDULED, True),
+        ("*.scheduled.*", SCHEDULED, True),
+        ("**", SCHEDULED, True),
+        ("io.imdsbridge.scheduledevent", SCHEDULED, False),
+        ("scheduledevent.*", SCHEDULED, False),
+        ("io.imdsbridge.imds.*", SCHEDULED, False),
+        ("io.imdsbridge.scheduledevent.SCHEDULED.v1", SCHEDULED, False),
+        ("io?imdsbridge?*", SCHEDULED, False),
+        ("io.imdsbridge.*", "ioximdsbridge.x", False),
+        ("[a-z.0-9]+", SCHEDULED, False),
+        ("", SCHEDULED, False),
+    ],
+)
+def test_a_pattern_takes_a_whole_type_and_only_the_star_stands_for_anything(
+    pattern: str, event_type: str, taken: bool
+) -> None:
+    assert Filter(types=[pattern]).matches(stored(event_type)) is taken
+    assert Filter(types=[pattern]).matches_type(event_type) is taken
+
+
+def test_one_matching_pattern_of_several_is_enough() -> None:
+    wanted = Filter(types=["io.imdsbridge.imds.*", "*.scheduled.v1"])
+    assert wanted.matches(stored())
+    assert not wanted.matches(stored("io.imdsbridge.scheduledevent.started.v1"))
+
+
+@pytest.mark.parametrize(
+    ("where", "taken"),
+    [
+        ({"EventType": "Reboot"}, True),
+        ({"EventType": "reboot"}, False),
+        ({"EventType": "Freeze"}, False),
+        ({"EventType": ["Freeze", "Reboot"]}, True),
+        ({"EventType": ("Freeze", "Reboot")}, True),
+        ({"EventType": []}, False),
+        ({"EventType": "Reboot", "subject": "an-event"}, True),
+        ({"EventType": "Reboot", "subject": "another"}, False),
+        ({"type": SCHEDULED}, True),
+        ({"type": "data's own"}, False),
+        ({"data": "inner"}, True),
+        ({"Resources": "web-1"}, True),
+        ({"Resources": ["db-1", "web-1"]}, True),
+        ({"Resources": "db-1"}, False),
+        ({"Vm.Name": "web-0"}, True),
+        ({"Vm.Tags.env": "test"}, True),
+        ({"Vm.Tags.env.deeper": "test"}, False),
+        ({"EventType.Name": "Reboot"}, False),
+        ({"Missing": "x"}, False),
+        ({"Missing.Deeper": "x"}, False),
+        ({"Description": ""}, True),
+        ({"Missing": ""}, False),
+        ({"Extra": ""}, False),
+        ({"DurationInSeconds": 0}, True),
+        ({"DurationInSeconds": 0.0}, True),
+        ({"DurationInSeconds": False}, False),
+        ({"DurationInSeconds": "0"}, False),
+        ({"AffectsThisVm": True}, True),
+        ({"AffectsThisVm": 1}, False),
+        ({"AffectsThisVm": False}, False),
+    ],
+    ids=repr,
+)
+def test_where_asks_each_named_attribute_or_property_for_one_of_its_values(
+    where: dict[str, Any], taken: bool
+) -> None:
+    assert Filter(where=where).matches(stored()) is taken
+
+
+def test_a_sink_takes_what_both_its_types_and_its_where_take() -> None:
+    wanted = Filter(types=["*.scheduled.v1"], where={"EventType": "Reboot"})
+    assert wanted.matches(stored())
+    assert not wanted.matches(stored(EventType="Freeze"))
+    assert not wanted.matches(stored("io.imdsbridge.scheduledevent.started.v1"))
+
+
+@thorough
+@given(
+    st.dictionaries(st.text(max_size=5), st.text() | st.booleans() | st.integers(), max_size=3),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+)
+def test_no_filter_fails_whatever_an_event_holds(where: dict[str, Any], data: Any) -> None:
+    body = json.dumps({"type": "t", "data": data}).encode()
+    event = StoredEvent(seq=1, id="1", type="t", stored_at=0.0, body=body)
+    assert Filter(where=where).matches(event) in (True, False)
+
+
+# Statuses
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 226, 299])
+def test_any_2xx_is_success(status: int) -> None:
+    assert webhook_error(status) is None
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 507, 599])
+def test_a_receiver_that_cannot_now_is_asked_again(status: int) -> None:
+    assert webhook_error(status) is Unavailable
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 431])
+def test_a_receiver_that_refuses_the_event_itself_is_not_asked_again(status: int) -> None:
+    assert webhook_error(status) is Rejected
+
+
+def test_a_receiver_that_is_gone_wants_nothing_more() -> None:
+    assert webhook_error(410) is Gone
+
+
+@pytest.mark.parametrize(
+    "status", [300, 301, 302, 304, 307, 308, 401, 403, 404, 405, 407, 409, 411, 415, 418, 451]
+)
+def test_a_redirect_or_any_other_4xx_means_a_wrong_address_or_credentials(status: int) -> None:
+    assert webhook_error(status) is Misconfigured
+
+
+def test_only_a_refused_event_and_a_gone_receiver_are_beyond_retrying() -> None:
+    errors: set[type[DeliveryError]] = {
+        error for status in range(300, 600) if (error := webhook_error(status)) is not None
+    }
+    assert {error for error in errors if not error.retryable} == {Rejected, Gone}
+    assert errors == {Rejected, Gone, Unavailable, Misconfigured}
+
+
+@pytest.mark.parametrize("scope", ["self", "first"])
+@pytest.mark.parametrize(
+    ("resources", "taken"),
+    [(["web-0"], True), (["_WEB-0", "web-1"], True), ([], True), (["web-1", "web-2"], False)],
+)
+def test_a_scope_takes_what_names_this_vm_or_none(scope: str, resources: list[str], taken: bool) -> None:
+    event = stored(Resources=resources, Vm={"Name": "web-0", "VmId": "1"})
+    assert Filter(scope=scope).matches(event) is taken
+    assert Filter(scope="all").matches(event)
+
+
+def test_the_first_that_is_named_speaks_alone_and_who_does_not_know_itself_speaks_too() -> None:
+    vm = {"Name": "web-0", "VmId": "1"}
+    second = stored(Resources=["web-1", "web-0"], Vm=vm)
+    assert Filter(scope="self").matches(second)
+    assert not Filter(scope="first").matches(second)
+    assert Filter(scope="first").matches(stored(Resources=["web-1"], Vm={**vm, "VmId": ""}))
+
+
+@pytest.mark.parametrize("scope", ["self", "first"])
+def test_a_receipt_is_told_by_the_one_vm_that_has_it_whomever_it_concerns(scope: str) -> None:
+    event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
+    own = {**event.envelope, "reporter": "web-0/listen"}
+    assert Filter(scope=scope).matches(replace(event, body=json.dumps(own).encode()))

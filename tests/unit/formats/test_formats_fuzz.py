@@ -1,0 +1,192 @@
+"""Whatever stands in an event, each format gives what its receiver takes, and nobody is mentioned."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bridge.formats.notice import notice
+from bridge.formats.pagerduty import SHOWN
+from tests.support.examples import BERLIN, EVENTS, updated, with_data
+from tests.support.receivers import (
+    CHECKS,
+    NOW,
+    ROUTING_KEY,
+    check_texts,
+    pagerduty,
+    slack,
+    strings,
+    teams,
+    units,
+)
+
+ZONES = ("", "Europe/Berlin", "Asia/Kolkata", "America/Sao_Paulo")
+FORMATS = [
+    (name, make(time_zone=zone))
+    for name, make in (("slack", slack), ("teams", teams), ("pagerduty", pagerduty))
+    for zone in ZONES
+]
+HOSTILE = [
+    *("@everyone", "@here", "<!channel>", "<!here|x>", "<@U012AB3CD>", "<@&1234>", "<#C1|x>", "<at>all</at>"),
+    *(
+        "*b*",
+        "_i_",
+        "__u__",
+        "~s~",
+        "||x||",
+        "`c`",
+        "```c```",
+        "[x](https://evil.example)",
+        "# h",
+        "> q",
+        ":skull:",
+    ),
+    *("<https://evil.example|x>", "https://evil.example", "discord.gg/x", "<!date^1^{date}|x>", "<t:1:R>"),
+    *(
+        "{{DATE(2017-02-14T06:08:39Z, SHORT)}}",
+        "{{{{TIME(2017-02-14T06:08:39Z)}}}}",
+        "${x}",
+        "@{x()}",
+        "\\",
+        '"',
+    ),
+    *(
+        "\x00",
+        "\x1b[31m",
+        "\r\n",
+        "\u2028",
+        "\u202e",
+        "\u2066",
+        "\u200f",
+        "\ud800",
+        "\udc00",
+        "\ufeff",
+        "\uffff",
+    ),
+    *("&", "&amp;", "<", "😀", "\U000e0041", "e\u0301" * 50, " " * 50, "$(reboot)", "; reboot", "--vm"),
+]
+BITS = st.sampled_from(HOSTILE) | st.text(max_size=20)
+TEXTS = st.builds(
+    lambda bits, times: "".join(bits) * times, st.lists(BITS, max_size=6), st.sampled_from([1, 1, 1, 400])
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | TEXTS
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+)
+TIMES = st.datetimes(min_value=datetime(1, 1, 1), max_value=datetime(9999, 12, 31)).map(
+    lambda at: f"{at.isoformat()}Z"
+)
+VM = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("Name", "VmId", "ResourceId", "Location", "Zone", "ScaleSet"), TEXTS | JSON)
+)
+COMMAND = st.fixed_dictionaries({}, optional=dict.fromkeys(("Id", "RequestedBy", "Reason"), TEXTS | JSON))
+PROPERTIES = {
+    **dict.fromkeys(
+        (
+            "EventId",
+            "EventType",
+            "EventStatus",
+            "EventSource",
+            "Description",
+            "ApprovalSession",
+            "Reason",
+            "Detail",
+        ),
+        TEXTS | JSON,
+    ),
+    **dict.fromkeys(("NotBefore", "NotBeforeUtc", "Since", "BlindFrom", "BlindTo"), TIMES | TEXTS | JSON),
+    "EventStatus": st.sampled_from(["Scheduled", "Started"]) | JSON,
+    "EventType": st.sampled_from(["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"]) | TEXTS | JSON,
+    "EventSource": st.sampled_from(["Platform", "User"]) | TEXTS | JSON,
+    "PreviousStatus": st.sampled_from(["Scheduled", "Started"]) | JSON,
+    "DurationInSeconds": st.integers() | JSON,
+    "Resources": st.lists(TEXTS, max_size=8) | st.builds(lambda name: [name] * 1_000, TEXTS) | JSON,
+    "Changed": st.lists(st.sampled_from(["NotBefore", "EventType", "Resources"]) | TEXTS, max_size=9) | JSON,
+    "Previous": st.dictionaries(st.sampled_from(["NotBefore", "EventType", "Resources"]), TIMES | JSON)
+    | JSON,
+    "Vm": VM | JSON,
+    "Command": COMMAND | JSON,
+    "DryRun": st.booleans() | JSON,
+    "Document": JSON,
+}
+EVENT = st.builds(
+    lambda event, data, attributes: with_data({**event, **attributes}, **data),
+    st.sampled_from([*EVENTS.values(), updated({"Description": "old"})]),
+    st.fixed_dictionaries({}, optional=PROPERTIES),
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("id", "source", "subject", "time"), TIMES | TEXTS | JSON)
+    ),
+)
+NONSENSE = st.builds(
+    lambda attributes, type_: {**attributes, **type_},
+    st.fixed_dictionaries({}, optional={"data": JSON, "subject": JSON, "time": JSON, "id": JSON}),
+    st.fixed_dictionaries(
+        {}, optional={"type": st.sampled_from([event["type"] for event in EVENTS.values()]) | JSON}
+    ),
+)
+NOWS = st.timedeltas(min_value=timedelta(days=-30), max_value=timedelta(days=30)).map(lambda away: NOW + away)
+FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def is_shown(event: dict[str, Any]) -> bool:
+    data = event.get("data")
+    is_dry_run = isinstance(data, dict) and data.get("DryRun") is True
+    return event.get("type") in SHOWN and not (
+        is_dry_run and event["type"] == EVENTS["approval.accepted"]["type"]
+    )
+
+
+@FUZZ
+@given(event=EVENT | NONSENSE, now=NOWS)
+def test_every_event_is_valid_and_within_the_limits_in_every_format(
+    event: dict[str, Any], now: datetime
+) -> None:
+    for name, format_ in FORMATS:
+        if name != "pagerduty" or is_shown(event):
+            CHECKS[name](format_.write(event, now))
+        else:
+            with pytest.raises(ValueError, match="PagerDuty has no action") as refused:
+                format_.write(event, now)
+            assert ROUTING_KEY not in str(refused.value)
+
+
+@FUZZ
+@given(event=EVENT | NONSENSE, now=NOWS)
+@example(event={}, now=NOW)
+@example(event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}}, now=NOW)
+def test_every_event_has_words_that_are_short_and_clean(event: dict[str, Any], now: datetime) -> None:
+    said = notice(event, now=now, zone=BERLIN)
+    assert 0 < units(said.title) <= 146
+    assert "\n" not in said.title
+    assert all(sentence.isascii() for sentence in said.sentences)
+    check_texts([said.text, said.command])
+    for fact in (*said.facts, *said.details):
+        assert fact.label.isascii()
+        assert 0 < units(fact.text) <= 1_100
+        assert "\n" not in fact.text
+        assert not fact.has_instant or all(
+            isinstance(part, datetime) or part.isascii() for part in fact.parts
+        )
+
+
+@pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
+@pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:"])
+def test_a_hundred_kilobytes_of_description_and_a_thousand_vms_are_cut_visibly(
+    name: str, letter: str
+) -> None:
+    many = [f"{letter * 60}{number}" for number in range(1_000)]
+    event = with_data(EVENTS["scheduledevent.scheduled"], Description=letter * 100_000, Resources=many)
+    for kind, format_ in FORMATS:
+        if kind == name:
+            message = format_.write(event, NOW)
+            CHECKS[name](message)
+            text = "\n".join(strings(message))
+            assert "… (cut)" in text
+            assert " more" in text
+            assert len(json.dumps(message)) < 40_000

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.formats.base import Format
+from bridge.formats.pagerduty import SHOWN, PagerDuty
+from tests.support.examples import EVENT_TYPES, EVENTS, told, updated, with_data
+from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
+
+ACTIONS = {
+    "scheduledevent.scheduled": "trigger",
+    "scheduledevent.started": "acknowledge",
+    "scheduledevent.updated": "trigger",
+    "scheduledevent.completed": "resolve",
+    "scheduledevent.canceled": "resolve",
+    "scheduledevent.ended": "resolve",
+    "approval.accepted": "acknowledge",
+    "imds.unreachable": "trigger",
+    "imds.recovered": "resolve",
+    "bridge.test": "trigger",
+}
+EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
+
+
+def write(event: dict[str, Any]) -> Any:
+    return pagerduty().write(event, NOW)
+
+
+def test_it_is_a_format() -> None:
+    format_: Format = pagerduty()
+    assert format_.write(EVENTS["bridge.test"], NOW)
+
+
+@pytest.mark.parametrize("kind", ACTIONS)
+@pytest.mark.parametrize("zone", ["", "Europe/Berlin"])
+def test_every_type_that_it_shows_is_a_request_within_the_limits(kind: str, zone: str) -> None:
+    request = pagerduty(time_zone=zone).write(EVENTS[kind], NOW)
+    check_pagerduty(request)
+    assert request["event_action"] == ACTIONS[kind]
+
+
+def test_what_it_shows_can_be_asked() -> None:
+    assert tuple(f"io.imdsbridge.{kind}.v1" for kind in ACTIONS) == SHOWN
+
+
+@pytest.mark.parametrize("kind", sorted(set(EVENTS) - set(ACTIONS)))
+def test_a_type_without_an_action_is_refused_by_name(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"io.imdsbridge.{kind}.v1") as refused:
+        write(EVENTS[kind])
+    assert ROUTING_KEY not in str(refused.value)
+
+
+def test_a_type_of_others_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"com\.example\.order"):
+        write({"type": "com.example.order"})
+
+
+def test_a_dry_run_acknowledges_nothing() -> None:
+    with pytest.raises(ValueError, match="dry run"):
+        write(with_data(EVENTS["approval.accepted"], DryRun=True))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in ACTIONS if kind.startswith("scheduledevent") or kind == "approval.accepted"]
+)
+def test_there_is_one_alert_for_each_event_whatever_the_letter_case_of_its_id(kind: str) -> None:
+    assert write(EVENTS[kind])["dedup_key"] == EVENT_ID
+    assert write(with_data(EVENTS[kind], EventId=EVENT_ID.upper()))["dedup_key"] == EVENT_ID
+
+
+def test_what_was_never_seen_scheduled_triggers_because_an_acknowledgement_alone_is_dropped() -> None:
+    assert write(told("started", EventStatus="Started"))["event_action"] == "trigger"
+
+
+def test_an_update_of_what_has_started_acknowledges() -> None:
+    running = updated({"EventStatus": "Started"}, EventStatus="Started", Description="new")
+    assert write(running)["event_action"] == "acknowledge"
+    assert write(updated({"EventStatus": "Started"}))["event_action"] == "trigger"
+
+
+def test_blindness_is_an_alert_of_the_vm_that_its_recovery_resolves() -> None:
+    blind, sees = write(EVENTS["imds.unreachable"]), write(EVENTS["imds.recovered"])
+    assert blind["dedup_key"] == sees["dedup_key"] == "imds-bridge:watch:c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11"
+
+
+def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:
+    request = write(EVENTS["bridge.test"])
+    assert request["dedup_key"] == "imds-bridge:test:web-0"
+    assert request["payload"]["severity"] == "info"
+    assert "resolve this alert" in request["payload"]["custom_details"]["Meaning"]
+
+
+@pytest.mark.parametrize(
+    ("event_type", "severity"),
+    [
+        *zip(EVENT_TYPES, ("info", "warning", "error", "critical", "error"), strict=True),
+        ("Migrate", "warning"),
+    ],
+)
+def test_the_severity_is_that_of_what_is_lost(event_type: str, severity: str) -> None:
+    assert write(told("scheduled", EventType=event_type))["payload"]["severity"] == severity
+
+
+def test_the_summary_reads_well_aloud_and_the_details_say_the_rest() -> None:
+    payload = write(EVENTS["scheduledevent.scheduled"])["payload"]
+    details = payload.pop("custom_details")
+    assert payload == {
+        "summary": "Reboot of web-0, web-1 in 15 min (13:18 UTC)",
+        "source": "web-0",
+        "severity": "warning",
+        "timestamp": "2026-11-20T13:03:00.000Z",
+        "component": "web-0, web-1",
+        "group": "shop",
+        "class": "Reboot",
+    }
+    assert details["Meaning"] == "A restart: memory is lost, disks are kept."
+    assert details["Approve"].startswith("imds-bridge approve ")
+
+
+@pytest.mark.parametrize("event_id", ["x" * 300, "a b", "\u202e", "\ud800"])
+def test_an_id_that_is_no_key_has_a_key_of_its_own(event_id: str) -> None:
+    request = write(told("scheduled") | {"data": {"EventId": event_id}})
+    check_pagerduty(request)
+    assert request["dedup_key"] != EVENT_ID
+
+
+def test_the_routing_key_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text(f"{ROUTING_KEY}\n")
+    format_ = PagerDuty(settings("pagerduty", routing_key_file=str(file)))
+    assert format_.write(EVENTS["bridge.test"], NOW)["routing_key"] == ROUTING_KEY

@@ -1,0 +1,381 @@
+"""What becomes of events between two documents, and how sure one can be of their end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bridge.imds.diff import GRACE_SECONDS, Watch, is_due
+from bridge.imds.document import parse_document
+from bridge.lab.imds import EVENT_VERSIONS, render_document
+from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
+
+THIRD = "0F5B4F0E-5D6D-4B2C-9A55-7C1D4A0F8E11"
+LATER = "Mon, 11 Apr 2022 23:00:00 GMT"
+
+# Beginnings and changes
+
+
+@pytest.mark.parametrize("status", ["Scheduled", "SCHEDULED", "scheduled"])
+def test_an_event_first_seen_as_scheduled_is_scheduled(status: str) -> None:
+    assert Watcher(document(1)).see(document(2, entry(status=status))) == [f"scheduled {FIRST}"]
+
+
+def test_an_event_first_seen_as_started_is_started() -> None:
+    assert Watcher(document(1)).see(document(2, entry(status="Started"))) == [f"started {FIRST}"]
+
+
+@pytest.mark.parametrize("status", ["Postponed", "", None, 5, ...])
+def test_an_event_first_seen_with_an_unknown_status_is_updated(status: Any) -> None:
+    assert Watcher(document(1)).see(document(2, entry(status=status))) == [f"updated {FIRST}"]
+
+
+def test_events_that_stand_in_the_very_first_document_are_told_as_they_are() -> None:
+    first = document(5, entry(FIRST), entry(SECOND, "Started"))
+    assert Watcher().see(first, restarted=True) == [f"scheduled {FIRST}", f"started {SECOND}"]
+
+
+def test_an_event_that_goes_to_started_is_started() -> None:
+    watcher = Watcher(document(1), document(2, entry()))
+    assert watcher.see(document(3, entry(status="Started"))) == [f"started {FIRST}"]
+    (change,) = watcher.changes
+    assert change.changed == ("EventStatus", "NotBefore")
+    assert change.previous is not None
+    assert change.previous.status == "scheduled"
+
+
+def test_started_that_goes_back_to_scheduled_is_updated() -> None:
+    watcher = Watcher(document(1, entry(status="Started")))
+    assert watcher.see(document(2, entry())) == [f"updated {FIRST}"]
+    assert watcher.see(document(3, entry(status="Started"))) == [f"started {FIRST}"]
+
+
+@pytest.mark.parametrize("before", ["Scheduled", "Started"])
+def test_a_known_status_that_becomes_unknown_is_updated(before: str) -> None:
+    assert Watcher(document(1, entry(status=before))).see(document(2, entry(status="Postponed"))) == [
+        f"updated {FIRST}"
+    ]
+
+
+def test_an_unknown_status_that_becomes_known_is_told_as_what_it_became() -> None:
+    watcher = Watcher(document(1, entry(FIRST, "Postponed"), entry(SECOND, "Postponed")))
+    assert watcher.see(document(2, entry(FIRST), entry(SECOND, "Started"))) == [
+        f"scheduled {FIRST}",
+        f"started {SECOND}",
+    ]
+
+
+@pytest.mark.parametrize("status", ["Scheduled", "Started"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NotBefore", LATER),
+        ("Resources", ["web-0", "web-1"]),
+        ("Resources", []),
+        ("DurationInSeconds", 9),
+        ("Description", "Host server is being repaired."),
+        ("EventType", "Freeze"),
+        ("EventType", "Defrost"),
+        ("EventSource", "User"),
+        ("SomethingNew", {"a": [1]}),
+    ],
+)
+def test_any_content_that_changes_while_the_status_stays_is_updated(
+    status: str, name: str, value: Any
+) -> None:
+    watcher = Watcher(document(1, entry(status=status)))
+    assert watcher.see(document(2, entry(status=status, **{name: value}))) == [f"updated {FIRST}"]
+    assert watcher.changes[0].changed == (name,)
+
+
+def test_a_field_that_disappears_is_an_update_of_that_field() -> None:
+    watcher = Watcher(document(1, entry(Extra="x")))
+    assert watcher.see(document(2, entry())) == [f"updated {FIRST}"]
+    assert watcher.changes[0].changed == ("Extra",)
+
+
+def test_a_change_under_the_same_incarnation_is_a_change() -> None:
+    watcher = Watcher(document(7, entry()))
+    assert watcher.see(document(7, entry(status="Started"))) == [f"started {FIRST}"]
+    assert watcher.see(document(7, entry(status="Started"), entry(SECOND))) == [f"scheduled {SECOND}"]
+    assert watcher.see(document(7)) == [f"completed {FIRST}", f"canceled {SECOND}"]
+
+
+def test_another_incarnation_alone_changes_no_event() -> None:
+    watcher = Watcher(document(7, entry()))
+    assert watcher.see(document(8, entry())) == []
+    assert watcher.see(document("9", entry())) == []
+
+
+@pytest.mark.parametrize(
+    "respelled",
+    [
+        entry(FIRST.lower()),
+        entry(status="scheduled"),
+        entry(NotBefore="2022-04-11T22:26:58Z"),
+        entry(NotBefore="Fri, 11 Apr 2022 22:26:58 GMT"),
+        entry(Resources=["_WEB-0"]),
+        entry(Description=None),
+        entry(Description=...),
+        dict(reversed(entry().items())),
+    ],
+    ids=json.dumps,
+)
+def test_an_event_that_is_only_spelled_otherwise_has_not_changed(respelled: dict[str, Any]) -> None:
+    assert Watcher(document(7, entry())).see(document(7, respelled)) == []
+
+
+def test_documents_that_differ_in_key_order_and_whitespace_are_the_same() -> None:
+    plain = body(7, entry(Extra={"a": 1, "b": [2]}))
+    turned = json.dumps(
+        dict(reversed(json.loads(plain).items())),
+        indent=3,
+    ).encode()
+    watcher = Watcher(parse_document(plain))
+    before = watcher.watch
+    assert watcher.see(parse_document(b"\r\n" + turned)) == []
+    assert watcher.watch == before
+
+
+def test_a_status_that_is_an_object_in_another_key_order_has_not_changed() -> None:
+    watcher = Watcher(document(7, entry(status={"a": 1, "b": 2})))
+    assert watcher.see(document(7, entry(status={"b": 2, "a": 1}))) == []
+
+
+def test_changes_come_in_the_order_of_the_document_and_ends_last() -> None:
+    watcher = Watcher(document(1, entry(FIRST), entry(SECOND)))
+    assert watcher.see(document(2, entry(THIRD), entry(SECOND, "Started"))) == [
+        f"scheduled {THIRD}",
+        f"started {SECOND}",
+        f"canceled {FIRST}",
+    ]
+
+
+def test_a_strange_entry_hides_no_change_of_the_others() -> None:
+    watcher = Watcher(document(1, entry(FIRST), entry(SECOND)))
+    assert watcher.see(document(2, None, entry(FIRST, "Started"), {"EventId": 5}, entry(SECOND))) == [
+        f"started {FIRST}"
+    ]
+
+
+# Ends
+
+
+def test_an_event_gone_after_started_is_completed() -> None:
+    assert Watcher(document(1, entry(status="Started"))).see(document(2)) == [f"completed {FIRST}"]
+
+
+@pytest.mark.parametrize("incarnation", [7, 8], ids=["the same incarnation", "the next incarnation"])
+@pytest.mark.parametrize("gap", [0.2, 1.0, 5.0])
+def test_an_event_gone_while_scheduled_is_canceled_where_the_watch_was_continuous(
+    incarnation: int, gap: float
+) -> None:
+    assert Watcher(document(7, entry())).see(document(incarnation), after=gap) == [f"canceled {FIRST}"]
+
+
+def test_an_event_gone_while_scheduled_over_a_restart_is_ended() -> None:
+    assert Watcher(document(7, entry())).see(document(8), restarted=True) == [f"ended {FIRST}"]
+
+
+@pytest.mark.parametrize("gap", [5.001, 60.0, 86_400.0])
+def test_an_event_gone_while_scheduled_over_a_gap_of_more_than_5_s_is_ended(gap: float) -> None:
+    assert Watcher(document(7, entry())).see(document(8), after=gap) == [f"ended {FIRST}"]
+
+
+@pytest.mark.parametrize("incarnation", [9, 10, 1_000, 2**70])
+def test_an_event_gone_while_scheduled_over_a_skipped_incarnation_is_ended(incarnation: int) -> None:
+    assert Watcher(document(7, entry())).see(document(incarnation)) == [f"ended {FIRST}"]
+
+
+@pytest.mark.parametrize(("before", "now"), [(7, ...), (..., 8), (..., ...), (7, "eight"), (None, 1)])
+def test_an_event_gone_while_scheduled_under_an_unknown_incarnation_is_ended(before: Any, now: Any) -> None:
+    assert Watcher(document(before, entry())).see(document(now)) == [f"ended {FIRST}"]
+
+
+def test_an_event_gone_with_an_unknown_status_is_ended() -> None:
+    assert Watcher(document(7, entry(status="Postponed"))).see(document(8)) == [f"ended {FIRST}"]
+
+
+@pytest.mark.parametrize(
+    "doubt", [{"restarted": True}, {"after": 60.0}], ids=["over a restart", "over a gap"]
+)
+def test_an_event_gone_after_started_is_completed_however_the_watch_was(doubt: dict[str, Any]) -> None:
+    assert Watcher(document(7, entry(status="Started"))).see(document(20), **doubt) == [f"completed {FIRST}"]
+
+
+def test_only_the_document_right_after_a_doubt_is_doubted() -> None:
+    watcher = Watcher(document(7, entry()))
+    assert watcher.see(document(9, entry()), after=60.0) == []
+    assert watcher.see(document(10)) == [f"canceled {FIRST}"]
+
+
+def test_an_event_whose_entry_became_unreadable_is_ended_and_not_canceled() -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
+    assert watcher.see(document(8, entry(event_id=None), entry(SECOND))) == [f"ended {FIRST}"]
+    assert watcher.see(document(9, entry(event_id=None))) == [f"canceled {SECOND}"]
+
+
+def test_an_event_that_comes_back_after_its_end_is_scheduled_again() -> None:
+    watcher = Watcher(document(7, entry()), document(8))
+    assert watcher.see(document(9, entry())) == [f"scheduled {FIRST}"]
+
+
+# Five minutes of grace
+
+GRACE = {
+    "a reset incarnation": (document(1), {}),
+    "a reset over a restart": (document(1), {"restarted": True}),
+    "a first call that turned the service on": (document(8), {"service_was_off": True}),
+    "a first call after a restart": (document(8), {"service_was_off": True, "restarted": True}),
+    "both": (document(0), {"service_was_off": True, "after": 100_000.0}),
+}
+in_grace = pytest.mark.parametrize(("empty", "circumstances"), GRACE.values(), ids=GRACE.keys())
+
+
+@in_grace
+def test_events_missing_after_a_new_beginning_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    assert watcher.see(empty, **circumstances) == []
+    assert not is_due(watcher.watch, watcher.at)
+
+
+@in_grace
+def test_an_event_that_comes_back_unchanged_within_the_grace_is_no_change(
+    empty: Any, circumstances: Any
+) -> None:
+    watcher = Watcher(document(7, entry()))
+    watcher.see(empty, **circumstances)
+    assert watcher.see(document(empty.incarnation + 1, entry(FIRST.lower())), after=100.0) == []
+    assert watcher.watch.missing == {}
+    assert watcher.see(document(empty.incarnation + 2)) == [f"canceled {FIRST.lower()}"]
+
+
+@in_grace
+def test_an_event_that_comes_back_otherwise_is_compared_with_what_it_was(
+    empty: Any, circumstances: Any
+) -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    watcher.see(empty, **circumstances)
+    back = document(empty.incarnation + 1, entry(FIRST, "Started"), entry(SECOND, NotBefore=LATER))
+    assert watcher.see(back) == [f"started {FIRST}", f"updated {SECOND}"]
+
+
+@in_grace
+def test_events_that_do_not_come_back_end_when_five_minutes_are_over(empty: Any, circumstances: Any) -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    watcher.see(empty, **circumstances)
+    assert watcher.see(empty, after=GRACE_SECONDS - 1) == []
+    assert not is_due(watcher.watch, watcher.at)
+    assert is_due(watcher.watch, watcher.at + 1)
+    assert watcher.see(empty, after=1) == [f"ended {FIRST}", f"completed {SECOND}"]
+    assert watcher.watch.missing == {}
+    assert not is_due(watcher.watch, watcher.at + 1_000)
+
+
+def test_the_grace_lasts_over_a_restart_and_over_further_documents() -> None:
+    watcher = Watcher(document(7, entry()), document(1))
+    watcher.watch = Watch.load(watcher.watch.dump())
+    assert watcher.see(document(2, entry(SECOND)), restarted=True, after=100.0) == [f"scheduled {SECOND}"]
+    assert watcher.see(document(3), after=1.0) == [f"canceled {SECOND}"]
+    assert watcher.see(document(4), after=GRACE_SECONDS - 101.0) == [f"ended {FIRST}"]
+
+
+def test_a_second_reset_does_not_prolong_the_grace() -> None:
+    watcher = Watcher(document(7, entry()), document(3))
+    assert watcher.see(document(1), after=200.0) == []
+    assert watcher.see(document(1), after=100.0) == [f"ended {FIRST}"]
+
+
+def test_an_event_that_comes_back_after_the_grace_is_scheduled_again() -> None:
+    watcher = Watcher(document(7, entry()), document(1))
+    assert watcher.see(document(2), after=GRACE_SECONDS) == [f"ended {FIRST}"]
+    assert watcher.see(document(3, entry())) == [f"scheduled {FIRST}"]
+
+
+def test_an_event_that_stays_over_a_reset_is_no_change() -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
+    assert watcher.see(document(1, entry(FIRST))) == []
+    assert watcher.see(document(2)) == [f"canceled {FIRST}"]
+
+
+def test_an_event_that_appears_with_a_reset_is_told_at_once() -> None:
+    watcher = Watcher(document(7, entry(FIRST)))
+    assert watcher.see(document(1, entry(SECOND))) == [f"scheduled {SECOND}"]
+
+
+def test_an_unknown_incarnation_is_no_reset() -> None:
+    assert Watcher(document(7, entry())).see(document(...)) == [f"ended {FIRST}"]
+
+
+# Whole lives
+
+REDEPLOY = "A1B6E1B8-57E5-4E5F-8C0B-6B3C6F4A2D01"
+PREEMPT = "B2C7F2C9-68F6-4F60-9D1C-7C4D705B3E12"
+TERMINATE = "602d9444-d2cd-49c7-8624-8643e7171297"
+PREVIEW = "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"
+EXPECTED = {
+    "degraded-hardware-and-preempt": [
+        [f"scheduled {REDEPLOY}"],
+        [f"scheduled {PREEMPT}"],
+        [f"updated {REDEPLOY}", f"started {PREEMPT}"],
+        [f"completed {PREEMPT}"],
+        [],  # the count starts anew: the redeployment may come back
+    ],
+    "host-failure": [[], [f"started {THIRD}"], [f"completed {THIRD}"]],
+    "live-migration": [[], [f"scheduled {FIRST}"], [f"started {FIRST}"], [f"completed {FIRST}"]],
+    "preview-2017-03-01": [[], [f"scheduled {PREVIEW}"], [f"canceled {PREVIEW}"]],
+    "terminate-2019-01-01": [
+        [f"scheduled {TERMINATE}"],
+        [f"started {TERMINATE}"],
+        [f"completed {TERMINATE}"],
+    ],
+    "user-reboot": [[], [f"scheduled {SECOND}"], [f"ended {SECOND}"]],  # one incarnation was never seen
+}
+
+
+def test_every_recording_has_its_expected_transitions_here() -> None:
+    assert [path.stem for path in RECORDED] == sorted(EXPECTED)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_a_recorded_life_is_told_as_expected(path: Any) -> None:
+    watcher = Watcher()
+    documents = [
+        parse_document(json.dumps(each).encode()) for each in json.loads(path.read_text())["documents"]
+    ]
+    assert [watcher.see(each) for each in documents] == EXPECTED[path.stem]
+
+
+def test_the_redeployment_that_a_reset_hid_ends_after_the_grace() -> None:
+    recorded = json.loads(next(path for path in RECORDED if path.stem.startswith("degraded")).read_text())
+    watcher = Watcher(*(parse_document(json.dumps(each).encode()) for each in recorded["documents"]))
+    assert watcher.see(document(1), after=GRACE_SECONDS) == [f"ended {REDEPLOY}"]
+
+
+@pytest.mark.parametrize("version", EVENT_VERSIONS)
+def test_a_life_is_told_alike_in_every_api_version(version: str) -> None:
+    lives: list[list[dict[str, Any]]] = [
+        [],
+        [entry()],
+        [entry(NotBefore=LATER, Resources=["web-0", "web-1"])],
+        [entry(status="Started")],
+        [],
+    ]
+    watcher = Watcher()
+    told = []
+    for incarnation, events in enumerate(lives, start=1):
+        shown = render_document(incarnation, events, version)
+        watcher.see(parse_document(json.dumps(shown).encode()))
+        told += kinds(watcher.changes)
+    assert told == [f"scheduled {FIRST}", f"updated {FIRST}", f"started {FIRST}", f"completed {FIRST}"]
+
+
+def test_a_change_of_the_api_version_over_a_restart_is_an_update_at_most() -> None:
+    def shown(version: str) -> bytes:
+        return json.dumps(render_document(7, [entry(NotBefore=NOT_BEFORE)], version)).encode()
+
+    watcher = Watcher(parse_document(shown("2017-03-01")))
+    assert watcher.see(parse_document(shown("2020-07-01")), restarted=True) == [f"updated {FIRST}"]
+    assert watcher.changes[0].changed == ("EventSource", "DurationInSeconds")

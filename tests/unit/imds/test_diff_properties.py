@@ -1,0 +1,296 @@
+"""What holds for all documents: nothing is lost between them, ids are the contract, and no input stops it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.events import builder as events
+from bridge.events.model import CloudEvent
+from bridge.formats.cloudevents import binary, structured
+from bridge.imds.diff import Change, Observation, Watch, compare
+from bridge.imds.document import Document, ScheduledEvent, parse_document, read_document
+from bridge.imds.instance import Vm
+from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, thorough
+
+AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
+
+json_texts = st.text(st.characters(exclude_categories=())) | st.sampled_from(["NaN", "\ud800", "\x00", ""])
+json_leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | json_texts
+)
+json_values = st.recursive(
+    json_leaves,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(json_texts, inner, max_size=3),
+    max_leaves=6,
+)
+
+event_ids = st.sampled_from([FIRST, FIRST.lower(), SECOND, SECOND.lower(), "third"])
+plain_entries = st.fixed_dictionaries(
+    {
+        "EventId": event_ids,
+        "EventStatus": st.sampled_from(["Scheduled", "Started", "scheduled", "Postponed", "", None]),
+    },
+    optional={
+        "EventType": st.sampled_from(["Reboot", "Freeze", "Defrost"]),
+        "Resources": st.lists(st.sampled_from(["web-0", "_WEB-0", "web-1"]), max_size=3),
+        "NotBefore": st.sampled_from([NOT_BEFORE, "2022-04-11T22:26:58Z", "2022-04-11T23:00:00Z", "", None]),
+        "Description": st.sampled_from(["", None, "moved"]),
+        "DurationInSeconds": st.integers(-1, 2),
+    },
+)
+plain_documents = st.builds(
+    lambda incarnation, entries: read_document({"DocumentIncarnation": incarnation, "Events": entries}),
+    st.integers(0, 6) | st.none(),
+    st.lists(plain_entries, max_size=4),
+)
+# Odd ones: IMDS's names with any values, entries that are none, fields that nobody knows.
+odd_entries = st.dictionaries(
+    st.sampled_from(["EventId", "EventStatus", "NotBefore", "Resources", "EventType", "Vm", "Changed"])
+    | json_texts,
+    json_values,
+    max_size=6,
+)
+identified_entries = st.builds(lambda event_id, rest: {**rest, "EventId": event_id}, event_ids, odd_entries)
+odd_documents = st.builds(
+    lambda rest, incarnation, entries: {**rest, "DocumentIncarnation": incarnation, "Events": entries},
+    st.dictionaries(json_texts, json_values, max_size=2),
+    json_values,
+    st.lists(identified_entries | odd_entries | json_values, max_size=4),
+)
+
+sightings = st.tuples(
+    st.sampled_from([0.2, 1.0, 5.0, 6.0, 200.0, 400.0]),
+    st.booleans(),
+    st.booleans(),
+)
+Step = tuple[Document, tuple[float, bool, bool]]
+lives = st.lists(st.tuples(plain_documents, sightings), min_size=1, max_size=8)
+
+
+def walk(life: Sequence[Step]) -> list[tuple[Watch, Watch, Document, tuple[Change, ...]]]:
+    """Compare the documents of a life one after another."""
+    watch, at, steps = Watch(), 0.0, []
+    for document, (after, restarted, service_was_off) in life:
+        at += after
+        observation = Observation(
+            at=at, gap_seconds=None if restarted else after, service_was_off=service_was_off
+        )
+        now, changes = compare(watch, document, observation)
+        steps.append((watch, now, document, changes))
+        watch = Watch.load(now.dump()) if restarted else now
+    return steps
+
+
+def tell(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
+    """Tell a life as the forwarder does, counting what was seen before."""
+    seen: Counter[str] = Counter()
+    told = []
+    for _, _, document, changes in walk(life):
+        for change in changes:
+            name = change.fingerprint
+            told.append(
+                reporter.scheduled_event(
+                    change, seen_before=seen[name], incarnation=document.incarnation, at=AT
+                )
+            )
+            seen[name] += 1
+    return told
+
+
+def said(known: Mapping[str, ScheduledEvent]) -> dict[str, Mapping[str, Any]]:
+    return {key: event.content for key, event in known.items()}
+
+
+def known_in(watch: Watch) -> dict[str, ScheduledEvent]:
+    """Return what is known: what stands in the document, and what may come back to it."""
+    listed = dict(watch.document.events) if watch.document else {}
+    return {**listed, **{key: held.event for key, held in watch.missing.items()}}
+
+
+def apply(known: Mapping[str, ScheduledEvent], changes: Sequence[Change]) -> dict[str, ScheduledEvent]:
+    """Do to the known events what the changes say."""
+    result = dict(known)
+    for change in changes:
+        if change.kind in events.END_STATUS:
+            del result[change.event.key]
+        else:
+            result[change.event.key] = change.event
+    return result
+
+
+REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", vm=VM)
+
+
+@thorough
+@given(lives)
+def test_applying_the_changes_to_what_was_known_gives_what_is_known_now(life: list[Step]) -> None:
+    for before, now, document, changes in walk(life):
+        assert said(apply(known_in(before), changes)) == said(known_in(now))
+        assert now.document == document
+        assert not now.missing.keys() & document.events.keys()
+
+
+@thorough
+@given(plain_documents, plain_documents)
+def test_where_nothing_may_come_back_the_changes_lead_from_the_old_document_to_the_new(
+    old: Document, new: Document
+) -> None:
+    same_count = read_document({**new.raw, "DocumentIncarnation": old.raw["DocumentIncarnation"]})
+    now, changes = compare(Watch(document=old), same_count, Observation(at=0.0, gap_seconds=1.0))
+    assert now.missing == {}
+    assert said(apply(old.events, changes)) == said(new.events)
+
+
+@thorough
+@given(lives)
+def test_every_change_differs_from_what_was_and_no_event_changes_twice_at_once(life: list[Step]) -> None:
+    for before, _, document, changes in walk(life):
+        keys = [change.event.key for change in changes]
+        assert len(keys) == len(set(keys))
+        for change in changes:
+            was = known_in(before).get(change.event.key)
+            assert change.previous == was
+            if change.kind in events.END_STATUS:
+                assert change.event.key not in document.events
+            else:
+                assert was is None or (was.content != change.event.content and change.changed)
+
+
+@thorough
+@given(lives)
+def test_canceled_is_said_only_over_a_continuous_watch(life: list[Step]) -> None:
+    for (before, _, document, changes), (_, (after, restarted, service_was_off)) in zip(
+        walk(life), life, strict=True
+    ):
+        if any(change.kind == "canceled" for change in changes):
+            assert before.document is not None
+            assert before.document.incarnation is not None
+            assert document.incarnation is not None
+            assert not restarted
+            assert not service_was_off
+            assert after <= 5
+            assert document.incarnation - before.document.incarnation in (0, 1)
+
+
+@thorough
+@given(lives)
+def test_seeing_the_same_document_again_changes_nothing(life: list[Step]) -> None:
+    _, now, document, _ = walk(life)[-1]
+    again, changes = compare(now, document, Observation(at=0.0, gap_seconds=None))
+    assert (again, changes) == (now, ())
+
+
+@thorough
+@given(plain_documents, st.randoms(use_true_random=False))
+def test_a_document_that_is_only_spelled_otherwise_changes_nothing(document: Document, random: Any) -> None:
+    def respelled(entry: Mapping[str, Any]) -> dict[str, Any]:
+        spelled = {name: value for name, value in entry.items() if value not in (None, "")}
+        spelled["EventId"] = random.choice([str.upper, str.lower])(entry["EventId"])
+        if entry.get("NotBefore") in (NOT_BEFORE, "2022-04-11T22:26:58Z"):
+            spelled["NotBefore"] = random.choice([NOT_BEFORE, "2022-04-12T00:26:58+02:00"])
+        if entry.get("Resources"):
+            spelled["Resources"] = [name.swapcase() for name in entry["Resources"]]
+            random.shuffle(spelled["Resources"])
+        items = list(spelled.items())
+        random.shuffle(items)
+        return dict(items)
+
+    other = {**document.raw, "Events": [respelled(entry) for entry in document.raw["Events"]]}
+    _, changes = compare(Watch(document=document), read_document(other), Observation(at=0.0, gap_seconds=1.0))
+    assert changes == ()
+
+
+@thorough
+@given(lives)
+def test_the_same_documents_always_give_the_same_ids(life: list[Step]) -> None:
+    again = [
+        (parse_document(json.dumps(document.raw).encode()), observation) for document, observation in life
+    ]
+    assert [event.id for event in tell(life, REPORTER)] == [event.id for event in tell(again, REPORTER)]
+
+
+@thorough
+@given(lives, st.sampled_from(["web-1", "db-7"]), st.sampled_from(["", "other"]))
+def test_two_vms_that_saw_the_same_documents_give_the_same_ids(
+    life: list[Step], name: str, group: str
+) -> None:
+    other = events.Reporter(
+        name=name, role="forward", epoch="e2", vm=Vm(name=name, vm_id="another", resource_group=group)
+    )
+    mine, theirs = tell(life, REPORTER), tell(life, other)
+    assert [(event.id, event.type) for event in mine] == [(event.id, event.type) for event in theirs]
+
+
+@thorough
+@given(lives)
+def test_no_id_is_given_twice_in_one_run(life: list[Step]) -> None:
+    ids = [event.id for event in tell(life, REPORTER)]
+    assert len(ids) == len(set(ids))
+
+
+def refuses_or_reads(body: bytes) -> Document | None:
+    """Parse; anything but a ValueError goes on to the test."""
+    try:
+        return parse_document(body)
+    except ValueError:
+        return None
+
+
+@thorough
+@given(st.binary(max_size=300))
+def test_bytes_of_any_kind_are_read_or_refused(body: bytes) -> None:
+    refuses_or_reads(body)
+    refuses_or_reads(b'{"Events": [' + body + b"]}")
+    refuses_or_reads(b'{"Events": [{"EventId": "a", "X": "' + body + b'"}]}')
+
+
+@thorough
+@given(json_values | st.dictionaries(st.sampled_from(["Events", "DocumentIncarnation"]), json_values))
+def test_json_of_any_kind_is_read_or_refused(value: Any) -> None:
+    refuses_or_reads(json.dumps(value).encode())
+
+
+@thorough
+@given(
+    st.lists(odd_documents, min_size=1, max_size=3),
+    st.datetimes(timezones=st.just(UTC)),
+    st.sampled_from([0.0, 400.0]),
+)
+def test_any_document_with_events_is_compared_told_and_written_as_valid_cloudevents(
+    raws: list[dict[str, Any]], at: datetime, after: float
+) -> None:
+    watch = Watch()
+    for sequence, raw in enumerate(raws, start=1):
+        document = parse_document(json.dumps(raw).encode())
+        assert document.raw == raw
+        assert len(document.events) + len(document.invalid_entries) == len(raw["Events"])
+        before = watch.document
+        watch, changes = compare(watch, document, Observation(at=sequence * after, gap_seconds=1.0))
+        assert Watch.load(watch.dump()) == watch
+        told = [
+            REPORTER.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=at)
+            for change in changes
+        ]
+        told.append(
+            REPORTER.document(
+                document,
+                previous=before,
+                event_ids=[event.id for event in told],
+                sequence=sequence,
+                at=at,
+            )
+        )
+        for event in told:
+            envelope = envelope_of(structured(event))
+            assert faults_of(envelope) == []
+            headers, body = binary(envelope)
+            assert all(value.isascii() and value.isprintable() for value in headers.values())
+            assert json.loads(body) == envelope["data"]
+        assert envelope["data"]["Document"] == raw

@@ -1,0 +1,117 @@
+"""One configuration file serves the lab and the official emulator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.lab.httpd import LabError
+from bridge.lab.servicebus.config import load
+from tests.support.bus_messages import content
+from tests.support.paths import DATA
+
+SHARED = DATA / "servicebus" / "config.json"
+
+
+def configuration(*, queues: Any = (), topics: Any = ()) -> dict[str, Any]:
+    namespace = {"Name": "sbemulatorns", "Queues": list(queues), "Topics": list(topics)}
+    return {"UserConfig": {"Namespaces": [namespace], "Logging": {"Type": "File"}}}
+
+
+def queue(**properties: Any) -> dict[str, Any]:
+    return {"Name": "q", "Properties": properties}
+
+
+def subscription(**rule: Any) -> dict[str, Any]:
+    rules = [{"Name": "r", "Properties": rule}] if rule else []
+    return {"Name": "s", "Properties": {}, "Rules": rules}
+
+
+def topic(**rule: Any) -> dict[str, Any]:
+    return {"Name": "t", "Properties": {}, "Subscriptions": [subscription(**rule)]}
+
+
+def test_the_file_that_the_emulator_reads_is_read() -> None:
+    namespace = load(SHARED)
+    queues = {settings.name: settings for settings in namespace.queues}
+    assert queues["short-lock"].lock_seconds == 5
+    assert queues["plain"].max_delivery_count == 3
+    assert queues["deduplicated"].duplicate_window_seconds == 20
+    assert queues["plain"].duplicate_window_seconds is None
+    assert queues["sessions"].requires_session
+    assert queues["expiring"].dead_letter_on_expiration
+    (events,) = namespace.topics
+    names = [one.queue.name for one in events.subscriptions]
+    assert names == [f"events/Subscriptions/{name}" for name in ("all", "by-subject", "by-sql")]
+    assert [len(one.filters) for one in events.subscriptions] == [0, 1, 1]
+    assert namespace.ignored == ()
+
+
+def test_a_byte_order_mark_before_the_file_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("\ufeff" + json.dumps(configuration(queues=[queue()])), encoding="utf-8")
+    assert [settings.name for settings in load(path).queues] == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("PT1M", 60), ("PT5S", 5), ("PT1H30M", 5400), ("P1DT1S", 86401), ("PT0.5S", 0.5)]
+)
+def test_durations_are_iso_8601(given: str, seconds: float) -> None:
+    (settings,) = load(configuration(queues=[queue(LockDuration=given)])).queues
+    assert settings.lock_seconds == seconds
+
+
+def test_a_correlation_filter_names_properties_of_the_message_and_of_the_application() -> None:
+    given = {"Label": "subject", "CorrelationId": "c", "Properties": {"EventType": "Reboot"}}
+    (topic_settings,) = load(
+        configuration(topics=[topic(FilterType="Correlation", CorrelationFilter=given)])
+    ).topics
+    (matches,) = topic_settings.subscriptions[0].filters
+    assert matches(content(subject="subject", correlation_id="c", properties={"EventType": "Reboot"}))
+    assert not matches(content(subject="subject", correlation_id="c"))
+
+
+def test_the_action_of_a_rule_is_read_and_said_to_be_ignored() -> None:
+    rule = {
+        "FilterType": "Sql",
+        "SqlFilter": {"SqlExpression": "1=1"},
+        "Action": {"SqlExpression": "SET a = 'b'"},
+    }
+    namespace = load(configuration(topics=[topic(**rule)]))
+    assert namespace.ignored == ("t/Subscriptions/s: the Action of rule 'r' is not run",)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ({}, "UserConfig"),
+        ({"UserConfig": {"Namespaces": []}}, "Namespaces given: 0"),
+        (configuration(queues=[{"Name": ""}]), "Name given: ''"),
+        (configuration(queues=[queue(), {"Name": "Q"}]), "given twice: q"),
+        (configuration(queues=[queue(LockDuration="1 minute")]), "LockDuration given: '1 minute'"),
+        (configuration(queues=[queue(LockDuration="P")]), "LockDuration given: 'P'"),
+        (configuration(queues=[queue(ForwardTo="other")]), "ForwardTo given: 'other'"),
+        (configuration(topics=[topic(FilterType="Magic")]), "FilterType given: 'Magic'"),
+        (configuration(topics=[topic(FilterType="Sql", SqlFilter={"SqlExpression": "a >"})]), "SQL filter"),
+        (
+            configuration(topics=[topic(FilterType="Correlation", CorrelationFilter={"Colour": "x"})]),
+            "Colour",
+        ),
+    ],
+)
+def test_a_faulty_configuration_is_refused_by_name(content: Any, complaint: str) -> None:
+    with pytest.raises(LabError) as caught:
+        load(content)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="missing"):
+        load(tmp_path / "missing")
+    for text in ("{", "[]"):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(LabError, match="bad"):
+            load(tmp_path / "bad")

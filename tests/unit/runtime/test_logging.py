@@ -1,0 +1,181 @@
+"""Log lines are one JSON object each, or text for a terminal, and hold no secret."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bridge.runtime import logging as logs
+from bridge.runtime.logging import (
+    JsonFormatter,
+    TextFormatter,
+    redact,
+    register_secret,
+    register_token,
+    set_up,
+)
+
+SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - nobody's
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_secrets", set())
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """Give the root logger back as it was."""
+    root, urllib3 = logging.getLogger(), logging.getLogger("urllib3")
+    before = root.handlers[:], root.level, urllib3.level
+    yield root
+    root.handlers[:], root.level = before[0], before[1]
+    urllib3.setLevel(before[2])
+
+
+def record(message: str, *args: object, error: Exception | None = None, **extra: object) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error else None
+    made = logging.LogRecord("bridge.test", logging.WARNING, __file__, 1, message, args, info)
+    vars(made).update(extra)
+    return made
+
+
+def json_line(*args: Any, **extra: Any) -> dict[str, Any]:
+    text = JsonFormatter().format(record(*args, **extra))
+    assert "\n" not in text
+    line: dict[str, Any] = json.loads(text)
+    return line
+
+
+def test_a_line_holds_time_level_message_and_what_was_given_beside() -> None:
+    line = json_line("sink %s: %d", "ops", 5, failures=3, waiting={"ops": 1}, changed=("a", "b"))
+    assert line.pop("time").endswith("+00:00")
+    assert line == {
+        "level": "warning",
+        "message": "sink ops: 5",
+        "failures": 3,
+        "waiting": {"ops": 1},
+        "changed": ["a", "b"],
+    }
+
+
+def test_an_error_is_told_with_where_it_came_from() -> None:
+    try:
+        int("what happened")
+    except ValueError as error:
+        line = json_line("thread ended", error=error)
+    assert "ValueError: invalid literal for int() with base 10: 'what happened'" in line["error"]
+    assert "test_logging.py" in line["error"]
+
+
+def test_a_hidden_secret_appears_nowhere_in_a_line() -> None:
+    register_secret(SECRET)
+    line = json_line(
+        "told %s",
+        SECRET,
+        error=ValueError(SECRET),
+        plain=SECRET,
+        deep={"a": [SECRET], SECRET: 1},
+        other=object(),
+    )
+    text = json.dumps(line)
+    assert "se\\" not in text
+    assert "cret" not in text
+    assert line["message"] == "told ***"
+    assert line["deep"] == {"a": ["***"], "***": 1}
+
+
+def test_a_secret_that_a_receiver_repeats_inside_json_is_found() -> None:
+    register_secret(SECRET)
+    assert redact(json.dumps({"you sent": SECRET})) == '{"you sent": "***"}'
+
+
+def test_each_line_of_a_secret_of_several_is_hidden() -> None:
+    register_secret("first-secret\nsecond-secret\nx")
+    assert redact("first-secret, second-secret and x") == "***, *** and x"
+
+
+def test_the_longest_of_two_secrets_goes_first() -> None:
+    register_secret("secret")
+    register_secret("secret-and-more")
+    assert redact("secret-and-more secret") == "*** ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("GET https://example.org/a?sig=abc&x=1 failed", "GET https://example.org/a?*** failed"),
+        ('to "http://example.org?sig=abc", again', 'to "http://example.org?***", again'),
+        ("https://example.org/a is fine", "https://example.org/a is fine"),
+        ("Authorization: Bearer abc.def-ghi", "Authorization: Bearer ***"),
+        ("SharedAccessKey abc=", "SharedAccessKey ***"),
+    ],
+)
+def test_queries_of_urls_and_bearer_tokens_are_never_shown(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text", ['say "https://x/?a=1"', "https://x/?a=\\", 'https://x/?a="\\"', "\ud800 \x00 €"]
+)
+def test_a_line_stays_json_whatever_is_taken_out_of_it(text: str) -> None:
+    register_secret("whatever")
+    assert json_line("%s", text, extra={"told": [text]})["level"] == "warning"
+
+
+def test_a_terminal_gets_text_without_secrets() -> None:
+    register_secret("secret-token")
+    made = record("told %s", "secret-token", error=ValueError("secret-token"), sink="ops")
+    text = TextFormatter().format(made)
+    assert text[2] == ":"
+    assert "warning told ***  [sink=ops]\nValueError: ***" in text
+
+
+@pytest.mark.parametrize(
+    ("style", "terminal", "as_json"),
+    [("auto", True, False), ("auto", False, True), ("json", True, True), ("text", False, False)],
+)
+def test_a_terminal_gets_text_and_everything_else_json_unless_it_is_set(
+    monkeypatch: pytest.MonkeyPatch, root: logging.Logger, style: str, terminal: bool, as_json: bool
+) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr(output, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", output)
+    set_up(level="info", style=style)
+    logging.getLogger("bridge.x").info("told")
+    logging.getLogger("bridge.x").debug("not told")
+    assert output.getvalue().startswith("{") is as_json
+    assert output.getvalue().count("told") == 1
+    assert root.level == logging.INFO
+
+
+def test_libraries_that_would_log_urls_are_silenced_even_at_debug_level(
+    monkeypatch: pytest.MonkeyPatch, root: logging.Logger
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    set_up(level="debug", style="json")
+    assert root.level == logging.DEBUG
+    assert not logging.getLogger("urllib3.connectionpool").isEnabledFor(logging.WARNING)
+
+
+def test_a_url_in_json_loses_its_query_and_the_json_stays_whole() -> None:
+    text = json.dumps({"a": '<a href="https://x/?sig=1">t</a>'})
+    assert json.loads(redact(text)) == {"a": '<a href="https://x/?***">t</a>'}
+
+
+def test_an_answer_made_of_beginnings_of_urls_is_searched_in_linear_time() -> None:
+    text = "http://" * 40_000  # a quadratic search would take minutes, which the time limit of a test ends
+    assert redact(text) == text
+
+
+def test_tokens_that_are_replaced_by_others_are_forgotten_in_time() -> None:
+    for number in range(1000):
+        register_token(f"token-number-{number:04d}")
+    assert redact("token-number-0999") == "***"
+    assert redact("token-number-0001") == "token-number-0001"

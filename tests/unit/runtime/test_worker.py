@@ -1,0 +1,148 @@
+"""The thread for a library that can block: who waits for it, who is left behind, and when it is too much."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from bridge.errors import HungError
+from bridge.runtime.threads import Worker
+from tests.support.process import LIMIT_SECONDS, wait_until
+
+SHORT = 0.05
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Let go of what hangs at the end, if not before."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def alive(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+def hang(worker: Worker, gate: threading.Event) -> HungError:
+    with pytest.raises(HungError) as raised:
+        worker.call(gate.wait, limit_seconds=SHORT)
+    return raised.value
+
+
+def test_a_call_gives_what_the_function_returns_or_raises() -> None:
+    worker = Worker("w-result")
+    assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
+    with pytest.raises(ZeroDivisionError):
+        worker.call(lambda: 1 / 0, limit_seconds=LIMIT_SECONDS)
+    assert worker.call(lambda: 8, limit_seconds=LIMIT_SECONDS) == 8
+    worker.close()
+
+
+def test_all_calls_run_on_one_thread_of_the_name_which_ends_with_the_worker() -> None:
+    worker = Worker("w-one")
+    threads = {worker.call(threading.get_ident, limit_seconds=LIMIT_SECONDS) for _ in range(20)}
+    assert len(threads) == 1
+    assert alive("w-one") == 1
+    worker.close()
+    wait_until(lambda: alive("w-one") == 0)
+
+
+def test_without_a_call_there_is_no_thread() -> None:
+    Worker("w-none").close()
+    assert alive("w-none") == 0
+
+
+def test_it_can_be_used_again_after_its_end() -> None:
+    worker = Worker("w-again")
+    for number in range(3):
+        assert worker.call(lambda n=number: n, limit_seconds=LIMIT_SECONDS) == number
+        worker.close()
+    wait_until(lambda: alive("w-again") == 0)
+
+
+def test_a_call_that_hangs_is_left_behind_and_the_next_one_runs_at_once(gate: threading.Event) -> None:
+    worker = Worker("w-hang")
+    error = hang(worker, gate)
+    assert not error.final
+    assert "w-hang" in str(error)
+    begun = time.monotonic()
+    assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
+    assert time.monotonic() - begun < LIMIT_SECONDS / 2
+    gate.set()
+    worker.close()
+    wait_until(lambda: alive("w-hang") == 0)
+
+
+def test_what_comes_back_late_cleans_up_on_its_own_thread_and_ends(gate: threading.Event) -> None:
+    worker, ran = Worker("w-late"), threading.Event()
+    with pytest.raises(HungError):
+        worker.call(gate.wait, limit_seconds=SHORT, afterwards=ran.set)
+    assert not ran.is_set()
+    gate.set()
+    assert ran.wait(LIMIT_SECONDS)
+    wait_until(lambda: alive("w-late") == 0)
+
+
+def test_as_many_as_hang_at_once_is_too_much(gate: threading.Event) -> None:
+    worker = Worker("w-final", max_hung=3)
+    assert [hang(worker, gate).final for _ in range(3)] == [False, False, True]
+    with pytest.raises(HungError) as raised:
+        worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS)
+    assert raised.value.final
+
+
+def test_those_that_came_back_do_not_count() -> None:
+    worker = Worker("w-back", max_hung=2)
+    for _ in range(6):
+        gate = threading.Event()
+        assert not hang(worker, gate).final
+        gate.set()
+        wait_until(lambda: alive("w-back") == 0)
+
+
+def test_a_thread_that_is_left_ends_with_its_last_call_and_nobody_waits(gate: threading.Event) -> None:
+    worker = Worker("w-leave")
+    worker.leave(gate.wait, limit_seconds=LIMIT_SECONDS)
+    assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
+    assert alive("w-leave") == 2
+    gate.set()
+    worker.close()
+    wait_until(lambda: alive("w-leave") == 0)
+
+
+def test_last_calls_that_hang_count_once_they_are_late(gate: threading.Event) -> None:
+    worker = Worker("w-lasts", max_hung=3)
+    for _ in range(3):
+        worker.leave(gate.wait, limit_seconds=SHORT)
+    with suppress(HungError):
+        worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS)
+
+    def refused() -> bool:
+        try:
+            worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS)
+        except HungError as error:
+            return error.final
+        return False
+
+    wait_until(refused)
+    gate.set()
+    wait_until(lambda: not refused())
+    worker.close()
+
+
+def test_a_thread_stays_useful_whatever_was_raised_on_it() -> None:
+    worker = Worker("w-raise")
+    for error in (SystemExit(1), KeyboardInterrupt()):
+
+        def fail(error: BaseException = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            worker.call(fail, limit_seconds=LIMIT_SECONDS)
+    assert alive("w-raise") == 1
+    worker.close()
