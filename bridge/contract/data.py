@@ -32,7 +32,12 @@ _asked = partial(_told, source=SENDER, default=None)
 class Part(BaseModel):
     """The base: further properties are always allowed, and titles are the names as they stand in the JSON."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", field_title_generator=lambda name, _: name)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="allow",
+        defer_build=True,
+        field_title_generator=lambda name, _: name,
+    )
 
 
 class VmData(Part):

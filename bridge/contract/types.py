@@ -1,4 +1,4 @@
-"""The names of event types."""
+"""The names of event types and of attributes, without the models of their data."""
 
 from __future__ import annotations
 
@@ -6,5 +6,50 @@ TYPE_PREFIX = "io.imdsbridge."
 
 
 def type_of(name: str) -> str:
-    """Give the CloudEvents type of an event called, for example, `document.changed`."""
+    """Return the CloudEvents type of the event named, for example, `document.changed`."""
     return f"{TYPE_PREFIX}{name}.v1"
+
+
+EVENT_NAMES = (
+    "scheduledevent.scheduled",
+    "scheduledevent.started",
+    "scheduledevent.updated",
+    "scheduledevent.completed",
+    "scheduledevent.canceled",
+    "scheduledevent.ended",
+    "document.changed",
+    "imds.unreachable",
+    "imds.recovered",
+    "bridge.heartbeat",
+    "bridge.test",
+    "approval.accepted",
+    "approval.rejected",
+    "approval.failed",
+    "command.approve",
+)
+EVENT_TYPES = tuple(map(type_of, EVENT_NAMES))
+
+ATTRIBUTES = (
+    "specversion",
+    "id",
+    "source",
+    "type",
+    "subject",
+    "time",
+    "datacontenttype",
+    "dataschema",
+    "correlationid",
+    "causationid",
+    "partitionkey",
+    "reporter",
+    "reporterepoch",
+    "reporterseq",
+)
+
+# Azure adds new values to the first three: an unknown one is never an error.
+KNOWN_VALUES = {
+    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
+    "EventStatus": ("Scheduled", "Started", "Completed", "Canceled", "Ended"),
+    "EventSource": ("Platform", "User"),
+    "Outcome": ("Accepted", "Rejected", "Failed"),
+}
