@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from bridge.approvals.command import Command
-from bridge.config.models import PolicySettings, RuleSettings
+from bridge.config.approvals import PolicySettings, RuleSettings
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["accepted", "rejected", "failed"]

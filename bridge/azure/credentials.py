@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from bridge.config.models import IdentitySettings
+from bridge.config.bus import IdentitySettings
 
 # azure-identity waits minutes for an IMDS that fails; the caller tries again anyway.
 _TOKEN_CONNECT_SECONDS = 2.0

@@ -24,7 +24,7 @@ from azure.servicebus.exceptions import (
 )
 
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect, delivery_error, make_credential, where
-from bridge.config.models import ReceiverSettings
+from bridge.config.bus import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.logging import redact

@@ -15,7 +15,7 @@ from azure.servicebus import exceptions as sdk
 
 from bridge.azure import credentials
 from bridge.config.base import Secret
-from bridge.config.models import BusSettings
+from bridge.config.bus import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.logging import redact, register_secret
 

@@ -17,7 +17,8 @@ from azure.servicebus import ServiceBusMessage
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.azure.servicebus import connect, delivery_error, where
-from bridge.config.models import ApprovalSettings, Config
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import ImdsError, UsageError
 from bridge.formats.cloudevents import CONTENT_TYPE

@@ -16,16 +16,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Secret, SecretUnreadable, Settings, SinkSettings
-from bridge.config.models import (
-    SINK_KINDS,
-    ApprovalSettings,
-    Config,
-    ImdsSettings,
-    ReceiverSettings,
-    RelaySettings,
-    ServiceBusSettings,
-)
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.base import Secret, SecretUnreadable, Settings
+from bridge.config.bus import ReceiverSettings, RelaySettings
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import SINK_KINDS, Config
+from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.sinks import SinkSettings
 from bridge.config.validators import show
 from bridge.errors import ConfigError, SecretFault
 

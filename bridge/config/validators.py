@@ -147,3 +147,16 @@ def show(value: object) -> str:
     """Write a value into a fault, without secrets that a URL may hold."""
     text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
+
+
+def join_signing_secrets(given: Any) -> Any:
+    """Take one signing secret or a list of them; a file holds one a line."""
+    if not isinstance(given, dict):
+        return given
+    taken = dict(given)
+    for suffix in ("", "_file"):
+        if f"signing_secret{suffix}" in taken:
+            taken[f"signing_secrets{suffix}"] = taken.pop(f"signing_secret{suffix}")
+    if isinstance(taken.get("signing_secrets"), list):
+        taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
+    return taken

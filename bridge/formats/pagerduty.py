@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.view import Reading
 from bridge.imds.document import STARTED

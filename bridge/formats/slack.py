@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from zoneinfo import ZoneInfo
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, Moment, cut, length
 from bridge.runtime.json import Json

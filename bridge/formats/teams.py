@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, cut
 from bridge.runtime.json import Json

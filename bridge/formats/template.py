@@ -22,7 +22,7 @@ from jinja2.filters import FILTERS
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import CUT, instant_of
 from bridge.runtime.instants import iso_utc

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import requests
 
 from bridge.config.base import DAY_SECONDS
-from bridge.config.models import ImdsSettings
+from bridge.config.imds import ImdsSettings
 from bridge.errors import HttpFailure, ImdsError
 from bridge.http.client import Answer, HttpClient, retry_after_seconds
 from bridge.imds.discovery import search

@@ -18,7 +18,7 @@ from bridge.approvals.command import Command, parse_command, printable
 from bridge.approvals.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.azure.receiver import BusReceiver, ReceivedMessage, Settlement
-from bridge.config.models import ApprovalSettings
+from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault

@@ -13,8 +13,10 @@ from threading import Thread
 from typing import Any
 
 from bridge import __version__
-from bridge.config.base import SinkSettings
-from bridge.config.models import ApprovalSettings, Config, RelaySettings, StdoutSettings
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.bus import RelaySettings
+from bridge.config.models import Config
+from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient

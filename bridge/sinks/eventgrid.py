@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.azure.credentials import make_credential
-from bridge.config.models import EventGridSettings
+from bridge.config.eventgrid import EventGridSettings
 from bridge.config.validators import check_token
 from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.events.model import StoredEvent

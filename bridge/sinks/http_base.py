@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote_plus, urlsplit
 
-from bridge.config.models import HttpSettings
+from bridge.config.http import HttpSettings
 from bridge.config.validators import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent

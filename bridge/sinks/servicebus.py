@@ -23,7 +23,7 @@ from bridge.azure.servicebus import (
     tidy,
     where,
 )
-from bridge.config.models import ServiceBusSettings
+from bridge.config.servicebus import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE

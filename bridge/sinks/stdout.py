@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from bridge.config.models import StdoutSettings
+from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from uuid import uuid5
 
-from bridge.config.models import WebhookSettings
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
+from bridge.config.webhook import WebhookSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent

@@ -14,7 +14,10 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.azure.receiver import BATCH_MESSAGES, BusReceiver
-from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, RuleSettings, Secret
+from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
+from bridge.config.base import Secret
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import Config
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.client import ImdsClient

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
-from bridge.config.models import Secret, ServiceBusSettings
+from bridge.config.base import Secret
+from bridge.config.servicebus import ServiceBusSettings
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.service.dispatcher import PAGE_EVENTS

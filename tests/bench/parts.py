@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bridge.config.models import Config, ImdsSettings, Secret, WebhookSettings
+from bridge.config.base import Secret
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import Config
+from bridge.config.webhook import WebhookSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from bridge.config.models import EventGridSettings, ServiceBusSettings, StdoutSettings, WebhookSettings
+from bridge.config.eventgrid import EventGridSettings
+from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.sinks import StdoutSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.base import Format

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.models import StdoutSettings
+from bridge.config.sinks import StdoutSettings
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent

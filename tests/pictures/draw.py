@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.samples import http_date, samples, scheduled_event, stored, tell
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams

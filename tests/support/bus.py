@@ -16,7 +16,10 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from bridge.azure.receiver import BusReceiver
-from bridge.config.models import ApprovalSettings, Config, ImdsSettings, PolicySettings, Secret
+from bridge.config.approvals import ApprovalSettings, PolicySettings
+from bridge.config.base import Secret
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH, ImdsLab

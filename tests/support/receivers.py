@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.pagerduty import PagerDuty
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams

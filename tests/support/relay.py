@@ -11,7 +11,7 @@ from typing import Any, Self
 from azure.servicebus import ServiceBusMessage
 
 from bridge.azure.receiver import BusReceiver
-from bridge.config.models import RelaySettings
+from bridge.config.bus import RelaySettings
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bridge.config.loader import load
-from bridge.config.models import Config, WebhookSettings
+from bridge.config.models import Config
+from bridge.config.webhook import WebhookSettings
 from bridge.errors import DeliveryError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent

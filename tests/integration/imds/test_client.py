@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from bridge.config.models import Config, ImdsSettings
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.http.client import HttpClient
 from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from bridge import __version__
-from bridge.config.models import Config, ImdsSettings
+from bridge.config.imds import ImdsSettings
+from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import Document, parse_document

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.config.models import Secret
+from bridge.config.base import Secret
 from bridge.http.signing import sign
 from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab

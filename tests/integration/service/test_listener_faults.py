@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge.azure import receiver as inlet
-from bridge.config.models import Secret
+from bridge.config.base import Secret
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled

@@ -17,8 +17,9 @@ import pytest
 from azure.core.messaging import CloudEvent
 
 from bridge.azure.credentials import make_credential
+from bridge.config.eventgrid import EventGridSettings
 from bridge.config.loader import load
-from bridge.config.models import Config, EventGridSettings
+from bridge.config.models import Config
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import EventGridLab, rules
@@ -417,7 +418,7 @@ def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_id
 def test_with_a_key_no_azure_package_is_loaded(lab: EventGridLab, flavor: str) -> None:
     code = (
         "import sys; from bridge.service.process import build_sink;"
-        "from bridge.config.models import EventGridSettings;"
+        "from bridge.config.eventgrid import EventGridSettings;"
         "sink = build_sink(EventGridSettings(kind='eventgrid', endpoint=sys.argv[1], key=sys.argv[2]));"
         "print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure', 'msal'))])"

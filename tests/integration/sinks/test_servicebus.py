@@ -20,7 +20,7 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
-from bridge.config.models import ServiceBusSettings
+from bridge.config.servicebus import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
@@ -486,7 +486,7 @@ def test_a_closed_sink_has_no_connection(lab: ServiceBusLab) -> None:
 
 def test_a_forwarder_without_service_bus_loads_no_azure_package() -> None:
     code = (
-        "import sys; from bridge.service.process import build_sink; from bridge.config.models import StdoutSettings;"
+        "import sys; from bridge.service.process import build_sink; from bridge.config.sinks import StdoutSettings;"
         "build_sink(StdoutSettings(kind='stdout'));"
         "print([name for name in sys.modules if name.startswith('azure')])"
     )
@@ -505,7 +505,7 @@ def test_a_connection_string_needs_no_azure_identity(lab: ServiceBusLab, tmp_pat
     file = write(tmp_path / "bus", lab.connection_string)
     code = (
         "import sys; from bridge.sinks.servicebus import ServiceBusSink;"
-        "from bridge.config.models import ServiceBusSettings;"
+        "from bridge.config.servicebus import ServiceBusSettings;"
         f"given = ServiceBusSettings(kind='servicebus', connection_string_file=sys.argv[1], queue='{QUEUE}');"
         "sink = ServiceBusSink(given); print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure.identity', 'msal'))])"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
-from bridge.config.models import AutoSettings, PolicySettings, RuleSettings
+from bridge.config.approvals import AutoSettings, PolicySettings, RuleSettings
 from bridge.imds.document import ScheduledEvent, is_among, read_document
 from bridge.runtime.instants import iso_utc
 from tests.support.diff import steady

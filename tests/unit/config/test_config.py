@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
+from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
-from bridge.config.models import (
-    Config,
-    Secret,
-    StdoutSettings,
-    WebhookSettings,
-)
+from bridge.config.models import Config
+from bridge.config.sinks import StdoutSettings
 from bridge.config.validators import check_url, parse_headers
+from bridge.config.webhook import WebhookSettings
 from bridge.errors import ConfigError
 from tests.support.process import toml
 

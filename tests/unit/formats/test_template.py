@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.config.loader import load
-from bridge.config.models import WebhookSettings
+from bridge.config.webhook import WebhookSettings
 from bridge.formats.samples import samples
 from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template
 

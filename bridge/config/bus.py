@@ -1,0 +1,86 @@
+"""How Service Bus is reached: to send, and to receive."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import model_validator
+
+from bridge.config.base import Secret, Settings
+from bridge.config.validators import (
+    HOST,
+    check_url,
+    show,
+)
+
+
+class IdentitySettings(Settings):
+    """Who this process is to Azure.
+
+    `credential` is "managed_identity" (of the VM; `client_id` chooses a user-assigned one) or "default",
+    which tries the environment, workload identity, managed identity and the developer's tools in turn.
+    """
+
+    credential: Literal["managed_identity", "default"] = "managed_identity"
+    client_id: str = ""
+
+
+class BusSettings(IdentitySettings):
+    """How to reach a Service Bus: a namespace with an identity, or a connection string."""
+
+    namespace: str = ""
+    connection_string: Secret | None = None
+    transport: Literal["amqp", "websocket"] = "amqp"
+    http_proxy: str = ""
+    topic: str = ""
+    queue: str = ""
+
+    @model_validator(mode="after")
+    def _check_bus(self) -> BusSettings:
+        if bool(self.namespace) == (self.connection_string is not None):
+            raise ValueError("give either namespace or connection_string (or connection_string_file)")
+        if self.namespace and not HOST.fullmatch(self.namespace):
+            raise ValueError(f"namespace: given {show(self.namespace)}, expected NAME.servicebus.windows.net")
+        if self.connection_string and "Endpoint=" not in self.connection_string.read():
+            raise ValueError(
+                "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
+            )
+        if bool(self.topic) == bool(self.queue):
+            raise ValueError("give either topic or queue")
+        if self.http_proxy:
+            if self.transport != "websocket":
+                raise ValueError('http_proxy: expected transport = "websocket", AMQP itself knows no proxy')
+            check_url(self.http_proxy, allow_http=True)
+        return self
+
+    @property
+    def entity(self) -> str:
+        """The topic's or queue's name."""
+        return self.topic or self.queue
+
+    @property
+    def address(self) -> tuple[str, str]:
+        """The namespace's host and the entity, so that the same place compares equal however it is written."""
+        host = self.namespace
+        if self.connection_string:
+            endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", self.connection_string.read())
+            host = urlsplit(endpoint[1].strip()).netloc if endpoint else ""
+        return host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
+
+
+class ReceiverSettings(BusSettings):
+    """What is received from: a queue, or a topic's subscription."""
+
+    subscription: str = ""
+
+    @model_validator(mode="after")
+    def _check_subscription(self) -> ReceiverSettings:
+        if bool(self.topic) != bool(self.subscription):
+            raise ValueError("a topic needs a subscription, and a subscription a topic")
+        return self
+
+
+class RelaySettings(ReceiverSettings):
+    """Where `imds-bridge relay` takes events from, for the same sinks."""

@@ -1,0 +1,29 @@
+"""Where IMDS is and how often it is asked."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from bridge.config.base import Settings
+from bridge.config.validators import (
+    check_url,
+)
+
+ApiVersion = Literal[
+    "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
+]
+
+
+class ImdsSettings(Settings):
+    """Where IMDS is and how often it is asked."""
+
+    endpoint: str = "http://169.254.169.254"
+    api_version: ApiVersion = "2020-07-01"
+    poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        return value if value == "discover" else check_url(value.rstrip("/"), allow_http=True)
