@@ -24,7 +24,7 @@ from bridge.outbox.state_dir import STATUS, StateFolder
 from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
 from tests.support.windows import ABSENT, BREAK, ROOT
 
-SIMULATED = [sys.executable, str(ROOT / "tests/support_windows.py")]
+SIMULATED = [sys.executable, str(ROOT / "tests/support/windows.py")]
 SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "bridge").rglob("*.py"))
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 

@@ -24,7 +24,8 @@ TYPES = ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.document.*"]
 WRAPPED = """
 import sys, time
 from functools import partial
-from bridge import bus, cli
+from bridge.azure import servicebus as bus
+from bridge.cli import main as cli
 from bridge.sinks import servicebus
 CHANGE
 sys.exit(cli.main())

@@ -147,7 +147,7 @@ def test_a_watchdog_counts_only_where_it_watches_this_very_process(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(runtime, "STALL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -239,8 +239,9 @@ def test_only_threads_of_loops_are_watched() -> None:
 BLOCKING = """
 import sys, time
 from pathlib import Path
-from bridge import app, runtime
-from bridge.cli import main
+from bridge.runtime import threads
+from bridge.service import process
+from bridge.cli.main import main
 from bridge.sinks.stdout import StdoutSink
 
 class BlockingSink(StdoutSink):
@@ -248,9 +249,9 @@ class BlockingSink(StdoutSink):
         while Path(sys.argv[1]).exists():
             time.sleep(0.01)
 
-runtime.SILENCE_SECONDS = 5.0
+threads.STALL_SECONDS = 5.0
 sys.modules["blocking_sink"] = sys.modules["__main__"]
-app._SINKS["stdout"] = ("blocking_sink", "BlockingSink")
+process._SINKS["stdout"] = ("blocking_sink", "BlockingSink")
 sys.exit(main(sys.argv[2:]))
 """
 

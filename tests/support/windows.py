@@ -14,10 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.paths import ROOT
+# A script has no packages beside it.
+ROOT = Path(__file__).parents[2]
 
 # What CPython 3.11 for Linux has and CPython 3.12.1 for Windows has not.
 ABSENT = json.loads((ROOT / "tests/data/windows/absent.json").read_text(encoding="utf-8"))

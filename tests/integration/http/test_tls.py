@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-import bridge.http.client
 from bridge.config.tls import check_ca, check_certificate
 from bridge.errors import HttpFailure
+from bridge.http import client as module
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
 from tests.support.tls import ESTABLISHED, PASSPHRASE, Authority, proxying
@@ -161,7 +161,7 @@ def test_tls_that_begins_but_drips_is_given_up_when_the_whole_time_is_over(
 def test_tls_that_does_not_begin_is_given_up(
     make: Make, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bridge.http, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(silent) as server:
         error = failure(make(ca_file=authority.file), server.url.replace("http", "https"))
     assert str(error) == "no TLS handshake within 0.2 s"
@@ -490,7 +490,7 @@ def test_an_answer_that_drips_through_a_proxy_is_given_up(
 def test_a_proxy_that_says_nothing_is_given_up(
     make: Make, monkeypatch: pytest.MonkeyPatch, serve: Serve, scheme: str, told: str
 ) -> None:
-    monkeypatch.setattr(bridge.http, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(serve) as proxy:
         url = with_login(proxy.url.replace("http", scheme))
         error = failure(make(proxy=url), "https://127.0.0.1:9")

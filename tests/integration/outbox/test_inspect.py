@@ -21,11 +21,11 @@ from tests.support.outbox import ALL, commit, kill, open_outbox, waiting
 OTHER_PROCESS = """
 import json, sys
 from pathlib import Path
-from bridge import ledger
-from bridge.state import StateFolder
+from bridge.outbox import inspect
+from bridge.outbox.state_dir import StateFolder
 
 path, function, *arguments = sys.argv[1:]
-print(json.dumps(getattr(ledger, function)(StateFolder(Path(path)), *map(json.loads, arguments))))
+print(json.dumps(getattr(inspect, function)(StateFolder(Path(path)), *map(json.loads, arguments))))
 """
 
 

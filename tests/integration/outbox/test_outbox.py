@@ -125,7 +125,7 @@ CHILD = """
     import sys
     from pathlib import Path
     from tests.support.outbox import commit, open_outbox
-    from bridge.runtime import Clock
+    from bridge.runtime.clock import Clock
 
     outbox = open_outbox(Path(sys.argv[1]), clock=Clock())
     number = int(outbox.meta("watch", "0"))

@@ -22,7 +22,7 @@ from tests.support.outbox import commit, deliver, event, failing_disk, open_outb
 HOLD = """
 import sys
 from pathlib import Path
-from bridge.state import StateFolder
+from bridge.outbox.state_dir import StateFolder
 
 folder = StateFolder(Path(sys.argv[1]))
 folder.acquire()
