@@ -11,8 +11,8 @@ from datetime import datetime
 
 from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
-from bridge.imds.client import ImdsClient
 from bridge.imds.document import Document, ScheduledEvent, parse_document
+from bridge.imds.port import Imds
 from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ApprovalResult:
 class ImdsApprover:
     """Reads the document and has events started. It is used from one thread, but for `trouble`."""
 
-    def __init__(self, imds: ImdsClient, *, clock: Clock) -> None:
+    def __init__(self, imds: Imds, *, clock: Clock) -> None:
         self._imds = imds
         self._clock = clock
         self._document: Document | None = None

@@ -12,9 +12,10 @@ from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS, ImdsClient
+from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare, is_due
 from bridge.imds.document import Document, parse_document
+from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.instants import iso_utc
@@ -34,7 +35,7 @@ REPEAT_LOG_SECONDS = 600.0
 class Forwarder:
     """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
 
-    def __init__(self, config: Config, *, imds: ImdsClient, outbox: Outbox, clock: Clock, stop: Stop) -> None:
+    def __init__(self, config: Config, *, imds: Imds, outbox: Outbox, clock: Clock, stop: Stop) -> None:
         self._config = config
         self._imds = imds
         self._outbox = outbox

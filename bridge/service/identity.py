@@ -14,8 +14,8 @@ from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.builder import Reporter
 from bridge.formats.cloudevents import structured
-from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
+from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 
@@ -31,7 +31,7 @@ Role = Literal["forward", "listen", "relay"]
 class VmIdentity:
     """One process's identity and heartbeat; for the thread that makes the process's events."""
 
-    def __init__(self, config: Config, role: Role, *, imds: ImdsClient, outbox: Outbox, clock: Clock) -> None:
+    def __init__(self, config: Config, role: Role, *, imds: Imds, outbox: Outbox, clock: Clock) -> None:
         self._config = config
         self._role = role
         self._imds = imds

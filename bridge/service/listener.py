@@ -22,8 +22,8 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault
-from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
+from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
@@ -48,7 +48,7 @@ class Listener:
         self,
         settings: ApprovalSettings,
         *,
-        imds: ImdsClient,
+        imds: Imds,
         receiver: BusReceiver,
         outbox: Outbox,
         clock: Clock,

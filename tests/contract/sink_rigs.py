@@ -30,7 +30,7 @@ from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
-from tests.support.outbox import MovedClock
+from tests.support.clock import MovedClock
 from tests.support.process import stored_event
 
 SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits

@@ -14,7 +14,6 @@ from jsonschema import Draft202012Validator
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.instance import Vm
-from bridge.runtime.clock import Clock
 from tests.support.paths import DATA
 
 RECORDED = sorted((DATA / "imds").glob("*.json"))
@@ -93,30 +92,6 @@ class Watcher:
 
 def kinds(changes: Iterable[Change]) -> list[str]:
     return [f"{change.kind} {change.event.event_id}" for change in changes]
-
-
-class MovedClock(Clock):
-    """A clock that stands still until it is moved."""
-
-    def __init__(self, wall: float = 1_650_000_000.0, monotonic: float = 5_000.0) -> None:
-        self._wall = wall
-        self._monotonic = monotonic
-        super().__init__()
-
-    def wall(self) -> float:
-        return self._wall
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def move(self, seconds: float) -> None:
-        """Let time pass."""
-        self._wall += seconds
-        self._monotonic += seconds
-
-    def jump(self, seconds: float) -> None:
-        """Set the wall clock alone."""
-        self._wall += seconds
 
 
 # CloudEvents 1.0.2, stricter than the published schema: names, no objects, formats, no control characters.

@@ -15,31 +15,11 @@ from bridge.events.model import CloudEvent
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
+from tests.support.clock import MovedClock
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER_TYPE = "io.imdsbridge.document.changed.v1"
 ALL: Mapping[str, tuple[Filter, bool]] = {"a": (Filter(), False)}
-
-
-class MovedClock(Clock):
-    """A clock that stands until it is moved; `jump` moves the wall clock alone."""
-
-    def __init__(self) -> None:
-        self._wall, self._monotonic = 1_800_000_000.0, 1000.0
-        super().__init__()
-
-    def wall(self) -> float:
-        return self._wall
-
-    def monotonic(self) -> float:
-        return self._monotonic
-
-    def pass_seconds(self, seconds: float) -> None:
-        self._wall += seconds
-        self._monotonic += seconds
-
-    def jump(self, seconds: float) -> None:
-        self._wall += seconds
 
 
 def event(name: str, *, type_: str = TYPE, size: int = 0, **data: str) -> tuple[CloudEvent, bytes]:

@@ -17,7 +17,6 @@ from azure.servicebus import ServiceBusClient
 from bridge.azure import servicebus as bus
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.lab.servicebus import ServiceBusLab, StoredMessage
-from bridge.runtime.clock import Clock
 
 QUEUE = "notices"
 TOPIC = "events"
@@ -53,17 +52,6 @@ def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: A
     return ServiceBusSettings(
         kind="servicebus", namespace=f"127.0.0.1:{lab.port}", queue=QUEUE, timeout_seconds=10.0, **more
     )
-
-
-class MovedClock(Clock):
-    """A clock that only the test moves."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-        super().__init__()
-
-    def monotonic(self) -> float:
-        return self.seconds
 
 
 class TokenEndpoint:

@@ -19,7 +19,8 @@ from bridge.imds.instance import Vm, read_vm
 from bridge.lab.imds import ImdsLab
 from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder
-from tests.support.outbox import MovedClock, open_outbox
+from tests.support.clock import MovedClock
+from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, nobody_there, silent
 
 DAY_SECONDS = 86_400.0
@@ -115,7 +116,7 @@ def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_secon
     with RawServer(answering(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}')) as server:
         asking = client(server.url, clock=clock)
         for seconds in (0.0, 1.0, DAY_SECONDS - 1, DAY_SECONDS, 1.0, 3 * DAY_SECONDS, DAY_SECONDS - 1):
-            clock.pass_seconds(seconds)
+            clock.advance(seconds)
             asking.document()
         clock.jump(10 * DAY_SECONDS)
         asking.document()
@@ -215,7 +216,7 @@ class Polling:
             return ask(timeout_seconds=timeout_seconds)
 
         def passing(_: Stop, seconds: float | None) -> bool:
-            self.clock.pass_seconds(max(0.0, seconds or 0.0))
+            self.clock.advance(max(0.0, seconds or 0.0))
             self.polls_left -= 1
             return self.polls_left < 0
 

@@ -109,7 +109,7 @@ def test_an_event_that_is_left_only_as_a_dead_letter_is_shown_too(tmp_path: Path
         commit(outbox, "with body")
         bury(outbox)
         bury(outbox, OVERFLOW, keep=False, sink="b")
-        outbox._clock.pass_seconds(1)  # type: ignore[attr-defined]
+        outbox._clock.advance(1)  # type: ignore[attr-defined]
         outbox.prune()
         assert ledger.newest(StateFolder(tmp_path), 5) == []
         assert ledger.show(StateFolder(tmp_path), "with body")["id"] == "with body"

@@ -18,10 +18,10 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.outbox.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
+from tests.support.clock import MovedClock
 from tests.support.outbox import (
     OTHER_TYPE,
     TYPE,
-    MovedClock,
     abandon,
     commit,
     cursor,
@@ -205,7 +205,7 @@ def test_a_removed_sink_blocks_no_pruning_and_resumes_at_its_cursor_when_it_come
         deliver(outbox, "b", limit=1)
     with closing(open_outbox(tmp_path, clock=clock, retain_seconds=60)) as outbox:
         deliver(outbox)
-        clock.pass_seconds(61)
+        clock.advance(61)
         commit(outbox, "3")
         deliver(outbox)
         outbox.prune()
@@ -355,11 +355,11 @@ def test_pruning_forgets_what_every_sink_has_had_once_it_is_old_and_nothing_else
         deliver(outbox, "b", limit=2)
         outbox.prune()
         assert len(rows(tmp_path, "SELECT id FROM event")) == 3
-        clock.pass_seconds(61)
+        clock.advance(61)
         commit(outbox, "4")
         outbox.prune()
         assert rows(tmp_path, "SELECT id FROM event") == [("3",), ("4",)]
-        clock.pass_seconds(365 * 86_400)
+        clock.advance(365 * 86_400)
         outbox.prune()
         assert waiting(outbox, "b") == ["3", "4"]
 
@@ -374,10 +374,10 @@ def test_pruning_keeps_dead_letters_and_counts_for_thirty_days_and_retries_for_e
             outbox.acknowledge("a", generation, page, dead_lettered=letter)
         with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
             other.execute("UPDATE dead_letter SET retry = 1 WHERE id = '2'")
-        clock.pass_seconds(29 * 86_400)
+        clock.advance(29 * 86_400)
         outbox.prune()
         assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 2}, 1)
-        clock.pass_seconds(2 * 86_400)
+        clock.advance(2 * 86_400)
         outbox.prune()
         assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 1}, 0)
 
@@ -389,7 +389,7 @@ def test_ages_survive_a_jump_of_the_wall_clock_and_a_restart_after_it(tmp_path: 
         commit(outbox, "1", "2")
         bury(outbox)
         outbox.failing("a", since=clock.steady())
-        clock.pass_seconds(10)
+        clock.advance(10)
         clock.jump(seconds)
         assert clock.jump_seconds() == seconds
         outbox.shift(seconds)
@@ -400,11 +400,11 @@ def test_ages_survive_a_jump_of_the_wall_clock_and_a_restart_after_it(tmp_path: 
         outbox.prune()
         assert len(rows(tmp_path, "SELECT id FROM event")) == 2
     new_clock = MovedClock()
-    new_clock.pass_seconds(10 + seconds)
+    new_clock.advance(10 + seconds)
     with closing(open_outbox(tmp_path, clock=new_clock, retain_seconds=60)) as outbox:
         assert rows(tmp_path, "SELECT DISTINCT stored_at FROM event") == [(new_clock.steady() - 10,)]
         assert rows(tmp_path, "SELECT dead_at FROM dead_letter") == [(new_clock.steady() - 10,)]
-        new_clock.pass_seconds(51)
+        new_clock.advance(51)
         outbox.prune()
         assert rows(tmp_path, "SELECT id FROM event") == []
 
@@ -440,7 +440,7 @@ def test_the_longest_failing_sink_loses_its_oldest_events_loudly_and_the_others_
     sinks = {"well": EVERYTHING, "slow": EVERYTHING, "dead": EVERYTHING}
     with closing(open_outbox(tmp_path, sinks=sinks, clock=clock, max_bytes=2**20)) as outbox:
         outbox.failing("dead", since=clock.steady())
-        clock.pass_seconds(1)
+        clock.advance(1)
         outbox.failing("slow", since=clock.steady())
         number = 0
         while "dead" not in outbox.dead_letter_counts():

@@ -20,9 +20,9 @@ from bridge.outbox import retention as room
 from bridge.outbox.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
+from tests.support.clock import MovedClock
 from tests.support.outbox import (
     FailingDisk,
-    MovedClock,
     abandon,
     commit,
     cursor,

@@ -21,7 +21,8 @@ from bridge.runtime.threads import Stop
 from bridge.service import dispatcher as module
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.memory import MemorySink
-from tests.support.outbox import OTHER_TYPE, MovedClock, event, open_outbox
+from tests.support.clock import MovedClock
+from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 MAX_AGE_SECONDS = 100.0
@@ -276,7 +277,7 @@ def test_a_receiver_that_is_gone_is_left_alone_and_loses_nothing(
 def test_an_event_that_waited_too_long_is_dead_lettered_as_expired(make: Make) -> None:
     rig = make()
     rig.commit("old", "older than it looks")
-    rig.clock.pass_seconds(MAX_AGE_SECONDS + 1)
+    rig.clock.advance(MAX_AGE_SECONDS + 1)
     rig.commit("new")
     rig.run_to_the_end()
     assert rig.received() == ["new"]
@@ -290,7 +291,7 @@ def test_an_event_that_waited_too_long_is_dead_lettered_as_expired(make: Make) -
 def test_what_no_filter_takes_does_not_expire(make: Make) -> None:
     rig = make(wanted=Filter(types=[OTHER_TYPE]))
     rig.commit("old")
-    rig.clock.pass_seconds(MAX_AGE_SECONDS + 1)
+    rig.clock.advance(MAX_AGE_SECONDS + 1)
     rig.run_to_the_end()
     assert rig.dead() == []
 
@@ -302,7 +303,7 @@ def test_an_outage_is_told_once_and_then_every_ten_minutes(
     send = rig.sink.send
 
     def minute(events: Sequence[StoredEvent]) -> None:
-        rig.clock.pass_seconds(60)
+        rig.clock.advance(60)
         rig.dispatcher._max_age_seconds += 60
         send(events)
 
@@ -322,7 +323,7 @@ def test_an_outage_is_told_once_and_then_every_ten_minutes(
 def test_the_status_tells_how_a_sink_does(make: Make) -> None:
     rig = make(Unavailable("503"))
     rig.commit("1", "2")
-    rig.clock.pass_seconds(7)
+    rig.clock.advance(7)
     before = rig.dispatcher.status()
     assert (before["backlog"], before["oldest_waits_seconds"], before["last_success_at"]) == (2, 7.0, None)
     rig.run_to_the_end()
@@ -429,7 +430,7 @@ def moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig], list[float]]:
 
         def wait(_: Stop, seconds: float | None) -> bool:
             noted.append(seconds or 0.0)
-            rig.clock.pass_seconds(seconds or 0.0)
+            rig.clock.advance(seconds or 0.0)
             return False
 
         monkeypatch.setattr(Stop, "wait", wait)
@@ -475,7 +476,7 @@ def test_a_misconfigured_sink_with_nothing_to_send_is_left_alone(make: Make) -> 
     rig = make(Misconfigured("401"))
     rig.commit("1")
     rig.dispatcher._step()  # fails
-    rig.clock.pass_seconds(MAX_AGE_SECONDS * 2)
+    rig.clock.advance(MAX_AGE_SECONDS * 2)
     rig.dispatcher._step()  # and then the event is too old
     assert [reason for _, reason, _ in rig.dead()] == ["expired"]
     before = rig.sink.reloads

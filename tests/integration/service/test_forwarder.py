@@ -25,7 +25,8 @@ from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop
 from bridge.service import forwarder as forwarder_module
 from bridge.service.forwarder import Forwarder
-from tests.support.diff import FIRST, SECOND, MovedClock, entry, envelope_of, faults_of
+from tests.support.clock import MovedClock
+from tests.support.diff import FIRST, SECOND, entry, envelope_of, faults_of
 
 DAY = 86_400.0
 HOUR = 3_600.0
@@ -45,7 +46,7 @@ class CountedStop(Stop):
             return True
         self.left -= 1
         self.waited.append(seconds or 0.0)
-        self.clock.move(max(0.0, seconds or 0.0))
+        self.clock.advance(max(0.0, seconds or 0.0))
         return False
 
 
@@ -61,7 +62,7 @@ class LaggingClient(ImdsClient):
     def document(self, *, timeout_seconds: float | None = None) -> bytes:
         self.asked.append(self.clock.monotonic())
         body = super().document(timeout_seconds=timeout_seconds)
-        self.clock.move(self.lags.pop(0) if self.lags else 0.0)
+        self.clock.advance(self.lags.pop(0) if self.lags else 0.0)
         return body
 
 
@@ -106,7 +107,7 @@ class Station:
         self.start()
 
     def poll(self, *, after: float = 1.0) -> float | None:
-        self.clock.move(after)
+        self.clock.advance(after)
         return self.forwarder.poll()
 
     def run(self, *, waits: int) -> CountedStop:

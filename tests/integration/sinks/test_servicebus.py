@@ -26,12 +26,12 @@ from bridge.events.model import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.service.process import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
+from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, environment, stored_event, wait_until
 from tests.support.sink import (
     QUEUE,
     TOKEN,
     TOPIC,
-    MovedClock,
     TokenEndpoint,
     entities,
     ids,
@@ -281,7 +281,7 @@ def test_an_idle_sender_is_reopened_before_the_service_detaches_it(lab: ServiceB
         sink.send([event(0)])
         first = sink._link
         for _ in range(int(2 * SERVICE_LIMIT_SECONDS / 50)):
-            clock.seconds += 50
+            clock.advance(50)
             lab.advance(50)
             sink.keep_alive()
         link = sink._link
@@ -318,7 +318,7 @@ def test_a_rest_that_fails_leaves_it_to_the_next_send(lab: ServiceBusLab) -> Non
     with closing(ServiceBusSink(settings(lab), clock=clock)) as sink:
         sink.send([event(0)])
         lab.stop_listening()
-        clock.seconds += IDLE_LIMIT_SECONDS
+        clock.advance(IDLE_LIMIT_SECONDS)
         with pytest.raises(Unavailable):
             sink.keep_alive()
         lab.listen_again()
@@ -368,7 +368,7 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
         with closing(ServiceBusSink(with_identity(monkeypatch, lab, client_id="c-1"), clock=clock)) as sink:
             sink.send([event()])
             link = sink._link
-            clock.seconds += IDLE_LIMIT_SECONDS
+            clock.advance(IDLE_LIMIT_SECONDS)
             sink.keep_alive()
             sink.send([event()])
             assert sink._link is not link

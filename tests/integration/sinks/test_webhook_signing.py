@@ -18,7 +18,7 @@ from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.lab.httpd import Request
 from bridge.lab.inbox import Inbox
-from tests.support.outbox import MovedClock
+from tests.support.clock import MovedClock
 from tests.support.process import stored_event
 from tests.support.webhook import EVENT, failure, sink
 
@@ -162,7 +162,7 @@ def test_a_retry_has_the_same_id_and_body_and_its_own_timestamp(
     inbox.fault(503, count=2)
     for _ in range(2):
         assert type(failure(target, *events)) is Unavailable
-        clock.pass_seconds(600)
+        clock.advance(600)
     target.send(events)
     tries = inbox.received
     assert len(tries) == 3
