@@ -51,8 +51,8 @@ class Imds(Protocol):
             incarnation: DocumentIncarnation of that document as received; api-version 2017-03-01 asks for it.
 
         Raises:
-            ImdsError: no status 200 within 10 s. `status` 400: IMDS refuses the request, nothing was approved. Without
-                a status, the events may have been approved.
+            ImdsError: no status 200 within 10 s. `status` 400: IMDS refuses the request, nothing was approved.
+                Without a status, the events may have been approved.
         """
         ...
 
