@@ -198,14 +198,14 @@ def _driver(subparsers: Subparsers, name: str, help_text: str, example: str) -> 
 
 
 def _schedule(args: argparse.Namespace) -> int:
-    known = list(_ask(args.control, "GET", "/state")["vms"])
+    known = list(_call(args.control, "GET", "/state")["vms"])
     resources = args.resources or known
     strangers = [name for name in resources if name not in known]
     if strangers:
         raise LabError(
             f"--vm given: {', '.join(strangers)}; expected: {', '.join(known)}, which this lab has"
         )
-    answer = _ask(
+    answer = _call(
         args.control,
         "POST",
         "/schedule",
@@ -221,15 +221,15 @@ def _schedule(args: argparse.Namespace) -> int:
 
 
 def _act_on_event(args: argparse.Namespace) -> int:
-    _ask(args.control, "POST", f"/{args.lab_command}", event_id=args.event_id)
+    _call(args.control, "POST", f"/{args.lab_command}", event_id=args.event_id)
     return EXIT_FINE
 
 
 def _fault(args: argparse.Namespace) -> int:
     if args.kind == "clear":
-        _ask(args.control, "POST", "/clear-faults")
+        _call(args.control, "POST", "/clear-faults")
         return EXIT_FINE
-    _ask(
+    _call(
         args.control,
         "POST",
         "/fault",
@@ -242,7 +242,7 @@ def _fault(args: argparse.Namespace) -> int:
 
 
 def _state(args: argparse.Namespace) -> int:
-    print(json.dumps(_ask(args.control, "GET", "/state"), indent=2))
+    print(json.dumps(_call(args.control, "GET", "/state"), indent=2))
     return EXIT_FINE
 
 
@@ -252,7 +252,7 @@ def _scenarios(_: argparse.Namespace) -> int:
     return EXIT_FINE
 
 
-def _ask(control_url: str, method: str, path: str, **values: Any) -> Any:
+def _call(control_url: str, method: str, path: str, **values: Any) -> Any:
     """Return what the control API answers; raise LabError where it refuses or nobody is there."""
     host, port = _host_and_port(control_url)
     connection = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
@@ -294,10 +294,10 @@ def _serve(args: argparse.Namespace) -> int:
     stop = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(_stopped_by_signals(stop))
-        inbox = stack.enter_context(Inbox(port=args.port_base, tell=_teller("inbox")))
+        inbox = stack.enter_context(Inbox(port=args.port_base, report=_reporter("inbox")))
         lab = stack.enter_context(_imds(args, scenario))
         bus = _start_bus(stack, args)
-        grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), tell=_teller("grid")))
+        grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), report=_reporter("grid")))
         _print_addresses(lab, inbox, grid, bus)
         grid.subscribe(f"{inbox.base_url}{PUSH_PATH}")
         # beside the main thread, which must never hold the flag's lock: its signal handlers set the flag
@@ -305,7 +305,7 @@ def _serve(args: argparse.Namespace) -> int:
         story.start()
         while story.is_alive():
             story.join(0.5)  # a limit, since Windows handles no signal during an endless wait
-        _tell("lab", "stops")
+        _report("lab", "stops")
     return EXIT_FINE
 
 
@@ -324,8 +324,8 @@ def _port(args: argparse.Namespace, offset: int) -> int:
 
 def _play_until(stop: threading.Event, scenario: Scenario | None, lab: ImdsLab) -> None:
     if scenario is not None:
-        _tell("scenario", scenario.title)
-        play(scenario, lab, stop, _tell_step)
+        _report("scenario", scenario.title)
+        play(scenario, lab, stop, _report_step)
     stop.wait()
 
 
@@ -337,7 +337,7 @@ def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:
         scale_set=scenario.scale_set if scenario else "web",
         time_scale=default_scale if args.time_scale is None else args.time_scale,
         port=_port(args, CONTROL_OFFSET),
-        tell=_teller("imds"),
+        report=_reporter("imds"),
     )
 
 
@@ -429,13 +429,13 @@ One voice for a fleet: save this as relay.toml, then run imds-bridge relay --con
 """
 
 
-def _tell_step(step: Step) -> None:
-    _tell("scenario", step.tell)
+def _report_step(step: Step) -> None:
+    _report("scenario", step.text)
 
 
-def _teller(who: str) -> Callable[[str], None]:
-    return lambda sentence: _tell(who, sentence)
+def _reporter(who: str) -> Callable[[str], None]:
+    return lambda sentence: _report(who, sentence)
 
 
-def _tell(who: str, sentence: str) -> None:
+def _report(who: str, sentence: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {who:8} {sentence}", flush=True)

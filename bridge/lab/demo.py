@@ -24,9 +24,9 @@ from bridge.http.signing import sign
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
+from bridge.lab.narrator import Narrator, Watcher
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.lab.telling import Teller, Watcher
 from bridge.outbox.inspect import newest
 from bridge.outbox.state_dir import StateFolder
 
@@ -100,10 +100,10 @@ def add_parser(commands: Any) -> None:
 
 def run() -> int:
     """Run the demonstration; return 0 only if everything arrived."""
-    tell = Teller()
+    narrate = Narrator()
     scenario = load_scenario("demo")
     with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder:
-        result = _Demo(scenario, Path(folder), tell).play()
+        result = _Demo(scenario, Path(folder), narrate).play()
     print(result.last_line(), flush=True)
     return 1 if result.faults else 0
 
@@ -111,18 +111,18 @@ def run() -> int:
 class _Demo:
     """One run of the story, with everything that it needs."""
 
-    def __init__(self, scenario: Scenario, folder: Path, tell: Teller) -> None:
+    def __init__(self, scenario: Scenario, folder: Path, narrate: Narrator) -> None:
         self._scenario = scenario
         self._folder = folder
-        self._tell = tell
+        self._narrate = narrate
         self._config = folder / "config.toml"
         self._states = [StateFolder(folder / "state" / role) for role in ROLES]
         self._approver: threading.Thread | None = None
 
     def play(self) -> Result:
         """Start all, play the story, stop all, and judge."""
-        scenario, tell = self._scenario, self._tell
-        tell("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
+        scenario, narrate = self._scenario, self._narrate
+        narrate("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
         with ExitStack() as stack:
             self._inbox = stack.enter_context(Inbox(strict=True))
             self._bus = stack.enter_context(ServiceBusLab(BUS_FILE))
@@ -139,7 +139,7 @@ class _Demo:
             pids = ", ".join(
                 f"`imds-bridge {role}` as {p.pid}" for role, p in zip(ROLES, processes, strict=True)
             )
-            tell("STORY", f"on {scenario.vms[0]} run {pids}; IMDS is polled every second")
+            narrate("STORY", f"on {scenario.vms[0]} run {pids}; IMDS is polled every second")
             with self._watching():
                 play(scenario, self._imds, threading.Event(), self._step)
                 self._wait_for_the_end()
@@ -209,7 +209,7 @@ allow = [{{ event_source = ["User"] }}]
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
         stop = threading.Event()
-        watcher = Watcher(self._imds, self._states, self._inbox, self._chat, self._tell)
+        watcher = Watcher(self._imds, self._states, self._inbox, self._chat, self._narrate)
         thread = threading.Thread(target=watcher.run, args=(stop,))
         thread.start()
         try:
@@ -219,7 +219,7 @@ allow = [{{ event_source = ["User"] }}]
             thread.join()
 
     def _step(self, step: Step) -> None:
-        self._tell("STORY", step.tell)
+        self._narrate("STORY", step.text)
         if step.arguments.get("event") == "reboot":
             self._approver = threading.Thread(target=self._approve, daemon=True)
             self._approver.start()
@@ -239,7 +239,7 @@ allow = [{{ event_source = ["User"] }}]
         """Approve the reboot as an operator does, then try what must be refused."""
         event_id = next(event["EventId"] for event in self._imds.events if event["EventType"] == "Reboot")
         threading.Event().wait(PREPARE_SECONDS)
-        self._tell("APPROVE", f"$ imds-bridge approve {event_id} --reason drained --wait")
+        self._narrate("APPROVE", f"$ imds-bridge approve {event_id} --reason drained --wait")
         command = [sys.executable, "-m", "bridge", "approve", event_id, "--reason", "drained", "--wait"]
         with subprocess.Popen(  # noqa: S603 - our own command
             [*command, "--config", str(self._config)],
@@ -248,14 +248,14 @@ allow = [{{ event_source = ["User"] }}]
             text=True,
         ) as process:
             for line in process.stdout or ():
-                self._tell("APPROVE", line.rstrip())
+                self._narrate("APPROVE", line.rstrip())
         late = datetime.now(UTC) - timedelta(minutes=5)
         for what, data, secret in (
             ("a forged command", {}, FORGED_SECRET),
             ("an expired command", {"ExpiresAt": late.isoformat()}, SECRET),
             ("a command for another VM", {"Vm": self._scenario.vms[1]}, SECRET),
         ):
-            self._tell("APPROVE", f"{what} is put on the bus")
+            self._narrate("APPROVE", f"{what} is put on the bus")
             self._send({"EventId": event_id, "Id": what, **data}, secret)
 
     def _send(self, command: Mapping[str, Any], secret: str) -> None:

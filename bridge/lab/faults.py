@@ -1,4 +1,4 @@
-"""Faults: how the simulators answer wrongly, on demand."""
+"""Faults: the wrong answers that the simulators give on demand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Self
 
-from bridge.lab.httpd import NO_ANSWER, Answer, LabError, Request, check_seconds, json_answer
+from bridge.lab.httpd import NO_ANSWER, Answer, HttpRequest, LabError, check_seconds, json_answer
 
 HUGE_BODY_BYTES = 5 * 1024 * 1024
 
@@ -30,11 +30,11 @@ FAULT_KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Say how one request, or several, are answered wrongly; None in a filter takes all."""
+    """Describe one kind of wrong answer, and the requests it applies to; None in a filter matches all."""
 
     kind: str
     status: int = 500
-    seconds: float = 0.0  # real ones, before the answer
+    seconds: float = 0.0  # real seconds before the answer
     retry_after: str | int | None = None
     body: bytes = b""
     server: str | None = None
@@ -52,7 +52,10 @@ class Fault:
     def of(cls, kind: str | int, *, seconds: float | None = None, **rest: Any) -> Self:
         """Return the fault for a kind, a status number or a status name such as `gone`.
 
-        Slow kinds take 5 seconds where none are given, the slow first call 120.
+        Args:
+            kind: one of FAULT_KINDS, or a status.
+            seconds: real seconds before the answer; None: 5 for `slow`, 120 for `slow_first_call`, else 0.
+            rest: the other fields.
         """
         text = str(kind).strip().lower().replace("-", "_").replace(" ", "_")
         if text.upper() in HTTPStatus.__members__:
@@ -65,8 +68,8 @@ class Fault:
             seconds = {"slow": 5.0, "slow_first_call": 120.0}.get(text, 0.0)
         return cls(kind=text, seconds=seconds, **rest)
 
-    def takes(self, request: Request) -> bool:
-        """Tell whether this fault is meant for the request."""
+    def matches(self, request: HttpRequest) -> bool:
+        """Return whether this fault applies to the request."""
         return (
             self.server in (None, request.server)
             and self.method in (None, request.method)
@@ -74,7 +77,7 @@ class Fault:
         )
 
     def answer(self, right: Callable[[], Answer]) -> Answer:
-        """Return the wrong answer; `right` is called only by the kinds that process the request."""
+        """Return the wrong answer; only the kinds that process the request call `right`."""
         return replace(self._wrong(right), delay_seconds=self.seconds)
 
     def _wrong(self, right: Callable[[], Answer]) -> Answer:
@@ -116,15 +119,15 @@ class Fault:
 @dataclass(kw_only=True)
 class _Queued:
     fault: Fault
-    left: int | None  # None: for ever
-    on_at: float | None = None  # slow_first_call: when the service is on
+    left: int | None  # None: without limit
+    on_at: float | None = None  # slow_first_call: when the service is turned on
 
     def hand_out(self, at: float) -> Fault | None:
-        """Return the fault for a request that came then; None once the service is on."""
+        """Return the fault for a request that arrived at `at`; None once the service is turned on."""
         if self.fault.kind != "slow_first_call":
             self.left = None if self.left is None else self.left - 1
             return self.fault
-        # the first call turns the service on; those that come meanwhile wait for the rest
+        # the first call turns the service on; calls that arrive meanwhile wait for the remaining time
         self.on_at = self.on_at or at + self.fault.seconds
         if at < self.on_at:
             return replace(self.fault, seconds=self.on_at - at)
@@ -133,7 +136,7 @@ class _Queued:
 
 
 class Faults:
-    """Keep faults in order and hand one to each request they are meant for. Thread-safe."""
+    """Keep faults in order and apply the first that matches to each request. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -142,14 +145,16 @@ class Faults:
         self._closed = False
 
     def add(self, fault: Fault, *, count: int | None = 1) -> None:
-        """Queue the fault for `count` requests; None is for ever."""
+        """Queue the fault for `count` requests; None for no limit."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise LabError(f"count given: {count!r}; expected: a whole number from 1 up, or none for ever")
+            raise LabError(
+                f"count given: {count!r}; expected: a whole number from 1 up, or none for no limit"
+            )
         with self._lock:
             self._queue.append(_Queued(fault=fault, left=count))
 
     def clear(self) -> None:
-        """Forget all faults and let go of every request that one of them holds."""
+        """Remove all faults and answer every request that one of them delays."""
         with self._lock:
             self._queue.clear()
             self._cleared.set()
@@ -157,20 +162,20 @@ class Faults:
                 self._cleared = threading.Event()
 
     def close(self) -> None:
-        """Clear for good: no request is held from now on."""
+        """Remove all faults and accept no more: no request is delayed from now on."""
         with self._lock:
             self._closed = True
         self.clear()
 
-    def apply(self, request: Request, right: Callable[[], Answer]) -> Answer:
-        """Return the right answer, or the wrong one that is due."""
+    def apply(self, request: HttpRequest, right: Callable[[], Answer]) -> Answer:
+        """Return the right answer, or that of the first fault that matches."""
         with self._lock:
             fault = None if self._closed else self._take(request)
             interrupt = self._cleared
         return right() if fault is None else replace(fault.answer(right), interrupt=interrupt)
 
-    def _take(self, request: Request) -> Fault | None:
-        for queued in [one for one in self._queue if one.fault.takes(request)]:
+    def _take(self, request: HttpRequest) -> Fault | None:
+        for queued in [one for one in self._queue if one.fault.matches(request)]:
             fault = queued.hand_out(request.at)
             if queued.left == 0:
                 self._queue.remove(queued)

@@ -1,4 +1,4 @@
-"""Serve HTTP for the simulators: whole requests, answers as bad as asked for, and a prompt end."""
+"""Serve HTTP for the simulators: record whole requests, send broken answers on demand, stop promptly."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ NO_ANSWER = 0  # the status recorded for a request that gets none
 
 
 class LabError(ValueError):
-    """Say that a simulator was asked for something it cannot do: given, expected."""
+    """A simulator was asked for something it cannot do; the message names what was given and expected."""
 
 
 class Headers(Mapping[str, str]):
-    """Hold header values by name, whatever its letter case; a repeated header is joined by commas."""
+    """Hold header values by case-insensitive name; the values of a repeated header are joined by commas."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         self._values: dict[str, str] = {}
@@ -50,8 +50,8 @@ class Headers(Mapping[str, str]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """Hold one request as it came, and the status it was answered with (0: none)."""
+class HttpRequest:
+    """Hold one request as received, and the status of its answer (0: none)."""
 
     server: str
     method: str
@@ -69,7 +69,7 @@ class Request:
         return parse_qs(self.query, keep_blank_values=True)
 
     def json(self) -> Any:
-        """Return the body read as JSON; raise ValueError where it is none."""
+        """Return the body parsed as JSON; raise ValueError if it is not JSON."""
         return json.loads(self.body)
 
     def summary(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Hold what to send, and how badly."""
+    """Hold what to send, and how to break it."""
 
     status: int = 200
     body: bytes = b""
@@ -97,7 +97,7 @@ class Answer:
     drip: bool = False
     hang: bool = False
     drop: bool = False
-    interrupt: threading.Event | None = None  # set when faults are cleared: ends each wait of this answer
+    interrupt: threading.Event | None = None  # set when faults are cleared; ends each wait of this answer
 
 
 def json_answer(value: object, status: int = 200, **headers: str) -> Answer:
@@ -109,7 +109,7 @@ def json_answer(value: object, status: int = 200, **headers: str) -> Answer:
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is not a finite number of seconds from 0 up."""
+    """Raise LabError unless the value is a finite number of seconds from 0 up."""
     if (
         not isinstance(value, (int, float))
         or isinstance(value, bool)
@@ -124,16 +124,16 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
-    allow_reuse_address = sys.platform != "win32"  # where it lets two servers have one port
+    allow_reuse_address = sys.platform != "win32"  # on Windows it would let two servers share one port
 
-    def __init__(self, name: str, handle: Callable[[Request], Answer], *, port: int = 0) -> None:
+    def __init__(self, name: str, handle: Callable[[HttpRequest], Answer], *, port: int = 0) -> None:
         self.name = name
         self.handle = handle
         self._open: set[socket.socket] = set()
         self._none_open = threading.Condition()
         try:
             super().__init__(("127.0.0.1", port), _Handler)
-        except (OSError, OverflowError) as error:  # taken or not allowed; no port number at all
+        except (OSError, OverflowError) as error:  # in use or not allowed; or not a port number
             raise LabError(f"port given: {port}; expected: a free one ({error})") from error
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.02}, name=f"lab-{name}", daemon=True
@@ -164,26 +164,26 @@ class Server(ThreadingHTTPServer):
             self._none_open.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went away; everything else is a fault of the lab and shown."""
+        """Ignore clients that disconnected; print every other error, since it is a bug of the lab."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
     def close(self) -> None:
-        """Stop accepting, cut every connection, and wait for their threads."""
+        """Stop accepting, close every connection, and wait for their threads."""
         self.shutdown()
         self._thread.join()
         with self._none_open:
             for connection in self._open:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
-                except OSError:  # the client has already gone
+                except OSError:  # the client has already disconnected
                     continue
             self._none_open.wait_for(lambda: not self._open, timeout=10)
         self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Read whole requests of any method, and send answers as badly as they ask for."""
+    """Read whole requests of any method, and send answers with the faults they carry."""
 
     protocol_version = "HTTP/1.1"
     server_version = "imds-bridge-lab"
@@ -192,17 +192,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Serve every method by the same function: which ones are refused is the simulator's matter."""
+        """Serve every method with the same function: the simulator decides which to refuse."""
         if name.startswith("do_"):
             return self._serve
         raise AttributeError(name)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class has this name
         """Write no access log: requests are recorded."""
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)
-        request = Request(
+        request = HttpRequest(
             server=self.server.name,
             method=self.command,
             path=parts.path,
@@ -238,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _read(self, length: int) -> bytes:
         body = self.rfile.read(length)
         if len(body) < length:
-            raise ConnectionAbortedError("the client left in the middle of a body")
+            raise ConnectionAbortedError("the client disconnected before the end of the body")
         return body
 
     def _send(self, answer: Answer) -> None:
@@ -267,15 +267,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(
-    predicate: Callable[[], T], timeout: float, changed: threading.Condition, tell: Callable[[], str]
+    predicate: Callable[[], T], timeout: float, changed: threading.Condition, describe: Callable[[], str]
 ) -> T:
-    """Wait until the predicate holds.
+    """Wait until the predicate returns a true value.
 
-    It is asked after every change and also every 50 ms, and never under a lock, so that it may look at
-    other things than the simulator.
+    It is called after every change and at least every 50 ms, and never under a lock, so that it may also check
+    things outside the simulator.
+
+    Args:
+        predicate: the condition.
+        timeout: in seconds.
+        changed: notified when the simulator's state has changed.
+        describe: returns the state, for the error.
 
     Returns: what the predicate returned.
-    Raises: AssertionError with what `tell` says, after `timeout` seconds.
+    Raises: AssertionError with the state, after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -284,19 +290,19 @@ def wait_for(
             return value
         rest_seconds = deadline - time.monotonic()
         if rest_seconds <= 0:
-            raise AssertionError(f"not within {timeout:g} s; {tell()}")
+            raise AssertionError(f"not within {timeout:g} s; {describe()}")
         with changed:
             changed.wait(min(rest_seconds, 0.05))
 
 
-def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable[[Request], Answer]:
+def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable[[HttpRequest], Answer]:
     """Return a handler that calls a function for each (method, path) with the JSON body as its arguments.
 
-    A LabError, or arguments that the function does not take, are answered by 400 and why. A function that
-    returns None is answered by `{"ok": true}`.
+    A LabError, or unexpected arguments, are answered with 400 and the reason. A function that returns None is
+    answered with `{"ok": true}`.
     """
 
-    def handle(request: Request) -> Answer:
+    def handle(request: HttpRequest) -> Answer:
         function = routes.get((request.method, request.path.rstrip("/")))
         if function is None:
             known = ", ".join(f"{method} {path}" for method, path in routes)
@@ -304,14 +310,14 @@ def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable
             return json_answer({"error": f"given: {given}; expected one of: {known}"}, 404)
         try:
             value = _call(function, request)
-        except (LabError, TypeError) as error:  # a TypeError: some value of the wrong JSON type
+        except (LabError, TypeError) as error:  # a TypeError: a value of the wrong JSON type
             return json_answer({"error": str(error)}, 400)
         return json_answer({"ok": True} if value is None else value)
 
     return handle
 
 
-def _call(function: Callable[..., object], request: Request) -> object:
+def _call(function: Callable[..., object], request: HttpRequest) -> object:
     if request.method == "GET":
         arguments: Any = {name: values[0] for name, values in request.parameters.items()}
     else:

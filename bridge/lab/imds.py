@@ -1,4 +1,4 @@
-"""Simulate IMDS for the VMs of one group, as strict as the real one."""
+"""Simulate IMDS for the VMs of one group, as strict as the real service."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from bridge.lab.httpd import (
     JSON_TYPE,
     KEPT_REQUESTS,
     Answer,
+    HttpRequest,
     LabError,
-    Request,
     Server,
     check_seconds,
     control,
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class Approval(NamedTuple):
-    """Hold one approval that was answered by 200."""
+    """Hold one approval that was answered with 200."""
 
     vm: str
     event_id: str  # as posted
@@ -69,15 +69,15 @@ class Approval(NamedTuple):
 @dataclass(kw_only=True)
 class _Vm:
     name: str
-    served: dict[str, Any] | bytes | None = None  # a document that stands in for the events
-    recent: deque[float] = field(default_factory=deque)  # arrivals within the last lab second
+    served: dict[str, Any] | bytes | None = None  # a document to serve in place of the events
+    recent: deque[float] = field(default_factory=deque)  # requests within the last lab second
 
 
 class ImdsLab:
     """Serve a simulated IMDS for each VM of one group, each on its own port, and a control API.
 
-    Every method may be called from any thread. All seconds named `notice_seconds` or `impact_seconds` are
-    lab seconds, of which `time_scale` go into one real second; those of faults and waits are real.
+    Every method may be called from any thread. `notice_seconds` and `impact_seconds` are lab seconds, of which
+    `time_scale` pass in one real second; faults and timeouts use real seconds.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class ImdsLab:
         approvals: Approvals = "immediate",
         rate_limit: int | None = 5,
         port: int = 0,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """Start to serve.
+        """Start the servers.
 
         Args:
             vms: the names of the VMs.
-            time_scale: how many lab seconds go into a real one.
-            scale_set: what instance data gives as vmScaleSetName; empty for none.
-            approvals: whether an approved event starts immediately or is held until NotBefore or release.
-            rate_limit: requests that a VM may make in any lab second; None for no limit.
-            port: of the control API, the VMs on those that follow; 0 for any free ones.
-            tell: gets a sentence for everything that happens to an event.
+            time_scale: how many lab seconds pass in one real second.
+            scale_set: vmScaleSetName in the instance data; empty for none.
+            approvals: whether an approved event starts immediately, or waits ("hold") for NotBefore or `release`.
+            rate_limit: requests that each VM may send per lab second; None for no limit.
+            port: of the control API; the VMs get the ports that follow. 0 for any free ports.
+            report: called with a sentence for everything that happens to an event.
         """
         if not vms or len({name.casefold() for name in vms}) != len(vms) or not all(vms):
             raise LabError(f"vms given: {list(vms)}; expected: one or more different names")
@@ -113,11 +113,13 @@ class ImdsLab:
         self._rate_limit = rate_limit
         self._changed = threading.Condition()
         self._timetable = Timetable(
-            time_scale=time_scale, approvals=approvals, tell=self._tell_and_wake(tell or (lambda _: None))
+            time_scale=time_scale,
+            approvals=approvals,
+            report=self._report_and_notify(report or (lambda _: None)),
         )
         self._faults = Faults()
         self._vms = {name: _Vm(name=name) for name in vms}
-        self._requests: deque[Request] = deque(maxlen=KEPT_REQUESTS)
+        self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._approvals: list[Approval] = []
         self._closed = False
         with ExitStack() as stack:
@@ -151,10 +153,10 @@ class ImdsLab:
         self.close()
 
     def close(self) -> None:
-        """End at once, also while requests hang. A second call does nothing."""
+        """Stop immediately, even while requests hang. A second call does nothing."""
         self._stack.close()
 
-    # --- where it is ---
+    # --- addresses ---
 
     @property
     def vms(self) -> tuple[str, ...]:
@@ -165,7 +167,7 @@ class ImdsLab:
         """Return the base URL of the VM's IMDS."""
         return self._urls[self._vm(vm).name]
 
-    # --- what happens ---
+    # --- events ---
 
     def schedule(
         self,
@@ -184,15 +186,15 @@ class ImdsLab:
         """Add an event.
 
         Args:
-            event_type: one of EVENT_TYPES, or any other text to see how it is borne.
-            resources: names of VMs, not necessarily of this lab's; may be empty.
-            notice_seconds: lab seconds until NotBefore, when it starts by itself.
+            event_type: one of EVENT_TYPES, or any other text to test an unknown type.
+            resources: names of VMs, which need not belong to this lab; may be empty.
+            notice_seconds: lab seconds until NotBefore, when it starts without an approval.
             event_source: Platform or User.
-            duration_seconds: what DurationInSeconds shows; -1 for unknown.
+            duration_seconds: the value of DurationInSeconds; -1 for unknown.
             description: may be empty.
-            event_id: a new one is made where it is None.
-            event_status: "Started" for one that gives no notice.
-            completes: whether it goes by itself, `impact_seconds` after its start.
+            event_id: None to generate one.
+            event_status: "Started" for an event without notice.
+            completes: whether it completes on its own, `impact_seconds` after its start.
             impact_seconds: lab seconds.
 
         Returns: its EventId.
@@ -222,33 +224,33 @@ class ImdsLab:
             self._timetable.start(event_id)
 
     def cancel(self, event_id: str) -> None:
-        """Take a Scheduled event away; LabError if it has started."""
+        """Cancel a Scheduled event; raise LabError if it has started."""
         with self._changed:
             self._timetable.cancel(event_id)
 
     def complete(self, event_id: str) -> None:
-        """Take an event away, whatever its status."""
+        """Complete an event, whatever its status."""
         with self._changed:
             self._timetable.complete(event_id)
 
     def release(self, event_id: str) -> None:
-        """Start a held event at once if it is approved, else as soon as it is."""
+        """Stop holding an event: start it now if it is approved, else when it is approved."""
         with self._changed:
             self._timetable.release(event_id)
 
     def update(self, event_id: str, **fields: Any) -> None:
-        """Set any field of the document's event, or `notice_seconds`, under a new incarnation."""
+        """Set fields of an event, or `notice_seconds`, and increase DocumentIncarnation."""
         with self._changed:
             self._timetable.change(event_id, fields)
 
     def change_quietly(self, event_id: str, **fields: Any) -> None:
-        """Set any field under the same incarnation."""
+        """Set fields of an event and keep DocumentIncarnation."""
         with self._changed:
             self._timetable.change(event_id, fields, quietly=True)
             self._changed.notify_all()
 
     def reset_incarnation(self, to: int = 1) -> None:
-        """Let DocumentIncarnation go on from another number."""
+        """Continue DocumentIncarnation from another number."""
         if not isinstance(to, int) or isinstance(to, bool):
             raise LabError(f"to given: {to!r}; expected: a whole number")
         with self._changed:
@@ -256,7 +258,7 @@ class ImdsLab:
             self._changed.notify_all()
 
     def serve_document(self, document: dict[str, Any] | bytes | None, vm: str | None = None) -> None:
-        """Serve exactly this document, on all VMs or one, until None clears it."""
+        """Serve exactly this document, on all VMs or one; None serves the events again."""
         if not isinstance(document, (dict, bytes, type(None))):
             raise LabError(f"document given: {document!r}; expected: an object, bytes or none")
         with self._changed:
@@ -275,16 +277,16 @@ class ImdsLab:
         method: str | None = "GET",
         path: str | None = None,
     ) -> None:
-        """Answer the next requests wrongly, after the faults that wait before this one.
+        """Answer the next requests wrongly, after the faults that are already queued.
 
         Args:
             kind: one of FAULT_KINDS, or an HTTP status by number or name.
-            vm: only this one's; None for any.
-            count: how many requests; None for ever.
-            seconds: real ones before the answer; 5 for `slow`, 120 for `slow_first_call`, else 0.
-            retry_after: goes into the header of an HTTP status.
-            method: only these; None for any.
-            path: only paths that begin so, such as EVENTS_PATH.
+            vm: only requests of this VM; None for any.
+            count: the number of requests; None for no limit.
+            seconds: real seconds before the answer; default 5 for `slow`, 120 for `slow_first_call`, else 0.
+            retry_after: the Retry-After header of an HTTP status.
+            method: only requests with this method; None for any.
+            path: only paths with this prefix, such as EVENTS_PATH.
         """
         server = self._vm(vm).name if vm is not None else None
         fault = Fault.of(
@@ -293,43 +295,43 @@ class ImdsLab:
         self._faults.add(fault, count=count)
 
     def clear_faults(self) -> None:
-        """Forget all faults; requests that one of them holds are let go."""
+        """Remove all faults; requests that one of them delays are answered."""
         self._faults.clear()
 
-    # --- what was seen ---
+    # --- what happened ---
 
     @property
     def incarnation(self) -> int:
-        """Return the DocumentIncarnation that is shown now."""
+        """Return the current DocumentIncarnation."""
         with self._changed:
             self._timetable.advance()
             return self._timetable.incarnation
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Return the events as the newest api-version shows them now."""
+        """Return the current events as the newest api-version shows them."""
         with self._changed:
             self._timetable.advance()
             return self._timetable.fields()
 
     @property
     def approvals(self) -> list[Approval]:
-        """Return every approval that was answered by 200."""
+        """Return every approval that was answered with 200."""
         with self._changed:
             return list(self._approvals)
 
-    def requests(self, vm: str | None = None) -> list[Request]:
-        """Return the requests so far, in order of arrival; they are there before they are answered."""
+    def requests(self, vm: str | None = None) -> list[HttpRequest]:
+        """Return the requests so far, in order of arrival; each is recorded before its answer is sent."""
         name = None if vm is None else self._vm(vm).name
         with self._changed:
             return [request for request in self._requests if name in (None, request.server)]
 
     def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
-        """Wait until the predicate holds; AssertionError with the state after `timeout` real seconds."""
+        """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
         return wait_for(predicate, timeout, self._changed, lambda: json.dumps(self.state()))
 
     def state(self) -> dict[str, Any]:
-        """Return everything that the control API shows as the state."""
+        """Return the state as the control API shows it."""
         with self._changed:
             self._timetable.advance()
             return {
@@ -341,19 +343,19 @@ class ImdsLab:
                 "requests": len(self._requests),
             }
 
-    # --- inside ---
+    # --- internals ---
 
     def _vm(self, name: str) -> _Vm:
         if name not in self._vms:
             raise LabError(f"vm given: {name!r}; expected one of: {', '.join(self._vms)}")
         return self._vms[name]
 
-    def _tell_and_wake(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        def told(sentence: str) -> None:
+    def _report_and_notify(self, report: Callable[[str], None]) -> Callable[[str], None]:
+        def report_and_notify(sentence: str) -> None:
             self._changed.notify_all()
-            tell(sentence)
+            report(sentence)
 
-        return told
+        return report_and_notify
 
     def _keep_time(self) -> None:
         with self._changed:
@@ -383,7 +385,7 @@ class ImdsLab:
             ("GET", "/requests"): lambda vm=None: [one.summary() for one in self.requests(vm)],
         }
 
-    def _handle(self, request: Request) -> Answer:
+    def _handle(self, request: HttpRequest) -> Answer:
         with self._changed:
             over_limit = self._is_over_limit(self._vms[request.server], request.at)
         if over_limit:
@@ -401,7 +403,7 @@ class ImdsLab:
             vm.recent.popleft()
         return self._rate_limit is not None and len(vm.recent) > self._rate_limit
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: HttpRequest) -> Answer:
         if refusal := refusal_of(request):
             return refusal
         if path_of(request) == EVENTS_PATH:
@@ -409,7 +411,7 @@ class ImdsLab:
         compute = compute_of(request.server, self.scale_set)
         return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
 
-    def _document(self, request: Request) -> Answer:
+    def _document(self, request: HttpRequest) -> Answer:
         with self._changed:
             self._timetable.advance()
             served = self._vms[request.server].served
@@ -420,7 +422,7 @@ class ImdsLab:
             return json_answer(served)
         return json_answer(render_document(incarnation, events, version_of(request)))
 
-    def _approve(self, request: Request) -> Answer:
+    def _approve(self, request: HttpRequest) -> Answer:
         try:
             event_ids = event_ids_of(request.body)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Simulate whoever receives webhooks: record deliveries, shake hands, misbehave on demand."""
+"""Simulate a webhook receiver: record deliveries, answer the handshake, send faults on demand."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Any, Self, TypeVar, overload
 from urllib.parse import unquote
 
 from bridge.lab.faults import Fault, Faults
-from bridge.lab.httpd import KEPT_REQUESTS, Answer, Request, Server, control, json_answer, wait_for
+from bridge.lab.httpd import KEPT_REQUESTS, Answer, HttpRequest, Server, control, json_answer, wait_for
 
 T = TypeVar("T")
-Received = Request
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -24,8 +23,8 @@ REQUIRED = ("id", "source", "specversion", "type")
 CONTROL_PATH = "/lab/"
 
 
-def cloud_events(received: Received) -> list[dict[str, Any]]:
-    """Return the CloudEvents of a delivery in structured, batch or binary mode; none where it has none."""
+def cloud_events(received: HttpRequest) -> list[dict[str, Any]]:
+    """Return the CloudEvents of a delivery in structured, batch or binary mode; empty if it has none."""
     media_type = _media_type(received)
     try:
         if media_type == STRUCTURED:
@@ -41,8 +40,8 @@ def cloud_events(received: Received) -> list[dict[str, Any]]:
     return [event for event in content if isinstance(event, dict)] if isinstance(content, list) else []
 
 
-def problem(received: Received) -> tuple[int, str] | None:
-    """Return the status and the reason with which a strict receiver of CloudEvents refuses, or None."""
+def problem(received: HttpRequest) -> tuple[int, str] | None:
+    """Return the status and the reason with which a strict CloudEvents receiver refuses, or None."""
     media_type = _media_type(received)
     if received.method != "POST":
         return 405, f"method given: {received.method}; expected: POST"
@@ -81,7 +80,7 @@ def _event_problem(event: Any) -> str:
     return ""
 
 
-def _binary_event(received: Received) -> dict[str, Any]:
+def _binary_event(received: HttpRequest) -> dict[str, Any]:
     event: dict[str, Any] = {
         name.removeprefix("ce-"): unquote(value.removeprefix('"').removesuffix('"'))
         for name, value in received.headers.items()
@@ -101,7 +100,7 @@ def _binary_event(received: Received) -> dict[str, Any]:
         return {**event, "data_base64": base64.b64encode(received.body).decode()}
 
 
-def _media_type(received: Received) -> str:
+def _media_type(received: HttpRequest) -> str:
     return received.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -121,27 +120,27 @@ class Inbox:
         token: str | None = None,
         allowed_origin: str | None = "*",
         allowed_rate: str = "120",
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """Start to serve.
+        """Start the server.
 
         Args:
-            port: 0 for any free one.
-            status: of an accepted delivery.
-            strict: whether what is no faultless CloudEvent is refused by 415 or 400.
+            port: 0 for any free port.
+            status: the answer to an accepted delivery.
+            strict: whether to refuse an invalid CloudEvent with 415 or 400.
             token: see require_token.
-            allowed_origin: what the handshake consents to; None for no consent.
-            allowed_rate: deliveries a minute that the handshake consents to, or "*".
-            tell: gets a sentence for each request.
+            allowed_origin: the origin that the handshake allows; None for no consent.
+            allowed_rate: the deliveries per minute that the handshake allows, or "*".
+            report: called with a sentence for each request.
         """
         self._status = status
         self._strict = strict
         self._token = token
         self._allowed_origin = allowed_origin
         self._allowed_rate = allowed_rate
-        self._tell = tell or (lambda _: None)
+        self._report = report or (lambda _: None)
         self._changed = threading.Condition()
-        self._received: deque[Received] = deque(maxlen=KEPT_REQUESTS)
+        self._received: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._faults = Faults()
         self._control = control(
             {
@@ -160,7 +159,7 @@ class Inbox:
         self.close()
 
     def close(self) -> None:
-        """End at once, also while requests hang. A second call does nothing."""
+        """Stop immediately, even while requests hang. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._faults.close()
@@ -173,18 +172,18 @@ class Inbox:
 
     @property
     def url(self) -> str:
-        """Return an address to deliver to; any other path does as well."""
+        """Return an address to deliver to; any other path works as well."""
         return f"{self._server.url}/hook"
 
     @property
-    def received(self) -> list[Received]:
-        """Return all requests in order of arrival, handshakes too; each is there before its answer."""
+    def received(self) -> list[HttpRequest]:
+        """Return all requests in order of arrival, with handshakes; each is recorded before its answer is sent."""
         with self._changed:
             return list(self._received)
 
     @property
-    def accepted(self) -> list[Received]:
-        """Return the deliveries answered by 2xx, or processed and their answer lost."""
+    def accepted(self) -> list[HttpRequest]:
+        """Return the deliveries that were answered with 2xx, or processed without an answer (`lost_answer`)."""
         return [one for one in self.received if one.method != "OPTIONS" and 200 <= one.status < 300]  # noqa: PLR2004
 
     def events(self) -> list[dict[str, Any]]:
@@ -193,7 +192,7 @@ class Inbox:
 
     @property
     def problems(self) -> list[str]:
-        """Return what a strict receiver would refuse in the accepted deliveries."""
+        """Return the reasons for which a strict receiver would have refused accepted deliveries."""
         found = [problem(one) for one in self.accepted]
         return [one[1] for one in found if one is not None]
 
@@ -202,9 +201,9 @@ class Inbox:
     @overload
     def wait_for(self, expected: Callable[[], T], timeout: float = 10) -> T: ...
     def wait_for(self, expected: int | Callable[[], Any], timeout: float = 10) -> Any:
-        """Wait for so many accepted deliveries, or until the predicate holds.
+        """Wait for this many accepted deliveries, or until the predicate holds.
 
-        Raises: AssertionError that tells what arrived, after `timeout` seconds.
+        Raises: AssertionError that lists what arrived, after `timeout` seconds.
         """
         if isinstance(expected, int):
             count = expected
@@ -223,17 +222,17 @@ class Inbox:
         path: str | None = None,
         method: str | None = "POST",
     ) -> None:
-        """Answer the next deliveries wrongly, after the faults that wait before this one.
+        """Answer the next deliveries wrongly, after the faults that are already queued.
 
         Args:
             kind: one of FAULT_KINDS, or an HTTP status by number or name.
-            status: the same as a number; with neither, the right answer after `seconds`, or 503.
-            count: how many requests; None for ever.
-            retry_after: goes into the header of an HTTP status.
-            body: of an HTTP status.
-            seconds: real ones before the answer, whichever it is; 5 for `slow`.
-            path: only paths that begin so.
-            method: only these; None for any.
+            status: an HTTP status; without `kind` and `status`, the right answer after `seconds`, else 503.
+            count: the number of requests; None for no limit.
+            retry_after: the Retry-After header of an HTTP status.
+            body: the body of an HTTP status.
+            seconds: real seconds before the answer; default 5 for `slow`.
+            path: only paths with this prefix.
+            method: only requests with this method; None for any.
         """
         if kind is None:
             kind = status if status is not None else ("slow" if seconds else 503)
@@ -244,30 +243,30 @@ class Inbox:
         self._faults.add(fault, count=count)
 
     def clear_faults(self) -> None:
-        """Forget all faults; requests that one of them holds are let go."""
+        """Remove all faults; requests that one of them delays are answered."""
         self._faults.clear()
 
     def clear(self) -> None:
-        """Forget all faults and all that was received."""
+        """Remove all faults and everything that was received."""
         self._faults.clear()
         with self._changed:
             self._received.clear()
 
     def require_token(self, token: str | None) -> None:
-        """Answer 401 from now on unless a delivery carries the token as `Authorization: Bearer`."""
+        """Answer 401 to deliveries without this token as `Authorization: Bearer`; None to accept all."""
         self._token = token
 
-    def _handle(self, request: Request) -> Answer:
+    def _handle(self, request: HttpRequest) -> Answer:
         if request.path.startswith(CONTROL_PATH):
             return self._control(request)
         answer = self._faults.apply(request, lambda: self._answer(request))
         with self._changed:
             self._received.append(replace(request, status=answer.status))
             self._changed.notify_all()
-        self._tell(f"{request.method} {request.path} {_subject(request)} -> {answer.status or 'no answer'}")
+        self._report(f"{request.method} {request.path} {_subject(request)} -> {answer.status or 'no answer'}")
         return answer
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: HttpRequest) -> Answer:
         if request.method == "OPTIONS":
             return self._handshake(request)
         if self._token is not None and request.headers.get("authorization") != f"Bearer {self._token}":
@@ -276,7 +275,7 @@ class Inbox:
             return json_answer({"error": found[1]}, found[0])
         return Answer(status=self._status)
 
-    def _handshake(self, request: Request) -> Answer:
+    def _handshake(self, request: HttpRequest) -> Answer:
         headers = {"allow": "OPTIONS, POST"}
         if self._allowed_origin is not None and "webhook-request-origin" in request.headers:
             headers["webhook-allowed-origin"] = self._allowed_origin
@@ -290,8 +289,8 @@ class Inbox:
         return f"{len(lines)} requests arrived" + "".join(f"\n  {line}" for line in lines[-50:])
 
 
-def _subject(request: Request) -> str:
-    """Return a few words on what the request carries."""
+def _subject(request: HttpRequest) -> str:
+    """Return a short description of the request's content."""
     events = cloud_events(request)
     if events:
         return ", ".join(str(event.get("type", "?")) for event in events)

@@ -1,4 +1,4 @@
-"""What the simulated IMDS shows and refuses per api-version, as Microsoft documents it. Pure but for new EventIds."""
+"""What the simulated IMDS shows and refuses for each api-version, as Microsoft documents it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from bridge.lab.httpd import Answer, LabError, Request, json_answer
+from bridge.lab.httpd import Answer, HttpRequest, LabError, json_answer
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance"
@@ -52,7 +52,19 @@ def event_fields(
     event_source: str,
     duration_seconds: int,
 ) -> dict[str, Any]:
-    """Return a new event as the newest version shows it, NotBefore still empty; LabError if it cannot be."""
+    """Return a new event as the newest version shows it, with an empty NotBefore.
+
+    Args:
+        event_id: None to generate one.
+        event_type: any text.
+        event_status: any text.
+        resources: names of VMs.
+        description: any text.
+        event_source: any text.
+        duration_seconds: the value of DurationInSeconds.
+
+    Raises: LabError for a value of the wrong type.
+    """
     if not isinstance(resources, (list, tuple)) or not all(isinstance(name, str) for name in resources):
         raise LabError(f"resources given: {resources!r}; expected: a list of VM names")
     if not isinstance(event_type, str) or not event_type:
@@ -111,7 +123,7 @@ def instant_of(text: Any) -> datetime | None:
 
 
 def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
-    """Return the VM's instance data, every primitive a string as the real one's."""
+    """Return the VM's instance data; every primitive is a string, as in the real service."""
     group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{RESOURCE_GROUP}/providers/Microsoft.Compute"
     set_name, _, number = vm.rpartition("_")
     uniform = bool(scale_set) and set_name == scale_set and number.isalnum()
@@ -140,7 +152,7 @@ def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
 
 
 def event_ids_of(body: bytes) -> list[str]:
-    """Return the EventIds that the body of an approval names; raise ValueError where it is malformed."""
+    """Return the EventIds in the body of an approval; raise ValueError if it is malformed."""
     try:
         content = json.loads(body)
     except ValueError as error:
@@ -155,26 +167,28 @@ def event_ids_of(body: bytes) -> list[str]:
 
 
 def ids_in(document: object) -> set[str]:
-    """Return the EventIds of a document, without case; none where it is no document."""
+    """Return the case-folded EventIds of a document; empty if it is not a document."""
     events = document.get("Events") if isinstance(document, dict) else None
     return {str(event.get("EventId")).casefold() for event in events or [] if isinstance(event, dict)}
 
 
-def version_of(request: Request) -> str:
+def version_of(request: HttpRequest) -> str:
     """Return the api-version that the request names, or an empty text."""
     return (request.parameters.get("api-version") or [""])[0]
 
 
-def path_of(request: Request) -> str:
+def path_of(request: HttpRequest) -> str:
     """Return the path without a slash at the end."""
     return request.path.rstrip("/")
 
 
-def refusal_of(request: Request) -> Answer | None:
-    """Return the answer to a request that no IMDS serves, whatever its state, or None."""
+def refusal_of(request: HttpRequest) -> Answer | None:
+    """Return the answer to a request that IMDS refuses in any state, or None."""
     path, version = path_of(request), version_of(request)
     if "x-forwarded-for" in request.headers:
-        return refuse(400, "Bad request. X-Forwarded-For is refused: a proxy must not stand between.")
+        return refuse(
+            400, "Bad request. Requests with X-Forwarded-For, which come through a proxy, are refused."
+        )
     if path not in (EVENTS_PATH, INSTANCE_PATH, COMPUTE_PATH):
         return refuse(404, "Not found.")
     of_events = path == EVENTS_PATH
@@ -184,13 +198,13 @@ def refusal_of(request: Request) -> Answer | None:
     versions = EVENT_VERSIONS if of_events else INSTANCE_VERSIONS
     if version not in versions:
         newest = {"newest-versions": versions[::-1]}
-        return refuse(400, "Bad request. A supported api-version is demanded.", **newest)
+        return refuse(400, "Bad request. A supported api-version is required.", **newest)
     header = request.headers.get("metadata", "").strip().lower()
     if header != "true" and not (of_events and version == PREVIEW):
-        return refuse(400, "Bad request. The header Metadata: true is demanded.")
+        return refuse(400, "Bad request. The header Metadata: true is required.")
     return None
 
 
 def refuse(status: int, message: str, **more: object) -> Answer:
-    """Return an answer that refuses and says why."""
+    """Return an error answer with the reason."""
     return json_answer({"error": message, **more}, status)

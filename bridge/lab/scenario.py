@@ -22,7 +22,7 @@ WHOLE = (int,)
 NAMES = (list,)
 SWITCH = (bool,)
 
-# what each action takes beyond at_seconds, do and tell: name -> (types, demanded)
+# the arguments of each action besides at_seconds, do and text: name -> (types, required)
 ARGUMENTS: dict[str, dict[str, tuple[tuple[type, ...], bool]]] = {
     "schedule": {
         "event": (TEXT, True),
@@ -50,34 +50,34 @@ ARGUMENTS: dict[str, dict[str, tuple[tuple[type, ...], bool]]] = {
     },
     "reset": {"to": (WHOLE, False)},
 }
-STEP_KEYS = ("at_seconds", "do", "tell")
+STEP_KEYS = ("at_seconds", "do", "text")
 SCENARIO_KEYS = ("title", "time_scale", "vms", "scale_set", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Hold one thing that happens."""
+    """Hold one step of a scenario."""
 
     number: int
     at_seconds: float  # lab seconds after the scenario's start
     action: str
-    tell: str  # a sentence for people
+    text: str  # printed when the step runs
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Hold a story to play, its steps in order of time."""
+    """Hold a scenario to play, its steps in order of time."""
 
     title: str
-    time_scale: float  # lab seconds in a real one
+    time_scale: float  # lab seconds per real second
     vms: tuple[str, ...]
     scale_set: str
     steps: tuple[Step, ...]
 
     @property
     def real_seconds(self) -> float:
-        """Return when the last step comes, in real seconds; events may end later by themselves."""
+        """Return when the last step runs, in real seconds; events may end later."""
         return self.steps[-1].at_seconds / self.time_scale
 
 
@@ -87,7 +87,7 @@ def scenario_names() -> list[str]:
 
 
 def load_scenario(name_or_file: str) -> Scenario:
-    """Return a scenario by the name of one that comes with the lab, or from a file.
+    """Return a built-in scenario by its name, or a scenario from a file.
 
     Raises: LabError that names the file, the step, what was given and what was expected.
     """
@@ -102,7 +102,7 @@ def load_scenario(name_or_file: str) -> Scenario:
 
 
 def parse_scenario(text: str, *, file: str) -> Scenario:
-    """Return the scenario that the TOML text tells; `file` names it in errors."""
+    """Return the scenario in the TOML text; `file` names it in errors."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -131,23 +131,29 @@ def play(
     stop: threading.Event,
     on_step: Callable[[Step], None] = lambda _: None,
 ) -> bool:
-    """Play the steps at their time, as the lab's clock goes, until the last one or `stop`.
+    """Play the steps at their times on the lab's clock, until the last one or `stop`.
 
-    A step that has become impossible, such as to cancel what somebody's approval has started, is skipped:
-    `on_step` then gets it with the reason in `tell`.
+    A step that is no longer possible, such as canceling an event that an approval has started, is skipped:
+    `on_step` is then called with the reason in `text`.
 
-    Returns: whether it came to the end.
+    Args:
+        scenario: what to play.
+        lab: where to play it.
+        stop: ends it when set.
+        on_step: called after each step.
+
+    Returns: whether all steps were played.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     event_ids: dict[str, str] = {}
     for step in scenario.steps:
-        wait_seconds = begun + step.at_seconds / lab.time_scale - time.monotonic()
+        wait_seconds = started + step.at_seconds / lab.time_scale - time.monotonic()
         if stop.wait(max(0.0, wait_seconds)):
             return False
         try:
             _do(step, lab, event_ids)
         except LabError as error:
-            on_step(replace(step, tell=f"{step.tell} (skipped: {error})"))
+            on_step(replace(step, text=f"{step.text} (skipped: {error})"))
         else:
             on_step(step)
     return True
@@ -180,20 +186,20 @@ def _step(entry: Any, number: int, vms: list[str], file: str) -> Step:
     action = _value(entry, "do", TEXT, where=where)
     if action not in ARGUMENTS:
         raise LabError(f"{where}: do given: {action!r}; expected one of: {', '.join(ARGUMENTS)}")
-    takes = ARGUMENTS[action]
-    _check_keys(entry, (*STEP_KEYS, *takes), where=where)
+    accepted = ARGUMENTS[action]
+    _check_keys(entry, (*STEP_KEYS, *accepted), where=where)
     _value(entry, "at_seconds", NUMBER, where=where)
-    tell = _value(entry, "tell", TEXT, where=where)
+    text = _value(entry, "text", TEXT, where=where)
     arguments = {
         name: _value(entry, name, types, where=where)
-        for name, (types, demanded) in takes.items()
+        for name, (types, demanded) in accepted.items()
         if demanded or name in entry
     }
     for name in ("at_seconds", "notice_seconds", "impact_seconds", "seconds"):
         _seconds(name, entry.get(name, 0), where=where)
     _check_values(arguments, vms, where)
     return Step(
-        number=number, at_seconds=float(entry["at_seconds"]), action=action, tell=tell, arguments=arguments
+        number=number, at_seconds=float(entry["at_seconds"]), action=action, text=text, arguments=arguments
     )
 
 
@@ -245,7 +251,7 @@ def _check_keys(table: Mapping[str, Any], expected: tuple[str, ...], *, where: s
 
 def _value(table: Mapping[str, Any], name: str, types: tuple[type, ...], *, where: str) -> Any:
     value = table.get(name)
-    # TOML's true is no number, though Python's is an int
+    # TOML's true is not a number, although Python's True is an int
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         given = "nothing" if name not in table else repr(value)
         kinds = {"str": "a text", "int": "a whole number", "float": "a number", "list": "a list"}

@@ -1,4 +1,4 @@
-"""When events start and end: the timetable of one simulated group. Pure but for the clock."""
+"""Decide when the events of one simulated group start and end. No I/O apart from the clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Approvals = Literal["immediate", "hold"]
 @dataclass(kw_only=True)
 class _Event:
     fields: dict[str, Any]  # as a document of the newest version shows them
-    start_at: float | None  # time.monotonic(), as the others; None: not by itself
+    start_at: float | None  # time.monotonic(), like complete_at; None: only by hand
     complete_at: float | None = None
     impact_seconds: float | None = None  # None: stays Started until completed by hand
     approved: bool = False
@@ -34,17 +34,17 @@ class _Event:
 
 
 class Timetable:
-    """Keep the events of one group and let them start and end in time. The caller holds the lock.
+    """Keep the events of one group, and start and end them on time. The caller holds the lock.
 
-    Every method that reads or changes events first does what the clock demands, so that a document never
-    shows an event as Scheduled whose time has come.
+    Every method that reads or changes events first applies what is due, so that a document never shows an
+    event as Scheduled after its start.
     """
 
-    def __init__(self, *, time_scale: float, approvals: Approvals, tell: Callable[[str], None]) -> None:
+    def __init__(self, *, time_scale: float, approvals: Approvals, report: Callable[[str], None]) -> None:
         self.time_scale = time_scale
         self.incarnation = 1
         self._ready = approvals == "immediate"
-        self._tell = tell
+        self._report = report
         self._events: dict[str, _Event] = {}
 
     def schedule(
@@ -54,7 +54,13 @@ class Timetable:
         notice_seconds: float,
         impact_seconds: float | None,
     ) -> None:
-        """Add an event; one whose EventStatus is Started starts now."""
+        """Add an event, and start it if its EventStatus is Started.
+
+        Args:
+            fields: as a document of the newest version shows them.
+            notice_seconds: lab seconds until NotBefore.
+            impact_seconds: lab seconds until it completes; None: only by hand.
+        """
         key = str(fields["EventId"]).casefold()
         if key in self._events:
             raise LabError(
@@ -69,13 +75,13 @@ class Timetable:
             self._begin(event)
 
     def start(self, event_id: str) -> None:
-        """Start the event whether approved or not; one that has started stays so."""
+        """Start the event, approved or not; does nothing if it has started."""
         event = self._find(event_id)
         if event.pending:
             self._begin(event)
 
     def cancel(self, event_id: str) -> None:
-        """Take a Scheduled event away."""
+        """Cancel a Scheduled event."""
         event = self._find(event_id)
         if not event.pending:
             raise LabError(
@@ -84,16 +90,22 @@ class Timetable:
         self._remove(event, "is canceled")
 
     def complete(self, event_id: str) -> None:
-        """Take an event away, started or not."""
+        """Complete an event, started or not."""
         self._remove(self._find(event_id), "is completed")
 
     def release(self, event_id: str) -> None:
-        """Let a held event start: at once if it is approved, else as soon as it is."""
+        """Stop holding an event: start it now if it is approved, else when it is approved."""
         self._find(event_id).released = True
         self.advance()
 
     def change(self, event_id: str, fields: Mapping[str, Any], *, quietly: bool = False) -> None:
-        """Set any field; `notice_seconds` sets NotBefore; NotBefore moves the start where it is a time."""
+        """Change an event.
+
+        Args:
+            event_id: in any letter case.
+            fields: new values; `notice_seconds` sets NotBefore, and a readable NotBefore moves the start.
+            quietly: whether to keep DocumentIncarnation.
+        """
         event = self._find(event_id)
         if "EventId" in fields:
             raise LabError("field given: EventId; expected: any other, since an event keeps its id")
@@ -108,9 +120,9 @@ class Timetable:
             self._changed(event, f"changes: {', '.join(fields)}")
 
     def approve(self, vm: str, event_ids: Sequence[str]) -> str:
-        """Note the VM's approvals, all or none; that of an event that has started changes nothing.
+        """Record the VM's approvals, all or none; approving a started event changes nothing.
 
-        Returns: why none is allowed, or an empty text.
+        Returns: why they are refused, or an empty text.
         """
         self.advance()
         for event_id in event_ids:
@@ -119,11 +131,11 @@ class Timetable:
         for event in [self._events[event_id.casefold()] for event_id in event_ids]:
             if not event.approved:
                 event.approved = True
-                self._tell(f"{_title(event)} is approved by {vm}")
+                self._report(f"{_title(event)} is approved by {vm}")
         return ""
 
     def advance(self) -> None:
-        """Do what the clock demands."""
+        """Start and complete the events that are due."""
         now = time.monotonic()
         for event in list(self._events.values()):
             if event.pending and self._may_start(event, now):
@@ -132,7 +144,7 @@ class Timetable:
                 self._remove(event, "is completed")
 
     def next_due(self) -> float | None:
-        """Return when something happens by itself next, as time.monotonic()."""
+        """Return when the next event starts or completes, as time.monotonic()."""
         starts = [event.start_at for event in self._events.values() if event.pending]
         ends = [event.complete_at for event in self._events.values()]
         return min((at for at in starts + ends if at is not None), default=None)
@@ -142,7 +154,7 @@ class Timetable:
         return [dict(event.fields) for event in self._events.values()]
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the events with what no document shows."""
+        """Return the events, and whether they are approved and released."""
         return [
             {**event.fields, "approved": event.approved, "released": event.released}
             for event in self._events.values()
@@ -162,7 +174,7 @@ class Timetable:
             return True
         if not (event.approved and event.released):
             return False
-        # an unapproved deletion holds back the approved ones, which then go together
+        # an unapproved deletion delays the approved ones, which then start together
         return not event.is_deletion or all(
             other.approved for other in self._events.values() if other.pending and other.is_deletion
         )
@@ -177,7 +189,7 @@ class Timetable:
     def _give_notice(self, event: _Event, notice_seconds: float) -> None:
         real_seconds = notice_seconds / self.time_scale
         event.start_at = time.monotonic() + real_seconds
-        # whole seconds, rounded down: no event starts before the NotBefore that was shown
+        # whole seconds, rounded down: no event starts before the published NotBefore
         event.fields["NotBefore"] = formatdate(math.floor(time.time() + real_seconds), usegmt=True)
 
     def _find(self, event_id: str) -> _Event:
@@ -196,7 +208,7 @@ class Timetable:
 
     def _changed(self, event: _Event, what: str) -> None:
         self.incarnation += 1
-        self._tell(f"{_title(event)} {what}")
+        self._report(f"{_title(event)} {what}")
 
 
 def _title(event: _Event) -> str:

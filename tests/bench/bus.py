@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bridge.lab.httpd import Answer, Request, Server, json_answer
+from bridge.lab.httpd import Answer, HttpRequest, Server, json_answer
 from bridge.lab.servicebus import ServiceBusLab
 from tests.bench.measure import BenchError
 from tests.bench.simulators import VM, Remote
@@ -165,7 +165,7 @@ class _Secured(_Bus):
         """Return how many tokens were given."""
         return self._tokens
 
-    def _token(self, request: Request) -> Answer:
+    def _token(self, request: HttpRequest) -> Answer:
         if request.path != TOKEN_PATH or request.headers.get("metadata") != "true":
             return Answer(status=404)
         self._tokens += 1

@@ -294,7 +294,7 @@ def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
     event = world.schedule()
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
     world.bus.fault("busy", f"{TOPIC}/Subscriptions/{OWN}", count=1)
-    wait_until(lambda: world.bus.struck("busy") == 1, tell=world.__repr__)  # nothing but a renewal asks so
+    wait_until(lambda: world.bus.applied("busy") == 1, tell=world.__repr__)  # nothing but a renewal asks so
     world.gate(closed=False)
     world.wait_for_approval(event)
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")

@@ -1,8 +1,8 @@
 """An Event Grid for the lab: a custom topic and the topics of a namespace, with push delivery to webhooks.
 
-Where Microsoft documents an answer, or somebody has shown one, it is the same here; what nobody says was chosen
-and is marked so in rules.py. What it does not have of the service: other schemas than CloudEvents, signatures
-(`aeg-sas-token`), domains, filters, pull delivery, dead-letter storage, TLS.
+Answers follow Microsoft's documentation or answers that users have reported; where neither exists, rules.py marks
+the behaviour as chosen. Not simulated: schemas other than CloudEvents, SAS tokens (`aeg-sas-token`), domains,
+filters, pull delivery, dead-letter storage and TLS.
 """
 
 from __future__ import annotations

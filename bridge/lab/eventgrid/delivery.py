@@ -1,4 +1,4 @@
-"""Deliver events to a webhook as Event Grid does: a handshake first, then one event a request, with retries."""
+"""Deliver events to a webhook as Event Grid does: validate the endpoint, send one event per request, retry."""
 
 from __future__ import annotations
 
@@ -19,53 +19,59 @@ CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 ANSWER_SECONDS = 10.0
 RETRY_SECONDS = (0.1, 0.3, 1.0)  # the service waits 10, 30, 60 seconds and longer
 SUCCESSES = range(200, 205)
-NOT_RETRIED = (400, 401, 413)  # Microsoft Learn, delivery-and-retry: these end a webhook's delivery
-MAX_WAITING = 10_000  # events a subscription; one more is dropped
+NOT_RETRIED = (
+    400,
+    401,
+    413,
+)  # Microsoft Learn, delivery-and-retry: a webhook that answers these gets no retry
+MAX_WAITING = 10_000  # events per subscription; further events are dropped
 KEPT_UNDELIVERED = 1000
 
 
 class Subscription:
-    """Deliver to one webhook, in order, from a thread of its own. Every method may be called from any thread."""
+    """Deliver to one webhook, in order, on a separate thread. Every method may be called from any thread."""
 
-    def __init__(self, url: str, *, name: str = "webhook", tell: Callable[[str], None] | None = None) -> None:
-        """Shake hands and start.
+    def __init__(
+        self, url: str, *, name: str = "webhook", report: Callable[[str], None] | None = None
+    ) -> None:
+        """Validate the endpoint and start.
 
         Args:
-            url: where to deliver to; plain http.
-            name: told in each delivery's header, in upper case as the service does.
-            tell: gets a sentence for each attempt that failed.
+            url: the webhook, plain http.
+            name: sent in a header of each delivery, in upper case as the service does.
+            report: called with a sentence for each attempt that failed.
 
         Raises:
-            LabError: it is no such URL, or nobody there consents.
+            LabError: the URL is invalid, or the endpoint did not consent.
         """
         self.url = url
         self.name = name
         self._host, self._port, self._target = _split(url)
         self._shown = url.partition("?")[0]  # the query can be a secret
-        self._tell = tell or (lambda _: None)
+        self._report = report or (lambda _: None)
         self._changed = threading.Condition()
         self._waiting: deque[dict[str, Any]] = deque()
         self._undelivered: deque[dict[str, Any]] = deque(maxlen=KEPT_UNDELIVERED)
         self._connection: http.client.HTTPConnection | None = None
         self._closed = threading.Event()
-        self._shake_hands()
+        self._validate()
         self._thread = threading.Thread(target=self._run, name=f"lab-deliver-{name}", daemon=True)
         self._thread.start()
 
     @property
     def undelivered(self) -> list[dict[str, Any]]:
-        """Return the events given up: refused for good, failed too often, or too many at once."""
+        """Return the events that were not delivered: refused, retried too often, or over the limit."""
         with self._changed:
             return list(self._undelivered)
 
     def offer(self, event: dict[str, Any]) -> None:
-        """Deliver the event after those that wait; never blocks."""
+        """Queue the event for delivery; never blocks."""
         with self._changed:
             (self._waiting if len(self._waiting) < MAX_WAITING else self._undelivered).append(event)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End at once, also in the middle of a delivery; what waits is dropped."""
+        """Stop immediately, even during a delivery; events that wait are dropped."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -74,12 +80,12 @@ class Subscription:
                     self._connection.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(ANSWER_SECONDS)
 
-    def _shake_hands(self) -> None:
-        status, allowed = self._ask("OPTIONS", {"WebHook-Request-Origin": ORIGIN})
+    def _validate(self) -> None:
+        status, allowed = self._call("OPTIONS", {"WebHook-Request-Origin": ORIGIN})
         if allowed not in ("*", ORIGIN):
             given = f"status {status}, WebHook-Allowed-Origin {allowed}" if status else "no answer"
             raise LabError(
-                f"url given: {self._shown}, where the handshake brought {given}; "
+                f"url given: {self._shown}, which answered the handshake with {given}; "
                 f"expected: WebHook-Allowed-Origin: {ORIGIN}"
             )
 
@@ -96,10 +102,12 @@ class Subscription:
 
     def _deliver(self, event: dict[str, Any]) -> bool:
         for count, pause_seconds in enumerate((*RETRY_SECONDS, 0.0)):
-            status, _ = self._ask("POST", self._headers(event, count), json.dumps(event).encode())
+            status, _ = self._call("POST", self._headers(event, count), json.dumps(event).encode())
             if status in SUCCESSES:
                 return True
-            self._tell(f"delivery {count + 1} of {event['type']} to {self._shown} -> {status or 'no answer'}")
+            self._report(
+                f"delivery {count + 1} of {event['type']} to {self._shown} -> {status or 'no answer'}"
+            )
             if status in NOT_RETRIED or self._closed.wait(pause_seconds):
                 break
         return False
@@ -114,7 +122,7 @@ class Subscription:
             "aeg-metadata-version": event["specversion"],
         }
 
-    def _ask(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, str]:
+    def _call(self, method: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[int, str]:
         """Return the answer's status, 0 for none, and its WebHook-Allowed-Origin."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_SECONDS)
         try:
@@ -135,12 +143,12 @@ class Subscription:
 
 
 def _split(url: str) -> tuple[str, int, str]:
-    """Return host, port and what stands behind them."""
+    """Return the host, the port, and the path with the query."""
     try:
         parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname:
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             return parts.hostname, parts.port or 80, target
     except ValueError:
-        pass  # a port that is no number, or half an IPv6 address
+        pass  # the port is not a number, or an IPv6 address lacks its bracket
     raise LabError(f"url given: {url!r}; expected: http://HOST:PORT/PATH")

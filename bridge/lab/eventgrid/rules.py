@@ -1,10 +1,10 @@
-"""What Event Grid refuses, and how: a request and what is allowed in, a refusal or none out.
+"""Decide which requests Event Grid refuses, and with which answer. No I/O.
 
 Sources, by the marks in the comments:
 [L] Microsoft Learn, post-to-custom-topic and quotas-limits. [R] azure-rest-api-specs, the namespace's publish
 operation. [S] tests of Microsoft's SDKs against the service. [I] answers shown in issues of azure-sdk-for-net
-(10684, 22831, 43371) and azure-sdk-for-java (15176). [P] what the project AzureEventGridSimulator reports to have
-seen of the service. "Chosen": no source says.
+(10684, 22831, 43371) and azure-sdk-for-java (15176). [P] what the project AzureEventGridSimulator reports about
+the service. "Chosen": no source was found.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import responses
 
-from bridge.lab.httpd import Request
+from bridge.lab.httpd import HttpRequest
 from bridge.lab.inbox import cloud_events, problem
 
-# [L] "1 MB" for an event and a batch. [S] a custom topic takes 1,536,000 bytes; the documented limit holds here.
+# [L] "1 MB" for an event and a batch. [S] a custom topic accepts 1,536,000 bytes; the documented limit applies here.
 MAX_BODY_BYTES = 1024 * 1024
 CUSTOM_PATH = "/api/events"
 NAMESPACE_PATH = re.compile(r"/topics/([^/:]+)(:publish)?")
@@ -27,15 +27,15 @@ RESOURCE = "/subscriptions/lab/resourceGroups/lab/providers/Microsoft.EventGrid/
 
 @dataclass(frozen=True, kw_only=True)
 class Flavor:
-    """Hold what tells the two kinds of topic apart."""
+    """Describe how the two kinds of topic differ."""
 
     api_version: str
-    max_events: int  # [L] a request
-    too_large: int  # the status, also of too many events
+    max_events: int  # [L] per request
+    too_large: int  # the status, also for too many events
     unknown_version: str
     no_credential: str
     invalid_type: tuple[int, str, str]  # status, code among the details, message
-    attributes: tuple[str, ...]  # required ones, in the order in which the service looks at them
+    attributes: tuple[str, ...]  # required, in the order in which the service checks them
     missing: str  # the message where `{}` is missing or empty
 
 
@@ -43,7 +43,7 @@ CUSTOM = Flavor(
     api_version="2018-01-01",
     max_events=5000,
     too_large=413,  # [L]
-    # chosen: the words of ASP.NET API Versioning, whose header api-supported-versions the service sends [P]
+    # chosen: the text of ASP.NET API Versioning, whose header api-supported-versions the service sends [P]
     unknown_version="The HTTP resource that matches the request URI does not support the API version '{}'.",
     no_credential=(  # [P], and in Microsoft's Python SDK
         "Request must contain one of the following authorization signature: aeg-sas-token, aeg-sas-key."
@@ -62,7 +62,7 @@ NAMESPACE = Flavor(
     api_version="2024-06-01",
     max_events=1000,
     too_large=403,  # [R] "quota exceeded or message is too large"
-    unknown_version="Unknown api version: {}",  # [I] the words; the status is chosen
+    unknown_version="Unknown api version: {}",  # [I] the text; the status is chosen
     no_credential="The request carries neither a SharedAccessKey nor a Bearer token.",  # chosen
     invalid_type=(400, "", "CONTENT-TYPE is not provided or not supported"),  # [S] for none; else chosen
     attributes=("id", "source", "specversion", "type"),  # [S] that id comes first
@@ -72,7 +72,7 @@ NAMESPACE = Flavor(
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Hold the status and the words of an error."""
+    """Hold the status and the text of an error."""
 
     status: int
     message: str
@@ -80,7 +80,7 @@ class Refusal:
 
     @property
     def code(self) -> str:
-        """Return the code that stands for the status, such as BadRequest."""
+        """Return the error code for the status, such as BadRequest."""
         if self.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return "RequestEntityTooLarge"  # [P]; Python's own name for it depends on its version
         return responses.get(self.status, str(self.status)).replace(" ", "")
@@ -88,7 +88,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Hold who may publish."""
+    """Describe who may publish."""
 
     keys: tuple[str, ...]
     token: str | None = None
@@ -102,22 +102,22 @@ def flavor_of(path: str) -> Flavor:
 
 
 def is_topic(path: str) -> bool:
-    """Tell whether events are published to this path, of whichever topic."""
+    """Return whether the path is one to publish events to."""
     named = NAMESPACE_PATH.fullmatch(path)
     return path == CUSTOM_PATH or (named is not None and named[2] is not None)
 
 
-def refusal(request: Request, *, topics: Collection[str], access: Access, now: float) -> Refusal | None:
-    """Return how the service refuses the request, or None; one bad event refuses the whole batch.
+def refusal(request: HttpRequest, *, topics: Collection[str], access: Access, now: float) -> Refusal | None:
+    """Return how the service refuses the request, or None; one invalid event refuses the whole batch.
 
     Args:
-        request: any.
+        request: any request.
         topics: the names of the namespace's topics.
         access: who may publish.
-        now: in Unix time.
+        now: the Unix time.
     """
     flavor = flavor_of(request.path)
-    # the order is chosen, but that versions come early [I]
+    # the order is chosen, except that the version is checked early [I]
     checks: tuple[Callable[[], Refusal | None], ...] = (
         lambda: _address_refusal(flavor, request),
         lambda: _credential_refusal(flavor, request, access, now),
@@ -127,7 +127,7 @@ def refusal(request: Request, *, topics: Collection[str], access: Access, now: f
     return next((found for check in checks if (found := check())), None)
 
 
-def _address_refusal(flavor: Flavor, request: Request) -> Refusal | None:
+def _address_refusal(flavor: Flavor, request: HttpRequest) -> Refusal | None:
     not_found = Refusal(  # [I]; chosen for a namespace, but the status [I]
         status=404,
         message=f"No HTTP resource was found that matches the request URI '{request.path}'.",
@@ -147,7 +147,7 @@ def _address_refusal(flavor: Flavor, request: Request) -> Refusal | None:
     return None
 
 
-def _credential_refusal(flavor: Flavor, request: Request, access: Access, now: float) -> Refusal | None:
+def _credential_refusal(flavor: Flavor, request: HttpRequest, access: Access, now: float) -> Refusal | None:
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return _token_refusal(value, access, now)
@@ -159,7 +159,7 @@ def _credential_refusal(flavor: Flavor, request: Request, access: Access, now: f
         return Refusal(status=401, message=flavor.no_credential)
     if flavor is CUSTOM and not key:  # [P]
         return Refusal(status=400, message="Request must have a value for aeg-sas-key.", detail="InvalidSas")
-    if key not in access.keys:  # [S]; the words are chosen for a namespace
+    if key not in access.keys:  # [S]; the text is chosen for a namespace
         host = request.headers.get("host", "").upper()
         return Refusal(status=401, message=f"The request authorization key is not authorized for {host}.")
     return None
@@ -181,14 +181,14 @@ def _token_refusal(token: str, access: Access, now: float) -> Refusal | None:
     return None
 
 
-def _topic_refusal(request: Request, topics: Collection[str]) -> Refusal | None:
+def _topic_refusal(request: HttpRequest, topics: Collection[str]) -> Refusal | None:
     named = NAMESPACE_PATH.fullmatch(request.path)
-    if named and named[1] not in topics:  # [R] the status; the words are chosen
+    if named and named[1] not in topics:  # [R] the status; the text is chosen
         return Refusal(status=410, message=f"The topic {named[1]} was not found.")
     return None
 
 
-def _content_refusal(flavor: Flavor, request: Request) -> Refusal | None:
+def _content_refusal(flavor: Flavor, request: HttpRequest) -> Refusal | None:
     if len(request.body) > MAX_BODY_BYTES:
         return _too_large(flavor, f"The maximum size ({MAX_BODY_BYTES}) has been exceeded.")  # [S]
     events = cloud_events(request)
@@ -197,7 +197,7 @@ def _content_refusal(flavor: Flavor, request: Request) -> Refusal | None:
         status, detail, message = flavor.invalid_type
         return Refusal(status=status, message=message, detail=detail)
     if found:
-        reason = _missing_attribute(flavor, events) or found[1]  # chosen where it is another fault
+        reason = _missing_attribute(flavor, events) or found[1]  # chosen for other errors
         return Refusal(status=400, message=reason, detail="InputJsonInvalid")
     if not events:  # [P]; chosen for a namespace
         return Refusal(

@@ -1,4 +1,4 @@
-"""Lead proton's events to links, and messages from queues to the links that want them."""
+"""Dispatch proton's events to links, and messages from queues to the links with credit."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bridge.lab.servicebus.conditions import (
     Refused,
 )
 from bridge.lab.servicebus.config import Namespace
+from bridge.lab.servicebus.connection_faults import Client, ConnectionFaults, idle, missing
 from bridge.lab.servicebus.faults import Faults
 from bridge.lab.servicebus.links import SEND_REFUSALS, Consumer, Endpoint, Producer, refuse
-from bridge.lab.servicebus.mischief import Client, Mischief, idle, missing
 from bridge.lab.servicebus.nodes import CbsNode, ManagementNode, ReplyLink
 from bridge.lab.servicebus.peer import Peer, proton
 from bridge.lab.servicebus.queues import MessageQueue
@@ -28,7 +28,7 @@ CONTAINER = "imds-bridge-lab"
 
 
 class Bus:
-    """Be the service: everything here happens on the loop's thread."""
+    """The service. Everything here runs on the loop's thread."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Bus:
         self.idle_seconds = idle_seconds
         self.host = "127.0.0.1"
         self.faults = Faults(clock)
-        self.mischief = Mischief(self)
+        self.connection_faults = ConnectionFaults(self)
         self.peers: set[Peer] = set()
         self._unpumped: dict[MessageQueue, None] = {}
         self._consumers: dict[MessageQueue, deque[Consumer]] = {}
@@ -66,28 +66,28 @@ class Bus:
             proton.Event.TRANSPORT_ERROR: self._transport_failed,
         }
 
-    # --- what the loop tells ---
+    # --- called by the loop ---
 
     def opened(self, peer: Peer) -> None:
-        """Welcome a client, unless nobody is to be spoken to."""
+        """Register a new connection."""
         peer.context = Client()
         self.peers.add(peer)
-        self.mischief.greet(peer)
+        self.connection_faults.on_connect(peer)
 
     def gone(self, peer: Peer) -> None:
-        """Let go of what a client held."""
+        """Release what a client held."""
         self.peers.discard(peer)
         for endpoint in list(peer.context.endpoints):
             self._drop(endpoint)
 
     def event(self, peer: Peer, event: Any) -> None:
-        """Do what an event of proton asks for."""
+        """Handle an event of proton."""
         handler = self._on.get(event.type)
         if handler is not None:
             handler(peer, event)
 
     def settle(self) -> None:
-        """Let time pass in the broker, and bring out what can go out."""
+        """Run the broker's timers, and send what can be sent."""
         self.broker.tick()
         while self._lost_sessions:
             lost = self._lost_sessions.pop()
@@ -98,47 +98,47 @@ class Bus:
             self.pump(queue)
 
     def next_at(self) -> float | None:
-        """Return in how many seconds the broker has something to do."""
+        """Return in how many seconds the broker's next timer is due."""
         if self._unpumped:
             return 0.0
         due = self.broker.timers.next_at()
         return None if due is None else due - self.now()
 
     def housekeeping(self) -> None:
-        """End what has been idle, stalled or waiting for too long."""
+        """End links and faults whose time is over."""
         for peer in list(self.peers):
-            self.mischief.thaw(peer)
+            self.connection_faults.resume(peer)
             for endpoint in list(peer.context.endpoints):
-                self._look_after(endpoint)
+                self._check_idle(endpoint)
         for queue in self._consumers:
             self._unpumped[queue] = None
 
     def count_links(self, kind: type[Endpoint], path: str) -> int:
-        """Return how many links of a kind an entity has."""
+        """Return the number of links of a kind to an entity."""
         endpoints = [endpoint for peer in self.peers for endpoint in peer.context.endpoints]
         return sum(isinstance(one, kind) and one.path.lower() == path.lower() for one in endpoints)
 
     # --- messages ---
 
     def changed(self, queue: MessageQueue) -> None:
-        """Look at a queue before the round is over."""
+        """Check a queue before the end of this round."""
         self._unpumped[queue] = None
 
     def pump(self, queue: MessageQueue) -> None:
-        """Give a queue's messages to those who have asked, one to each in turn."""
+        """Send a queue's messages to the links with credit, one to each in turn."""
         consumers = self._consumers.get(queue)
         if not consumers:
             return
-        for consumer in [c for c in consumers if not c.opened and not c.peer.frozen]:
+        for consumer in [c for c in consumers if not c.opened and not c.peer.paused]:
             self._open(consumer)
-        unfed = 0
-        while unfed < len(consumers):
+        unserved = 0
+        while unserved < len(consumers):
             consumer = consumers[0]
             consumers.rotate(-1)
-            if consumer.hungry and consumer.peer.loop.guard(consumer.peer, consumer.serve):
-                unfed = 0
+            if consumer.has_credit and consumer.peer.loop.guard(consumer.peer, consumer.serve):
+                unserved = 0
             else:
-                unfed += 1
+                unserved += 1
 
     def _session_lost(self, owner: object) -> None:
         if isinstance(owner, Consumer):
@@ -183,7 +183,7 @@ class Bus:
     def _attach(self, peer: Peer, link: Any) -> None:
         terminus = link.remote_target if link.is_receiver else link.remote_source
         path = _path(terminus.address)
-        if path not in ("", cbs.ADDRESS) and self.mischief.stalls(
+        if path not in ("", cbs.ADDRESS) and self.connection_faults.stalls(
             peer, _entity(path), lambda: self._attach(peer, link)
         ):
             return
@@ -202,7 +202,7 @@ class Bus:
         if path == cbs.ADDRESS:
             return CbsNode(self, peer, link, path) if link.is_receiver else ReplyLink(self, peer, link, path)
         if not path:
-            raise Refused(NOT_IMPLEMENTED, "The lab has no transactions, and no nodes without a name.")
+            raise Refused(NOT_IMPLEMENTED, "The lab supports neither transactions nor dynamic nodes.")
         entity = _entity(path)
         self._check_access(peer, entity)
         if path.lower().endswith(cbs.MANAGEMENT_SUFFIX):
@@ -219,15 +219,15 @@ class Bus:
         return consumer
 
     def _check_access(self, peer: Peer, entity: str) -> None:
-        if not cbs.opens(peer.context.opened_paths, entity) or self.faults.strikes("unauthorized", entity):
+        if not cbs.opens(peer.context.opened_paths, entity) or self.faults.applies("unauthorized", entity):
             raise Refused(
                 UNAUTHORIZED,
                 f"Unauthorized access. 'Send' or 'Listen' claim(s) are required to perform this operation. "
                 f"Resource: 'sb://{self.host}/{entity}'.",
             )
-        if not self.broker.exists(entity) or self.faults.strikes("missing", entity):
+        if not self.broker.exists(entity) or self.faults.applies("missing", entity):
             raise missing(entity)
-        if self.faults.strikes("disabled", entity):
+        if self.faults.applies("disabled", entity):
             raise SEND_REFUSALS["disabled"]
 
     def _open(self, consumer: Consumer) -> None:
@@ -239,7 +239,7 @@ class Bus:
             consumer.peer.loop.dirty.add(consumer.peer)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Strike a link off."""
+        """Remove a link."""
         endpoint.peer.context.endpoints.discard(endpoint)
         if isinstance(endpoint, Consumer) and endpoint in self._consumers.get(endpoint.queue, ()):
             self._consumers[endpoint.queue].remove(endpoint)
@@ -247,12 +247,12 @@ class Bus:
     def _drop(self, endpoint: Endpoint) -> None:
         self.forget(endpoint)
         endpoint.closed()
-        endpoint.link.lab = None  # proton keeps it in C, where no collector of garbage sees the circle
+        endpoint.link.lab = None  # proton keeps it in C, where the garbage collector does not see the cycle
 
     # --- time ---
 
-    def _look_after(self, endpoint: Endpoint) -> None:
-        if not isinstance(endpoint, (Producer, Consumer)) or endpoint.peer.frozen:
+    def _check_idle(self, endpoint: Endpoint) -> None:
+        if not isinstance(endpoint, (Producer, Consumer)) or endpoint.peer.paused:
             return
         if isinstance(endpoint, Producer):
             endpoint.peer.loop.guard(endpoint.peer, endpoint.grant)

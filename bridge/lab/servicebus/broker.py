@@ -1,4 +1,4 @@
-"""Hold the entities of a namespace, and lead messages to them. Pure: the clock is passed in."""
+"""Hold the entities of a namespace, and route messages to them. No I/O; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bridge.lab.servicebus.timers import Timers
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
 
-class _Later:
-    """Hold a message that a topic keeps back."""
+class _ScheduledMessage:
+    """Hold a scheduled message of a topic."""
 
     def __init__(self, content: Content, number: int) -> None:
         self.content = content
@@ -27,7 +27,7 @@ class _Later:
 
 
 class Topic:
-    """Lead messages to the subscriptions that take them."""
+    """Route messages to the subscriptions whose filters match."""
 
     def __init__(
         self, settings: TopicSettings, timers: Timers, make_queue: Callable[[QueueSettings], MessageQueue]
@@ -36,7 +36,7 @@ class Topic:
         self.tally = Tally()
         self._timers = timers
         self._duplicates = DuplicateWindow(settings.duplicate_window_seconds, timers.clock)
-        self._later: dict[int, _Later] = {}
+        self._scheduled: dict[int, _ScheduledMessage] = {}
         self._numbers = count(1)
         self.subscriptions: list[tuple[SubscriptionSettings, MessageQueue]] = [
             (subscription, make_queue(subscription.queue)) for subscription in settings.subscriptions
@@ -48,42 +48,42 @@ class Topic:
         return self.settings.name
 
     def check(self, content: Content) -> None:
-        """Take any message: a subscription that cannot keep one dead-letters it."""
+        """Accept any message: a subscription that cannot store it dead-letters it."""
 
     def accept(self, content: Content) -> None:
-        """Take a message that a client sent, unless it was here before or is for later."""
+        """Accept a message that a client sent: drop a duplicate, keep a scheduled one for later."""
         if self._duplicates.seen(content.message_id):
             self.tally.duplicates += 1
         elif content.scheduled_for is not None and content.scheduled_for > self._timers.now():
             self._hold(content, content.scheduled_for)
         else:
-            self._spread(content)
+            self._distribute(content)
 
     def schedule(self, content: Content, at: float) -> int:
-        """Hold a message back; return the number by which it can be canceled."""
+        """Schedule a message; return its sequence number, with which it can be canceled."""
         if self._duplicates.seen(content.message_id):
             self.tally.duplicates += 1
             return next(self._numbers)
         return self._hold(content, at)
 
     def cancel(self, number: int) -> None:
-        """Remove a message that is held back."""
-        held = self._later.pop(number, None)
+        """Remove a scheduled message."""
+        held = self._scheduled.pop(number, None)
         if held is None:
             raise Refused(MESSAGE_NOT_FOUND, f"Failed to find the scheduled message {number}.")
         held.gone = True
 
     def _hold(self, content: Content, at: float) -> int:
-        held = _Later(content, next(self._numbers))
-        self._later[held.number] = held
-        self._timers.at(at, self._appear, held)
+        held = _ScheduledMessage(content, next(self._numbers))
+        self._scheduled[held.number] = held
+        self._timers.at(at, self._release, held)
         return held.number
 
-    def _appear(self, held: _Later) -> None:
-        if self._later.pop(held.number, None) is not None:
-            self._spread(held.content)
+    def _release(self, held: _ScheduledMessage) -> None:
+        if self._scheduled.pop(held.number, None) is not None:
+            self._distribute(held.content)
 
-    def _spread(self, content: Content) -> None:
+    def _distribute(self, content: Content) -> None:
         self.tally.enqueued += 1
         for settings, queue in self.subscriptions:
             if not settings.filters or any(matches(content) for matches in settings.filters):
@@ -104,9 +104,9 @@ class Broker:
         """Start with the entities of a namespace, empty.
 
         Args:
-            namespace: what there is.
+            namespace: the entities.
             clock: seconds since 1970; the only source of time.
-            changed: called when a queue has a message to give.
+            changed: called when a queue has a message available.
             session_lost: called with the owner of a session whose lock has expired.
         """
         self.timers = Timers(clock)
@@ -146,16 +146,16 @@ class Broker:
         return queue
 
     def target(self, path: str) -> MessageQueue | Topic:
-        """Return what a client may send to; raise Refused where there is none."""
+        """Return the entity that a client may send to; raise Refused if there is none."""
         found = self._targets.get(path.lower())
         if found is None:
             if path.lower() in self._queues:
-                raise Refused(NOT_ALLOWED, f"The entity '{path}' takes no messages from clients.")
+                raise Refused(NOT_ALLOWED, f"Clients cannot send messages to the entity '{path}'.")
             raise _not_found(path)
         return found
 
     def source(self, path: str) -> MessageQueue:
-        """Return what a client may receive from; raise Refused where there is none."""
+        """Return the entity that a client may receive from; raise Refused if there is none."""
         found = self._queues.get(path.lower())
         if found is None:
             if path.lower() in self._targets:
@@ -168,7 +168,7 @@ class Broker:
         return path.lower() in self._targets or path.lower() in self._queues
 
     def send(self, path: str, contents: Sequence[Content]) -> None:
-        """Take all the messages, or none where one of them cannot be taken."""
+        """Accept all the messages, or none if one of them is refused."""
         target = self.target(path)
         for content in contents:
             target.check(content)
@@ -176,20 +176,20 @@ class Broker:
             target.accept(content)
 
     def schedule(self, path: str, entries: Sequence[tuple[Content, float]]) -> list[int]:
-        """Hold messages back until their times; return their numbers."""
+        """Schedule messages; return their sequence numbers."""
         target = self.target(path)
         for content, _ in entries:
             target.check(content)
         return [target.schedule(content, at) for content, at in entries]
 
     def cancel(self, path: str, numbers: Sequence[int]) -> None:
-        """Remove messages that are held back."""
+        """Remove scheduled messages."""
         target = self.target(path)
         for number in numbers:
             target.cancel(number)
 
     def tick(self) -> None:
-        """Let expire what has expired, and appear what is due."""
+        """Expire locks and messages, and release scheduled messages that are due."""
         self.timers.run()
 
 

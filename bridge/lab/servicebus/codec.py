@@ -1,6 +1,6 @@
 """Read and write values of AMQP 1.0 (part 1, types), as far as messages need them."""
 
-# ruff: noqa: PLR2004 - the numbers are AMQP's own constructors, and reading them needs the standard at hand anyway
+# ruff: noqa: PLR2004 - the numbers are AMQP's constructors, as the standard writes them
 from __future__ import annotations
 
 import struct
@@ -18,7 +18,7 @@ STRING = 0xA1
 
 
 class Malformed(ValueError):
-    """Say that bytes are no AMQP."""
+    """The bytes are not valid AMQP."""
 
 
 class Symbol(str):
@@ -81,10 +81,10 @@ _EMPTY: dict[int, Callable[[], Any]] = {
     0x44: lambda: 0,
     0x45: list,
 }
-_RAW_WIDTH = {0x73: 4, 0x74: 4, 0x84: 8, 0x94: 16}  # char and decimals: kept as they came
+_RAW_WIDTH = {0x73: 4, 0x74: 4, 0x84: 8, 0x94: 16}  # char and decimals: kept as bytes
 _UINT = struct.Struct(">I")
 _LONG = struct.Struct(">q")
-# A constructor's upper four bits tell how wide its value is (AMQP 1.0, part 1, section 1.2).
+# A constructor's upper four bits give the width of its value (AMQP 1.0, part 1, section 1.2).
 _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
@@ -199,7 +199,7 @@ def _read_array(data: bytes, at: int, count: int, depth: int) -> list[Any]:
 
 
 def write(value: Any) -> bytes:
-    """Return a value as bytes; its Python type tells the AMQP type, an int is a long."""
+    """Return a value as bytes; its Python type decides the AMQP type, and an int is a long."""
     return _WRITERS[type(value)](value)
 
 
@@ -215,7 +215,7 @@ def _write_sized(small: int, content: bytes) -> bytes:
 
 
 def write_compound(small: int, count: int, content: bytes) -> bytes:
-    """Return a list (0xc0), map (0xc1) or array (0xe0) of items that are written already."""
+    """Return a list (0xc0), map (0xc1) or array (0xe0) of encoded items."""
     if count < 256 and len(content) < 255:
         return bytes((small, len(content) + 1, count)) + content
     return bytes((small + 0x10,)) + _UINT.pack(len(content) + 4) + _UINT.pack(count) + content

@@ -1,4 +1,4 @@
-"""Name the errors of the service, and carry one to whoever answers with it."""
+"""The error conditions of the service, and the exception that carries one to the client."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATUS_CODES = {
 
 
 class Refused(Exception):
-    """Refuse what a client asked, with the condition that the service would give."""
+    """A request of a client is refused, with the condition that the service would send."""
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(f"{condition}: {description}")
@@ -48,5 +48,5 @@ class Refused(Exception):
 
     @property
     def status_code(self) -> int:
-        """Return the status with which a management node gives this answer."""
+        """Return the status code that a management node sends for this condition."""
         return STATUS_CODES.get(self.condition, 500)

@@ -1,4 +1,4 @@
-"""Read the configuration file of the official Service Bus emulator, so that one file serves both."""
+"""Read the configuration file format of the official Service Bus emulator, so that one file works for both."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[\w./-]*[A-Za-z0-9])?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings:
-    """Hold how a queue, or what a subscription keeps, behaves.
+    """Hold the settings of a queue, or of a subscription's messages.
 
     Attributes:
-        name: as clients address it; of a subscription with its topic.
-        ttl_seconds: of a message that asks for no shorter life.
-        duplicate_window_seconds: None where duplicates are not looked for.
+        name: as clients address it; a subscription's name includes its topic.
+        ttl_seconds: the time to live of a message without a shorter one.
+        duplicate_window_seconds: None without duplicate detection.
     """
 
     name: str
@@ -42,7 +42,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionSettings:
-    """Hold a subscription: what it keeps, and the filters of which one must match."""
+    """Hold a subscription: its queue settings, and its filters, one of which must match."""
 
     queue: QueueSettings
     filters: tuple[Filter, ...] = ()
@@ -60,7 +60,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Namespace:
-    """Hold all entities, and sentences about what the lab read and does not do."""
+    """Hold all entities, and a warning for each setting that the lab ignores."""
 
     queues: tuple[QueueSettings, ...] = ()
     topics: tuple[TopicSettings, ...] = ()
@@ -68,7 +68,7 @@ class Namespace:
 
 
 def load(source: str | Path | Json) -> Namespace:
-    """Return the namespace of a file, or of its content; raise LabError where it is no such file."""
+    """Return the namespace of a configuration file, or of its content; raise LabError if it is invalid."""
     return parse(source if isinstance(source, Mapping) else _read(Path(source)))
 
 
@@ -83,7 +83,7 @@ def _read(path: Path) -> Json:
 
 
 def parse(content: Json) -> Namespace:
-    """Return the namespace that the content of a file describes."""
+    """Return the namespace in a file's content."""
     try:
         namespaces = content["UserConfig"]["Namespaces"]
         if len(namespaces) != 1:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class DuplicateWindow:
-    """Tell whether a message id was seen within the window."""
+    """Remember the message ids of the duplicate detection window."""
 
     def __init__(self, window_seconds: float | None, clock: Callable[[], float]) -> None:
         self._window_seconds = window_seconds
@@ -14,7 +14,7 @@ class DuplicateWindow:
         self._until: dict[str, float] = {}  # in the order in which they end
 
     def seen(self, message_id: str) -> bool:
-        """Return whether the id was seen; note it if not. No id, or no window: never seen."""
+        """Return whether the id was seen, and remember it; without an id or a window always False."""
         if self._window_seconds is None or not message_id:
             return False
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Remember what is to go wrong, for which entity, how often and for how long. Pure."""
+"""Keep the faults that are active: for which entity, how often and for how long. No I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bridge.lab.httpd import LabError
 
-# What each kind does stands in ServiceBusLab.fault.
+# ServiceBusLab.fault documents what each kind does.
 AT_ONCE = ("drop", "detach")
 LASTING = (
     "drop_before_store",
@@ -35,11 +35,11 @@ class Fault:
     """Hold one fault.
 
     Attributes:
-        entity: whom it meets, with all below it; None for everybody.
+        entity: the entity it applies to, with its subscriptions; None for all.
         until: when it ends, by the clock; None for never.
-        left: how often it still strikes; None for without end.
-        skip: how often it still lets pass before it strikes.
-        idle_seconds: for detach_idle, after how long.
+        left: how often it still applies; None for no limit.
+        skip: how many operations it lets pass first.
+        idle_seconds: for detach_idle, the idle time after which it detaches.
     """
 
     kind: str
@@ -49,23 +49,23 @@ class Fault:
     skip: int = 0
     idle_seconds: float = 0.0
 
-    def meets(self, entity: str | None) -> bool:
-        """Return whether the entity is one that this is for."""
+    def matches(self, entity: str | None) -> bool:
+        """Return whether the fault is for this entity."""
         if self.entity is None:
             return True
         return entity is not None and f"{entity}/".startswith(f"{self.entity}/")
 
 
 class Faults:
-    """Hold the faults that last. Not thread-safe."""
+    """Hold the lasting faults. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._faults: list[Fault] = []
-        self.struck: Counter[str] = Counter()
+        self.applied: Counter[str] = Counter()
 
     def add(self, fault: Fault) -> None:
-        """Let something go wrong from now on."""
+        """Start a fault."""
         if fault.kind not in KINDS:
             raise LabError(f"fault given: {fault.kind!r}; expected: one of {', '.join(KINDS)}")
         self._faults.append(fault)
@@ -75,15 +75,15 @@ class Faults:
         self._faults = [fault for fault in self._faults if kind is not None and fault.kind != kind]
 
     def find(self, kind: str, entity: str | None = None) -> Fault | None:
-        """Return the fault of a kind that meets an entity now, without using it up."""
+        """Return the active fault of a kind for an entity, without counting it."""
         if not self._faults:
             return None
         self._prune()
         entity = None if entity is None else entity.lower()
-        return next((f for f in self._faults if f.kind == kind and f.meets(entity)), None)
+        return next((f for f in self._faults if f.kind == kind and f.matches(entity)), None)
 
-    def strikes(self, kind: str, entity: str | None = None) -> bool:
-        """Return whether a fault strikes now; a counted one is used up by it."""
+    def applies(self, kind: str, entity: str | None = None) -> bool:
+        """Return whether a fault applies now, and count it."""
         fault = self.find(kind, entity)
         if fault is None:
             return False
@@ -92,7 +92,7 @@ class Faults:
             return False
         if fault.left is not None:
             fault.left -= 1
-        self.struck[kind] += 1
+        self.applied[kind] += 1
         return True
 
     def _prune(self) -> None:

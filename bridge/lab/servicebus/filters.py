@@ -1,8 +1,8 @@
-"""Decide whether a subscription takes a message: correlation filters, and a subset of the SQL filters.
+"""Decide whether a message matches a subscription: correlation filters, and a subset of the SQL filters.
 
-Of SQL: =, <>, !=, [NOT] IN, [NOT] LIKE with ESCAPE, IS [NOT] NULL, EXISTS, NOT, AND, OR, parentheses and
-constants. Arithmetic, other comparisons and functions are refused when the configuration is read. A missing
-property makes a comparison unknown, and unknown is no match.
+The SQL subset: =, <>, !=, [NOT] IN, [NOT] LIKE with ESCAPE, IS [NOT] NULL, EXISTS, NOT, AND, OR, parentheses and
+constants. Arithmetic, other comparisons and functions are refused when the configuration is read. A comparison
+with a missing property is unknown, and unknown does not match.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.lab.servicebus.sections import Content
 
 MAX_SQL_CHARACTERS = 1024
 
-# What `sys.` names, in lower case, and where it stands in a message.
+# The names after `sys.`, in lower case, and the message property each stands for.
 SYSTEM_PROPERTIES = {
     "messageid": "message_id",
     "correlationid": "correlation_id",
@@ -54,7 +54,7 @@ class Correlation:
 
 
 def sql(expression: str) -> Filter:
-    """Return the filter that an SQL expression means; raise LabError where it is none the lab knows."""
+    """Return the filter for an SQL expression; raise LabError if it is outside the lab's subset."""
     if len(expression) > MAX_SQL_CHARACTERS:
         raise LabError(
             f"SQL filter given: {len(expression)} characters; expected: {MAX_SQL_CHARACTERS} at most"
@@ -106,7 +106,7 @@ def _tokens(expression: str) -> list[_Token]:
 
 
 class _Parser:
-    """Read an expression from left to right: OR of AND of NOT of comparisons."""
+    """Parse an expression by recursive descent: OR, AND, NOT, comparison."""
 
     def __init__(self, expression: str) -> None:
         self._expression = expression
@@ -114,7 +114,7 @@ class _Parser:
         self._at = 0
 
     def parse(self) -> Term:
-        """Return the condition; it answers True, False or None for unknown."""
+        """Return the condition; it evaluates to True, False or None for unknown."""
         condition = self._either()
         if self._at < len(self._tokens):
             raise self._fault("the end")
@@ -258,7 +258,7 @@ def _like_pattern(pattern: str, escape: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.DOTALL)
 
 
-# --- what the words mean ---
+# --- evaluation ---
 
 
 def _constant(value: object) -> Term:

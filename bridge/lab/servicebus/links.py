@@ -1,4 +1,4 @@
-"""The two kinds of links that carry messages: what a client sends through, and what it receives through."""
+"""The two kinds of links that carry messages: those a client sends on, and those it receives on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOCKED_UNTIL = "com.microsoft:locked-until-utc"
 OPERATION_TIMEOUT = "com.microsoft:timeout"
 BATCH_LIMIT = "com.microsoft:max-message-batch-size"
 SESSION_WAIT_SECONDS = 60.0
-# .NET's ticks: tenths of microseconds since the year 1.
+# .NET's ticks: units of 100 ns since the year 1.
 TICKS_1970 = 621_355_968_000_000_000
 TICKS_A_SECOND = 10_000_000
 
@@ -44,20 +44,20 @@ SEND_REFUSALS = {
 
 
 def condition(refused: Refused) -> Any:
-    """Return an error as proton wants it; clients wait for ever for one without an info map."""
+    """Return an error for proton; without an info map, clients would wait for it without end."""
     info = {proton.symbol("com.microsoft:tracking-id"): str(uuid.uuid4())}
     return proton.Condition(refused.condition, refused.description, info)
 
 
 def reject(delivery: Any, refused: Refused) -> None:
-    """Answer a delivery with an error."""
+    """Reject a delivery with an error."""
     delivery.local.condition = condition(refused)
     delivery.update(proton.Delivery.REJECTED)
     delivery.settle()
 
 
 def mirror(link: Any) -> None:
-    """Take over the terms of a link as the client asked for them."""
+    """Accept the terms that the client asked for."""
     link.source.address = link.remote_source.address
     link.target.address = link.remote_target.address
     link.snd_settle_mode = link.remote_snd_settle_mode
@@ -65,7 +65,7 @@ def mirror(link: Any) -> None:
 
 
 def refuse(link: Any, refused: Refused) -> None:
-    """Refuse a link: attach it without what was asked for, then detach it with the error."""
+    """Refuse a link as AMQP demands: attach it without its terminus, then detach it with the error."""
     if link.is_receiver:
         link.source.address = link.remote_source.address
         link.target.type = proton.Terminus.UNSPECIFIED
@@ -78,7 +78,7 @@ def refuse(link: Any, refused: Refused) -> None:
 
 
 class Endpoint:
-    """Be the lab's end of one link."""
+    """The lab's end of one link."""
 
     kind = "link"
     opened = True
@@ -91,16 +91,16 @@ class Endpoint:
         self.active_at = bus.now()
 
     def flowed(self) -> None:
-        """Take note of the client's credit."""
+        """Handle a change of the client's credit."""
 
     def delivered(self, delivery: Any) -> None:
-        """Take a transfer, or the settlement of one."""
+        """Handle a transfer, or the settlement of one."""
 
     def closed(self) -> None:
-        """Let go of what the link held."""
+        """Release what the link held."""
 
     def detach(self, refused: Refused) -> None:
-        """End the link with an error."""
+        """Detach the link with an error."""
         self.closed()
         self.bus.forget(self)
         self.link.lab = None
@@ -113,7 +113,7 @@ class Endpoint:
 
 
 class Producer(Endpoint):
-    """Take what a client sends to a queue or a topic."""
+    """Receive what a client sends to a queue or a topic."""
 
     kind = "publisher"
 
@@ -126,7 +126,7 @@ class Producer(Endpoint):
         self.grant()
 
     def grant(self) -> None:
-        """Give credit when half is used up, and take what was sent without any."""
+        """Grant credit when half is used up, and process what was sent without credit."""
         if self.bus.faults.find("no_credit", self.path) is not None:
             return
         while not self.peer.closed and (delivery := self.link.current):
@@ -138,12 +138,12 @@ class Producer(Endpoint):
             self.peer.loop.dirty.add(self.peer)
 
     def delivered(self, delivery: Any) -> None:
-        """Store what has come in whole, and answer."""
+        """Store a complete transfer, and answer."""
         if delivery.partial or not delivery.readable:
             return
-        if self.bus.mischief.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
+        if self.bus.connection_faults.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
             return
-        # azure-servicebus sends also without credit: that, nobody answers until there is some.
+        # azure-servicebus sends even without credit; such transfers wait until there is credit.
         if self.bus.faults.find("no_credit", self.path) is None:
             self._take(delivery)
             self.grant()
@@ -152,7 +152,7 @@ class Producer(Endpoint):
         self.active_at = self.bus.now()
         data = bytes(self.link.recv(delivery.pending) or b"")
         self.link.advance()
-        if self.bus.faults.strikes("drop_before_store", self.path):
+        if self.bus.faults.applies("drop_before_store", self.path):
             self.peer.close()
             return
         try:
@@ -160,7 +160,7 @@ class Producer(Endpoint):
         except Refused as refused:
             reject(delivery, refused)
         else:
-            if self.bus.faults.strikes("drop_after_store", self.path):
+            if self.bus.faults.applies("drop_after_store", self.path):
                 self.peer.close()
                 return
             delivery.update(proton.Delivery.ACCEPTED)
@@ -168,7 +168,7 @@ class Producer(Endpoint):
 
     def _store(self, data: bytes) -> None:
         for kind, refused in SEND_REFUSALS.items():
-            if self.bus.faults.strikes(kind, self.path):
+            if self.bus.faults.applies(kind, self.path):
                 raise refused
         if len(data) > self.bus.max_message_bytes:
             raise Refused(
@@ -184,7 +184,7 @@ class Producer(Endpoint):
 
 
 class Consumer(Endpoint):
-    """Give a client what a queue or a subscription has, and take its settlements."""
+    """Send a client the messages of a queue or a subscription, and process its settlements."""
 
     kind = "consumer"
 
@@ -202,7 +202,7 @@ class Consumer(Endpoint):
         self._wait_until = bus.now() + (SESSION_WAIT_SECONDS if wait is None else wait / 1000)
 
     def open(self) -> bool:
-        """Attach; return False where a session is still to come. Raise Refused where it cannot be had."""
+        """Attach the link; return False while no session is available. Raise Refused if it cannot be locked."""
         if isinstance(self.queue, SessionQueue):
             session = self.queue.accept_session(self._wanted, self)
             if session is None:
@@ -222,12 +222,12 @@ class Consumer(Endpoint):
         return True
 
     @property
-    def hungry(self) -> bool:
-        """Return whether the client has asked for more than it got."""
-        return self.opened and not self.peer.frozen and not self.peer.closed and self.link.credit > 0
+    def has_credit(self) -> bool:
+        """Return whether the client can receive another message."""
+        return self.opened and not self.peer.paused and not self.peer.closed and self.link.credit > 0
 
     def serve(self) -> bool:
-        """Send one message; return whether there was one."""
+        """Send the next message; return whether there was one."""
         message = self.queue.take(self.session_id, destructive=self.destructive)
         if message is not None:
             self._send(message)
@@ -246,21 +246,21 @@ class Consumer(Endpoint):
         self.peer.loop.dirty.add(self.peer)
 
     def flowed(self) -> None:
-        """Serve the client's credit, and give it back where the client wants it drained."""
+        """Send what the new credit allows, and drain the rest if the client asks for it."""
         self.bus.changed(self.queue)
         if self.link.drain_mode:
             self.bus.pump(self.queue)
             self.link.drained()
 
     def delivered(self, delivery: Any) -> None:
-        """Settle a message as the client says, and echo it."""
+        """Settle a message as the client asks, and echo the outcome."""
         token = getattr(delivery, "lab_token", None)
         if token is None or not (delivery.remote_state or delivery.settled):
             return
-        if self.bus.mischief.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
+        if self.bus.connection_faults.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
             return
         self.active_at = self.bus.now()
-        if self.bus.faults.strikes("drop_before_settle", self.path):
+        if self.bus.faults.applies("drop_before_settle", self.path):
             self.peer.close()
             return
         state = delivery.remote_state
@@ -269,7 +269,7 @@ class Consumer(Endpoint):
         except Refused as refused:
             reject(delivery, refused)
             return
-        if self.bus.faults.strikes("drop_after_settle", self.path):
+        if self.bus.faults.applies("drop_after_settle", self.path):
             self.peer.close()
             return
         delivery.update(state)
@@ -293,7 +293,7 @@ class Consumer(Endpoint):
             self.queue.release(token)
 
     def closed(self) -> None:
-        """Give the session back. Messages without one stay locked until their time is over, as in Azure."""
+        """Release the session. Messages without one stay locked until the lock expires, as in Azure."""
         if self.session_id is not None and isinstance(self.queue, SessionQueue):
             self.queue.release_session(self.session_id, self)
 

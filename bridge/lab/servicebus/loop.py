@@ -1,6 +1,6 @@
-"""Drive connections by a selectors loop on a thread of its own.
+"""Run the connections in a selectors loop on a separate thread.
 
-Proton's Container waits with select(), which ends at descriptor 1,024; this loop has no such limit.
+Proton's Container uses select(), which fails from descriptor 1,024 on; this loop has no such limit.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ KEPT_FAILURES = 100
 
 
 class Handler(Protocol):
-    """Be told what happens on connections, on the loop's thread. An exception ends the connection only."""
+    """Handles what happens on connections, on the loop's thread. An exception ends only the connection."""
 
     def opened(self, peer: Peer) -> None:
-        """Take note of a client that has connected."""
+        """Handle a new connection."""
 
     def event(self, peer: Peer, event: Any) -> None:
-        """Do what an event of proton asks for."""
+        """Handle an event of proton."""
 
     def gone(self, peer: Peer) -> None:
-        """Let go of a connection that is over."""
+        """Handle the end of a connection."""
 
     def settle(self) -> None:
-        """Answer what was read: all that was ready has been."""
+        """Answer what was read in this round."""
 
     def housekeeping(self) -> None:
-        """Do what is to be done ten times a second."""
+        """Run periodic work, ten times a second."""
 
     def next_at(self) -> float | None:
         """Return in how many seconds `settle` must be called at the latest."""
 
 
 class Loop:
-    """Run a handler over the connections of one listening port, on a thread of its own.
+    """Run a handler for the connections of one listening port, on a separate thread.
 
     `call` and `stop` may be called from any thread; the rest belongs to the loop's thread.
     """
@@ -69,7 +69,7 @@ class Loop:
         self._listener: socket.socket | None = None
         self._stopping = False
         self._cleaned_at = 0.0
-        self._beaten_at = 0.0
+        self._ticked_at = 0.0
         self.host = host
         self.port = port
         self.listen()
@@ -79,7 +79,7 @@ class Loop:
     # --- from any thread ---
 
     def call(self, work: Callable[[], T]) -> T:
-        """Return what the work returns, done between two rounds of the loop; raise what it raises."""
+        """Run the work between two rounds of the loop; return what it returns, raise what it raises."""
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             return work()
         outcome: Future[T] = Future()
@@ -91,12 +91,12 @@ class Loop:
                 outcome.set_exception(error)
 
         self._calls.append(run)
-        with suppress(OSError):  # full: the loop is awake anyway
+        with suppress(OSError):  # the buffer is full, so the loop is awake anyway
             self._wake.send(b"\0")
         return outcome.result(CALL_SECONDS)
 
     def stop(self) -> None:
-        """Cut all connections and end the thread."""
+        """Close all connections and end the thread."""
         if self._thread.is_alive():
             self.call(self._end)
             self._thread.join(CALL_SECONDS)
@@ -104,7 +104,7 @@ class Loop:
     # --- on the loop's thread ---
 
     def listen(self) -> None:
-        """Take connections; the port, once chosen, stays the same."""
+        """Accept connections; the port, once chosen, stays the same."""
         if self._listener is not None:
             return
         listener = socket.create_server((self.host, self.port), backlog=BACKLOG)
@@ -113,8 +113,8 @@ class Loop:
         self._listener = listener
         self._selector.register(listener, selectors.EVENT_READ, listener)
 
-    def deafen(self) -> None:
-        """Take no more connections, and cut those that there are."""
+    def stop_listening(self) -> None:
+        """Accept no more connections, and close the existing ones."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()
@@ -122,38 +122,38 @@ class Loop:
         self.cut()
 
     def cut(self) -> None:
-        """Cut all connections."""
+        """Close all connections."""
         for peer in list(self.peers):
             peer.close()
 
     def watch(self, peer: Peer, events: int = selectors.EVENT_READ) -> None:
-        """Be told when a peer can be read or written."""
+        """Watch for a peer that can be read or written."""
         try:
             self._selector.modify(peer.sock, events, peer)
         except KeyError:
             self._selector.register(peer.sock, events, peer)
 
     def forget(self, peer: Peer) -> None:
-        """Be told no more about a peer."""
+        """Stop watching a peer."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(peer.sock)
 
-    def lost(self, peer: Peer) -> None:
-        """Strike a peer off."""
+    def remove_peer(self, peer: Peer) -> None:
+        """Remove a closed peer."""
         self.peers.discard(peer)
         self.dirty.discard(peer)
         self._dead.append(peer)
         self.guard(peer, lambda: self._handler.gone(peer))
 
     def handle(self, peer: Peer, event: Any) -> None:
-        """Lead an event to the handler."""
+        """Pass an event to the handler."""
         self.guard(peer, lambda: self._handler.event(peer, event))
 
     def guard(self, peer: Peer | None, work: Callable[[], T]) -> T | None:
-        """Return what the work returns; a fault in it ends this connection, never the loop."""
+        """Return what the work returns; an exception ends this connection, never the loop."""
         try:
             return work()
-        except Exception as error:  # noqa: BLE001 - kept for the test that asks, and the others go on
+        except Exception as error:  # noqa: BLE001 - kept for tests; the other connections go on
             self.failures.append(error)
             if peer is not None:
                 peer.close()
@@ -175,7 +175,7 @@ class Loop:
                 self.guard(peer, peer.flush)
             while self._dead:
                 self._dead.pop().free()
-        self.deafen()
+        self.stop_listening()
         while self._calls:
             self._calls.popleft()()
         for sock in (self._awake, self._wake):
@@ -200,7 +200,7 @@ class Loop:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # it went away again, or the listener has closed meanwhile
+        except OSError:  # the client disconnected again, or the listener has closed meanwhile
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -215,7 +215,7 @@ class Loop:
             return
         self._cleaned_at = now
         self.guard(None, self._handler.housekeeping)
-        if now - self._beaten_at >= HEARTBEAT_SECONDS:
-            self._beaten_at = now
+        if now - self._ticked_at >= HEARTBEAT_SECONDS:
+            self._ticked_at = now
             for peer in list(self.peers):
                 self.guard(peer, peer.tick)

@@ -1,4 +1,4 @@
-"""Answer the requests of clients on the node $management of an entity. Pure."""
+"""Answer the requests of clients to the node $management of an entity. No I/O."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MAX_PEEKED = 1000
 OK, ACCEPTED_EMPTY = 200, 204
 
 Body = dict[str, Any]
-# Answers with a body, or with None where there is nothing to tell.
-Operation = Callable[["Desk", Body], Body | None]
+# Returns the body of the answer, or None for an empty result.
+Operation = Callable[["ManagementHandler", Body], Body | None]
 
 
-class Desk:
-    """Serve one entity for the client of one connection."""
+class ManagementHandler:
+    """Answer requests about one entity from the client of one connection."""
 
     def __init__(self, broker: Broker, path: str, owner_of: Callable[[str], object | None]) -> None:
-        """Start to serve.
+        """Take the entity and its owner.
 
         Args:
-            broker: the entities.
-            path: of the entity.
-            owner_of: gives the link of this connection that holds a session, or None.
+            broker: holds the entities.
+            path: the entity's path.
+            owner_of: returns the link of this connection that holds a session, or None.
         """
         self.broker = broker
         self.path = path
@@ -68,23 +68,23 @@ class Desk:
         try:
             return operation(self, request.value)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Refused(ARGUMENT, f"The body of '{name}' is not as it should be: {error!r}") from error
+            raise Refused(ARGUMENT, f"The body of '{name}' is invalid: {error!r}") from error
 
     @property
     def queue(self) -> MessageQueue:
-        """Return the entity as one to receive from."""
+        """Return the entity as a source of messages."""
         return self.broker.source(self.path)
 
     @property
     def sessions(self) -> SessionQueue:
-        """Return the entity as one that has sessions; raise Refused where it has none."""
+        """Return the entity as a session queue; raise Refused if it has no sessions."""
         queue = self.queue
         if not isinstance(queue, SessionQueue):
             raise Refused(NOT_ALLOWED, f"The entity '{self.path}' does not require sessions.")
         return queue
 
     def owner(self, body: Body) -> object | None:
-        """Return the holder of the session that a request names; raise Refused where it is not held here."""
+        """Return the holder of the session in a request; raise Refused if this connection does not hold it."""
         session_id = body.get("session-id")
         if session_id is None:
             return None
@@ -93,41 +93,41 @@ class Desk:
         return owner
 
 
-def _renew_lock(desk: Desk, body: Body) -> Body:
-    expirations = [_milliseconds(desk.queue.renew(token)) for token in body["lock-tokens"]]
+def _renew_lock(handler: ManagementHandler, body: Body) -> Body:
+    expirations = [_milliseconds(handler.queue.renew(token)) for token in body["lock-tokens"]]
     return {"expirations": Array(TIMESTAMP, expirations)}
 
 
-def _renew_session_lock(desk: Desk, body: Body) -> Body:
-    until = desk.sessions.renew_session(body["session-id"], desk.owner(body))
+def _renew_session_lock(handler: ManagementHandler, body: Body) -> Body:
+    until = handler.sessions.renew_session(body["session-id"], handler.owner(body))
     return {"expiration": Timestamp(_milliseconds(until))}
 
 
-def _get_session_state(desk: Desk, body: Body) -> Body:
-    return {"session-state": desk.sessions.held(body["session-id"], desk.owner(body)).state}
+def _get_session_state(handler: ManagementHandler, body: Body) -> Body:
+    return {"session-state": handler.sessions.held(body["session-id"], handler.owner(body)).state}
 
 
-def _set_session_state(desk: Desk, body: Body) -> Body:
-    desk.sessions.held(body["session-id"], desk.owner(body)).state = body.get("session-state")
+def _set_session_state(handler: ManagementHandler, body: Body) -> Body:
+    handler.sessions.held(body["session-id"], handler.owner(body)).state = body.get("session-state")
     return {}
 
 
-def _get_message_sessions(desk: Desk, body: Body) -> Body | None:
+def _get_message_sessions(handler: ManagementHandler, body: Body) -> Body | None:
     skip = body.get("skip", 0)
-    found = desk.sessions.session_ids()[skip : skip + body.get("top", 100)]
+    found = handler.sessions.session_ids()[skip : skip + body.get("top", 100)]
     return {"skip": skip + len(found), "sessions-ids": Array(STRING_CODE, found)} if found else None
 
 
-def _peek(desk: Desk, body: Body) -> Body | None:
+def _peek(handler: ManagementHandler, body: Body) -> Body | None:
     count = min(body["message-count"], MAX_PEEKED)
-    found = desk.queue.peek(body["from-sequence-number"], count, body.get("session-id"))
+    found = handler.queue.peek(body["from-sequence-number"], count, body.get("session-id"))
     return {"messages": [{"message": message.encode()} for message in found]} if found else None
 
 
-def _receive_by_number(desk: Desk, body: Body) -> Body:
+def _receive_by_number(handler: ManagementHandler, body: Body) -> Body:
     destructive = body.get("receiver-settle-mode", 1) == RECEIVE_AND_DELETE
-    desk.owner(body)
-    found = desk.queue.take_deferred(body["sequence-numbers"], destructive=destructive)
+    handler.owner(body)
+    found = handler.queue.take_deferred(body["sequence-numbers"], destructive=destructive)
     return {"messages": [_with_lock(message) for message in found]}
 
 
@@ -136,9 +136,9 @@ def _with_lock(message: Message) -> Body:
     return {"message": message.encode(), **lock}
 
 
-def _schedule(desk: Desk, body: Body) -> Body:
+def _schedule(handler: ManagementHandler, body: Body) -> Body:
     entries = [_scheduled(entry["message"]) for entry in body["messages"]]
-    return {"sequence-numbers": Array(LONG_CODE, desk.broker.schedule(desk.path, entries))}
+    return {"sequence-numbers": Array(LONG_CODE, handler.broker.schedule(handler.path, entries))}
 
 
 def _scheduled(data: bytes) -> tuple[Content, float]:
@@ -151,13 +151,13 @@ def _scheduled(data: bytes) -> tuple[Content, float]:
     return content, content.scheduled_for
 
 
-def _cancel(desk: Desk, body: Body) -> Body:
-    desk.broker.cancel(desk.path, body["sequence-numbers"])
+def _cancel(handler: ManagementHandler, body: Body) -> Body:
+    handler.broker.cancel(handler.path, body["sequence-numbers"])
     return {}
 
 
-def _update_disposition(desk: Desk, body: Body) -> Body:
-    queue, status = desk.queue, body["disposition-status"]
+def _update_disposition(handler: ManagementHandler, body: Body) -> Body:
+    queue, status = handler.queue, body["disposition-status"]
     reason, description = body.get("deadletter-reason"), body.get("deadletter-description")
     settle: dict[str, Callable[[uuid.UUID], None]] = {
         "completed": queue.complete,
@@ -166,7 +166,7 @@ def _update_disposition(desk: Desk, body: Body) -> Body:
         "suspended": lambda token: queue.dead_letter(token, reason, description),
     }
     tokens: Sequence[uuid.UUID] = body["lock-tokens"]
-    owner = desk.owner(body)
+    owner = handler.owner(body)
     for token in tokens:
         queue.locked(token, owner)
     for token in tokens:

@@ -1,4 +1,4 @@
-"""What a queue keeps: messages, and the tally of what came and went. Pure."""
+"""The messages of a queue, and counters. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridge.lab.servicebus.sections import Content, compose
 
 
 class State(IntEnum):
-    """Name where a message stands, in the numbers of x-opt-message-state."""
+    """The state of a message, with the values of x-opt-message-state."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -34,7 +34,7 @@ class Message:
     dead_letter_source: str | None = None
 
     def encode(self) -> bytes:
-        """Return the message as a receiver gets it."""
+        """Return the message as it is sent to a receiver."""
         return compose(
             self.content,
             sequence_number=self.sequence_number,
@@ -50,7 +50,7 @@ class Message:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Count what came and went."""
+    """Count what was stored and removed."""
 
     enqueued: int = 0
     completed: int = 0

@@ -1,4 +1,4 @@
-"""The links of requests and replies: $cbs, and $management of each entity."""
+"""The links for requests and replies: $cbs, and $management of each entity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridge.lab.servicebus import cbs
 from bridge.lab.servicebus.codec import Int, Malformed
 from bridge.lab.servicebus.conditions import BUSY, DECODE, Refused
 from bridge.lab.servicebus.links import CREDIT, SEND_REFUSALS, Consumer, Endpoint, mirror, reject
-from bridge.lab.servicebus.management import Desk
+from bridge.lab.servicebus.management import ManagementHandler
 from bridge.lab.servicebus.peer import Peer, proton
 from bridge.lab.servicebus.sections import Content, parse, reply
 
@@ -21,7 +21,7 @@ UNAUTHORIZED_STATUS = 401
 
 
 class ReplyLink(Endpoint):
-    """Bring replies to a client, as far as it has given credit."""
+    """Send replies to a client, as far as it has granted credit."""
 
     def __init__(self, bus: Bus, peer: Peer, link: Any, path: str) -> None:
         super().__init__(bus, peer, link, path)
@@ -35,7 +35,7 @@ class ReplyLink(Endpoint):
         self.flowed()
 
     def flowed(self) -> None:
-        """Send what waits."""
+        """Send the replies that wait for credit."""
         while self._waiting and self.link.credit > 0:
             delivery = self.link.delivery(uuid.uuid4().bytes)
             self.link.send(self._waiting.popleft())
@@ -45,7 +45,7 @@ class ReplyLink(Endpoint):
 
 
 class RequestLink(Endpoint):
-    """Take requests, one transfer each."""
+    """Receive requests, one per transfer."""
 
     def __init__(self, bus: Bus, peer: Peer, link: Any, path: str) -> None:
         super().__init__(bus, peer, link, path)
@@ -54,17 +54,17 @@ class RequestLink(Endpoint):
         link.flow(CREDIT)
 
     def delivered(self, delivery: Any) -> None:
-        """Answer a request that has come in whole."""
+        """Answer a complete request."""
         if delivery.partial or not delivery.readable:
             return
-        if self.bus.mischief.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
+        if self.bus.connection_faults.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
             return
         data = bytes(self.link.recv(delivery.pending) or b"")
         self.link.advance()
         self.link.flow(1)
         try:
             request = parse(data)
-            request.value  # noqa: B018 - read once, here, where a fault can still be answered
+            request.value  # noqa: B018 - parsed here, where an error can still be answered
         except Malformed as error:
             reject(delivery, Refused(DECODE, str(error)))
             return
@@ -75,7 +75,7 @@ class RequestLink(Endpoint):
             self._send(request, answer)
 
     def answer(self, request: Content) -> bytes | None:
-        """Return the reply, or None where there is to be none."""
+        """Return the reply, or None for no reply."""
         raise NotImplementedError
 
     def _send(self, request: Content, answer: bytes) -> None:
@@ -90,30 +90,30 @@ class RequestLink(Endpoint):
 
 
 class CbsNode(RequestLink):
-    """Take tokens."""
+    """Receive tokens."""
 
     def answer(self, request: Content) -> bytes | None:
-        """Return what becomes of a token."""
-        if self.bus.faults.strikes("silent_cbs"):
+        """Return the answer to a token."""
+        if self.bus.faults.applies("silent_cbs"):
             return None
-        verdict = cbs.judge(request, key_name=self.bus.key_name, key=self.bus.key, now=self.bus.now())
-        if verdict.accepted and self.bus.faults.strikes("refuse_cbs", verdict.path):
-            verdict = cbs.Verdict(
+        result = cbs.check_token(request, key_name=self.bus.key_name, key=self.bus.key, now=self.bus.now())
+        if result.accepted and self.bus.faults.applies("refuse_cbs", result.path):
+            result = cbs.TokenResult(
                 status_code=UNAUTHORIZED_STATUS,
                 description="InvalidSignature: The token has an invalid signature.",
             )
-        if verdict.accepted:
-            self.peer.context.opened_paths.add(verdict.path)
-        status = {"status-code": Int(verdict.status_code), "status-description": verdict.description}
+        if result.accepted:
+            self.peer.context.opened_paths.add(result.path)
+        status = {"status-code": Int(result.status_code), "status-description": result.description}
         return reply(request.properties.get("message_id"), status)
 
 
 class ManagementNode(RequestLink):
-    """Take requests about the messages of an entity."""
+    """Receive requests about the messages of an entity."""
 
     def answer(self, request: Content) -> bytes | None:
-        """Return the reply of the entity's desk."""
-        if self.bus.faults.strikes("busy", self.path):
+        """Return the reply to a management request."""
+        if self.bus.faults.applies("busy", self.path):
             refused = SEND_REFUSALS["busy"]
             status = {
                 "statusCode": Int(refused.status_code),
@@ -121,7 +121,7 @@ class ManagementNode(RequestLink):
                 "errorCondition": BUSY,
             }
             return reply(request.properties.get("message_id"), status)
-        return Desk(self.bus.broker, self.path, self._owner).answer(request)
+        return ManagementHandler(self.bus.broker, self.path, self._owner).answer(request)
 
     def _owner(self, session_id: str) -> object | None:
         for endpoint in self.peer.context.endpoints:

@@ -1,4 +1,4 @@
-"""Speak AMQP with one client: proton's engine over a socket."""
+"""Exchange AMQP with one client: proton's engine over a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from bridge.lab.servicebus.loop import Loop
 
-# Proton's annotations are partial and partly wrong: it is used untyped, in this package only.
+# Proton's annotations are incomplete and partly wrong: it is used untyped, in this package only.
 proton: Any = _proton
 
 READ_BYTES = 262_144
@@ -26,12 +26,12 @@ IDLE_SECONDS = 240.0
 
 
 class Peer:
-    """Hold one client's connection."""
+    """The connection of one client."""
 
     def __init__(self, loop: Loop, sock: socket.socket) -> None:
         self.loop = loop
         self.sock = sock
-        self.frozen = False
+        self.paused = False
         self.closed = False
         self.ending = False
         self.context: Any = None
@@ -47,7 +47,7 @@ class Peer:
         self._transport.bind(self._connection)
 
     def read(self) -> None:
-        """Take what has come in."""
+        """Read what has arrived."""
         capacity = self._transport.capacity()
         if capacity <= 0:
             self.close()
@@ -68,8 +68,8 @@ class Peer:
         self._dispatch()
 
     def flush(self) -> None:
-        """Put out what waits, as far as the socket takes it."""
-        if self.closed or self.frozen:
+        """Write pending data, as far as the socket accepts it."""
+        if self.closed or self.paused:
             return
         while True:
             try:
@@ -98,44 +98,44 @@ class Peer:
         self._want(selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0))
 
     def tick(self) -> None:
-        """Let proton send and miss heartbeats."""
-        if not self.closed and not self.frozen:
+        """Let proton send heartbeats and detect missing ones."""
+        if not self.closed and not self.paused:
             self._transport.tick(time.monotonic())
             self._dispatch()
             self.loop.dirty.add(self)
 
-    def freeze(self) -> None:
-        """Neither read nor write any more, until thawed."""
-        if not self.frozen and not self.closed:
-            self.frozen = True
+    def pause(self) -> None:
+        """Stop reading and writing until resumed."""
+        if not self.paused and not self.closed:
+            self.paused = True
             self.loop.forget(self)
 
-    def thaw(self) -> None:
-        """Go on where it was frozen."""
-        if self.frozen and not self.closed:
-            self.frozen = False
+    def resume(self) -> None:
+        """Continue to read and write."""
+        if self.paused and not self.closed:
+            self.paused = False
             self._wanted = selectors.EVENT_READ
             self.loop.watch(self)
             self._dispatch()
 
     def close(self) -> None:
-        """Cut the connection, without a word of AMQP."""
+        """Close the connection without an AMQP close."""
         if self.closed:
             return
         self.closed = True
-        if not self.frozen:
+        if not self.paused:
             self.loop.forget(self)
         self.sock.close()
-        self.loop.lost(self)
+        self.loop.remove_peer(self)
 
     def free(self) -> None:
-        """Let proton's memory go, once nothing of a closed peer is on the stack."""
+        """Release proton's memory, once no function of a closed peer is running."""
         self._transport.unbind()
         self._connection.free()
         self._collector.release()
 
     def _dispatch(self) -> None:
-        while not self.closed and not self.frozen and (event := self._collector.peek()):
+        while not self.closed and not self.paused and (event := self._collector.peek()):
             self.loop.handle(self, event)
             self._collector.pop()
         if not self.closed:

@@ -1,4 +1,4 @@
-"""Keep the messages of one queue or subscription: order, locks, settlement, dead letters. Pure."""
+"""Keep the messages of one queue or subscription: order, locks, settlement, dead letters. No I/O."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class MessageQueue:
         """Start empty.
 
         Args:
-            settings: how it behaves.
-            timers: for locks and lives that end.
+            settings: lock time, delivery count and the like.
+            timers: for locks and messages that expire.
             changed: called when a message has become available.
-            dead_letters: where dead letters go; None for the queue of dead letters itself.
+            dead_letters: the dead-letter queue; None if this is one.
         """
         self.settings = settings
         self.dead_letters = dead_letters
@@ -45,7 +45,7 @@ class MessageQueue:
         self._changed = changed
         self._messages: dict[int, Message] = {}
         self._locked: dict[uuid.UUID, Message] = {}
-        # Sequence numbers that may be available, by session; what has become unavailable is skipped when met.
+        # Sequence numbers that may be available, by session; unavailable ones are skipped when reached.
         self._ready: dict[str | None, list[int]] = {}
         self._last_number = 0
         window = None if dead_letters is None else settings.duplicate_window_seconds
@@ -61,13 +61,13 @@ class MessageQueue:
         """Return all messages, whatever their state."""
         return iter(self._messages.values())
 
-    # --- what comes in ---
+    # --- incoming ---
 
     def check(self, content: Content) -> None:
-        """Raise Refused where the queue cannot take the message."""
+        """Raise Refused if the queue cannot accept the message."""
 
     def accept(self, content: Content) -> None:
-        """Take a message that a client sent, unless it was here before or is for later."""
+        """Accept a message that a client sent: drop a duplicate, keep a scheduled one for later."""
         if self._duplicates.seen(content.message_id):
             self.tally.duplicates += 1
         elif content.scheduled_for is not None and content.scheduled_for > self._timers.now():
@@ -88,14 +88,14 @@ class MessageQueue:
         self._add(message)
 
     def schedule(self, content: Content, at: float) -> int:
-        """Hold a message back; return its number, which is valid only while it is held."""
+        """Schedule a message; return its sequence number, which is valid only until then."""
         if self._duplicates.seen(content.message_id):
             self.tally.duplicates += 1
             return self._next_number()
         return self._hold(content, at)
 
     def cancel(self, number: int) -> None:
-        """Remove a message that is held back."""
+        """Remove a scheduled message."""
         message = self._messages.get(number)
         if message is None or message.state != State.SCHEDULED:
             raise Refused(MESSAGE_NOT_FOUND, f"Failed to find the scheduled message {number}.")
@@ -106,10 +106,10 @@ class MessageQueue:
             content=content, sequence_number=self._next_number(), enqueued_at=at, state=State.SCHEDULED
         )
         self._messages[message.sequence_number] = message
-        self._timers.at(at, self._appear, message)
+        self._timers.at(at, self._release, message)
         return message.sequence_number
 
-    def _appear(self, message: Message) -> None:
+    def _release(self, message: Message) -> None:
         if not message.gone:
             self._remove(message)
             self.put(message.content)
@@ -123,10 +123,10 @@ class MessageQueue:
         self.tally.enqueued += 1
         self._offer(message)
 
-    # --- what goes out ---
+    # --- outgoing ---
 
     def take(self, session_id: str | None = None, *, destructive: bool = False) -> Message | None:
-        """Return the first available message, locked, or removed for good; None where there is none."""
+        """Lock (or with `destructive` remove) the first available message and return it; None if there is none."""
         message = self._first(session_id)
         if message is None:
             return None
@@ -135,7 +135,7 @@ class MessageQueue:
         return message
 
     def take_deferred(self, numbers: Sequence[int], *, destructive: bool = False) -> list[Message]:
-        """Return deferred messages, locked, or removed for good."""
+        """Lock (or with `destructive` remove) deferred messages and return them."""
         found = [self._messages.get(number) for number in numbers]
         taken = [m for m in found if m is not None and m.state == State.DEFERRED and m.lock_token is None]
         if len(taken) < len(numbers):
@@ -145,7 +145,13 @@ class MessageQueue:
         return taken
 
     def peek(self, start: int, count: int, session_id: str | None = None) -> list[Message]:
-        """Return messages from a number on, whatever their state, without locking."""
+        """Return messages in any state without locking them.
+
+        Args:
+            start: the first sequence number.
+            count: the maximum number of messages.
+            session_id: only this session; None for all.
+        """
         found: list[Message] = []
         for number in sorted(n for n in self._messages if n >= start):
             message = self._messages[number]
@@ -183,7 +189,7 @@ class MessageQueue:
     # --- settlement ---
 
     def locked(self, token: uuid.UUID, owner: object | None = None) -> Message:  # noqa: ARG002 - of sessions
-        """Return the message that a lock holds; raise Refused where the lock is lost."""
+        """Return the message of a lock token; raise Refused if the lock is lost."""
         message = self._locked.get(token)
         if message is None:
             raise Refused(
@@ -194,30 +200,36 @@ class MessageQueue:
         return message
 
     def complete(self, token: uuid.UUID) -> None:
-        """Remove a message for good."""
+        """Complete a message: remove it."""
         self._remove(self.locked(token))
         self.tally.completed += 1
 
     def abandon(self, token: uuid.UUID) -> None:
-        """Give a message back after a try that failed."""
+        """Make a message available again, and count the delivery."""
         self._give_back(self.locked(token), tried=True)
 
     def release(self, token: uuid.UUID) -> None:
-        """Give a message back untried."""
+        """Make a message available again, without counting the delivery."""
         self._give_back(self.locked(token), tried=False)
 
     def defer(self, token: uuid.UUID) -> None:
-        """Set a message aside, to be had by its number only."""
+        """Defer a message: it can be received only by its sequence number."""
         message = self.locked(token)
         message.state = State.DEFERRED
         self._give_back(message, tried=True)
 
     def dead_letter(self, token: uuid.UUID, reason: str | None, description: str | None) -> None:
-        """Move a message to the dead-letter queue."""
+        """Move a message to the dead-letter queue.
+
+        Args:
+            token: its lock token.
+            reason: DeadLetterReason.
+            description: DeadLetterErrorDescription.
+        """
         self._move_to_dead_letters(self.locked(token), reason, description)
 
     def renew(self, token: uuid.UUID) -> float:
-        """Lock a message for another period; return until when."""
+        """Renew a message's lock; return when it expires."""
         message = self.locked(token)
         self._lock(message)
         return message.locked_until
@@ -277,13 +289,13 @@ class MessageQueue:
             )
         )
 
-    # --- what ends by itself ---
+    # --- expiry ---
 
     def _is_expired(self, message: Message) -> bool:
         return message.expires_at is not None and message.expires_at <= self._timers.now()
 
     def _life_over(self, message: Message) -> None:
-        # A locked message outlives its time; it is looked at when it comes back.
+        # A locked message does not expire; it is checked when its lock ends.
         if not message.gone and message.lock_token is None:
             self._expire(message)
 

@@ -1,7 +1,7 @@
-"""Take messages apart into their sections, and put them together for a receiver.
+"""Split messages into their sections, and assemble them for a receiver.
 
-What a client sent is kept as the bytes it came as: properties and body leave the broker unchanged, and only
-the header, the annotations and, for a dead letter, two application properties are written anew.
+Properties and body are kept as the bytes that the client sent and leave the broker unchanged; only the header, the
+annotations and, for a dead letter, two application properties are written by the broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADER, DELIVERY_ANNOTATIONS, MESSAGE_ANNOTATIONS, PROPERTIES, APPLICATION, DATA
 BODIES = (DATA, SEQUENCE, VALUE)
 SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY = "x-opt-partition-key"
-# The service sets these; what a client sent for them is dropped.
+# The service sets these; values from a client are dropped.
 OWN_ANNOTATIONS = frozenset(
     {
         "x-opt-enqueued-time",
@@ -63,7 +63,7 @@ _TTL = 2
 
 @dataclass(frozen=True)
 class Content:
-    """Hold one message as it came. Bytes are whole sections, or empty."""
+    """Hold one message as received. Bytes are whole sections, or empty."""
 
     header: list[Any]
     annotations: dict[str, Any]
@@ -78,25 +78,25 @@ class Content:
 
     @property
     def ttl_seconds(self) -> float | None:
-        """Return how long the message wants to live, or None."""
+        """Return the message's time to live, or None."""
         ttl = self.header[_TTL] if len(self.header) > _TTL else None
         return None if ttl is None else ttl / 1000
 
     @property
     def scheduled_for(self) -> float | None:
-        """Return when the message wants to appear, in seconds since 1970, or None."""
+        """Return the scheduled enqueue time in seconds since 1970, or None."""
         at = self.annotations.get(SCHEDULED_TIME)
         return None if at is None else at / 1000
 
     @cached_property
     def body(self) -> bytes:
-        """Return the data sections joined; a body of another kind as the bytes of its sections."""
+        """Return the joined data sections; for another kind of body, the bytes of its sections."""
         parts = [_data(self.body_bytes, start) for code, start, _ in _split(self.body_bytes) if code == DATA]
         return b"".join(parts) if parts else self.body_bytes
 
     @cached_property
     def value(self) -> Any:
-        """Return the body of a request, its value section; raise Malformed where it cannot be read."""
+        """Return the value section of a request; raise Malformed if it cannot be read."""
         if self.body_bytes[2:3] != bytes((VALUE,)):
             return None
         try:
@@ -106,7 +106,7 @@ class Content:
 
 
 def parse(data: bytes) -> Content:
-    """Return a message; raise Malformed where it is none."""
+    """Return a message; raise Malformed if the bytes are not one."""
     try:
         return _parse(data)
     except READ_ERRORS as error:
@@ -188,9 +188,9 @@ def _data(data: bytes, start: int) -> bytes:
 def parse_transfer(data: bytes) -> list[Content]:
     """Return the messages of one transfer: one, or those of a batch.
 
-    A batch is told by its shape: proton hides the message format 0x80013700 that marks it, so data sections
-    that are whole messages, each of them, are taken for one. Clients put the properties of the first message
-    around it, those of the application too.
+    A batch is recognised by its shape, since proton hides its message format 0x80013700: it has only data sections,
+    and each of them is a whole message. Clients give the batch the properties and application properties of its
+    first message.
     """
     outer = parse(data)
     if outer.body_bytes[:3] != bytes((0x00, 0x53, DATA)):
@@ -209,7 +209,7 @@ def parse_transfer(data: bytes) -> list[Content]:
     return inner if all(content.body_bytes for content in inner) else [outer]
 
 
-# --- what a receiver gets ---
+# --- for receivers ---
 
 
 def _symbol(name: str) -> bytes:
@@ -237,7 +237,19 @@ def compose(
     dead_letter_source: str | None = None,
     dead_letter_properties: dict[str, str] | None = None,
 ) -> bytes:
-    """Return a message as a receiver gets it."""
+    """Return a message as it is sent to a receiver.
+
+    Args:
+        content: what the client sent.
+        sequence_number: its number in the queue.
+        enqueued_at: in seconds since 1970.
+        delivery_count: the deliveries so far.
+        locked_until: in seconds since 1970; None for a message without a lock.
+        state: the value of x-opt-message-state.
+        ttl_seconds: its time to live; None for no limit.
+        dead_letter_source: the entity it was dead-lettered from, or None.
+        dead_letter_properties: further application properties.
+    """
     parts = [
         _ENQUEUED + _TIMESTAMP.pack(0x83, int(enqueued_at * 1000)),
         _SEQUENCE + _TIMESTAMP.pack(0x81, sequence_number),
@@ -274,7 +286,7 @@ def _header(delivery_count: int, ttl_seconds: float | None) -> bytes:
 
 
 def _extend(application: bytes, more: dict[str, str]) -> bytes:
-    """Return the application properties with some added; those of the client keep their very types."""
+    """Return the application properties with some added; those of the client keep their types."""
     content, count = b"", 0
     if application:
         small = application[3] == SMALL_MAP
@@ -285,7 +297,13 @@ def _extend(application: bytes, more: dict[str, str]) -> bytes:
 
 
 def reply(correlation_id: Any, application_properties: dict[str, Any], value: Any = None) -> bytes:
-    """Return the answer of a node such as $cbs to a request."""
+    """Return the answer of a node such as $cbs to a request.
+
+    Args:
+        correlation_id: the message id of the request.
+        application_properties: the status.
+        value: the body.
+    """
     properties = write([None, None, None, None, None, correlation_id])
     return b"".join(
         (

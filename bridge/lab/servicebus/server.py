@@ -1,4 +1,4 @@
-"""Run the lab's Service Bus on a thread of this process."""
+"""Run the simulated Service Bus on a thread of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 KEY_NAME = "RootManageSharedAccessKey"
-# What the official emulator's connection string has in this place; it opens nothing but a lab.
+# The key in the official emulator's connection string; it is valid only for a lab.
 KEY = "SAS_KEY_VALUE"
 MAX_MESSAGE_BYTES = 256 * 1024
 IDLE_SECONDS = 600.0
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class ServiceBusLab:
     """Serve Service Bus over AMQP 1.0 and plain TCP on this machine, for tests and demonstrations.
 
-    It is a lab: messages live in memory, and nothing is encrypted. Every method may be called from any thread.
+    Messages are kept in memory, and nothing is encrypted. Every method may be called from any thread.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class ServiceBusLab:
         idle_seconds: float = IDLE_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Start to serve.
+        """Start the server.
 
         Args:
             config: the official emulator's configuration file, or its content.
-            port: 0 for any free one.
-            host: the address to listen at.
-            key: what clients must sign their tokens with.
-            max_message_bytes: of a message, and of a batch.
-            idle_seconds: a link that carries nothing for so long is detached, as in Azure.
-            clock: seconds since 1970; `advance` adds to it.
+            port: 0 for any free port.
+            host: the address to listen on.
+            key: the key with which clients sign their tokens.
+            max_message_bytes: the size limit of a message, and of a batch.
+            idle_seconds: links without traffic for this long are detached, as in Azure.
+            clock: returns the Unix time; `advance` adds to it.
         """
         namespace = configuration.load(config)
         self.ignored = namespace.ignored
@@ -85,7 +85,7 @@ class ServiceBusLab:
         self.stop()
 
     def stop(self) -> None:
-        """Cut all connections and end. Messages can still be looked at."""
+        """Close all connections and stop. Messages can still be inspected."""
         self._loop.stop()
 
     @property
@@ -95,11 +95,11 @@ class ServiceBusLab:
 
     @property
     def connection_string(self) -> str:
-        """Return what a client needs to connect."""
+        """Return the connection string for clients."""
         return self.connection_string_with(self._key)
 
     def connection_string_with(self, key: str) -> str:
-        """Return a connection string with another key, right or wrong."""
+        """Return a connection string with another key."""
         return (
             f"Endpoint=sb://{self._bus.host};SharedAccessKeyName={KEY_NAME};SharedAccessKey={key};"
             "UseDevelopmentEmulator=true;"
@@ -107,20 +107,20 @@ class ServiceBusLab:
 
     @property
     def connections(self) -> int:
-        """Return how many connections there are."""
+        """Return the number of connections."""
         return int(self._loop.call(lambda: len(self._loop.peers)))
 
     @property
     def failures(self) -> tuple[Exception, ...]:
-        """Return the lab's own faults so far, each of which has cost a connection: a test can say there are none."""
+        """Return the lab's internal errors so far; each has ended a connection. Tests assert that there are none."""
         return tuple(self._loop.failures)
 
     def senders(self, path: str) -> int:
-        """Return how many links clients have for sending to an entity."""
+        """Return the number of links for sending to an entity."""
         return self._loop.call(lambda: self._bus.count_links(Producer, path))
 
     def receivers(self, path: str) -> int:
-        """Return how many links clients have for receiving from an entity, those that wait for a session too."""
+        """Return the number of links for receiving from an entity, including those that wait for a session."""
         return self._loop.call(lambda: self._bus.count_links(Consumer, path))
 
     def entity(self, path: str) -> Entity:
@@ -128,18 +128,18 @@ class ServiceBusLab:
         self._read(path, lambda _: None)
         return Entity(self._read, path)
 
-    # --- the world outside ---
+    # --- availability and time ---
 
     def stop_listening(self) -> None:
-        """Be down: cut all connections and refuse new ones. Messages and locks stay."""
-        self._loop.call(self._loop.deafen)
+        """Simulate an outage: close all connections and refuse new ones. Messages and locks stay."""
+        self._loop.call(self._loop.stop_listening)
 
     def listen_again(self) -> None:
-        """Be back on the same port."""
+        """End the outage: accept connections on the same port."""
         self._loop.call(self._loop.listen)
 
     def advance(self, seconds: float) -> None:
-        """Put the lab's clock forward: locks, lives, windows and idle times end accordingly."""
+        """Move the lab's clock forward: locks, messages, duplicate windows and idle links expire accordingly."""
         self._loop.call(lambda: self._advance(seconds))
 
     def create_queue(self, name: str, properties: Json | None = None) -> None:
@@ -150,7 +150,13 @@ class ServiceBusLab:
     def create_topic(
         self, name: str, properties: Json | None = None, subscriptions: Sequence[Json] = ()
     ) -> None:
-        """Create a topic, with subscriptions as in the configuration file."""
+        """Create a topic.
+
+        Args:
+            name: the topic's name.
+            properties: as in the configuration file.
+            subscriptions: as in the configuration file.
+        """
         entry = {"Name": name, "Properties": properties or {}, "Subscriptions": subscriptions}
         settings = configuration.topic_settings(entry)
         self._loop.call(lambda: self._bus.broker.add_topic(settings))
@@ -166,33 +172,33 @@ class ServiceBusLab:
         count: int | None = None,
         after: int = 0,
     ) -> None:
-        """Let something go wrong.
+        """Start a fault.
 
-            drop: connections are cut, now
-            detach: links are detached with the error of an idle one, now
-            drop_before_store: a message or batch comes in, nothing of it is stored, the connection is cut
-            drop_after_store: all of it is stored, and the connection is cut before the answer
+            drop: close connections immediately
+            detach: detach links immediately, with the error of an idle link
+            drop_before_store: receive a message or batch, store nothing, close the connection
+            drop_after_store: store all of it, close the connection before the answer
             drop_before_settle, drop_after_settle: the same for a settlement
-            detach_idle: links that carry nothing for `seconds` are detached (in place of idle_seconds)
-            stall: connections are taken and kept, and nothing is read or answered; in the end all goes on
-            silent: new connections are taken, never spoken to, and cut in the end
-            silent_cbs, refuse_cbs: tokens get no answer, or are refused
-            unauthorized: links are refused as for a missing role
-            no_credit: senders get no more credit
-            busy, quota: sends are refused; busy: requests to $management, too
-            missing, disabled: links are detached and refused as for such an entity
+            detach_idle: detach links without traffic for `seconds` (in place of idle_seconds)
+            stall: accept and keep connections, read and answer nothing; afterwards continue
+            silent: accept new connections, send nothing, close them at the end
+            silent_cbs, refuse_cbs: do not answer tokens, or refuse them
+            unauthorized: refuse links as for a missing role
+            no_credit: grant senders no more credit
+            busy, quota: refuse sends; busy also refuses requests to $management
+            missing, disabled: detach and refuse links as for such an entity
 
         Args:
             kind: one of the above.
-            entity: whom it meets, with what lies below it (a topic with its subscriptions); None for all.
+            entity: a queue, or a topic with its subscriptions; None for all.
             seconds: how long it lasts; for detach_idle, how long a link may be idle. None: until cleared.
-            count: how often it strikes; None: without end. Not for detach_idle, no_credit and stall.
-            after: how many it lets pass first.
+            count: how often it applies; None: no limit. Not for detach_idle, no_credit and stall.
+            after: how many operations pass first.
         """
         if kind not in KINDS:
             raise LabError(f"fault given: {kind!r}; expected: one of {', '.join(KINDS)}")
         if count is not None and kind in ("detach_idle", "no_credit", "stall", *AT_ONCE):
-            raise LabError(f"count given: {count} for {kind}; expected: none, it does not strike one by one")
+            raise LabError(f"count given: {count} for {kind}; expected: none, this kind cannot be counted")
         idle = kind == "detach_idle"
         if idle and seconds is None:
             raise LabError("seconds given: none for detach_idle; expected: how long a link may be idle")
@@ -204,11 +210,11 @@ class ServiceBusLab:
             skip=after,
             idle_seconds=seconds or 0.0,
         )
-        self._loop.call(lambda: self._bus.mischief.begin(fault))
+        self._loop.call(lambda: self._bus.connection_faults.begin(fault))
 
-    def struck(self, kind: str) -> int:
-        """Return how often faults of a kind have struck, for those that strike one by one, and stall."""
-        return self._loop.call(lambda: self._bus.faults.struck[kind])
+    def applied(self, kind: str) -> int:
+        """Return how often faults of a kind have applied, for the kinds that are counted, and stall."""
+        return self._loop.call(lambda: self._bus.faults.applied[kind])
 
     def clear_faults(self, kind: str | None = None) -> None:
         """End all faults, or those of a kind."""
@@ -218,7 +224,7 @@ class ServiceBusLab:
         self._bus.faults.clear(kind)
         self._bus.housekeeping()
 
-    # --- within ---
+    # --- internals ---
 
     def _now(self) -> float:
         return self._clock() + self._ahead_seconds

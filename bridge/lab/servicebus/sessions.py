@@ -1,4 +1,4 @@
-"""Keep the messages of an entity that requires sessions: a receiver locks a session, not single messages. Pure."""
+"""Keep the messages of an entity that requires sessions: a receiver locks a session, not single messages. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_SESSION = ("Session ID is null.", "Session enabled entity doesn't allow a mes
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Session:
-    """Hold a session: who has locked it until when, and its state."""
+    """Hold a session: its owner, the end of the lock, and its state."""
 
     session_id: str
     owner: object | None = None
@@ -40,7 +40,15 @@ class SessionQueue(MessageQueue):
         session_lost: Callable[[object], None],
         dead_letters: MessageQueue,
     ) -> None:
-        """Start empty; `session_lost` is called with the owner of a session whose lock has expired."""
+        """Start empty.
+
+        Args:
+            settings: as of a queue.
+            timers: as of a queue.
+            changed: as of a queue.
+            session_lost: called with the owner of a session whose lock has expired.
+            dead_letters: the dead-letter queue.
+        """
         super().__init__(settings, timers, changed=changed, dead_letters=dead_letters)
         self._session_lost = session_lost
         self._sessions: dict[str, Session] = {}
@@ -55,7 +63,7 @@ class SessionQueue(MessageQueue):
             )
 
     def locked(self, token: uuid.UUID, owner: object | None = None) -> Message:
-        """Return the message that a lock holds; raise Refused where the session is not the owner's any more."""
+        """Return the message of a lock token; raise Refused if the owner has lost the session."""
         message = self._locked.get(token)
         if message is None:
             raise Refused(SESSION_LOST, "The session lock has expired on the MessageSession.")
@@ -64,7 +72,7 @@ class SessionQueue(MessageQueue):
         return message
 
     def accept_session(self, session_id: str | None, owner: object) -> Session | None:
-        """Lock a session, or with no id the first that has a message; None where there is none yet."""
+        """Lock a session, or without an id the first that has a message; None if there is none yet."""
         if session_id is None:
             session_id = self._next_session()
             if session_id is None:
@@ -80,7 +88,7 @@ class SessionQueue(MessageQueue):
         return session
 
     def renew_session(self, session_id: str, owner: object) -> float:
-        """Lock a session for another period; return until when."""
+        """Renew a session's lock; return when it expires."""
         session = self.held(session_id, owner)
         session.locked_until = self._timers.now() + self.settings.lock_seconds
         for message in self._of(session):
@@ -89,13 +97,13 @@ class SessionQueue(MessageQueue):
         return session.locked_until
 
     def release_session(self, session_id: str, owner: object) -> None:
-        """Give a session back; its messages come back untried."""
+        """Release a session; its messages become available without counting the delivery."""
         session = self._sessions.get(session_id)
         if session is not None and session.owner is owner:
             self._free(session, tried=False)
 
     def held(self, session_id: str, owner: object) -> Session:
-        """Return a session that an owner holds; raise Refused where the lock is lost."""
+        """Return a session that an owner holds; raise Refused if the lock is lost."""
         session = self._sessions.get(session_id)
         if session is None or session.owner is not owner or owner is None:
             raise Refused(
@@ -110,14 +118,16 @@ class SessionQueue(MessageQueue):
 
     def _add(self, message: Message) -> None:
         super()._add(message)
-        if message.content.session_id is None:  # by way of a topic, which asks for none
+        if (
+            message.content.session_id is None
+        ):  # it came through a topic, which accepts messages without a session
             self._move_to_dead_letters(message, *NO_SESSION)
 
     def _group(self, message: Message) -> str | None:
         return message.content.session_id
 
     def _lock(self, message: Message) -> None:
-        # A deferred message may be asked for with no session held; its lock is then its own.
+        # A deferred message can be received without a session; it then has a lock of its own.
         session = self._sessions.get(str(message.content.session_id))
         if session is not None and session.owner is not None:
             message.locked_until = session.locked_until

@@ -1,4 +1,4 @@
-"""Copy what the broker holds, for tests to look at."""
+"""Copies of the broker's content for tests to inspect."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 class Reader(Protocol):
-    """Look at an entity while nothing changes it."""
+    """Read an entity while nothing changes it."""
 
     def __call__(self, path: str, look: Callable[[MessageQueue | Topic], T]) -> T:
-        """Return what the look at the entity returns."""
+        """Call `look` with the entity, and return its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMessage:
-    """Hold a copy of one message as it stands in the broker.
+    """Hold a copy of one message in the broker.
 
     Attributes:
         state: "active", "deferred" or "scheduled".
-        locked: whether a receiver holds it.
+        locked: whether a receiver has locked it.
         enqueued_at: seconds since 1970, by the lab's clock.
-        dead_letter_reason: None for a message that is no dead letter, or has none.
+        dead_letter_reason: None if the message is not a dead letter, or has no reason.
     """
 
     message_id: str
@@ -49,12 +49,12 @@ class StoredMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Count what an entity holds, and what came and went since it was created.
+    """Count the messages of an entity, now and since it was created.
 
     Attributes:
-        active: available or locked; of a topic always 0, as are the others that it cannot hold.
-        locked: those of the active and deferred that a receiver holds.
-        enqueued: all that were stored, of a topic those that were no duplicates.
+        active: available or locked; a topic holds none.
+        locked: active and deferred messages that a receiver has locked.
+        enqueued: all that were stored; for a topic, all that were not duplicates.
         duplicates: dropped by duplicate detection.
     """
 
@@ -70,7 +70,7 @@ class Counts:
 
 
 class Entity:
-    """Look into one queue, topic or subscription. Every property is a new copy; any thread may ask."""
+    """A view of one queue, topic or subscription. Every property is a new copy; any thread may read it."""
 
     def __init__(self, read: Reader, path: str) -> None:
         self._read = read
@@ -78,7 +78,7 @@ class Entity:
 
     @property
     def messages(self) -> tuple[StoredMessage, ...]:
-        """Return the messages in order, whatever their state; none of a topic."""
+        """Return the messages in order, in any state; empty for a topic."""
         return self._read(self.path, lambda entity: _copies(_queue(entity)))
 
     @property
@@ -88,7 +88,7 @@ class Entity:
 
     @property
     def counts(self) -> Counts:
-        """Return how many messages there are and were."""
+        """Return how many messages the entity holds and held."""
         return self._read(self.path, _counts)
 
 

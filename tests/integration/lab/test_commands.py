@@ -125,7 +125,7 @@ def test_a_wrong_argument_is_told_and_exits_2(
     assert words in capsys.readouterr().err
 
 
-def test_no_lab_there_tells_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_running_lab_the_error_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     with ImdsLab() as gone:
         address = gone.control_url
     assert commands.run(parse("state", "--control", address)) == 2
@@ -198,7 +198,7 @@ def _saved(file: Path, lines: list[str]) -> Config:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_lab_tells_its_addresses_and_the_story_until_a_signal(number: signal.Signals) -> None:
+def test_the_lab_prints_its_addresses_and_the_scenario_until_a_signal(number: signal.Signals) -> None:
     arguments = [
         "lab",
         "--port-base",

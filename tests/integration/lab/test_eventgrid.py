@@ -292,7 +292,7 @@ def test_a_batch_may_have_so_many_events(lab: EventGridLab, flavor: str, most: i
 # --- how it is refused ---
 
 
-def test_a_custom_topic_tells_errors_twice_and_with_a_report(lab: EventGridLab) -> None:
+def test_a_custom_topic_reports_errors_twice_and_with_a_report_id(lab: EventGridLab) -> None:
     answer = publish(lab, url=f"{lab.base_url}/elsewhere")
     error = answer.json()["error"]
     (detail,) = error["details"]
@@ -301,7 +301,7 @@ def test_a_custom_topic_tells_errors_twice_and_with_a_report(lab: EventGridLab) 
     assert f"Report '{answer.headers['x-ms-request-id']}:" in error["message"]
 
 
-def test_a_namespace_tells_errors_without_details(lab: EventGridLab) -> None:
+def test_a_namespace_reports_errors_without_details(lab: EventGridLab) -> None:
     error = publish(lab, "namespace", access={}).json()["error"]
     assert sorted(error) == ["code", "message", "timestamp_utc", "tracking_id"]
 
@@ -393,8 +393,8 @@ def test_a_webhook_is_asked_first_and_then_gets_each_event_by_itself(lab: EventG
     for delivery in deliveries:
         assert (delivery.path, delivery.query) == ("/hook", "code=1")
         assert delivery.headers["content-type"] == STRUCTURED
-        told = {name: text for name, text in delivery.headers.items() if name.startswith("aeg-")}
-        assert told == {
+        reports = {name: text for name, text in delivery.headers.items() if name.startswith("aeg-")}
+        assert reports == {
             "aeg-event-type": "Notification",
             "aeg-subscription-name": "OPS",
             "aeg-delivery-count": "0",
@@ -434,10 +434,10 @@ def test_a_url_that_is_none_is_told(lab: EventGridLab, url: str) -> None:
         lab.subscribe(url)
 
 
-def test_nobody_there_is_told_without_the_query(lab: EventGridLab) -> None:
+def test_an_unreachable_webhook_is_reported_without_its_query(lab: EventGridLab) -> None:
     with Inbox() as gone:
         address = gone.url
-    with pytest.raises(LabError, match="brought no answer") as raised:
+    with pytest.raises(LabError, match="answered the handshake with no answer") as raised:
         lab.subscribe(f"{address}?code=secret")
     assert "secret" not in str(raised.value)
 
@@ -555,13 +555,13 @@ def test_waiting_counts_accepted_requests(lab: EventGridLab) -> None:
 
 
 def test_what_happens_is_told() -> None:
-    told: list[str] = []
-    with Inbox() as inbox, EventGridLab(tell=told.append) as lab:
+    reports: list[str] = []
+    with Inbox() as inbox, EventGridLab(report=reports.append) as lab:
         lab.subscribe(f"{inbox.url}?code=1")
         inbox.fault(503)
         publish(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
-    assert sorted(told) == [  # the delivery can be quicker than the answer
+    assert sorted(reports) == [  # the delivery can be quicker than the answer
         "POST /api/events io.test.v1 -> 200",
         f"delivery 1 of io.test.v1 to {inbox.url} -> 503",
     ]

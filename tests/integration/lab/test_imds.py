@@ -222,7 +222,7 @@ def test_fields_stand_in_the_order_of_the_real_documents(lab: ImdsLab, name: str
     assert list(document(lab)) == list(recorded[0])
 
 
-def test_not_before_is_rfc_1123_and_tells_when_the_event_starts(lab: ImdsLab) -> None:
+def test_not_before_is_rfc_1123_and_is_when_the_event_starts(lab: ImdsLab) -> None:
     before = time.time()
     lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
     text = only_event(lab)["NotBefore"]
@@ -278,8 +278,8 @@ def test_an_event_without_notice_is_started_from_the_first(lab: ImdsLab) -> None
 
 
 def test_an_unapproved_event_starts_by_itself_at_not_before_and_completes() -> None:
-    told: list[str] = []
-    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, tell=told.append) as lab:
+    reports: list[str] = []
+    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, report=reports.append) as lab:
         lab.schedule(
             event_type="Freeze",
             resources=["web-0"],
@@ -298,7 +298,7 @@ def test_an_unapproved_event_starts_by_itself_at_not_before_and_completes() -> N
         lab.wait_for(is_gone, LIMIT_SECONDS)
         # a slow machine may miss a document
         assert seen in (["Scheduled", "Started"], ["Scheduled"], ["Started"], [])
-    assert [sentence.partition(",")[0].rpartition(" is ")[2] for sentence in told] == [
+    assert [sentence.partition(",")[0].rpartition(" is ")[2] for sentence in reports] == [
         "Scheduled",
         "Started",
         "completed",
@@ -521,7 +521,7 @@ def test_other_events_do_not_hold_back_a_deletion(lab: ImdsLab) -> None:
 # --- instance data ---
 
 
-def test_instance_data_tells_who_the_vm_is(lab: ImdsLab) -> None:
+def test_instance_data_describes_the_vm(lab: ImdsLab) -> None:
     compute = instance(lab, COMPUTE_PATH + "?api-version=2021-02-01").json()
     assert (compute["name"], compute["vmScaleSetName"], compute["osType"]) == ("web-0", "web", "Linux")
     assert compute["resourceId"].endswith("/virtualMachines/web-0")
@@ -584,7 +584,7 @@ def test_a_status_is_answered_once_by_number_or_name(lab: ImdsLab, kind: str | i
     assert [get(lab).status_code for _ in range(2)] == [status, 200]
 
 
-def test_a_status_may_tell_when_to_come_again(lab: ImdsLab) -> None:
+def test_a_status_can_carry_retry_after(lab: ImdsLab) -> None:
     lab.fault(429, retry_after=7)
     assert get(lab).headers["Retry-After"] == "7"
 
@@ -762,17 +762,17 @@ def test_closing_is_prompt_while_requests_hang_and_connections_are_open() -> Non
     lab.close()  # a second time does nothing
 
 
-def test_waiting_in_vain_tells_the_state(lab: ImdsLab) -> None:
+def test_a_wait_that_times_out_reports_the_state(lab: ImdsLab) -> None:
     lab.schedule(event_type="Reboot", resources=["web-0"], event_id=EVENT_ID)
     with pytest.raises(AssertionError, match=EVENT_ID):
         lab.wait_for(lambda: False, timeout=0.1)
 
 
 def test_what_happens_is_told() -> None:
-    told: list[str] = []
-    with ImdsLab(vms=["web-0"], tell=told.append) as lab:
+    reports: list[str] = []
+    with ImdsLab(vms=["web-0"], report=reports.append) as lab:
         lab.cancel(lab.schedule(event_type="Reboot", resources=["web-0"], event_id=EVENT_ID))
-    assert [sentence.partition(",")[0] for sentence in told] == [
+    assert [sentence.partition(",")[0] for sentence in reports] == [
         f"Reboot {EVENT_ID} of web-0 is Scheduled",
         f"Reboot {EVENT_ID} of web-0 is canceled",
     ]

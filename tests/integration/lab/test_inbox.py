@@ -165,7 +165,7 @@ def test_a_strict_inbox_takes_post_alone() -> None:
         assert requests.put(inbox.url, json={}, timeout=LIMIT_SECONDS).status_code == 405
 
 
-def test_a_lenient_inbox_tells_on_demand_what_a_strict_one_would_refuse(inbox: Inbox) -> None:
+def test_a_lenient_inbox_lists_what_a_strict_one_would_refuse(inbox: Inbox) -> None:
     deliver(inbox)
     deliver(inbox, {**EVENT, "specversion": "9"})
     (found,) = inbox.problems
@@ -289,7 +289,7 @@ def test_waiting_for_a_predicate_returns_what_it_found(inbox: Inbox) -> None:
     sender.join(LIMIT_SECONDS)
 
 
-def test_waiting_in_vain_tells_what_arrived(inbox: Inbox) -> None:
+def test_a_wait_that_times_out_reports_what_arrived(inbox: Inbox) -> None:
     inbox.fault(status=500)
     deliver(inbox)
     with pytest.raises(AssertionError, match=r"1 requests arrived\s+POST /hook io.test.v1 -> 500"):
@@ -319,10 +319,10 @@ def test_closing_is_prompt_while_deliveries_hang() -> None:
 
 
 def test_what_arrives_is_told() -> None:
-    told: list[str] = []
-    with Inbox(tell=told.append) as inbox:
+    reports: list[str] = []
+    with Inbox(report=reports.append) as inbox:
         deliver(inbox)
-    assert told == ["POST /hook io.test.v1 -> 200"]
+    assert reports == ["POST /hook io.test.v1 -> 200"]
 
 
 # --- control over HTTP ---

@@ -20,7 +20,7 @@ SCHEDULE = """
 [[step]]
 at_seconds = 10
 do = "schedule"
-tell = "A reboot comes"
+text = "A reboot comes"
 event = "reboot"
 event_type = "Reboot"
 resources = ["web-0"]
@@ -39,7 +39,7 @@ def read(steps: str, head: str = HEAD) -> Scenario:
 
 def step(do: str, at_seconds: float = 20, **values: str) -> str:
     lines = [f"{name} = {value}" for name, value in values.items()]
-    return "\n".join(["[[step]]", f"at_seconds = {at_seconds}", f'do = "{do}"', 'tell = "x"', *lines, ""])
+    return "\n".join(["[[step]]", f"at_seconds = {at_seconds}", f'do = "{do}"', 'text = "x"', *lines, ""])
 
 
 class Passing(threading.Event):
@@ -59,9 +59,9 @@ class Passing(threading.Event):
 
 
 def run(scenario: Scenario, lab: ImdsLab) -> list[Step]:
-    told: list[Step] = []
-    assert play(scenario, lab, threading.Event(), told.append)
-    return told
+    reports: list[Step] = []
+    assert play(scenario, lab, threading.Event(), reports.append)
+    return reports
 
 
 # --- reading ---
@@ -86,7 +86,7 @@ def test_a_scenario_is_read_from_a_file(tmp_path: Path) -> None:
     scenario = load_scenario(str(path))
     assert (scenario.title, scenario.time_scale, scenario.vms) == ("A test", 100.0, ("web-0",))
     (only,) = scenario.steps
-    assert (only.number, only.at_seconds, only.action, only.tell) == (1, 10.0, "schedule", "A reboot comes")
+    assert (only.number, only.at_seconds, only.action, only.text) == (1, 10.0, "schedule", "A reboot comes")
 
 
 def test_a_scenario_that_is_not_there_names_those_that_are() -> None:
@@ -107,7 +107,7 @@ def test_a_scenario_that_is_not_there_names_those_that_are() -> None:
         (step("reset", to='"x"'), "to given: 'x'; expected: a whole number"),
         (step("reset", to="true"), "to given: True"),
         (step("reset", at_seconds=-1), "at_seconds given: -1"),
-        (step("reset", colour="1"), "given: colour; expected only: at_seconds, do, tell, to"),
+        (step("reset", colour="1"), "given: colour; expected only: at_seconds, do, text, to"),
         (step("cancel"), "event given: nothing; expected: a text"),
         (step("cancel", event='"reboot"'), "event given: 'reboot'; expected one of: an event"),
         (
@@ -172,8 +172,8 @@ def test_a_step_that_has_become_impossible_is_skipped_and_told(lab: ImdsLab) -> 
     story = (
         SCHEDULE + step("start", event='"reboot"') + step("cancel", event='"reboot"') + step("reset", to="9")
     )
-    told = run(read(story), lab)
-    assert "skipped" in told[2].tell
+    reports = run(read(story), lab)
+    assert "skipped" in reports[2].text
     assert lab.incarnation == 9
 
 
@@ -193,10 +193,10 @@ def test_playing_ends_at_once_when_it_is_stopped(lab: ImdsLab) -> None:
 def test_a_scenario_of_the_lab_plays_to_its_end_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    scenario, passing, told = load_scenario(name), Passing(monkeypatch), list[Step]()
+    scenario, passing, reports = load_scenario(name), Passing(monkeypatch), list[Step]()
     with ImdsLab(vms=scenario.vms, scale_set=scenario.scale_set, time_scale=scenario.time_scale) as lab:
-        assert play(scenario, lab, passing, told.append)
-        assert not any("skipped" in one.tell for one in told)
+        assert play(scenario, lab, passing, reports.append)
+        assert not any("skipped" in one.text for one in reports)
         for _ in range(2):  # what has not started does, and then it ends
             passing.wait(86_400)
             left = lab.events

@@ -277,7 +277,7 @@ def test_an_event_that_was_committed_and_comes_again_is_completed_and_not_sent_t
         assert rig.relay.status()["repeated"] >= 1
         rig.sinks[0].wait_for(10)
     assert rig.sinks[0].ids() == names(10)
-    assert bus.struck("drop_before_settle") == 1
+    assert bus.applied("drop_before_settle") == 1
 
 
 def test_an_event_that_comes_again_after_a_restart_is_not_sent_twice(

@@ -169,7 +169,7 @@ def test_a_connection_cut_in_the_middle_of_a_batch_costs_duplicates_of_the_same_
     assert set(rig.stored()) == set(rig.names)
     if kind == "drop_before_store":
         assert rig.stored() == rig.names
-    assert lab.struck(kind) >= 3
+    assert lab.applied(kind) >= 3
 
 
 def test_what_was_delivered_before_the_cut_is_not_sent_again(lab: ServiceBusLab) -> None:

@@ -16,7 +16,7 @@ from svix.webhooks import Webhook, WebhookVerificationError
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.lab.httpd import Request
+from bridge.lab.httpd import HttpRequest
 from bridge.lab.inbox import Inbox
 from tests.support.clock import MovedClock
 from tests.support.process import stored_event
@@ -41,7 +41,7 @@ class FixedClock(MovedClock):
         self._wall = 1614265330.0
 
 
-def is_signed_by(secret: str, received: Request) -> bool:
+def is_signed_by(secret: str, received: HttpRequest) -> bool:
     """Tell whether a receiver that knows only `secret` believes the message."""
     try:
         Webhook(secret).verify(received.body, dict(received.headers))
@@ -50,7 +50,7 @@ def is_signed_by(secret: str, received: Request) -> bool:
     return True
 
 
-def signers(received: Request) -> list[str]:
+def signers(received: HttpRequest) -> list[str]:
     return [secret for secret in (SECRET, NEXT, OTHER) if is_signed_by(secret, received)]
 
 

@@ -463,7 +463,7 @@ def test_a_stalled_bus_answers_nothing_and_goes_on_where_it_was(
 def test_a_stalled_entity_holds_up_links_that_are_yet_to_open(lab: ServiceBusLab) -> None:
     lab.fault("stall", "plain")
     stalled = Attempt(lambda: put(lab, "1"))
-    wait_until(lambda: lab.struck("stall") == 1)
+    wait_until(lambda: lab.applied("stall") == 1)
     put(lab, "other", queue="short-lock")
     assert not stalled.over
     lab.clear_faults()
@@ -485,7 +485,7 @@ def test_a_stall_can_strike_in_the_middle_of_settlements(lab: ServiceBusLab) -> 
         receiver.complete_message(one(receiver))
         second = one(receiver)
         stalled = Attempt(lambda: receiver.complete_message(second))
-        wait_until(lambda: lab.struck("stall") == 1)
+        wait_until(lambda: lab.applied("stall") == 1)
         assert lab.entity("plain").counts.completed == 1
         assert not stalled.over
         lab.clear_faults()
@@ -510,7 +510,7 @@ def test_a_silent_peer_takes_connections_and_says_nothing_until_it_cuts_them(lab
 def test_tokens_may_get_no_answer(lab: ServiceBusLab) -> None:
     lab.fault("silent_cbs")
     hung = Attempt(lambda: put(lab, "1"))
-    wait_until(lambda: lab.struck("silent_cbs") == 1)
+    wait_until(lambda: lab.applied("silent_cbs") == 1)
     lab.clear_faults()
     put(lab, "2")
     assert not hung.over

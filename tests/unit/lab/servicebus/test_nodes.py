@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 
 from bridge.lab.servicebus.broker import Broker
-from bridge.lab.servicebus.cbs import judge, opens
+from bridge.lab.servicebus.cbs import check_token, opens
 from bridge.lab.servicebus.codec import Array, Symbol, described, write
 from bridge.lab.servicebus.config import Namespace, QueueSettings
-from bridge.lab.servicebus.management import Desk
+from bridge.lab.servicebus.management import ManagementHandler
 from bridge.lab.servicebus.sections import APPLICATION, PROPERTIES, VALUE, Content, parse
 from bridge.lab.servicebus.sessions import SessionQueue
 from tests.support.bus_messages import Clock, content, encoded
@@ -48,12 +48,12 @@ def verdict(
     token: object, name: str = "sb://127.0.0.1:5672/plain", *, now: float = 0, operation: str = "put-token"
 ) -> int:
     asked = request(operation, token, name=name, type="jwt")
-    return judge(asked, key_name=KEY_NAME, key=KEY, now=now).status_code
+    return check_token(asked, key_name=KEY_NAME, key=KEY, now=now).status_code
 
 
 def test_a_token_that_the_client_signs_opens_its_entity_and_what_lies_below() -> None:
     token = signed("sb://127.0.0.1:5672/Plain")
-    answer = judge(
+    answer = check_token(
         request("put-token", token, name="sb://127.0.0.1:5672/Plain"), key_name=KEY_NAME, key=KEY, now=0
     )
     assert answer.status_code == 202
@@ -109,7 +109,9 @@ def broker() -> Broker:
 def ask(
     broker: Broker, operation: str, body: Any, *, path: str = "q", owner: object | None = None
 ) -> tuple[int, Any]:
-    reply = parse(Desk(broker, path, lambda _: owner).answer(request(f"com.microsoft:{operation}", body)))
+    reply = parse(
+        ManagementHandler(broker, path, lambda _: owner).answer(request(f"com.microsoft:{operation}", body))
+    )
     assert reply.properties["correlation_id"] == "id-1"
     status = reply.application_properties
     return status["statusCode"], status.get("errorCondition", reply.value)

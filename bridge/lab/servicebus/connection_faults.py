@@ -1,4 +1,4 @@
-"""Carry out the faults that meet whole connections and links."""
+"""Apply the faults that affect whole connections and links."""
 
 from __future__ import annotations
 
@@ -18,66 +18,68 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Client:
-    """Hold what is known of the client of one connection.
+    """Hold the state of one client connection.
 
     Attributes:
-        opened_paths: of the entities that its tokens open.
-        silent: whether it was taken and is never to be spoken to.
-        held_up: what a stall has kept from being done, and the entity that it is about.
+        opened_paths: the entities that its tokens give access to.
+        silent: whether it was accepted and never gets an answer.
+        suspended: work that a stall has postponed, with the entity it belongs to.
     """
 
     endpoints: set[Endpoint] = field(default_factory=set)
     opened_paths: set[str] = field(default_factory=set)
     silent: bool = False
-    held_up: deque[tuple[str, Callable[[], None]]] = field(default_factory=deque)
+    suspended: deque[tuple[str, Callable[[], None]]] = field(default_factory=deque)
 
 
-class Mischief:
-    """Cut, freeze and detach. Everything here happens on the loop's thread."""
+class ConnectionFaults:
+    """Close, pause and detach connections and links. Everything here runs on the loop's thread."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     def begin(self, fault: Fault) -> None:
-        """Let something go wrong from now on, or just now."""
-        met = [e for peer in self._bus.peers for e in peer.context.endpoints if fault.meets(e.path.lower())]
-        peers = set(self._bus.peers) if fault.entity is None else {endpoint.peer for endpoint in met}
+        """Start a lasting fault, or apply an immediate one."""
+        endpoints = [
+            e for peer in self._bus.peers for e in peer.context.endpoints if fault.matches(e.path.lower())
+        ]
+        peers = set(self._bus.peers) if fault.entity is None else {endpoint.peer for endpoint in endpoints}
         if fault.kind == "drop":
             for peer in peers:
                 peer.close()
         elif fault.kind == "detach":
-            _detach(met, lambda endpoint: idle(endpoint, self._bus.idle_seconds))
+            _detach(endpoints, lambda endpoint: idle(endpoint, self._bus.idle_seconds))
         else:
             self._bus.faults.add(fault)
         if fault.kind == "stall" and not fault.skip:
             for peer in peers:
-                peer.freeze()
+                peer.pause()
         elif fault.kind == "missing":
-            _detach(met, lambda endpoint: missing(endpoint.path))
+            _detach(endpoints, lambda endpoint: missing(endpoint.path))
         elif fault.kind == "disabled":
-            _detach(met, lambda _: SEND_REFUSALS["disabled"])
+            _detach(endpoints, lambda _: SEND_REFUSALS["disabled"])
 
-    def greet(self, peer: Peer) -> None:
-        """Freeze a new connection where nobody is to be spoken to."""
-        if self._bus.faults.strikes("silent"):
+    def on_connect(self, peer: Peer) -> None:
+        """Pause a new connection if a fault applies to it."""
+        if self._bus.faults.applies("silent"):
             peer.context.silent = True
-            peer.freeze()
+            peer.pause()
             return
         stall = self._bus.faults.find("stall")
         if stall is not None and not stall.skip:
-            peer.freeze()
+            peer.pause()
 
     def stalls(self, peer: Peer, path: str, again: Callable[[], None]) -> bool:
-        """Return whether a stall strikes; what is to be done is done when it is over."""
-        if not self._bus.faults.strikes("stall", path):
+        """Return whether a stall applies; if so, `again` runs when it is over."""
+        if not self._bus.faults.applies("stall", path):
             return False
-        peer.context.held_up.append((path, again))
-        peer.freeze()
+        peer.context.suspended.append((path, again))
+        peer.pause()
         return True
 
-    def thaw(self, peer: Peer) -> None:
-        """Let a connection go on where nothing stalls it any more; cut one that was never spoken to."""
-        if not peer.frozen:
+    def resume(self, peer: Peer) -> None:
+        """Resume a connection that no fault stalls any more; close one that was silent."""
+        if not peer.paused:
             return
         client = peer.context
         if client.silent:
@@ -87,19 +89,19 @@ class Mischief:
         paths = [
             None,
             *(endpoint.path for endpoint in client.endpoints),
-            *(path for path, _ in client.held_up),
+            *(path for path, _ in client.suspended),
         ]
         if any(self._bus.faults.find("stall", path) for path in paths):
             return
-        held_up, client.held_up = client.held_up, deque()
-        for _, work in held_up:
+        suspended, client.suspended = client.suspended, deque()
+        for _, work in suspended:
             if not peer.closed:
                 peer.loop.guard(peer, work)
-        peer.thaw()
+        peer.resume()
 
 
 def idle(endpoint: Endpoint, limit_seconds: float) -> Refused:
-    """Return the error with which the service ends a link that carries nothing."""
+    """Return the error with which the service detaches an idle link."""
     return Refused(
         DETACH_FORCED,
         f"The link '{endpoint.link.name}' is force detached. Code: {endpoint.kind}. "
@@ -108,7 +110,7 @@ def idle(endpoint: Endpoint, limit_seconds: float) -> Refused:
 
 
 def missing(path: str) -> Refused:
-    """Return the error for an entity that is not there."""
+    """Return the error for an entity that does not exist."""
     return Refused(NOT_FOUND, f"The messaging entity '{path}' could not be found.")
 
 

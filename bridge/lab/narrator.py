@@ -31,7 +31,7 @@ _COLOURS = {
 }
 
 
-class Teller:
+class Narrator:
     """Prints one line for everything that happens, with the seconds since the beginning."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ class Watcher:
         states: Sequence[StateFolder],
         inbox: Inbox,
         chat: Callable[[], list[str]],
-        tell: Teller,
+        narrate: Narrator,
     ) -> None:
         self._lab = lab
         self._states = states
         self._inbox = inbox
         self._chat = chat
         self._said = 0
-        self._tell = tell
+        self._narrate = narrate
         self._incarnation = 0
         self._counted = ""
         self._stored = dict.fromkeys(range(len(states)), 0)
@@ -85,14 +85,14 @@ class Watcher:
         if incarnation != self._incarnation:
             self._incarnation = incarnation
             said = "; ".join(map(_short, events)) or "no events"
-            self._tell("IMDS", f"document {incarnation}: {said}")
+            self._narrate("IMDS", f"document {incarnation}: {said}")
         countdown = ", ".join(
             f"{event['EventType']} of {'+'.join(event['Resources'])} in {seconds} s"
             for event in events
             if (seconds := _seconds_left(event)) is not None
         )
         if countdown and countdown != self._counted:
-            self._tell("COUNTDOWN", countdown)
+            self._narrate("COUNTDOWN", countdown)
         self._counted = countdown
 
     def _look_at_outbox(self, number: int, state: StateFolder) -> None:
@@ -100,18 +100,18 @@ class Watcher:
             for row in newest(state, 100):
                 if row["seq"] > self._stored[number]:
                     self._stored[number] = row["seq"]
-                    self._tell("PUBLISHED", about(show(state, row["id"])))
+                    self._narrate("PUBLISHED", about(show(state, row["id"])))
 
     def _look_at_inbox(self) -> None:
         events = self._inbox.events()
         for event in events[self._arrived :]:
-            self._tell("ARRIVED", about(event))
+            self._narrate("ARRIVED", about(event))
         self._arrived = len(events)
 
     def _look_at_chat(self) -> None:
         messages = self._chat()
         for message in messages[self._said :]:
-            self._tell("CHAT", message)
+            self._narrate("CHAT", message)
         self._said = len(messages)
 
 
