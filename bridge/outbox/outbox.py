@@ -54,7 +54,7 @@ class Named(Protocol):
 class Outbox:
     """Snapshot, events, cursors and dead letters of one process; every method may be called from any thread.
 
-    No method raises because of the disk: `trouble` says what is wrong with it, None when it is well.
+    No method raises because of the disk: `storage_error` says what is wrong with it, None when it is well.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Outbox:
         self._write(synced=True)
 
     @property
-    def trouble(self) -> str | None:
+    def storage_error(self) -> str | None:
         """What is wrong with the disk; None when it has everything."""
-        return self._disk.trouble
+        return self._disk.storage_error
 
     @property
     def generation(self) -> int:
@@ -127,7 +127,7 @@ class Outbox:
             self._counted.add(key)
             return number
 
-    def seen_before(self, fingerprint: str) -> int:
+    def occurrences(self, fingerprint: str) -> int:
         """Return how often a transition was seen."""
         with self._lock:
             if fingerprint in self._memory.unsaved.occurrences:
@@ -286,10 +286,10 @@ class Outbox:
 
     # House-keeping
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         """Try a disk that failed again; call every second or two."""
         with self._lock:
-            if self._disk.trouble is None:
+            if self._disk.storage_error is None:
                 return
             self._disk.mend()
             self._memory.unsaved.meta.add("epoch")  # so that there is something to try the disk with
@@ -308,7 +308,7 @@ class Outbox:
                 database.execute("prune-occurrences", now - OCCURRENCE_SECONDS)
                 database.execute("prune-records", now - RECORD_SECONDS)
 
-            if self._disk.trouble is None:
+            if self._disk.storage_error is None:
                 self._disk.write(write, synced=False)
 
     def shift(self, seconds: float) -> None:
@@ -318,11 +318,11 @@ class Outbox:
             self._memory.shift(seconds)
             self._write(synced=False)
 
-    def set_aside(self, why: str) -> Path:
+    def move_aside(self, why: str) -> Path:
         """Put this state away and begin a new one; return where the old one lies."""
         with self._lock:
             self._memory.forget()
-            target = self._disk.set_aside(why)
+            target = self._disk.move_aside(why)
             self._write(synced=True)
             return target
 
@@ -342,7 +342,7 @@ class Outbox:
         """Write all that is unsaved; tell whether the disk has it."""
         memory = self._memory
         if not memory.unsaved:
-            return self._disk.trouble is None
+            return self._disk.storage_error is None
         now = self._clock.steady()
         written = self._disk.write(lambda database: memory.write_to(database, now), synced=synced)
         if written:
@@ -352,7 +352,7 @@ class Outbox:
     def _make_room(self) -> None:
         """Keep the file, or without one the memory, below its limit."""
         room.trim_memory(self._memory, now=self._clock.steady())
-        while self._disk.trouble is None and self._disk.ask(self._make_some_room):
+        while self._disk.storage_error is None and self._disk.ask(self._make_some_room):
             self._write(synced=True)
 
     def _make_some_room(self, database: Database) -> bool:

@@ -70,7 +70,7 @@ class StateFolder:
         finally:
             os.close(lock)
 
-    def set_aside(self, why: str) -> Path:
+    def move_aside(self, why: str) -> Path:
         """Rename the database, so that a new one can be begun; return its new place.
 
         Raises:

@@ -21,7 +21,7 @@ DAMAGED, OTHER_VM = "damaged", "other-vm"
 class Disk:
     """Where the outbox is written to; the caller takes care that one thread at a time uses it.
 
-    Only `open` raises, and only StateError. `trouble` says what is wrong; a write that succeeds clears it.
+    Only `open` raises, and only StateError. `storage_error` says what is wrong; a write that succeeds clears it.
     """
 
     def __init__(self, folder: StateFolder, *, take_over: Callable[[Database], bool]) -> None:
@@ -32,7 +32,7 @@ class Disk:
         self._must_reopen = False
         self._put_away: str | None = None  # why the file that is there must be set aside before anything else
         self._said: set[str] = set()
-        self.trouble: str | None = None
+        self.storage_error: str | None = None
 
     def open(self) -> None:
         """Hold the folder and open the file, if only to read it.
@@ -58,7 +58,7 @@ class Disk:
 
     def write(self, work: Callable[[Database], None], *, synced: bool) -> bool:
         """Write in one transaction; tell whether the file has it. In trouble, only what is `synced` is tried."""
-        if self.trouble and not synced:
+        if self.storage_error and not synced:
             return False
         for _ in range(2):  # the second time in the new file, where the first has shown damage
             if self._database is None or self._database.read_only:
@@ -81,7 +81,7 @@ class Disk:
         if self._database is None or self._database.read_only or self._must_reopen:
             self._reopen()
 
-    def set_aside(self, why: str) -> Path:
+    def move_aside(self, why: str) -> Path:
         """Put the file away as soon as the disk allows it, and begin a new one; return where it lies now."""
         self.close()
         self._put_away = why
@@ -105,7 +105,7 @@ class Disk:
         try:
             self._folder.acquire()
             if self._put_away:
-                kept_as = self._folder.set_aside(self._put_away)
+                kept_as = self._folder.move_aside(self._put_away)
                 log.error("the outbox is begun anew", extra={"why": self._put_away, "kept_as": str(kept_as)})
                 self._put_away = None
             self._hold(Database(self._folder.database))
@@ -158,19 +158,20 @@ class Disk:
         self._put_away = why
         self._fail(f"{self._folder.database}: {detail}; it is set aside")
 
-    def _fail(self, trouble: str) -> None:
-        if trouble not in self._said:
-            self._said.add(trouble)
+    def _fail(self, storage_error: str) -> None:
+        if storage_error not in self._said:
+            self._said.add(storage_error)
             log.error(
                 "the disk fails: events go out from memory and would be lost with this process",
-                extra={"disk": trouble},
+                extra={"disk": storage_error},
             )
-        self.trouble = trouble
+        self.storage_error = storage_error
 
     def _recover(self) -> None:
-        if self.trouble is not None:
+        if self.storage_error is not None:
             log.warning(
-                "the disk is back: everything that was kept in memory is written", extra={"was": self.trouble}
+                "the disk is back: everything that was kept in memory is written",
+                extra={"was": self.storage_error},
             )
-            self.trouble = None
+            self.storage_error = None
             self._said.clear()

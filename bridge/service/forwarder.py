@@ -133,7 +133,7 @@ class Forwarder:
             return
         self._watch = watch
         fingerprints = [change.fingerprint for change in changes]
-        counts = [self._outbox.seen_before(fingerprint) for fingerprint in fingerprints]
+        counts = [self._outbox.occurrences(fingerprint) for fingerprint in fingerprints]
         told = self._tell(before, document, list(zip(changes, counts, strict=True)))
         self._commit(
             told, occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)}

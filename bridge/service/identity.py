@@ -59,9 +59,9 @@ class VmIdentity:
         kept = self._outbox.meta("vm_id")
         is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
         if is_other:
-            target = self._outbox.set_aside("other-vm")
+            target = self._outbox.move_aside("other-vm")
             log.error(
-                "the state is another VM's (a clone or an image?): set aside, begun anew",
+                "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
             )
         self.vm = vm

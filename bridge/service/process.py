@@ -275,7 +275,7 @@ class _Process:
     def _watch_over(self, signals: Signals, threads: list[Thread], flow: _Flow) -> str | None:
         """Do what is due now and then, until a signal comes (its name) or a thread ends (None)."""
         due: dict[Callable[[], None], float] = {
-            self.outbox.heal: TICK_SECONDS,
+            self.outbox.recover: TICK_SECONDS,
             lambda: self._write_status(flow): STATUS_SECONDS,
             self.outbox.prune: PRUNE_SECONDS,
             self._check_progress: min(ALIVE_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
@@ -339,7 +339,7 @@ class _Process:
             "running": running,
             "started_at": iso_utc(self._started_at),
             "written_at": iso_utc(self.clock.now()),
-            "disk_trouble": self.outbox.trouble,
+            "storage_error": self.outbox.storage_error,
             **flow.status(),
             "sinks": {d.name: {**d.status(), "dead_letters": dead.get(d.name, 0)} for d in self._dispatchers},
         }

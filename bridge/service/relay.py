@@ -107,7 +107,7 @@ class Relay:
 
     def _complete(self) -> None:
         """Complete what a kill cannot take any more: the disk has it all, or else every sink had it."""
-        if not self._held or (self._outbox.trouble and any(self._outbox.backlogs().values())):
+        if not self._held or (self._outbox.storage_error and any(self._outbox.backlogs().values())):
             return
         for delivery in self._held.values():
             self._receiver.settle(delivery, Settlement())

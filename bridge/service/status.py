@@ -65,8 +65,8 @@ def _head(status: dict[str, Any]) -> str:
         trouble = f"; NOT RECEIVED: {commands['trouble']}" if commands["trouble"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
         lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) wait{dry}{trouble}")
-    if status.get("disk_trouble"):
-        lines.append(f"DISK  FAILS, events are kept in memory only: {status['disk_trouble']}")
+    if status.get("storage_error"):
+        lines.append(f"STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
     return "\n".join(lines)
 
 
@@ -140,8 +140,8 @@ def headline(status: dict[str, Any]) -> str:
         parts.append("IMDS GIVES NO GOOD ANSWER")
     if (status.get("commands") or status.get("relay") or {}).get("trouble"):
         parts.append("NOTHING IS RECEIVED FROM THE BUS")
-    if status.get("disk_trouble"):
-        parts.append("THE DISK FAILS")
+    if status.get("storage_error"):
+        parts.append("THE STATE STORE IS UNAVAILABLE")
     parts += [
         f"{sink['backlog']} event(s) wait for {name} ({sink['state']})"
         for name, sink in status["sinks"].items()

@@ -56,7 +56,7 @@ def fill_outbox(folder: Path, size: int) -> None:
         for begin in range(0, size, COMMIT_EVENTS):
             events = [sample.event(number) for number in range(begin, min(size, begin + COMMIT_EVENTS))]
             if not outbox.commit(events, meta={}):
-                raise BenchError(f"the outbox cannot be written: {outbox.trouble}")
+                raise BenchError(f"the outbox cannot be written: {outbox.storage_error}")
     finally:
         outbox.close()
 

@@ -472,11 +472,11 @@ def test_status_gives_the_same_as_json(call: Any, config: Path) -> None:
 
 
 def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config: Path) -> None:
-    live_status(config, disk_trouble="no space").release()
+    live_status(config, storage_error="no space").release()
     told = call("status", "--config", config)
     assert told.code == 3
     assert re.match(r"NOT RUNNING: what follows is from \d+ s ago", told.out)
-    assert "DISK  FAILS, events are kept in memory only: no space" in told.out
+    assert "STORE UNAVAILABLE, events are buffered in memory: no space" in told.out
 
 
 def test_status_without_a_process_ever_exits_2_and_says_why(call: Any, config: Path) -> None:

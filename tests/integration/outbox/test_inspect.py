@@ -91,13 +91,13 @@ def test_a_dead_letter_dropped_by_another_process_is_gone(tmp_path: Path, outbox
     numbers = [d["number"] for d in ledger.dead_letters(StateFolder(tmp_path))]
     assert beside(tmp_path, "mark", "drop-dead-letter", numbers[:2]) == 2
     assert outbox.dead_letter_counts() == {"a": 1}
-    assert outbox.trouble is None
+    assert outbox.storage_error is None
     commit(outbox, "5")
     assert waiting(outbox) == ["4", "5"]
 
 
 def test_an_event_is_shown_by_its_id_and_by_its_number(tmp_path: Path, outbox: Outbox) -> None:
-    assert outbox.trouble is None
+    assert outbox.storage_error is None
     folder = StateFolder(tmp_path)
     assert ledger.show(folder, "2")["id"] == "2"
     assert beside(tmp_path, "show", "4") == ledger.show(folder, "4")
@@ -119,7 +119,7 @@ def test_an_event_that_is_left_only_as_a_dead_letter_is_shown_too(tmp_path: Path
 def test_an_event_that_is_not_there_is_a_mistake_in_the_call(
     tmp_path: Path, outbox: Outbox, which: str
 ) -> None:
-    assert outbox.trouble is None
+    assert outbox.storage_error is None
     with pytest.raises(UsageError, match="no such event"):
         ledger.show(StateFolder(tmp_path), which)
 

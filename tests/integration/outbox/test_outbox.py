@@ -103,7 +103,7 @@ def test_a_restart_finds_everything_as_it_was(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
         assert (outbox.meta("epoch"), outbox.meta("watch")) == (epoch, "w")
         assert outbox.count("reporterseq") == 2
-        assert (outbox.seen_before("f"), outbox.seen_before("g")) == (2, 0)
+        assert (outbox.occurrences("f"), outbox.occurrences("g")) == (2, 0)
         assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["2"], ["1", "2"])
         assert (outbox.backlog("a")[0], outbox.backlog("b")[0]) == (1, 2)
         commit(outbox, "3")
@@ -273,7 +273,7 @@ def test_who_waits_is_woken_by_a_commit_and_by_wake_and_not_held_when_there_is_s
 def test_an_acknowledge_of_an_older_generation_is_ignored(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
-        for change in (lambda: outbox.shift(100.0), lambda: outbox.set_aside("other-vm")):
+        for change in (lambda: outbox.shift(100.0), lambda: outbox.move_aside("other-vm")):
             generation, page = outbox.pending("a", 10)
             change()
             commit(outbox, "new")
@@ -340,7 +340,7 @@ def test_text_that_cannot_be_stored_as_it_is_stops_nothing(tmp_path: Path) -> No
         outbox.set_meta({"vm_id": "half a pair: \ud83d"})
         commit(outbox, "1")
         bury(outbox, detail="\udfff")
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         assert outbox.dead_letter_counts() == {"a": 1}
 
 
@@ -376,10 +376,10 @@ def test_pruning_keeps_dead_letters_and_counts_for_thirty_days_and_retries_for_e
             other.execute("UPDATE dead_letter SET retry = 1 WHERE id = '2'")
         clock.advance(29 * 86_400)
         outbox.prune()
-        assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 2}, 1)
+        assert (outbox.dead_letter_counts(), outbox.occurrences("f")) == ({"a": 2}, 1)
         clock.advance(2 * 86_400)
         outbox.prune()
-        assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 1}, 0)
+        assert (outbox.dead_letter_counts(), outbox.occurrences("f")) == ({"a": 1}, 0)
 
 
 @pytest.mark.parametrize("seconds", [7200.0, -7200.0])
@@ -459,7 +459,7 @@ def test_the_longest_failing_sink_loses_its_oldest_events_loudly_and_the_others_
         assert list(outbox.dead_letter_counts()) == ["dead"]
         assert len(letters) < 50
         assert outbox.backlog("dead")[0] == number - len(letters)
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
     loud = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert "given up for sink dead" in loud[0].getMessage()
 
@@ -497,8 +497,8 @@ def test_a_state_that_is_set_aside_is_kept_and_a_new_one_begins(tmp_path: Path) 
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
         epoch, count = outbox.meta("epoch"), outbox.count("reporterseq")
-        kept_as = outbox.set_aside("other-vm")
-        assert outbox.trouble is None
+        kept_as = outbox.move_aside("other-vm")
+        assert outbox.storage_error is None
         assert (outbox.meta("watch"), waiting(outbox), outbox.backlog("a")) == ("", [], (0, None))
         assert (outbox.meta("epoch") != epoch, outbox.count("reporterseq")) == (True, count)
         commit(outbox, "2")

@@ -74,7 +74,7 @@ def test_a_folder_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
         assert StateFolder(tmp_path).holder() is None
         with closing(open_outbox(tmp_path)) as outbox:
             assert StateFolder(tmp_path).holder() == f"process {os.getpid()}"
-            assert outbox.trouble is None
+            assert outbox.storage_error is None
     assert StateFolder(tmp_path).holder() is None
 
 
@@ -147,7 +147,7 @@ def test_a_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> No
 def test_what_is_set_aside_stays_closed_to_others(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with closing(open_outbox(path)) as outbox:
-        kept_as = outbox.set_aside("other-vm")
+        kept_as = outbox.move_aside("other-vm")
         assert (mode(kept_as), mode(path / "outbox.db")) == (0o600, 0o600)
 
 
@@ -228,11 +228,11 @@ def test_a_state_folder_that_was_copied_is_a_state_of_its_own_once_it_was_set_as
         outbox.commit([event("theirs")], meta={"watch": "theirs"}, occurrences={"f": 1})
     with closing(open_outbox(tmp_path)) as outbox:
         assert outbox.meta("vm_id") == "theirs"
-        outbox.set_aside("other-vm")
+        outbox.move_aside("other-vm")
         outbox.set_meta({"vm_id": "ours"})
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]
-        assert outbox.seen_before("f") == 0
+        assert outbox.occurrences("f") == 0
     with closing(open_outbox(tmp_path)) as outbox:
         assert (outbox.meta("vm_id"), waiting(outbox)) == ("ours", [])
 

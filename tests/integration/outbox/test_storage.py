@@ -110,7 +110,7 @@ def drain(outbox: Outbox, sink: str = "a") -> list[str]:
 def check_recovered(path: Path, *expected: str) -> None:
     """Check that a restart finds these events waiting for sink `a`, and a disk that is well."""
     with closing(open_outbox(path)) as outbox:
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         assert drain(outbox) == list(expected)
 
 
@@ -125,16 +125,16 @@ def test_a_full_disk_holds_up_nothing_and_has_everything_in_order_once_there_is_
         deliver(outbox, "a", limit=1)
         disk.fill()
         assert not commit(outbox, "4", "5", size=9000)
-        assert outbox.trouble is not None
-        assert "full" in outbox.trouble
+        assert outbox.storage_error is not None
+        assert "full" in outbox.storage_error
         assert "the disk fails" in caplog.text
         assert deliver(outbox, "a", limit=3) == ["2", "3", "4"]
-        outbox.heal()
-        assert outbox.trouble is not None
+        outbox.recover()
+        assert outbox.storage_error is not None
         assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["5"], ["1", "2", "3", "4", "5"])
         disk.free()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert "the disk is back" in caplog.text
         assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["5"], ["1", "2", "3", "4", "5"])
         image = kill(outbox, disk.state, disk.path / "image")
@@ -153,7 +153,7 @@ def test_what_waits_on_a_full_disk_is_delivered_before_what_came_after_it(disk: 
         commit(outbox, "last")
         assert drain(outbox) == [*map(str, range(1, number + 1)), "last"]
         disk.free()
-        outbox.heal()
+        outbox.recover()
         assert drain(outbox) == []
     check_recovered(disk.state)
 
@@ -165,12 +165,12 @@ def test_a_disk_that_is_full_at_the_start_holds_up_nothing(disk: SmallDisk, size
         (disk.state / "outbox.db").touch()
     disk.fill()
     with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.trouble is not None
+        assert outbox.storage_error is not None
         assert not commit(outbox, "1", "2", "3")
         assert deliver(outbox, limit=2) == ["1", "2"]
         disk.free()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["3"]
         commit(outbox, "4")
     check_recovered(disk.state, "3", "4")
@@ -184,7 +184,7 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left
     disk.fill()
     with closing(open_outbox(state)) as outbox:
         if killed:  # its log cannot be read without a file beside it for which there is no room
-            assert outbox.trouble is not None
+            assert outbox.storage_error is not None
             commit(outbox, "4")
             assert deliver(outbox) == ["4"]
         else:
@@ -192,8 +192,8 @@ def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left
                 assert "4" in drain(outbox)
             assert set(drain(outbox)) <= {"2", "3", "4"}
         disk.free()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert drain(outbox) == (["2", "3"] if killed else [])
     check_recovered(state)
 
@@ -205,7 +205,7 @@ def test_a_full_disk_that_needs_a_new_file_for_reading_gives_what_is_there(disk:
     with closing(open_outbox(disk.state)) as outbox:
         assert drain(outbox) == ["1", "2"]
         disk.free()
-        outbox.heal()
+        outbox.recover()
     check_recovered(disk.state)
 
 
@@ -225,17 +225,17 @@ def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_
     state = disk.path / "killed" if killed else disk.state
     disk.set_read_only(True)
     with closing(open_outbox(state)) as outbox:
-        assert outbox.trouble is not None
+        assert outbox.storage_error is not None
         assert outbox.meta("watch") == "3"
         assert outbox.backlog("a")[0] == 2
         assert not commit(outbox, "4", "5")
         assert deliver(outbox, limit=3) == ["2", "3", "4"]
-        outbox.heal()
-        assert outbox.trouble is not None
+        outbox.recover()
+        assert outbox.storage_error is not None
         assert waiting(outbox) == ["5"]
         disk.set_read_only(False)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["5"]
         commit(outbox, "6")
     check_recovered(state, "5", "6")
@@ -244,13 +244,13 @@ def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_
 def test_a_read_only_disk_with_nothing_on_it_holds_up_nothing(disk: SmallDisk) -> None:
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.trouble is not None
-        assert "Read-only" in outbox.trouble
+        assert outbox.storage_error is not None
+        assert "Read-only" in outbox.storage_error
         commit(outbox, "1", "2")
         assert deliver(outbox, limit=1) == ["1"]
         disk.set_read_only(False)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["2"]
     check_recovered(disk.state, "2")
 
@@ -265,14 +265,14 @@ def test_a_second_process_is_refused_on_a_read_only_disk_too(disk: SmallDisk) ->
 def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:
     folder = StateFolder(disk.state)
     folder.acquire()
-    folder.write_status({"disk_trouble": None})
+    folder.write_status({"storage_error": None})
     disk.fill()
     for number in range(3):
-        folder.write_status({"disk_trouble": "full", "number": number})
-        assert folder.read_status() == {"disk_trouble": "full", "number": number}
+        folder.write_status({"storage_error": "full", "number": number})
+        assert folder.read_status() == {"storage_error": "full", "number": number}
     with pytest.raises(OSError, match="No space"):
         folder.write_status({"much": "x" * 100_000})
-    assert folder.read_status() == {"disk_trouble": "full", "number": 2}
+    assert folder.read_status() == {"storage_error": "full", "number": 2}
     folder.release()
 
 
@@ -296,12 +296,12 @@ def test_a_clone_on_a_read_only_disk_sends_nothing_of_the_other_vm_and_sets_it_a
     older_state(disk.state, "the other's")
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.set_aside("other-vm") == disk.state / "outbox.db"
+        assert outbox.move_aside("other-vm") == disk.state / "outbox.db"
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]
         disk.set_read_only(False)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert len(list(disk.state.glob("outbox.db.other-vm-*"))) == 1
         commit(outbox, "2")
     check_recovered(disk.state, "2")
@@ -315,8 +315,8 @@ def test_damage_on_a_read_only_disk_is_set_aside_once_that_is_possible(disk: Sma
         commit(outbox, "2")
         assert deliver(outbox) == ["2"]
         disk.set_read_only(False)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert len(list(disk.state.glob("outbox.db.damaged-*"))) == 1
         commit(outbox, "3")
     check_recovered(disk.state, "3")
@@ -333,8 +333,8 @@ def test_what_looks_like_damage_where_only_reading_is_possible_sets_nothing_asid
             commit(outbox, "3")
             assert deliver(outbox) == ["3"]
         disk.set_read_only(False)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert drain(outbox) == ["1", "2"]
     assert not list(disk.state.glob("outbox.db.*"))
 
@@ -346,14 +346,14 @@ def test_a_folder_that_cannot_be_made_at_first_is_made_later(tmp_path: Path) -> 
     in_the_way = tmp_path / "state"
     in_the_way.write_text("no folder")
     with closing(open_outbox(in_the_way / "forward")) as outbox:
-        assert outbox.trouble is not None
+        assert outbox.storage_error is not None
         commit(outbox, "1", "2", "3")
         assert deliver(outbox, limit=1) == ["1"]
-        outbox.heal()
-        assert outbox.trouble is not None
+        outbox.recover()
+        assert outbox.storage_error is not None
         in_the_way.unlink()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["2", "3"]
     check_recovered(in_the_way / "forward", "2", "3")
 
@@ -367,7 +367,7 @@ def test_an_older_state_that_can_be_read_only_later_loses_nothing_and_repeats_no
     hidden = (tmp_path / "outbox.db").rename(tmp_path / "elsewhere")
     (tmp_path / "outbox.db").mkdir()  # in its place, so that it can neither be read nor made
     with closing(open_outbox(tmp_path, sinks=sinks)) as outbox:
-        assert outbox.trouble is not None
+        assert outbox.storage_error is not None
         outbox.commit([event("new 1"), event("new 2"), event("new 3")], meta={"watch": "newer"})
         for sink in sinks:
             got = [deliver(outbox, sink, limit=1)[0] for _ in range(had_new)]
@@ -375,8 +375,8 @@ def test_an_older_state_that_can_be_read_only_later_loses_nothing_and_repeats_no
         generation, page = outbox.pending("a", 10)
         (tmp_path / "outbox.db").rmdir()
         hidden.rename(tmp_path / "outbox.db")
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert outbox.generation > generation
         outbox.acknowledge("a", generation, page)  # numbered as before: ignored
         left = ["new 1", "new 2", "new 3"][had_new:]
@@ -400,7 +400,7 @@ def test_an_older_state_that_appears_before_anything_happened_is_simply_gone_on_
         outbox.set_meta({"vm": "known"})
         (tmp_path / "state").unlink()
         (tmp_path / "older").rename(tmp_path / "state")
-        outbox.heal()
+        outbox.recover()
         assert (outbox.meta("epoch"), outbox.meta("watch"), outbox.meta("vm")) == (epoch, "2", "known")
         assert waiting(outbox) == ["2"]
     check_recovered(tmp_path / "state", "2")
@@ -417,8 +417,8 @@ def test_an_older_state_that_appears_later_and_is_another_vms_is_set_aside(tmp_p
         deliver(outbox, limit=1)
         (tmp_path / "state").unlink()
         (tmp_path / "older").rename(tmp_path / "state")
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["2"]
     assert len(list((tmp_path / "state").glob("outbox.db.other-vm-*"))) == 1
     check_recovered(tmp_path / "state", "2")
@@ -430,12 +430,12 @@ def test_a_folder_that_another_process_has_taken_meanwhile_is_trouble_and_no_end
         commit(outbox, "1")
         (tmp_path / "state").unlink()
         with closing(open_outbox(tmp_path / "state")):
-            outbox.heal()
-            assert outbox.trouble is not None
-            assert "is held by" in outbox.trouble
+            outbox.recover()
+            assert outbox.storage_error is not None
+            assert "is held by" in outbox.storage_error
             assert deliver(outbox) == ["1"]
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
 
 
 def test_a_state_that_a_newer_version_put_there_meanwhile_is_trouble_and_no_end(tmp_path: Path) -> None:
@@ -445,9 +445,9 @@ def test_a_state_that_a_newer_version_put_there_meanwhile_is_trouble_and_no_end(
         (tmp_path / "state").mkdir()
         with closing(sqlite3.connect(tmp_path / "state" / "outbox.db")) as newer:
             newer.execute("PRAGMA user_version = 99")
-        outbox.heal()
-        assert outbox.trouble is not None
-        assert "newer imds-bridge" in outbox.trouble
+        outbox.recover()
+        assert outbox.storage_error is not None
+        assert "newer imds-bridge" in outbox.storage_error
 
 
 # Writing fails, reading fails
@@ -461,13 +461,13 @@ def test_without_a_disk_to_write_to_a_sink_gets_what_waits_there_and_then_what_i
         failing.fail()
         assert not commit(outbox, "4", "5")
         assert deliver(outbox, limit=1) == ["1"]
-        outbox.heal()
-        assert outbox.trouble is not None
+        outbox.recover()
+        assert outbox.storage_error is not None
         assert deliver(outbox, limit=3) == ["2", "3", "4"]
         assert cursor(outbox) == 4
         failing.recover()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert waiting(outbox) == ["5"]
     check_recovered(tmp_path, "5")
 
@@ -481,21 +481,21 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
         with monkeypatch.context() as patch:
             break_reading(patch)
             commit(outbox, "4", "5")
-            assert outbox.trouble is not None
+            assert outbox.storage_error is not None
             assert deliver(outbox, limit=1) == ["4"]
-            assert (outbox.seen_before("f"), outbox.retries("a", 1), outbox.dead_letter_counts()) == (
+            assert (outbox.occurrences("f"), outbox.retries("a", 1), outbox.dead_letter_counts()) == (
                 0,
                 [],
                 {},
             )
             assert outbox.backlog("a")[0] == 3
             outbox.prune()
-            outbox.heal()
-            assert outbox.trouble is not None
+            outbox.recover()
+            assert outbox.storage_error is not None
             assert deliver(outbox, limit=1) == ["5"]
             assert cursor(outbox) == 1
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         commit(outbox, "6")
         assert drain(outbox) == ["2", "3", "6"]
         assert outbox._memory.readers["a"].ahead == set()
@@ -529,7 +529,7 @@ def test_an_older_state_of_which_only_a_part_can_be_read_at_first_is_counted_onc
         outbox = open_outbox(tmp_path)
     with closing(outbox):
         commit(outbox, "4")
-        outbox.heal()
+        outbox.recover()
         assert drain(outbox) == ["2", "3", "4"]
         commit(outbox, "5")
         assert [stored.seq for stored in outbox.pending("a", 5)[1]] == [5]
@@ -551,7 +551,7 @@ def test_a_commit_that_the_disk_took_although_it_said_no_is_there_once(
             patch.setattr(outbox._memory, "write_to", commit_and_fail)
             assert not commit(outbox, "1")
         commit(outbox, "2")
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         assert drain(outbox) == ["1", "2"]
 
 
@@ -570,7 +570,7 @@ def test_a_retry_that_was_delivered_while_the_disk_fails_is_not_sent_again(tmp_p
         outbox.settle_retry(second, detail="400 again")
         assert outbox.retries("a", 2) == []
         failing.recover()
-        outbox.heal()
+        outbox.recover()
         assert outbox.retries("a", 2) == []
         assert outbox.dead_letter_counts() == {"a": 1}
 
@@ -589,7 +589,7 @@ def test_a_clock_jump_while_the_disk_fails_keeps_every_age(tmp_path: Path) -> No
         assert outbox.backlog("a") == (2, began + 9000)
         assert [stored.stored_at for stored in outbox.pending("a", 2)[1]] == [began + 9000] * 2
         failing.recover()
-        outbox.heal()
+        outbox.recover()
         assert [stored.stored_at for stored in outbox.pending("a", 2)[1]] == [began + 9000] * 2
         with closing(sqlite3.connect(tmp_path / "outbox.db")) as other:
             assert other.execute("SELECT dead_at FROM dead_letter").fetchall() == [(began + 9000,)]
@@ -609,7 +609,7 @@ def test_the_memory_is_bounded_while_the_disk_fails_and_older_events_on_the_disk
         assert "given up for sink a" in caplog.text
         assert deliver(outbox, "b", limit=1) == ["6"]
         failing.recover()
-        outbox.heal()
+        outbox.recover()
         assert drain(outbox, "b") == ["7", "8"]
         assert drain(outbox, "a") == ["1", "2", "3", "5", "6", "7", "8"]
         with closing(sqlite3.connect(tmp_path / "outbox.db")) as other:
@@ -630,7 +630,7 @@ def test_without_a_disk_what_everybody_had_leaves_the_memory_before_anything_tha
         assert len(outbox._memory.unsaved.events) < 5
         assert outbox.dead_letter_counts() == {}
         (tmp_path / "state").unlink()
-        outbox.heal()
+        outbox.recover()
         assert drain(outbox) == ["98", "99"]
 
 
@@ -646,10 +646,10 @@ def test_dead_letters_and_counts_are_kept_while_the_disk_fails_and_only_so_many(
             letter = dead_letter("a", page[0], REJECTED, "400", page[0].stored_at)
             outbox.acknowledge("a", generation, page, dead_lettered=letter)
         outbox.commit([], meta={})
-        assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 3}, 5)
+        assert (outbox.dead_letter_counts(), outbox.occurrences("f")) == ({"a": 3}, 5)
         (tmp_path / "state").unlink()
-        outbox.heal()
-        assert (outbox.dead_letter_counts(), outbox.seen_before("f")) == ({"a": 3}, 5)
+        outbox.recover()
+        assert (outbox.dead_letter_counts(), outbox.occurrences("f")) == ({"a": 3}, 5)
 
 
 def test_an_event_that_one_sink_waits_for_outlasts_those_that_everybody_had(
@@ -701,9 +701,9 @@ def test_each_trouble_is_said_once_until_the_disk_is_back(
             failing.fail()
             for number in range(5):
                 commit(outbox, str(number))
-                outbox.heal()
+                outbox.recover()
             failing.recover()
-            outbox.heal()
+            outbox.recover()
     levels = [record.levelno for record in caplog.records]
     assert levels.count(logging.ERROR) == 2
     assert levels.count(logging.WARNING) == 2
@@ -717,11 +717,11 @@ def test_another_process_that_writes_for_long_is_no_more_than_a_moments_trouble(
         with closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             assert not commit(outbox, "1")
-            assert outbox.trouble is not None
-            assert "locked" in outbox.trouble
+            assert outbox.storage_error is not None
+            assert "locked" in outbox.storage_error
             other.execute("ROLLBACK")
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert deliver(outbox) == ["1"]
 
 
@@ -738,8 +738,8 @@ def test_a_folder_that_was_replaced_while_the_disk_failed_gets_a_new_state_with_
         deliver(outbox, limit=1)
         path.rename(tmp_path / "old")
         failing.recover()
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         with pytest.raises(StateError, match="is held by"):
             open_outbox(path)
     with closing(open_outbox(path)) as outbox:
@@ -788,17 +788,17 @@ def test_a_damaged_file_is_set_aside_and_begun_anew_and_the_old_one_is_kept(
     damaged = (tmp_path / "outbox.db").read_bytes()
     with closing(open_outbox(tmp_path)) as outbox:
         drain(outbox)
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         commit(outbox, "new")
         assert drain(outbox) == ["new"]
         outbox.prune()
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
     assert [file.read_bytes() for file in tmp_path.glob("outbox.db.damaged-*")] == [damaged]
     assert "begun anew" in caplog.text
     with closing(open_outbox(tmp_path)) as outbox:
         assert outbox.meta("watch") == "new"
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
 
 
 def test_a_file_whose_tables_are_gone_is_damaged(tmp_path: Path) -> None:
@@ -806,7 +806,7 @@ def test_a_file_whose_tables_are_gone_is_damaged(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as other:
         other.execute("DROP TABLE event")
     with closing(open_outbox(tmp_path)) as outbox:
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         assert commit(outbox, "2")
     assert len(list(tmp_path.glob("outbox.db.damaged-*"))) == 1
 
@@ -817,7 +817,7 @@ def test_a_file_that_holds_no_number_where_one_must_be_is_damaged(tmp_path: Path
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
         other.execute("REPLACE INTO meta VALUES (?, 'x1')", (key,))
     with closing(open_outbox(tmp_path)) as outbox:
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         assert outbox.count("reporterseq") == 1
     assert len(list(tmp_path.glob("outbox.db.damaged-*"))) == 1
 
@@ -844,8 +844,8 @@ def test_damage_that_shows_while_the_process_runs_costs_only_what_waited_in_the_
         overwrite(tmp_path / "outbox.db", 4096 * 4, (tmp_path / "outbox.db").stat().st_size - 4096 * 4)
         assert deliver(outbox, "b", limit=100) == []
         assert "begun anew" in caplog.text
-        outbox.heal()
-        assert outbox.trouble is None
+        outbox.recover()
+        assert outbox.storage_error is None
         assert (cursor(outbox, "a"), cursor(outbox, "b")) == (50, 50)
         assert outbox.backlog("b") == (0, None)
         commit(outbox, "next")
@@ -867,7 +867,7 @@ def test_a_commit_that_meets_damage_is_in_the_new_file(tmp_path: Path) -> None:
         connection.execute("PRAGMA shrink_memory")
         overwrite(tmp_path / "outbox.db", 4096, (tmp_path / "outbox.db").stat().st_size - 4096)
         assert commit(outbox, "next")
-        assert outbox.trouble is None
+        assert outbox.storage_error is None
         image = kill(outbox, tmp_path, tmp_path / "image")
     assert len(list(tmp_path.glob("outbox.db.damaged-*"))) == 1
     check_recovered(image, "next")
@@ -902,7 +902,7 @@ class Walk:
         actions = (
             [self.commit] * 6
             + [self.deliver] * 8
-            + [self.fail, self.recover, self.heal, self.prune, self.kill]
+            + [self.fail, self.recover, self.try_storage, self.prune, self.kill]
         )
         for _ in range(steps):
             self.rng.choice(actions)()
@@ -933,7 +933,7 @@ class Walk:
         taken = sent[: self.rng.randint(0, len(sent))] if self.rng.random() < 0.2 else sent
         self.outbox.acknowledge(sink, generation, taken)
         self.acknowledged[sink] |= {stored.id for stored in taken}
-        if self.outbox.trouble is None:
+        if self.outbox.storage_error is None:
             self.note_saved()
         return [stored.id for stored in page]
 
@@ -942,13 +942,13 @@ class Walk:
 
     def recover(self) -> None:
         self.disk.recover()
-        self.heal()
-        assert self.outbox.trouble is None
+        self.try_storage()
+        assert self.outbox.storage_error is None
         self.note_saved()
 
-    def heal(self) -> None:
-        self.outbox.heal()
-        if self.outbox.trouble is None:
+    def try_storage(self) -> None:
+        self.outbox.recover()
+        if self.outbox.storage_error is None:
             self.note_saved()
 
     def prune(self) -> None:
@@ -978,7 +978,7 @@ class Walk:
             assert self.cursors[sink] >= before or self.outbox._memory.readers[sink].ahead
             backlog, since = self.outbox.backlog(sink)
             assert backlog >= 0
-            assert (since is None) == (backlog == 0) or self.outbox.trouble
+            assert (since is None) == (backlog == 0) or self.outbox.storage_error
 
     def finish(self) -> None:
         for sink, told in self.told.items():

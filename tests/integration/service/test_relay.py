@@ -322,7 +322,7 @@ def test_without_a_disk_events_go_out_and_are_completed_only_once_every_sink_had
         assert kept(bus).counts.completed == 0
         live(rig.sinks[1])
         rig.wait_until_settled()
-        assert rig.outbox.trouble
+        assert rig.outbox.storage_error
         disk.recover()
     assert [sink.ids() for sink in rig.sinks] == [names(30)] * 2
     assert kept(bus).counts.completed == 30
@@ -336,7 +336,7 @@ def test_more_than_can_wait_at_once_flows_without_a_disk(
         sender.send(*map(told, names(350)))
         rig.sinks[0].wait_for(350)
         rig.wait_until_settled()
-        assert rig.outbox.trouble
+        assert rig.outbox.storage_error
         disk.recover()
     assert rig.sinks[0].ids() == names(350)
 
@@ -351,7 +351,7 @@ def test_what_is_held_without_a_disk_is_completed_once_the_disk_is_back_whatever
         sender.send(*map(told, names(30)))
         rig.wait_for_status(held=30)
         disk.recover()
-        rig.outbox.heal()
+        rig.outbox.recover()
         rig.wait_until_settled()
         assert rig.sinks[0].ids() == []
     live(*rig.sinks)
@@ -373,7 +373,7 @@ def test_what_is_held_keeps_its_lock_for_longer_than_a_lock_lasts(
         wait_until(lambda: min(rig.inlet._waiting.values()) > begun + 2 * LOCK_SECONDS)
         assert [(one.locked, one.delivery_count) for one in kept(bus).messages] == [(True, 0)] * 3
         disk.recover()
-        rig.outbox.heal()
+        rig.outbox.recover()
         rig.wait_until_settled()
     assert rig.relay.status()["repeated"] == 0
 
