@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+from bridge.cli.common import add_config, add_json, load_config
+from bridge.cli.exit_codes import FAILED, OK
 from bridge.config.models import Config
 from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
 from bridge.formats.samples import check_event
@@ -20,6 +25,34 @@ from bridge.outbox.sqlite import Database
 from bridge.runtime.clock import Clock
 from bridge.service.identity import approval_session
 from bridge.service.process import build_sinks, relay_settings, sinks_of, state_folder
+
+_EPILOG = """\
+Publishes nothing without --send. Exits 3 if something does not work.
+
+examples:
+  imds-bridge check --config config.toml
+  imds-bridge check --send                 send a test message to each sink
+  imds-bridge check --json | jq '.[] | select(.result == "FAIL")'
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `check`."""
+    command.epilog = _EPILOG
+    add_config(command)
+    command.add_argument(
+        "--send", action="store_true", help="send one message, marked as a test, to each sink"
+    )
+    add_json(command)
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments)
+    print("asking IMDS (its very first answer may take two minutes) and each sink ...", file=sys.stderr)
+    findings = check(config, send=arguments.send)
+    print(json.dumps(as_json(findings), indent=2) if arguments.json else render(findings))
+    return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
+from bridge.cli.common import add_config, load_config
+from bridge.cli.exit_codes import OK
 from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
 from bridge.service.process import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import Request
+
+_EPILOG = """\
+Sends nothing. Secrets are shown as ***.
+
+examples:
+  imds-bridge render --sink ops
+  imds-bridge render --sink ops --type scheduledevent.scheduled --indent
+  imds-bridge render --sink ops --type 'approval.*'
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `render`."""
+    command.epilog = _EPILOG
+    add_config(command)
+    command.add_argument(
+        "--sink", default="", metavar="NAME", help="which sink (optional if there is only one)"
+    )
+    command.add_argument("--type", default="", metavar="TYPE", help="only these types; * matches anything")
+    command.add_argument("--indent", action="store_true", help="indent the JSON")
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    texts = render(
+        load_config(arguments),
+        sink=arguments.sink,
+        pattern=arguments.type,
+        indent=arguments.indent,
+        at=datetime.now(UTC),
+    )
+    for text in texts:
+        print(text)
+    return OK
 
 
 def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetime) -> Iterator[str]:

@@ -52,15 +52,13 @@ drive a running lab from another terminal:
 Subparsers = Any  # argparse's own type for what add_subparsers returns is private
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the command `lab` with its sub-commands."""
-    parser = subparsers.add_parser(
-        "lab",
-        help="run a simulated IMDS, Service Bus, Event Grid and webhook inbox here, or drive running ones",
-        description="Run a simulated IMDS, Service Bus, Event Grid and webhook inbox on 127.0.0.1 until Ctrl-C.",
-        epilog=LAB_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Complete the parser of `lab` with its sub-commands."""
+    parser.description = (
+        "Run a simulated IMDS, Service Bus, Event Grid and webhook inbox on 127.0.0.1 until Ctrl-C."
     )
+    parser.epilog = LAB_EXAMPLES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--vm", action="append", dest="lab_vms", metavar="NAME", default=[], help="a VM; may be repeated"
     )

@@ -85,15 +85,12 @@ class Result:
         )
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command `demo` to the command line."""
-    command = commands.add_parser(
-        "demo",
-        help="see it all work, on simulators",
-        description="Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service\n"
-        "Bus and Event Grid, with the real `forward`, `listen` and `approve`, and tells what happens.\n"
-        "Ends by itself, within 40 seconds.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `demo`."""
+    command.description = (
+        "Plays a live migration, a cancellation and an approved reboot on a simulated IMDS, Service Bus and\n"
+        "Event Grid, with the real `forward`, `listen` and `approve`, and reports each step.\n"
+        "Exits on its own, within 40 seconds."
     )
     command.set_defaults(run=lambda _: run())
 

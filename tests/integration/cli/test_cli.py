@@ -566,7 +566,10 @@ def test_outbox_retry_marks_what_can_be_sent_and_says_what_cannot(call: Any, con
     fill(config)
     told = call("outbox", "retry", "--all", "--config", config)
     assert told.code == 3
-    assert told.out == "1 dead letter(s) will be sent again; 1 cannot: no body was kept for want of room\n"
+    assert (
+        told.out
+        == "1 dead letter(s) will be sent again; 1 cannot be sent: the size limit left no space for the body\n"
+    )
     rows = call("outbox", "list", "--dead", "--json", "--config", config).json
     assert [row["retry"] for row in rows] == [True, False]
 

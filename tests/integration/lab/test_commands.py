@@ -26,7 +26,7 @@ COMMAND = """
 import argparse, sys
 from bridge.lab import commands
 parser = argparse.ArgumentParser(prog="imds-bridge")
-commands.add_parser(parser.add_subparsers(dest="command", required=True))
+commands.configure(parser.add_subparsers(dest="command", required=True).add_parser("lab"))
 sys.exit(commands.run(parser.parse_args()))
 """
 
@@ -39,7 +39,7 @@ def lab() -> Iterator[ImdsLab]:
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="imds-bridge")
-    commands.add_parser(parser.add_subparsers(dest="command", required=True))
+    commands.configure(parser.add_subparsers(dest="command", required=True).add_parser("lab"))
     return parser.parse_args(["lab", *arguments])
 
 

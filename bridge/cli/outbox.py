@@ -1,0 +1,130 @@
+"""The command `outbox`: list and show stored events, retry and drop dead letters."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.cli.common import add_config, add_json, add_role, state_folder
+from bridge.cli.exit_codes import FAILED, OK
+from bridge.errors import UsageError
+from bridge.formats.table import table
+from bridge.outbox import inspect
+
+_EPILOG = """\
+examples:
+  imds-bridge outbox list                 the newest events
+  imds-bridge outbox list --dead          dead letters with the reason
+  imds-bridge outbox show 5f0c...         one event as it is sent
+  imds-bridge outbox retry 3 4            send dead letters 3 and 4 again
+  imds-bridge outbox retry --all --sink ops
+  imds-bridge outbox drop 3               delete dead letter 3
+"""
+_DEAD_LETTER_KEYS = ("number", "sink", "dead_at", "reason", "retry", "id", "detail")
+_EVENT_KEYS = ("seq", "stored_at", "id", "type")
+
+Actions = Any  # argparse's own type for what add_subparsers returns is private
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `outbox` with its actions."""
+    command.epilog = _EPILOG
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_change(
+        actions, "retry", "send dead letters again; a running process does so within seconds", "mark-retry"
+    )
+    _add_change(actions, "drop", "delete dead letters for good", "drop-dead-letter")
+
+
+def _add_action(actions: Actions, name: str, text: str) -> argparse.ArgumentParser:
+    action: argparse.ArgumentParser = actions.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    add_config(action)
+    add_role(action)
+    return action
+
+
+def _add_sink(action: argparse.ArgumentParser) -> None:
+    action.add_argument("--sink", metavar="NAME", help="only this sink's dead letters")
+
+
+def _add_list(actions: Actions) -> None:
+    action = _add_action(actions, "list", "list the newest events, or the dead letters")
+    action.add_argument("--dead", action="store_true", help="list dead letters")
+    action.add_argument("--limit", type=int, default=50, metavar="N", help="how many events (default: 50)")
+    _add_sink(action)
+    add_json(action)
+    action.set_defaults(run=_list)
+
+
+def _add_show(actions: Actions) -> None:
+    action = _add_action(actions, "show", "print one event as the CloudEvent that is sent")
+    action.add_argument("event", metavar="ID", help="the CloudEvents id, or the number of `outbox list`")
+    add_json(action)
+    action.set_defaults(run=_show)
+
+
+def _add_change(actions: Actions, name: str, text: str, statement: str) -> None:
+    action = _add_action(actions, name, text)
+    action.add_argument(
+        "numbers", nargs="*", type=int, metavar="NUMBER", help="as `outbox list --dead` shows"
+    )
+    action.add_argument("--all", action="store_true", help="all of them, or all of --sink")
+    _add_sink(action)
+    action.set_defaults(run=_change, statement=statement, verb=name)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    folder = state_folder(arguments)
+    if arguments.dead or arguments.sink:
+        _print(
+            inspect.dead_letters(folder, arguments.sink),
+            _DEAD_LETTER_KEYS,
+            "no dead letters",
+            as_json=arguments.json,
+        )
+    else:
+        _print(
+            inspect.newest(folder, max(1, arguments.limit)), _EVENT_KEYS, "no events", as_json=arguments.json
+        )
+    return OK
+
+
+def _print(rows: Sequence[dict[str, Any]], keys: Sequence[str], nothing: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    elif rows:
+        print(table([key.upper() for key in keys], [[str(row[key]) for key in keys] for row in rows]))
+    else:
+        print(nothing)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    event = inspect.show(state_folder(arguments), arguments.event)
+    print(json.dumps(event, indent=None if arguments.json else 2))
+    return OK
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    if bool(arguments.numbers) == arguments.all:
+        raise UsageError(f"outbox {arguments.verb}: give the numbers of dead letters, or --all")
+    folder = state_folder(arguments)
+    known = [row["number"] for row in inspect.dead_letters(folder, arguments.sink)]
+    if missing := [number for number in arguments.numbers if number not in known]:
+        raise UsageError(
+            f"no such dead letter: {', '.join(map(str, missing))}; see `imds-bridge outbox list --dead`"
+        )
+    chosen = known if arguments.all else arguments.numbers
+    changed = inspect.mark(folder, arguments.statement, chosen)
+    done = "will be sent again" if arguments.verb == "retry" else "dropped"
+    print(f"{changed} dead letter(s) {done}{_impossible(len(chosen) - changed)}")
+    return OK if changed == len(chosen) else FAILED
+
+
+def _impossible(count: int) -> str:
+    return f"; {count} cannot be sent: the size limit left no space for the body" if count else ""

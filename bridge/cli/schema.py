@@ -1,0 +1,50 @@
+"""The command `schema`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bridge.cli.exit_codes import OK
+from bridge.contract.schema import schema_files, schema_text, schemas
+from bridge.errors import UsageError
+
+_EPILOG = """\
+Without NAME, lists the names. schemas/ holds the same files, with examples and instructions for consumers.
+
+examples:
+  imds-bridge schema
+  imds-bridge schema scheduledevent.scheduled
+  imds-bridge schema --write schemas
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `schema`."""
+    command.epilog = _EPILOG
+    command.add_argument("name", nargs="?", metavar="NAME", help="a type, such as approval.accepted")
+    command.add_argument("--write", type=Path, metavar="DIR", help="write all of them to DIR, one file each")
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.name and arguments.write:
+        raise UsageError("schema: give NAME or --write, not both")
+    if arguments.write:
+        print(f"{_write(arguments.write)} schemas written to {arguments.write}")
+    elif arguments.name:
+        print(schema_text(arguments.name), end="")
+    else:
+        print("\n".join(schemas()))
+    return OK
+
+
+def _write(folder: Path) -> int:
+    files = schema_files()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"schema: cannot write to {folder}: {error.strerror}") from error
+    return len(files)

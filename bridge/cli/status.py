@@ -1,0 +1,35 @@
+"""The command `status`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+
+from bridge.cli.common import add_config, add_json, add_role, state_folder
+from bridge.cli.exit_codes import FAILED, OK
+from bridge.service.status import read_status, render
+
+_EPILOG = """\
+Reads the file that the running process replaces every few seconds; never asks IMDS. Exits 3 if no process runs.
+
+examples:
+  imds-bridge status
+  imds-bridge status --role listen
+  imds-bridge status --json | jq .sinks
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `status`."""
+    command.epilog = _EPILOG
+    add_config(command)
+    add_role(command)
+    add_json(command)
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    status = read_status(state_folder(arguments), datetime.now(UTC))
+    print(json.dumps(status, indent=2) if arguments.json else render(status))
+    return OK if status["running"] else FAILED
