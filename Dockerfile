@@ -5,16 +5,19 @@ FROM ${BASE} AS build
 WORKDIR /src
 COPY . .
 # An index or an authority of one's own comes as the secrets `pip.conf` and `ca.crt`, and stays out of the image.
-# Every package is fetched against its hash, the build backend included; then pip has only those to choose from.
+# Every package is fetched against its hash, the build backend included, which stays behind in this stage.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/etc/ssl/certs/ca-certificates.crt \
     export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
     && python3 -m venv /build \
+    && /build/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: \
+        --requirement requirements-build.lock \
+    && /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip download --quiet --require-hashes --no-deps --only-binary :all: \
         --requirement requirements-runtime.lock --dest /wheels \
     && python3 -m venv --without-pip /opt/imds-bridge \
     && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
-        --no-index --find-links /wheels '.[websocket]' \
+        --no-index --find-links /wheels 'imds-bridge[websocket]' \
     && cp infra/container/health.py /opt/imds-bridge/ \
     # Compiled here, because the file system is read-only later; by hash, so that two builds are the same.
     && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \

@@ -1,49 +1,72 @@
-# Needs Python 3.11 or newer with its headers and venv, gcc and make; everything else is installed into .venv.
+# Needs Python 3.11 or newer with its headers and venv, gcc and make; everything else is installed into VENV.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.demo-ready
 READY := $(VENV)/.ready
 JSON ?=
 
-.DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock clean
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
-help: ## say what there is
+.DEFAULT_GOAL := help
+.PHONY: help demo quick test unit lint format-check types types-windows layers bench lock clean
+
+help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-demo: $(READY) ## see it all work, on simulators; ends by itself
+demo: $(DEMO_READY) ## run everything on simulators and describe it; exits on its own
 	@$(BIN)/imds-bridge demo
 
-test: $(READY) ## run all tests, with branch coverage
-	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov=bridge --cov-branch --cov-report=term:skip-covered
+quick: $(READY) ## run the unit tests and the linters, in under a minute
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
-lint: $(READY) ## linters, types and the architecture's floors
+test: $(READY) ## run all tests, with branch coverage
+	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
+
+unit: $(READY) ## run the unit tests
+	@$(BIN)/python -m pytest -n 2 tests/unit
+
+lint: format-check types types-windows layers ## check style, types and layers
+
+format-check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(READY)
 	$(BIN)/mypy
-	$(BIN)/mypy --platform win32
+
+types-windows: $(READY) # with a cache of its own: a cache serves one platform
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+
+layers: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY) ## measure against the limits; JSON=FILE writes the figures, too
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
 
-lock: $(READY) ## choose versions anew; the lock files hold versions and hashes, no address
-	$(BIN)/pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --upgrade --allow-unsafe --generate-hashes --strip-extras --all-extras \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--output-file requirements.lock pyproject.toml
-	$(BIN)/pip-compile --quiet --upgrade --allow-unsafe --generate-hashes --strip-extras --extra websocket \
-		--build-deps-for wheel --constraint requirements.lock \
-		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
-		--output-file requirements-runtime.lock pyproject.toml
+lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
+	$(BIN)/pip install --quiet uv
+	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --extra websocket --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --group build --output-file requirements-build.lock
+	$(COMPILE) --constraint requirements.lock --extra lab --group build --output-file requirements-demo.lock pyproject.toml
 
 clean: ## remove what was made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
+
+$(DEMO_READY): requirements-demo.lock pyproject.toml
+	$(call install,requirements-demo.lock)
+	@touch $@
 
 $(READY): requirements.lock pyproject.toml
+	$(call install,requirements.lock)
+	@touch $(DEMO_READY) $@
+
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "imds-bridge needs Python 3.11 or newer, PYTHON=... chooses one")'
 	@echo "installing into $(VENV) (a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(1)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	@touch $@
+endef

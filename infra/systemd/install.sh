@@ -105,11 +105,17 @@ install_program() {
     # Every package is fetched against its hash; afterwards there are only those to choose from.
     "$python" -m venv "$tools/venv"
     pip download --require-hashes --no-deps --only-binary :all: --requirement "$lock" --dest "$tools/wheels"
+    if [ -d "$source" ]; then
+        pip install --require-hashes --no-deps --only-binary :all: --requirement "$source/requirements-build.lock"
+        pip wheel --no-deps --no-build-isolation --wheel-dir "$tools/wheels" "$source"
+    else
+        cp "$source" "$tools/wheels"
+    fi
     # Made beside the running one and put in its place, so that an interrupted installation harms nothing.
     new=$root$home.new
     rm -rf "$new"
     "$python" -m venv --without-pip "$new"
-    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" "${source}[websocket]"
+    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" 'imds-bridge[websocket]'
     for file in "$new"/bin/* "$new/pyvenv.cfg"; do
         if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
     done

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-LOCK, RUNTIME_LOCK = ROOT / "requirements.lock", ROOT / "requirements-runtime.lock"
 HEALTH = ROOT / "infra" / "container" / "health.py"
 
 
@@ -35,23 +33,13 @@ def instructions(name: str) -> list[str]:
     return re.findall(rf"^{name}\s+(.*)$", joined, re.MULTILINE)
 
 
-def pinned(lock: Path) -> dict[str, str]:
-    """Return the version and hashes of each package of a lock file."""
-    entries = re.split(r"\n(?=\S)", lock.read_text(encoding="utf-8").strip())
-    return dict(entry.split("==", 1) for entry in entries)
-
-
-def normalised(requirement: str) -> str:
-    return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement)[0]).lower()  # type: ignore[index]
-
-
 # --- the Dockerfile ---
 
 
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     hadolint = shutil.which("hadolint", path=path)
-    assert hadolint, "hadolint is missing: it comes with the extra dev"
+    assert hadolint, "hadolint is missing: it comes with the dependency group dev"
     done = subprocess.run(
         [hadolint, "Dockerfile"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
     )
@@ -81,7 +69,7 @@ def test_the_state_is_a_volume_where_the_configuration_has_it_by_default() -> No
     assert instructions("VOLUME") == ["/var/lib/imds-bridge"]
 
 
-@pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore", "requirements-runtime.lock"])
+@pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore"])
 def test_no_address_of_an_index_is_in_what_the_image_is_made_of(name: str) -> None:
     assert not re.search(
         r"https?://|--(extra-)?index-url|--find-links[ =](?!/wheels)", (ROOT / name).read_text()
@@ -92,25 +80,6 @@ def test_what_the_context_lets_in_is_there() -> None:
     lines = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "*"
     assert [line for line in lines if line.startswith("!") and not (ROOT / line[1:]).exists()] == []
-
-
-# --- the lock ---
-
-
-def test_the_image_gets_the_very_versions_and_hashes_that_were_tested() -> None:
-    runtime, tested = pinned(RUNTIME_LOCK), pinned(LOCK)
-    assert {name: entry for name, entry in runtime.items() if tested.get(name) != entry} == {}
-    assert all("--hash=sha256:" in entry for entry in runtime.values())
-
-
-def test_the_image_gets_what_the_program_needs_and_nothing_for_development() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    extras = project["project"]["optional-dependencies"]
-    build = project["build-system"]["requires"]
-    wanted = {*map(normalised, [*project["project"]["dependencies"], *extras["websocket"], *build])}
-    there = {*pinned(RUNTIME_LOCK)}
-    assert wanted <= there
-    assert not {"pytest", "mypy", "ruff", "hypothesis", "python-qpid-proton"} & there
 
 
 # --- the health check ---

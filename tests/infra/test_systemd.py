@@ -105,6 +105,7 @@ INSTALLED_PARTS = (
     "pyproject.toml",
     "README.md",
     "LICENSE",
+    "requirements-build.lock",
     "requirements-runtime.lock",
 )
 
@@ -175,6 +176,10 @@ def test_no_package_for_development_is_installed(installed: Path) -> None:
     names = {path.name for path in installed.glob("opt/imds-bridge/lib/*/site-packages/*")}
     assert {"bridge", "azure", "requests"} <= names
     assert not names & {"pytest", "hypothesis", "mypy", "ruff", "hatchling", "pip", "proton"}
+
+
+def test_the_wheel_says_that_it_is_typed(installed: Path) -> None:
+    assert list(installed.glob("opt/imds-bridge/lib/*/site-packages/bridge/py.typed"))
 
 
 def test_what_is_installed_runs_against_the_lab_and_systemd_is_told(installed: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender
@@ -51,6 +53,7 @@ class Traffic:
                 self.sent += names
 
 
+@pytest.mark.timeout(600)  # 30 processes, each started and killed
 def test_kill_9_at_random_instants_of_continuous_traffic_loses_nothing(tmp_path: Path) -> None:
     rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
     with Inbox(strict=True) as inbox, ServiceBusLab(fleet_bus()) as bus:
