@@ -91,6 +91,11 @@ class Settings(BaseModel):
         """Name every key that may be written."""
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
+    @classmethod
+    def hint(cls, key: str) -> str:  # noqa: ARG003 - for those that know more
+        """Return where an unknown key belongs, "" if nowhere."""
+        return ""
+
 
 class SecretUnreadable(ValueError):
     """The file of a secret cannot be read, by this user or at all."""

@@ -20,7 +20,8 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.base import Secret, SecretUnreadable, Settings
 from bridge.config.bus import ReceiverSettings, RelaySettings
 from bridge.config.imds import ImdsSettings
-from bridge.config.models import SINK_KINDS, Config
+from bridge.config.models import Config
+from bridge.config.registry import UnknownNameError, sink_settings
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.config.sinks import SinkSettings
 from bridge.config.validators import show
@@ -135,16 +136,15 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
     loaded = {}
     for name, table in given.items():
         where = f"sinks.{name}"
-        kind = table.get("kind") if isinstance(table, dict) else None
-        model = SINK_KINDS.get(kind) if isinstance(kind, str) else None
         if not isinstance(table, dict):
             faults.append(f"{where}: given no table, expected [sinks.{name}] with a kind")
-        elif model is None:
-            kinds = ", ".join(sorted(SINK_KINDS))
-            faults.append(
-                f"{where}.kind: given {show(kind)}, expected one of {kinds}{_nearest(kind, SINK_KINDS)}"
-            )
-        elif (part := _load_part(model, table, where, faults)) is not None:
+            continue
+        try:
+            model: type[SinkSettings] = sink_settings(table.get("kind")).model_for(table)
+        except UnknownNameError as unknown:
+            faults.append(f"{where}.{unknown.key}: {unknown}")
+            continue
+        if (part := _load_part(model, table, where, faults)) is not None:
             loaded[name] = part
     return loaded
 
@@ -187,9 +187,9 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     name = path[0] if path else ""
     key = ".".join(filter(None, [where, *path])).replace("signing_secrets", "signing_secret")
     if details["type"] == "extra_forbidden":
-        return f"{key}: is no setting{_nearest(name, model.known_keys())}"
+        return f"{key}: is no setting{_nearest(name, model.known_keys()) or model.hint(name)}"
     if details["type"] == "missing":
-        also = f" (or {name}_file)" if name in model.secret_names() else ""
+        also = f" (or {name}_file)" if f"{name}_file" in model.known_keys() else ""
         return f"{key}: is missing{also}"
     expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     expected = _PLAINER.get(details["type"], expected)

@@ -13,21 +13,10 @@ from pydantic import AfterValidator, Field
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.base import DAY_SECONDS, Settings
 from bridge.config.bus import RelaySettings
-from bridge.config.eventgrid import EventGridSettings
 from bridge.config.imds import ImdsSettings
-from bridge.config.servicebus import ServiceBusSettings
-from bridge.config.sinks import SinkSettings, StdoutSettings
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import SinkSettings
 
 _TOKEN = re.compile(r"[!-~]+")
-
-
-SINK_KINDS: dict[str, type[SinkSettings]] = {
-    "eventgrid": EventGridSettings,
-    "servicebus": ServiceBusSettings,
-    "stdout": StdoutSettings,
-    "webhook": WebhookSettings,
-}
 
 
 def _check_source(value: str) -> str:

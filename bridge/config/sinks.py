@@ -88,6 +88,15 @@ class SinkSettings(Settings):
     from_start: bool = False
     max_per_second: float | None = Field(default=None, ge=0.001, le=10_000)
 
+    @classmethod
+    def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:  # noqa: ARG003 - for those that choose by it
+        """Return the settings that a sink's table is read with.
+
+        Raises:
+            UnknownNameError: the table asks for settings that do not exist.
+        """
+        return cls
+
     @property
     def is_chat_format(self) -> bool:
         """Whether people read it: then only what names this VM is of interest, unless `scope` says more."""

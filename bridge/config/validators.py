@@ -6,10 +6,8 @@ import json
 import re
 from base64 import b64decode
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from zoneinfo import ZoneInfo
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -66,33 +64,6 @@ def check_proxy(url: str) -> str:
     if not usable or parts.path.strip("/") or parts.query:
         raise ValueError("expected a proxy such as http://host:3128 or http://user:password@host:3128")
     return url
-
-
-def check_time_zone(name: str) -> str:
-    """Refuse what is no IANA time zone; "" is none."""
-    try:
-        if name:
-            ZoneInfo(name)
-    except (KeyError, OSError, ValueError):  # the library's own is a KeyError
-        raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
-    return name
-
-
-def read_template(path: Path) -> Any:
-    """Read a template's JSON from a file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ValueError(f"template_file: {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"template_file: {path} is no JSON: {error}") from None
-
-
-def check_routing_key(key: str) -> str:
-    """Refuse what is no integration key of PagerDuty."""
-    if not re.fullmatch(r"[0-9A-Za-z]{32}", key):
-        raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
-    return key
 
 
 def _is_loopback(host: str) -> bool:

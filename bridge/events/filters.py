@@ -1,4 +1,4 @@
-"""Decide about deliveries: which events a sink takes, and what an HTTP status means for one."""
+"""Decide which events a sink takes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,3 @@ def _equals_one(found: Json, wanted: Sequence[Json]) -> bool:
         for candidate in candidates
         for value in wanted
     )
-
-
-# What Event Grid answers with 400 where the topic is set up for other events, or the address is wrong.
-_GRID_SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")

@@ -1,21 +1,95 @@
-"""What a format for people is: it writes an event as the JSON that one kind of receiver takes."""
+"""What a webhook format is: it writes events as the body that one kind of receiver takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import datetime
-from typing import Protocol, runtime_checkable
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, tzinfo
+from typing import ClassVar, Protocol
+from zoneinfo import ZoneInfo
 
+from pydantic import field_validator
+
+from bridge.config.webhook import WebhookSettings
+from bridge.events.model import StoredEvent
 from bridge.runtime.json import Json
+
+Encoded = tuple[dict[str, str], bytes]
+"""Headers, the content type among them, and a body."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Format(Protocol):
-    """A way to show an event; made from a WebhookSettings, without I/O but for secrets in files.
+    """A way to write events; made from its settings, without I/O except for secrets in files.
 
-    Duties: pure and quick; whatever the event holds, the result is within the receiver's published limits, and
-    nothing from outside can act in it: no markup, no mention, no broken JSON. What is cut shows it.
+    Duties: pure and quick; whatever an event contains, the result is within the receiver's published limits, and
+    text from outside stays text: no markup, no mention, no broken JSON. What is shortened shows it.
     """
 
+    settings: ClassVar[type[WebhookSettings]]
+    """The settings that it is made from; with its defaults."""
+
+    max_batch: int
+    """How many events one body takes at most."""
+
+    def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
+        """Write the events of one request, as of `now` (UTC).
+
+        Raises:
+            ValueError: an event cannot be written in this format.
+        """
+
+    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
+        """Try the format on one event of every type that will come.
+
+        Raises:
+            ValueError: one cannot be written.
+        """
+
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:
+        """Return whether a receiver's answer of 400 says that the address or the key is wrong, not the event."""
+
+
+class ChatSettings(WebhookSettings):
+    """What all chat formats have in common: notices and receipts of this VM, while they are news.
+
+    `time_zone` is an IANA name; without it Teams and Slack show each reader's own, others UTC.
+    """
+
+    types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
+    max_age_seconds: float = 3600.0
+    time_zone: str = ""
+
+    @property
+    def is_chat_format(self) -> bool:
+        """Whether people read it."""
+        return True
+
+    @field_validator("time_zone")
+    @classmethod
+    def _check_time_zone(cls, value: str) -> str:
+        try:
+            if value:
+                ZoneInfo(value)
+        except (KeyError, OSError, ValueError):  # the library's own is a KeyError
+            raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
+        return value
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """The time zone to write times in, if one is set."""
+        return ZoneInfo(self.time_zone) if self.time_zone else None
+
+
+class ChatFormat(ABC):
+    """A format for people: each event is a JSON document of its own."""
+
+    max_batch = 1
+
+    @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the JSON for an event (a CloudEvent as a dictionary), as of `now` (UTC).
 
@@ -23,14 +97,17 @@ class Format(Protocol):
             ValueError: this event cannot be shown in this format.
         """
 
-
-@runtime_checkable
-class CheckedFormat(Format, Protocol):
-    """A format that an operator wrote, and that can be wrong."""
+    def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
+        """Write the one event."""
+        (event,) = events
+        return {"Content-Type": "application/json"}, _encode(self.write(event.envelope, now)).encode()
 
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
-        """Try it on one event of every type that will come.
+        """Write each of the events."""
+        for event in events:
+            self.write(event, now)
 
-        Raises:
-            ValueError: it fails, or names what none of them has.
-        """
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:  # noqa: ARG004 - for receivers that have such answers
+        """Know none: the receiver can be anything."""
+        return False

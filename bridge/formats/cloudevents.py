@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import ClassVar, Literal
 from urllib.parse import quote
 
-from bridge.events.model import CloudEvent
+from bridge.config.webhook import WebhookSettings
+from bridge.events.model import CloudEvent, StoredEvent
+from bridge.formats.base import Encoded
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 
@@ -15,10 +20,50 @@ from bridge.runtime.json import Json
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
+MAX_BATCH_EVENTS = 100
 BATCH_CONTENT_TYPE = "application/cloudevents-batch+json; charset=utf-8"
 _IS_JSON = re.compile(r"[\w.-]+/([\w.-]+\+)?json\b", re.IGNORECASE)
 # HTTP binding, "Header values": printable ASCII stays but for the quote and the percent sign.
 _HEADER_SAFE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+
+
+class CloudEventsSettings(WebhookSettings):
+    """CloudEvents over HTTP, in one of the three modes of its HTTP binding."""
+
+    format: Literal["cloudevents"] = "cloudevents"
+    mode: Literal["structured", "binary", "batch"] = "structured"
+
+
+class CloudEvents:
+    """Events as they are stored, as headers and data, or several in a batch."""
+
+    settings: ClassVar = CloudEventsSettings
+
+    def __init__(self, settings: CloudEventsSettings) -> None:
+        self._mode = settings.mode
+        self.max_batch = MAX_BATCH_EVENTS if settings.mode == "batch" else 1
+
+    def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:  # noqa: ARG002 - no times are shown
+        """Write the events in the mode that is set."""
+        if self._mode == "batch":
+            return {"Content-Type": BATCH_CONTENT_TYPE}, batch(events)
+        (event,) = events
+        if self._mode == "structured":
+            return {"Content-Type": CONTENT_TYPE}, event.body
+        return binary(event.envelope)
+
+    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
+        """Do nothing: every event can be written."""
+
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:  # noqa: ARG004 - for receivers that have such answers
+        """Know none: the receiver can be anything."""
+        return False
+
+
+def batch(events: Sequence[StoredEvent]) -> bytes:
+    """Write events as a batch, each byte for byte as it is stored."""
+    return b"[" + b",".join(event.body for event in events) + b"]"
 
 
 def structured(event: CloudEvent) -> bytes:

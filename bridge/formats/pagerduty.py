@@ -6,20 +6,22 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from hashlib import sha256
-from typing import Literal
-from zoneinfo import ZoneInfo
+from typing import ClassVar, Literal
 
-from bridge.config.webhook import WebhookSettings
+from bridge.config.base import Secret
+from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.view import Reading
 from bridge.imds.document import STARTED
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.logging import register_secret
 
 Action = Literal["trigger", "acknowledge", "resolve"]
 
 COMPONENT_LENGTH = 255
-_KEY = re.compile(r"[!-~]{1,255}")
+_DEDUP_KEY = re.compile(r"[!-~]{1,255}")
+_ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 
 _ACTIONS: Mapping[str, Action] = {
     "scheduledevent.scheduled": "trigger",
@@ -33,7 +35,7 @@ _ACTIONS: Mapping[str, Action] = {
     "imds.recovered": "resolve",
     "bridge.test": "trigger",
 }
-SHOWN: tuple[str, ...] = tuple(f"io.imdsbridge.{kind}.v1" for kind in _ACTIONS)
+TYPES: tuple[str, ...] = tuple(f"io.imdsbridge.{kind}.v1" for kind in _ACTIONS)
 _SEVERITIES = {
     "freeze": "info",
     "reboot": "warning",
@@ -49,20 +51,48 @@ _OWN_ALERTS = {
 }
 
 
-class PagerDuty:
+def check_routing_key(key: str) -> str:
+    """Refuse what is no integration key of PagerDuty.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _ROUTING_KEY.fullmatch(key):
+        raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
+    return key
+
+
+class PagerDutySettings(ChatSettings):
+    """Alerts for an Events v2 integration, whose key is `routing_key`."""
+
+    format: Literal["pagerduty"]
+    url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
+    routing_key: Secret
+    types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*",)
+    max_per_second: float | None = 2.0
+    secret_checks: ClassVar = {**ChatSettings.secret_checks, "routing_key": check_routing_key}
+
+
+class PagerDuty(ChatFormat):
     """Alerts that a notice triggers, a start or an approval acknowledges, and an end resolves."""
 
-    def __init__(self, settings: WebhookSettings) -> None:
-        if settings.routing_key is None:
-            raise ValueError("expected a routing_key")
-        self._routing_key = settings.routing_key.read()
-        self._zone = ZoneInfo(settings.time_zone) if settings.time_zone else None
+    settings: ClassVar = PagerDutySettings
+
+    def __init__(self, settings: PagerDutySettings) -> None:
+        self._routing_key = check_routing_key(settings.routing_key.read())
+        register_secret(self._routing_key)
+        self._zone = settings.zone
+
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:
+        """Recognise a routing key that is refused."""
+        return b'"invalid event"' in body and re.search(rb"(?i)routing[ _]key", body) is not None
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request.
 
         Raises:
-            ValueError: nothing is to be done in PagerDuty about this type of event (see SHOWN).
+            ValueError: nothing is to be done in PagerDuty about this type of event (see TYPES).
         """
         reading = Reading(event)
         said = notice(event, now=now, zone=self._zone)
@@ -99,7 +129,7 @@ def _dedup_key(event: Mapping[str, Json], reading: Reading) -> str:
     else:
         ids = (reading.data.get("EventId"), event.get("subject"), event.get("id"))
         key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
-    return key if _KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
+    return key if _DEDUP_KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
 def _payload(said: Notice, reading: Reading) -> Json:

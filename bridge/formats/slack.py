@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
-from zoneinfo import ZoneInfo
+from typing import ClassVar, Literal
 
-from bridge.config.webhook import WebhookSettings
+from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, Moment, cut, length
 from bridge.runtime.json import Json
@@ -33,11 +33,34 @@ _LOOKALIKES = str.maketrans("&<>*~`|[]\\", "＆‹›∗∼ˋ¦［］＼")  # no
 _OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 
 
-class Slack:
+# What Slack answers to every message because of the webhook's own state.
+_SETUP_ERRORS = frozenset(
+    b"action_prohibited channel_is_archived channel_not_found invalid_token no_active_hooks no_service no_service_id "
+    b"no_team posting_to_general_channel_denied team_disabled user_not_found".split()
+)
+# Discord: the channel is a forum, so that the URL needs a thread.
+_NEEDS_THREAD = re.compile(rb'"code"\s*:\s*"?220001\b')
+
+
+class SlackSettings(ChatSettings):
+    """Messages for a Slack incoming webhook, at the rate that it takes."""
+
+    format: Literal["slack"]
+    max_per_second: float | None = 1.0
+
+
+class Slack(ChatFormat):
     """Blocks for Slack, and the whole as `text` for notifications and for receivers that know no blocks."""
 
-    def __init__(self, settings: WebhookSettings) -> None:
-        self._zone = ZoneInfo(settings.time_zone) if settings.time_zone else None
+    settings: ClassVar = SlackSettings
+
+    def __init__(self, settings: ChatSettings) -> None:
+        self._zone = settings.zone
+
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:
+        """Recognise a webhook or a channel that takes nothing any more, and a Discord URL without its thread."""
+        return body.strip() in _SETUP_ERRORS or _NEEDS_THREAD.search(body) is not None
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""

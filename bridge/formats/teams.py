@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from zoneinfo import ZoneInfo
+from typing import ClassVar, Literal
 
-from bridge.config.webhook import WebhookSettings
+from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import Fact, cut
 from bridge.runtime.json import Json
@@ -25,11 +25,31 @@ _ACTIVE = re.compile(r"\{(?=\{)|<(?=/?at)", re.IGNORECASE)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Teams:
+# What Power Automate and Logic Apps answer to every request to a wrong address.
+_SETUP_ERROR = re.compile(
+    rb'"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
+)
+
+
+class TeamsSettings(ChatSettings):
+    """Adaptive Cards for a Teams workflow, at the rate that it takes."""
+
+    format: Literal["teams"]
+    max_per_second: float | None = 4.0
+
+
+class Teams(ChatFormat):
     """A card whose texts from outside stand in runs, which know no Markdown."""
 
-    def __init__(self, settings: WebhookSettings) -> None:
-        self._zone = ZoneInfo(settings.time_zone) if settings.time_zone else None
+    settings: ClassVar = TeamsSettings
+
+    def __init__(self, settings: ChatSettings) -> None:
+        self._zone = settings.zone
+
+    @staticmethod
+    def is_setup_error(body: bytes) -> bool:
+        """Recognise a workflow's address that is incomplete, wrong or turned off."""
+        return _SETUP_ERROR.search(body) is not None
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""

@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, tzinfo
 from difflib import get_close_matches
-from typing import Any
-from zoneinfo import ZoneInfo
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from jinja2 import ChainableUndefined, Undefined
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.filters import FILTERS
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import model_validator
 
-from bridge.config.webhook import WebhookSettings
+from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import CUT, instant_of
 from bridge.runtime.instants import iso_utc
@@ -159,18 +160,60 @@ def _in(zone: tzinfo) -> Callable[..., str]:
     return local_time
 
 
-class Template:
+class TemplateSettings(ChatSettings):
+    """The operator's own JSON, in `template` or in the file `template_file`."""
+
+    format: Literal["template"]
+    template: Any
+
+    @classmethod
+    def known_keys(cls) -> list[str]:
+        """Name every key that may be written."""
+        return [*super().known_keys(), "template_file"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_file(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "template_file" not in given:
+            return given
+        taken = dict(given)
+        template = _read_json(Path(str(taken.pop("template_file"))))
+        return {**taken, "template": template}
+
+    @model_validator(mode="after")  # of the whole, because a fault of one setting shows its value
+    def _check_template(self) -> TemplateSettings:
+        if not isinstance(self.template, dict | list):
+            raise ValueError('template: expected a table, for example { text = "{{ notice.title }}" }')
+        try:
+            json.dumps(self.template, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "template: expected texts, numbers, true, false, tables and lists only"
+            ) from None
+        return self
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ValueError(f"template_file: {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"template_file: {path} is no JSON: {error}") from None
+
+
+class Template(ChatFormat):
     """The operator's own JSON, of which every text is a Jinja2 template."""
 
-    def __init__(self, settings: WebhookSettings) -> None:
+    settings: ClassVar = TemplateSettings
+
+    def __init__(self, settings: TemplateSettings) -> None:
         """Compile the template.
 
         Raises:
-            ValueError: it is no table or list, or a text in it is faulty; says where and what was expected.
+            ValueError: a text in it is faulty; says where and what was expected.
         """
-        if not isinstance(settings.template, dict | list):
-            raise ValueError('template: expected a table, for example { text = "{{ notice.title }}" }')
-        self._zone: tzinfo = ZoneInfo(settings.time_zone) if settings.time_zone else UTC
+        self._zone: tzinfo = settings.zone or UTC
         self._sandbox = _Sandbox(self._zone)
         self._leaves: dict[str, Leaf] = {}
         self._shape = self._compile(settings.template, "template")

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,6 +15,7 @@ from bridge import __version__
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.bus import RelaySettings
 from bridge.config.models import Config
+from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
@@ -44,19 +44,10 @@ LAST_SECONDS = 30.0  # what closing the state may take after stop_seconds
 
 _ROLES = {"forward": "forwards", "listen": "listens for commands", "relay": "relays"}
 
-# Where each kind of sink is; imported only when the configuration has one.
-_SINKS = {
-    "eventgrid": ("bridge.sinks.eventgrid", "EventGridSink"),
-    "servicebus": ("bridge.sinks.servicebus", "ServiceBusSink"),
-    "stdout": ("bridge.sinks.stdout", "StdoutSink"),
-    "webhook": ("bridge.sinks.webhook", "WebhookSink"),
-}
-
 
 def build_sink(settings: SinkSettings) -> Sink:
     """Make the sink that `settings` describe."""
-    module, name = _SINKS[settings.kind]
-    sink: Sink = getattr(import_module(module), name)(settings)
+    sink: Sink = sink_class(settings.kind)(settings)
     return sink
 
 

@@ -11,12 +11,12 @@ from bridge.config.eventgrid import EventGridSettings
 from bridge.config.validators import check_token
 from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
+from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
 from bridge.runtime.logging import redact, register_secret, register_token
 from bridge.runtime.threads import Worker
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
-from bridge.sinks.http_base import Poster, join, post_batches, refusal, shown
+from bridge.sinks.http_base import Poster, post_batches, refusal, shown
 from bridge.sinks.responses import event_grid_error
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class EventGridSink:
         """Show the POST for an event."""
         name = "aeg-sas-key" if self._key and self._flavor == "custom" else "Authorization"
         headers = {"Content-Type": BATCH_CONTENT_TYPE, name: "***"}
-        return shown("POST", self._url, headers, join([event]))
+        return shown("POST", self._url, headers, batch([event]))
 
     def close(self) -> None:
         """Close the connections."""
@@ -80,7 +80,7 @@ class EventGridSink:
         self._tokens.close()
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
-        body = join(events)
+        body = batch(events)
         answer = self._exchange(body)
         if error := self._error(answer, len(body)):
             raise refusal(error, self._url, answer)

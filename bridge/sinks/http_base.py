@@ -116,11 +116,6 @@ def post_batches(
             delivered += len(batch)
 
 
-def join(events: Sequence[StoredEvent]) -> bytes:
-    """Write events as a batch, each byte for byte as it is stored."""
-    return b"[" + b",".join(event.body for event in events) + b"]"
-
-
 def _cut(events: Sequence[StoredEvent], max_bytes: int) -> list[Sequence[StoredEvent]]:
     batches: list[Sequence[StoredEvent]] = []
     start, size = 0, 2

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
+from bridge.config.registry import FORMATS, format_class
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import _GRID_SETUP_MARKS
 
 # Whoever asks for more is asked again after this: a receiver's slip must not silence a sink for days.
 RETRY_AFTER_LIMIT_SECONDS = 3600.0
@@ -18,22 +16,13 @@ _GONE = 410
 
 _FORBIDDEN = 403
 
-# What receivers answer with 400 although another event would fare no better: it is the setup that is wrong.
-_SLACK_SETUP = frozenset(
-    b"action_prohibited channel_is_archived channel_not_found invalid_token no_active_hooks no_service no_service_id "
-    b"no_team posting_to_general_channel_denied team_disabled user_not_found".split()
-)
-
-# Power Automate and Logic Apps; Discord's 220001 wants a thread in the URL.
-_SETUP_CODE = re.compile(
-    rb'"code"\s*:\s*"?(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled'
-    rb"|220001)\b"
-)
-
-_PAGERDUTY_REFUSAL, _PAGERDUTY_KEY = b'"invalid event"', re.compile(rb"(?i)routing[ _]key")
+# What Event Grid answers with 400 where the topic is set up for other events, or the address is wrong.
+_GRID_SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")
 
 
-def webhook_error(status: int, body: bytes = b"", format_: str = "cloudevents") -> type[DeliveryError] | None:
+def webhook_error(
+    status: int, body: bytes = b"", *, is_chat_format: bool = False
+) -> type[DeliveryError] | None:
     """Say what a webhook's answer means; None is success.
 
     A redirect or an unexpected 4xx means a wrong address or credentials: an expired token must not cost events.
@@ -44,18 +33,14 @@ def webhook_error(status: int, body: bytes = b"", format_: str = "cloudevents") 
     if status in _LATER or status >= 500:  # noqa: PLR2004 - the 5xx
         return Unavailable
     if status in _NEVER:
-        return Misconfigured if _refuses_all(body) else Rejected
-    # Only CloudEvents receivers end a subscription by it; Slack's archived channel may be back any minute.
-    return Gone if status == _GONE and format_ == "cloudevents" else Misconfigured
+        return Misconfigured if _is_setup_error(body) else Rejected
+    # Only receivers of CloudEvents end a subscription by 410; Slack's archived channel may be back any minute.
+    return Gone if status == _GONE and not is_chat_format else Misconfigured
 
 
-def _refuses_all(body: bytes) -> bool:
-    """Tell whether an answer is about the address or the key; any format may be sent to any receiver."""
-    return bool(
-        body.strip() in _SLACK_SETUP
-        or _SETUP_CODE.search(body)
-        or (_PAGERDUTY_REFUSAL in body and _PAGERDUTY_KEY.search(body))
-    )
+def _is_setup_error(body: bytes) -> bool:
+    """Ask all formats, for any of them may be sent to any receiver."""
+    return any(format_class(name).is_setup_error(body) for name in FORMATS)
 
 
 def event_grid_error(

@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 from collections.abc import Sequence
-from importlib import import_module
 from uuid import uuid5
 
+from bridge.config.registry import format_class
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent
-from bridge.formats import cloudevents
-from bridge.formats.base import CheckedFormat, Format
+from bridge.formats.base import Encoded, Format
 from bridge.http.client import origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
-from bridge.runtime.json import Json
 from bridge.runtime.logging import register_secret
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
-from bridge.sinks.http_base import Poster, excerpt, join, post_batches, refusal, register_url, shown
+from bridge.sinks.http_base import Poster, excerpt, post_batches, refusal, register_url, shown
 from bridge.sinks.responses import webhook_error
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH_EVENTS = 100
 MAX_BATCH_BYTES = 1_000_000
 
 _DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})  # others may only mean that OPTIONS is not known
-
-# Where each format for people is; imported only when the configuration has one.
-_FORMATS = {
-    "pagerduty": ("bridge.formats.pagerduty", "PagerDuty"),
-    "slack": ("bridge.formats.slack", "Slack"),
-    "teams": ("bridge.formats.teams", "Teams"),
-    "template": ("bridge.formats.template", "Template"),
-}
 
 
 class WebhookSink:
@@ -54,13 +42,12 @@ class WebhookSink:
         """
         self._settings = settings
         self._clock = clock or Clock()
-        self.max_batch = MAX_BATCH_EVENTS if settings.mode == "batch" else 1
         self._poster = Poster(settings)
         self._url = ""
         self._headers: dict[str, str] = {}
         self._signing_secrets: list[str] = []
-        self._format: Format | None = None
         self._read_secrets()
+        self.max_batch = self._format.max_batch
 
     def keep_alive(self) -> None:
         """Do nothing: a connection is made when it is needed."""
@@ -83,12 +70,7 @@ class WebhookSink:
         Raises:
             ValueError: one cannot be shown, or the template names what no event has.
         """
-        now = self._clock.now()
-        if isinstance(self._format, CheckedFormat):
-            self._format.check([event.envelope for event in events], now)
-        for event in events:
-            if self._format:
-                self._format.write(event.envelope, now)
+        self._format.check([event.envelope for event in events], self._clock.now())
 
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
@@ -119,12 +101,9 @@ class WebhookSink:
         headers = parse_headers(settings.headers.read()) if settings.headers else {}
         token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
         secrets = check_signing_secrets(settings.signing_secrets.read()) if settings.signing_secrets else []
-        key = check_token(settings.routing_key.read()) if settings.routing_key else ""
-        if settings.is_chat_format:
-            module, name = _FORMATS[settings.format]
-            self._format = getattr(import_module(module), name)(settings)
+        self._format: Format = format_class(settings.format)(settings)
         register_url(url)
-        for secret in (*headers.values(), token, *secrets, key):
+        for secret in (*headers.values(), token, *secrets):
             register_secret(secret.removeprefix("whsec_"))  # it is known without, too
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -133,11 +112,9 @@ class WebhookSink:
     def _post(self, events: Sequence[StoredEvent]) -> None:
         headers, body = self._write(events)
         answer = self._poster.exchange("POST", self._url, headers, body)
-        error = webhook_error(answer.status, answer.body, self._settings.format)
+        error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)
         if error is Rejected and self._signing_secrets and b"signature" in answer.body.lower():
-            error = (
-                Misconfigured  # many verifiers answer 400 to a key that was rotated or a clock that is wrong
-            )
+            error = Misconfigured  # many verifiers answer 400 to a rotated key or a wrong clock
         if error:
             raise refusal(error, self._url, answer)
 
@@ -148,26 +125,14 @@ class WebhookSink:
             headers |= sign(self._signing_secrets, _message_id(events), self._clock.now(), body)
         return {"WebHook-Request-Origin": _origin(), **headers, **self._headers}, body
 
-    def _encode(self, events: Sequence[StoredEvent]) -> tuple[dict[str, str], bytes]:
-        if self._settings.mode == "batch":
-            return {"Content-Type": cloudevents.BATCH_CONTENT_TYPE}, join(events)
-        (event,) = events
-        if self._settings.mode == "structured" and not self._format:
-            return {"Content-Type": cloudevents.CONTENT_TYPE}, event.body
+    def _encode(self, events: Sequence[StoredEvent]) -> Encoded:
         try:
-            return self._transform(event.envelope)
+            return self._format.encode(events, self._clock.now())
         except Exception as error:  # whatever it is, it would be the same at each try
-            told = str(error) if isinstance(error, ValueError) else repr(error)
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
             raise Rejected(
-                f"the event cannot be shown as {self._settings.format}{excerpt(told.encode(errors='replace'))}"
+                f"the event cannot be shown as {self._settings.format}{excerpt(reason.encode(errors='replace'))}"
             ) from error
-
-    def _transform(self, envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
-        if self._format:
-            message = self._format.write(envelope, self._clock.now())
-            body = json.dumps(message, separators=(",", ":"), allow_nan=False)
-            return {"Content-Type": "application/json"}, body.encode()
-        return cloudevents.binary(envelope)
 
 
 def _message_id(events: Sequence[StoredEvent]) -> str:

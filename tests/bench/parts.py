@@ -10,8 +10,8 @@ from pathlib import Path
 from bridge.config.base import Secret
 from bridge.config.imds import ImdsSettings
 from bridge.config.models import Config
-from bridge.config.webhook import WebhookSettings
 from bridge.events.filters import Filter
+from bridge.formats.cloudevents import CloudEventsSettings
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
@@ -41,7 +41,7 @@ class DatingImds(ImdsClient):
 
 def webhook(url: str) -> WebhookSink:
     """Make the webhook sink."""
-    return WebhookSink(WebhookSettings(kind="webhook", url=Secret(url)))
+    return WebhookSink(CloudEventsSettings(kind="webhook", url=Secret(url)))
 
 
 def open_outbox(folder: Path, *sinks: str) -> Outbox:

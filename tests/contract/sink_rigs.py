@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from bridge.config.eventgrid import EventGridSettings
+from bridge.config.registry import format_class
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.config.sinks import StdoutSettings
-from bridge.config.webhook import WebhookSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.formats.base import Format
+from bridge.formats.base import ChatFormat
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
@@ -30,7 +30,7 @@ from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
-from tests.support.clock import MovedClock
+from tests.support.outbox import MovedClock
 from tests.support.process import stored_event
 
 SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits
@@ -169,34 +169,36 @@ def _http_rig(
     )
 
 
-def webhook(*, mode: str = "structured", format_: type[Any] | None = None, **settings: Any) -> Build:
-    """Build a webhook's rig; with a format for people, what comes is the message that it writes."""
+def webhook(*, format: str = "cloudevents", **settings: Any) -> Build:  # noqa: A002 - the setting's name
+    """Build a webhook's rig; with a chat format, what comes is the message that it writes."""
 
     def build(place: Place) -> Rig:
         place.monkeypatch.setattr(webhook_module, "MAX_BATCH_BYTES", BATCH_BYTES)
-        inbox = place.stack.enter_context(Inbox(strict=format_ is None, token=SECRET))
+        is_chat_format = format != "cloudevents"
+        inbox = place.stack.enter_context(Inbox(strict=not is_chat_format, token=SECRET))
         given = {
             "kind": "webhook",
             "url": f"{inbox.url}?sig={SECRET}",
-            "mode": mode,
+            "format": format,
             "bearer_token_file": place.write_secret(SECRET),
             "timeout_seconds": place.limit_seconds,
             **settings,
         }
         clock = MovedClock()
-        built = WebhookSettings(**given)
+        class_ = format_class(format)
+        built = class_.settings(**given)
 
         def rotate() -> str:
             inbox.require_token(NEW_SECRET)
             return NEW_SECRET
 
         more: dict[str, Any] = {"rotate": rotate}
-        if format_:
-            shape: Format = format_(built)
+        if is_chat_format:
+            shape: ChatFormat = class_(built)
             more["form"] = lambda event: json.loads(json.dumps(shape.write(event.envelope, clock.now())))
             more["received"] = lambda: [one.json() for one in inbox.accepted]
         failures: list[tuple[str, type[DeliveryError]]] = [("503", Unavailable), ("401", Misconfigured)]
-        failures += [("422", Rejected), ("410", Misconfigured if format_ else Gone)]
+        failures += [("422", Rejected), ("410", Misconfigured if is_chat_format else Gone)]
         failures += [("drop", Unavailable), ("redirect", Misconfigured)]
         return _http_rig(WebhookSink(built, clock=clock), inbox, failures, **more)
 

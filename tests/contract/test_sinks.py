@@ -14,14 +14,11 @@ from typing import Any
 
 import pytest
 
+from bridge.config.registry import FORMATS, SINK_KINDS
 from bridge.config.sinks import StdoutSettings
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.formats.pagerduty import PagerDuty
-from bridge.formats.slack import Slack
-from bridge.formats.teams import Teams
-from bridge.formats.template import Template
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.logging import redact
@@ -49,37 +46,49 @@ SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A sink by name: the receiver of a remote one wants a secret and can hang; who `rejects` looks at events."""
+    """A sink by its kind and what sets it up: a remote one wants a secret and can hang.
 
-    name: str
+    `rejects`: whether it looks at events, and refuses some for good.
+    """
+
+    kind: str
+    variant: str = ""
     build: Build
     is_remote: bool = True
     rejects: bool = True
 
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.variant}" if self.variant else self.kind
 
-SHOWN = {"text": "{{ data.Description }}", "id": "{{ event.id }}"}
+
+TEMPLATE = {"text": "{{ data.Description }}", "id": "{{ event.id }}"}
+# What each webhook format needs, and whether a receiver of it rejects events.
+FORMAT_ROWS: dict[str, dict[str, Any]] = {
+    "cloudevents": {},
+    "pagerduty": {"routing_key": SECRET},
+    "slack": {},
+    "teams": {},
+    "template": {"template": TEMPLATE},
+}
 ROWS = [
-    Row(name="memory", build=memory, is_remote=False, rejects=False),
-    Row(name="stdout", build=stdout, is_remote=False, rejects=False),
-    Row(name="webhook-structured", build=webhook()),
-    Row(name="webhook-binary", build=webhook(mode="binary")),
-    Row(name="webhook-batch", build=webhook(mode="batch")),
-    Row(name="webhook-teams", build=webhook(format="teams", format_=Teams), rejects=False),
-    Row(name="webhook-slack", build=webhook(format="slack", format_=Slack), rejects=False),
-    Row(
-        name="webhook-pagerduty",
-        build=webhook(format="pagerduty", format_=PagerDuty, routing_key=SECRET),
-        rejects=False,
+    Row(kind="memory", build=memory, is_remote=False, rejects=False),
+    Row(kind="stdout", build=stdout, is_remote=False, rejects=False),
+    *(
+        Row(
+            kind="webhook",
+            variant=format_,
+            build=webhook(format=format_, **needed),
+            rejects=format_ == "cloudevents",
+        )
+        for format_, needed in FORMAT_ROWS.items()
     ),
-    Row(
-        name="webhook-template",
-        build=webhook(format="template", format_=Template, template=SHOWN),
-        rejects=False,
-    ),
-    Row(name="servicebus-queue", build=servicebus("queue")),
-    Row(name="servicebus-topic", build=servicebus("topic")),
-    Row(name="eventgrid-custom", build=eventgrid("custom")),
-    Row(name="eventgrid-namespace", build=eventgrid("namespace")),
+    Row(kind="webhook", variant="binary", build=webhook(mode="binary")),
+    Row(kind="webhook", variant="batch", build=webhook(mode="batch")),
+    Row(kind="servicebus", variant="queue", build=servicebus("queue")),
+    Row(kind="servicebus", variant="topic", build=servicebus("topic")),
+    Row(kind="eventgrid", variant="custom", build=eventgrid("custom")),
+    Row(kind="eventgrid", variant="namespace", build=eventgrid("namespace")),
 ]
 ENVELOPES = [event.envelope for event in EVENTS]
 # No CloudEvent without a source, and no message with such an id.
@@ -125,6 +134,11 @@ def send(sink: Sink) -> None:
     """Send all events in batches of the size that the sink names."""
     for start in range(0, len(EVENTS), sink.max_batch):
         sink.send(EVENTS[start : start + sink.max_batch])
+
+
+def test_every_kind_of_sink_and_every_webhook_format_has_a_row() -> None:
+    assert {row.kind for row in ROWS} == {*SINK_KINDS, "memory"}
+    assert set(FORMAT_ROWS) == set(FORMATS)
 
 
 def test_it_takes_at_least_one_event_at_a_time(rig: Rig) -> None:

@@ -17,10 +17,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.config.webhook import WebhookSettings
 from bridge.formats.samples import http_date, samples, scheduled_event, stored, tell
-from bridge.formats.slack import Slack
-from bridge.formats.teams import Teams
+from bridge.formats.slack import Slack, SlackSettings
+from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from tests.support.npm import node_modules
@@ -110,8 +109,8 @@ def pages() -> Iterator[tuple[str, str]]:
     """Give each picture's name and page."""
     settings = {"kind": "webhook", "url": "https://example.org/", "time_zone": "Europe/Berlin"}
     now = AT + timedelta(seconds=1)
-    cards = Teams(WebhookSettings(**settings, format="teams"))
-    blocks = Slack(WebhookSettings(**settings, format="slack"))
+    cards = Teams(TeamsSettings(**settings, format="teams"))
+    blocks = Slack(SlackSettings(**settings, format="slack"))
     yield "teams", teams([cards.write(event, now) for event in shown()])
     yield "slack", slack([blocks.write(event, now) for event in shown()])
 

@@ -240,7 +240,8 @@ BLOCKING = """
 import sys, time
 from pathlib import Path
 from bridge.runtime import threads
-from bridge.service import process
+from dataclasses import replace
+from bridge.config.registry import SINK_KINDS
 from bridge.cli.main import main
 from bridge.sinks.stdout import StdoutSink
 
@@ -251,7 +252,7 @@ class BlockingSink(StdoutSink):
 
 threads.STALL_SECONDS = 5.0
 sys.modules["blocking_sink"] = sys.modules["__main__"]
-process._SINKS["stdout"] = ("blocking_sink", "BlockingSink")
+SINK_KINDS["stdout"] = replace(SINK_KINDS["stdout"], sink="blocking_sink:BlockingSink")
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.config.webhook import WebhookSettings
+from bridge.config.registry import format_class
 from bridge.formats.pagerduty import PagerDuty
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
@@ -31,8 +31,8 @@ _TEAMS_MARKDOWN = re.compile(rf"\*\*[A-Za-z0-9 ]+:\*\* {_OWN_WORDS}(?:{_TEAMS_DA
 _LOOK = {"size", "weight", "isSubtle", "fontType"}
 
 
-def settings(format_: str, **values: Any) -> WebhookSettings:
-    return WebhookSettings.model_validate(
+def settings(format_: str, **values: Any) -> Any:
+    return format_class(format_).settings.model_validate(
         {"kind": "webhook", "url": "https://hooks.example.org/x", "format": format_, **values}
     )
 

@@ -352,7 +352,9 @@ def test_a_long_value_is_shown_in_short(file: Path) -> None:
 
 def test_a_secret_is_never_shown() -> None:
     assert SECRET not in repr(Secret(SECRET))
-    settings = WebhookSettings(kind="webhook", url=Secret("https://example.org"), bearer_token=Secret(SECRET))
+    settings = WebhookSettings(
+        kind="webhook", format="any", url=Secret("https://example.org"), bearer_token=Secret(SECRET)
+    )
     assert SECRET not in repr(settings) + str(settings)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.formats.base import Format
-from bridge.formats.pagerduty import SHOWN, PagerDuty
+from bridge.formats.pagerduty import TYPES, PagerDuty
 from tests.support.examples import EVENT_TYPES, EVENTS, told, updated, with_data
 from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
 
@@ -43,7 +43,7 @@ def test_every_type_that_it_shows_is_a_request_within_the_limits(kind: str, zone
 
 
 def test_what_it_shows_can_be_asked() -> None:
-    assert tuple(f"io.imdsbridge.{kind}.v1" for kind in ACTIONS) == SHOWN
+    assert tuple(f"io.imdsbridge.{kind}.v1" for kind in ACTIONS) == TYPES
 
 
 @pytest.mark.parametrize("kind", sorted(set(EVENTS) - set(ACTIONS)))

@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.config.loader import load
-from bridge.config.webhook import WebhookSettings
 from bridge.formats.samples import samples
-from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template
+from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template, TemplateSettings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SAMPLES = [event.envelope for event in samples(NOW)]
@@ -27,7 +26,7 @@ BREAK = "\u200b"  # the invisible blank after what would mention or link
 
 def template(shape: Any, **settings: Any) -> Template:
     return Template(
-        WebhookSettings(
+        TemplateSettings(
             kind="webhook", url="https://chat.example/x", format="template", template=shape, **settings
         )
     )
@@ -80,7 +79,7 @@ def test_a_chat_message_is_written_as_a_table_in_the_configuration(tmp_path: Pat
         """
     )
     sink = load(tmp_path / "config.toml", {}).sinks["ops"]
-    assert isinstance(sink, WebhookSettings)
+    assert isinstance(sink, TemplateSettings)
     written = Template(sink).write(SCHEDULED, NOW)
     assert written["text"].splitlines()[1:] == [
         "        - web-0",
@@ -95,7 +94,7 @@ def test_a_chat_message_is_written_as_a_table_in_the_configuration(tmp_path: Pat
 def test_a_template_from_a_file_is_written_alike(tmp_path: Path) -> None:
     (tmp_path / "ntfy.json").write_text('{"topic": "ops", "message": "{{ data.EventType }}", "priority": 4}')
     made = Template(
-        WebhookSettings(
+        TemplateSettings(
             kind="webhook", url="https://x.example/", format="template", template_file=tmp_path / "ntfy.json"
         )
     )
@@ -304,7 +303,8 @@ def test_all_faults_of_the_start_are_told_together() -> None:
 
 @pytest.mark.parametrize("shape", ["{{ data }}", 5])
 def test_what_is_no_template_is_refused(shape: Any) -> None:
-    assert "expected a table" in refusal(shape)
+    with pytest.raises(ValueError, match="template: expected a table"):
+        template(shape)
 
 
 def test_a_value_that_a_template_cannot_work_with_costs_only_its_own_text() -> None:
