@@ -6,16 +6,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from hashlib import sha256
 
 from bridge.contract.types import type_of
-from bridge.runtime.json import Json
+from bridge.runtime.instants import parse_iso
+from bridge.runtime.json import BoundedDecoder, Json, read_object
 
 COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100
 MAX_BODY_BYTES = 256 * 1024
+_MAX_DEPTH = 100
 _TEXT_CHARACTERS = 1000
+_decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +45,7 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
     Raises:
         ValueError: it is none; the text says what was expected.
     """
-    given = _parse(body)
+    given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder, encoding="utf-8-sig")
     data: Json = given
     command_id, source = printable(given.get("Id")), ""
     if "specversion" in given:
@@ -73,22 +76,6 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
         expires_at=_instant(data.get("ExpiresAt")),
         source=source,
     )
-
-
-def _parse(body: bytes) -> dict[str, Json]:
-    if len(body) > MAX_BODY_BYTES:
-        raise ValueError(f"{len(body)} bytes, expected at most {MAX_BODY_BYTES}")
-    try:
-        given = json.loads(body.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ValueError("no UTF-8 text") from None
-    except RecursionError:
-        raise ValueError("JSON that is nested too deeply") from None
-    except ValueError:
-        raise ValueError("no JSON") from None
-    if not isinstance(given, dict):
-        raise ValueError("no JSON object")
-    return given
 
 
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
@@ -135,13 +122,10 @@ def printable(value: Json) -> str:
 
 
 def _instant(value: Json) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        instant = datetime.fromisoformat(value)
-        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"ExpiresAt {_show(value)}, expected a time such as 2026-01-31T12:00:00Z") from None
+    instant = parse_iso(value)
+    if instant is None and value is not None:
+        raise ValueError(f"ExpiresAt {_show(value)}, expected a time such as 2026-01-31T12:00:00Z")
+    return instant
 
 
 def _show(value: Json) -> str:

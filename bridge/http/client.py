@@ -10,8 +10,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
@@ -27,6 +25,7 @@ from bridge.config.tls import check_ca, check_certificate
 from bridge.config.validators import check_proxy
 from bridge.errors import HttpFailure
 from bridge.http.deadline import Adapter, failure_of, proxy_refusal, watchdog
+from bridge.runtime.instants import parse_http_date
 from bridge.runtime.threads import extend_deadline
 
 CONNECT_SECONDS = 5.0
@@ -182,23 +181,14 @@ def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> 
     value = headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return min(limit_seconds, float(value))
-    instant = _instant(value)
-    return None if instant is None else min(limit_seconds, max(0.0, instant - time.time()))
+    instant = parse_http_date(value)
+    return None if instant is None else min(limit_seconds, max(0.0, instant.timestamp() - time.time()))
 
 
 def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float | None:
     """Tell how far this machine's clock is ahead of the answer's `Date`, or behind it (less than 0)."""
-    instant = _instant(answer_headers.get("Date", ""))
-    return None if instant is None else now - instant
-
-
-def _instant(date: str) -> float | None:
-    """Read an HTTP date; nonsense counts as absent."""
-    try:
-        read = parsedate_to_datetime(date)
-        return (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None
+    instant = parse_http_date(answer_headers.get("Date", ""))
+    return None if instant is None else now - instant.timestamp()
 
 
 def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:

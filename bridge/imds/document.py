@@ -5,7 +5,6 @@ All values are frozen. IMDS is read leniently: whatever can be made out is used,
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 
 from bridge.runtime.instants import parse_instant
-from bridge.runtime.json import Json, is_deeper
+from bridge.runtime.json import BoundedDecoder, Json
 
 SCHEDULED = "scheduled"
 STARTED = "started"
@@ -23,7 +22,6 @@ STARTED = "started"
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
-_TOO_DEEP = "JSON that is nested too deeply"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +130,7 @@ def _parse_object(body: bytes) -> dict[str, Json]:
     start = text.find("{")
     if start < 0:
         raise ValueError("an empty answer" if not text.strip() else "an answer that holds no JSON object")
-    try:
-        raw, _ = _decoder.raw_decode(text, start)
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
-    if is_deeper(raw, _MAX_DEPTH):
-        raise ValueError(_TOO_DEEP)
+    raw, _ = _decoder.raw_decode(text, start)
     return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
 
 
@@ -153,7 +146,7 @@ def _int(text: str) -> int | str:
 
 
 # NaN and Infinity, which are no JSON, become text.
-_decoder = json.JSONDecoder(parse_float=_float, parse_int=_int, parse_constant=str)
+_decoder = BoundedDecoder(max_depth=_MAX_DEPTH, parse_float=_float, parse_int=_int, parse_constant=str)
 
 
 def _event(entry: Json) -> ScheduledEvent | None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from bridge.lab.httpd import Answer, HttpRequest, LabError, json_answer
+from bridge.runtime.instants import parse_instant
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance"
@@ -107,19 +106,8 @@ def _render_event(event: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def _iso_time(not_before: Any) -> Any:
-    instant = instant_of(not_before)
+    instant = parse_instant(not_before)
     return not_before if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def instant_of(text: Any) -> datetime | None:
-    """Return the instant that a NotBefore names, or None."""
-    for read in (parsedate_to_datetime, datetime.fromisoformat):
-        try:
-            instant = read(str(text))
-        except ValueError:
-            continue
-        return instant.astimezone(UTC) if instant.tzinfo else instant.replace(tzinfo=UTC)
-    return None
 
 
 def compute_of(vm: str, scale_set: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from email.utils import formatdate
 from typing import Any, Literal
 
 from bridge.lab.httpd import LabError, check_seconds
-from bridge.lab.rendering import instant_of
+from bridge.runtime.instants import parse_instant
 
 Approvals = Literal["immediate", "hold"]
 
@@ -109,7 +109,7 @@ class Timetable:
         event = self._find(event_id)
         if "EventId" in fields:
             raise LabError("field given: EventId; expected: any other, since an event keeps its id")
-        instant = instant_of(fields["NotBefore"]) if "NotBefore" in fields else None
+        instant = parse_instant(fields["NotBefore"]) if "NotBefore" in fields else None
         if "notice_seconds" in fields:
             check_seconds("notice_seconds", fields["notice_seconds"])
             self._give_notice(event, fields["notice_seconds"])

@@ -1,15 +1,79 @@
-"""JSON from outside: its type and the limit on its depth."""
+"""JSON from outside, read within limits."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Json = Any  # whatever json.loads gives
 
+_TOO_DEEP = "JSON nested too deeply"
+
+
+class TooDeepError(ValueError):
+    """JSON is nested more deeply than this program reads."""
+
+
+class BoundedDecoder(json.JSONDecoder):
+    """A decoder that refuses JSON whose lists and objects are nested deeper than `max_depth`.
+
+    Args:
+        max_depth: how many levels may lie in each other.
+        options: those of json.JSONDecoder.
+    """
+
+    def __init__(self, *, max_depth: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._max_depth = max_depth
+
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Json, int]:
+        """Read the JSON that starts at `idx`; return it and where it ends.
+
+        Raises:
+            TooDeepError: it is nested too deeply.
+            ValueError: it is not JSON.
+        """
+        try:
+            value, end = super().raw_decode(s, idx)
+        except RecursionError:
+            raise TooDeepError(_TOO_DEEP) from None
+        if is_deeper(value, self._max_depth):
+            raise TooDeepError(_TOO_DEEP)
+        return value, end
+
+
+def read_object(
+    body: bytes, *, max_bytes: int, decoder: json.JSONDecoder, encoding: str = "utf-8"
+) -> dict[str, Json]:
+    """Read a body that has to be one JSON object.
+
+    Args:
+        body: as received.
+        max_bytes: the size of the largest body that is read.
+        decoder: what bounds the depth and decides about numbers.
+        encoding: `utf-8-sig` to allow a byte order mark.
+
+    Raises:
+        ValueError: it is not; the text says what it is instead.
+    """
+    if len(body) > max_bytes:
+        raise ValueError(f"{len(body)} bytes, expected at most {max_bytes}")
+    try:
+        value = decoder.decode(body.decode(encoding))
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except TooDeepError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
 
 def is_deeper(value: Json, limit: int) -> bool:
-    """Tell whether lists and objects are nested deeper than `limit`."""
-    level = [value]
+    """Return whether lists and objects are nested deeper than `limit`."""
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
         level = [
             inner

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from bridge.config.models import Config
@@ -18,7 +17,7 @@ from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock, full_jitter
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.instants import iso_utc, parse_iso
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
 
@@ -45,7 +44,7 @@ class Forwarder:
         self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
         self._good_at: float | None = None  # monotonic, in this process
-        self._good_time = _load_time(outbox.meta("last_good_at"))
+        self._good_time = parse_iso(outbox.meta("last_good_at"))
         self._remembered_at = -math.inf
         self._began_at = clock.monotonic()
         self._failures = 0
@@ -206,7 +205,7 @@ class Forwarder:
         self._failures, self._trouble = 0, ""
         if since := self._outbox.meta("blind_since"):
             told = self._identity.reporter().recovered(
-                since=_load_time(since), sequence=self._identity.next_sequence(), at=self._clock.now()
+                since=parse_iso(since), sequence=self._identity.next_sequence(), at=self._clock.now()
             )
             self._commit([told], blind_since="")
 
@@ -234,13 +233,6 @@ def _load_watch(text: str) -> Watch:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.error("what was known cannot be read, all is seen as new: %s", error)  # noqa: TRY400 - the text says it all
         return Watch()
-
-
-def _load_time(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return None
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

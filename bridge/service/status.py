@@ -9,7 +9,7 @@ from bridge.errors import UsageError
 from bridge.formats.table import countdown, duration, table
 from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.instants import iso_utc, parse_iso
 
 
 def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
@@ -32,7 +32,8 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
 
 
 def _age(text: str | None, now: datetime) -> float | None:
-    return round((now - datetime.fromisoformat(text)).total_seconds(), 1) if text else None
+    instant = parse_iso(text)
+    return round((now - instant).total_seconds(), 1) if instant else None
 
 
 def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:

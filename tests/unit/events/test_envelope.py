@@ -1,0 +1,105 @@
+"""CloudEvents that others have written: what identifies them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
+from bridge.formats.samples import samples
+from bridge.runtime.clock import Clock
+
+TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
+
+
+def body_of(name: str, **changes: Any) -> bytes:
+    """Return an event with the id `name`; an attribute given as None is left out."""
+    event = {"specversion": "1.0", "id": name, "source": "/s", "type": TYPE, "subject": "E", **changes}
+    attributes = {name: value for name, value in event.items() if value is not None}
+    return json.dumps({**attributes, "data": {"Text": f"größer {name}"}}, ensure_ascii=False).encode()
+
+
+FAULTY: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "not JSON"),
+    "nonsense": (b"nonsense", "not JSON"),
+    "UTF-16": ("{}".encode("utf-16"), "not UTF-8"),
+    "a byte order mark": (b"\xef\xbb\xbf{}", "not JSON"),
+    "a list": (b"[" + body_of("x") + b"]", "not a JSON object"),
+    "NaN": (body_of("x").replace(b'"E"', b"NaN"), "NaN"),
+    "infinity": (body_of("x").replace(b'"E"', b"-Infinity"), "-Infinity"),
+    "a number beyond all": (body_of("x").replace(b'"E"', b"1e999"), "too large"),
+    "endless digits": (body_of("x").replace(b'"E"', b"9" * 10_000), "not JSON"),
+    "too deep to be read": (b'{"data":' + b"[" * 100_000, "too deeply"),
+    "too deep to be carried": (b'{"data":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", "too deeply"),
+    "too large": (b" " * MAX_BODY_BYTES + b"{}", "bytes"),
+    "no specversion": (body_of("x", specversion=None), "specversion is missing"),
+    "another specversion": (body_of("x", specversion="0.3"), "specversion is not"),
+    "no id": (body_of("x", id=None), "id is missing"),
+    "an empty id": (body_of("x", id=""), "id is not 1 to 128"),
+    "a number as id": (body_of("x", id=7), "id is not 1 to 128"),
+    "a long id": (body_of("x" * 129), "id is not 1 to 128"),
+    "an id that no header can hold": (body_of("größe"), "id is not 1 to 128"),
+    "an empty source": (body_of("x", source=""), "source is not a text"),
+    "no type": (body_of("x", type=None), "type is missing"),
+    "a type with a line": (body_of("x", type="a\r\nb"), "attribute type"),
+    "a content type that no header can hold": (body_of("x", datacontenttype="größe"), "datacontenttype"),
+    "a content type that is no text": (body_of("x", datacontenttype=7), "datacontenttype"),
+    "a number as subject": (body_of("x", subject=7), "subject is not a text"),
+    "half a pair": (body_of("x").replace(b'"E"', b'"\\ud800"'), "attribute subject"),
+    "an object as attribute": (body_of("x", subject={}), "attribute subject"),
+    "a fraction as attribute": (body_of("x", extra=0.5), "attribute extra"),
+    "a strange name": (body_of("x", Extra_1="x"), "'Extra_1'"),
+    "an endless attribute": (body_of("x", subject="s" * 100_000), "attribute subject"),
+}
+
+
+@pytest.mark.parametrize(("body", "why"), FAULTY.values(), ids=list(FAULTY))
+def test_an_invalid_event_is_refused_with_a_short_reason(body: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as raised:
+        read_event(body)
+    assert len(str(raised.value)) < 300
+
+
+def test_an_event_may_be_nested_deeper_than_a_document_of_imds() -> None:
+    deep = b"[" * 150 + b"]" * 150
+    body = body_of("x", flag=True, number=7, nothing=None).replace(
+        b'{"specversion"', b'{"data": %b, "specversion"' % deep
+    )
+    assert read_event(body) == Envelope(id="x", source="/s", type="io.imdsbridge.scheduledevent.scheduled.v1")
+
+
+def test_every_event_of_imds_bridge_can_be_relayed() -> None:
+    for event in samples(Clock().now()):
+        assert read_event(event.body).id == event.id
+
+
+def test_the_same_id_of_another_source_is_another_event() -> None:
+    keys = {read_event(body_of(name, source=where)).key for name in ("a", "b") for where in ("/s", "/t")}
+    assert len(keys) == 4
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+attributes = st.sampled_from(["specversion", "id", "source", "type", "subject", "time", "data", "extra", "Ä"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(changes=st.dictionaries(attributes, json_values), cut=st.integers(0, 400), junk=st.binary(max_size=3))
+def test_any_body_is_an_event_that_can_be_stored_or_is_refused(
+    changes: dict[str, Any], cut: int, junk: bytes
+) -> None:
+    whole = json.dumps(json.loads(body_of("x")) | changes).encode()
+    for body in (whole, whole[:cut] + junk + whole[cut:]):
+        try:
+            envelope = read_event(body)
+        except ValueError:
+            continue
+        assert f"{envelope.id}{envelope.source}{envelope.type}".encode()
+        assert len(envelope.id) <= 128
