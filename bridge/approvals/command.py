@@ -1,4 +1,4 @@
-"""Read approve commands: from CloudEvents, plain JSON or IMDS's own form, and refuse everything else."""
+"""Read approve commands as CloudEvents, plain JSON or IMDS's own form, and refuse everything else."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A wish to have events started.
+    """A request to approve events.
 
-    `key` names the command in the ledger: the same command, however often it comes, has the same key.
-    `requested_by` and `reason` are told on, never trusted.
+    `key` identifies the command in the records: however often it is delivered, its key is the same.
+    `requested_by` and `reason` are repeated in the receipt and never trusted.
     """
 
     id: str
@@ -43,7 +43,7 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
     """Read a command.
 
     Raises:
-        ValueError: it is none; the text says what was expected.
+        ValueError: it is not a command; the text says what was given and expected.
     """
     given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder, encoding="utf-8-sig")
     data: Json = given
@@ -79,7 +79,7 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
 
 
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
-    """Take the ids, each once whatever its letter case, in their order."""
+    """Return the ids in their order, each once, whatever its letter case."""
     given: Json
     if "StartRequests" in data:
         requests = data["StartRequests"]
@@ -94,28 +94,30 @@ def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
         raise ValueError(f"{len(given)} EventIds, expected 1 to {MAX_EVENT_IDS}")
     for event_id in given:
         if not isinstance(event_id, str) or not re.fullmatch(r"[!-~]{1,200}", event_id):
-            raise ValueError('no EventId that is one; expected {"EventId": "..."}')
+            raise ValueError(
+                'an EventId that is not 1 to 200 printable ASCII characters; expected {"EventId": "..."}'
+            )
     return tuple({event_id.lower(): event_id for event_id in given}.values())
 
 
 def _list(value: Json, name: str) -> list[Json]:
     if not isinstance(value, list):
-        raise ValueError(f"{name} that is no list")
+        raise ValueError(f"{name} is not a list")
     return value
 
 
 def _vm(value: Json) -> str:
-    """Take the name of the VM that is meant; what cannot be read must not come to mean any VM."""
+    """Return the name of the VM; an unreadable name is refused, because an empty one means any VM."""
     if value is None or value == "":
         return ""
     name = printable(value).strip()
     if not name or name != value.strip():
-        raise ValueError("Vm that is no name")
+        raise ValueError("Vm is not a name")
     return name
 
 
 def printable(value: Json) -> str:
-    """Keep what a person may read: printable and not endless."""
+    """Return a text without control characters, at most 1,000 characters; "" for anything else."""
     if not isinstance(value, str):
         return ""
     return "".join(letter for letter in value if letter.isprintable())[:_TEXT_CHARACTERS]
@@ -129,7 +131,9 @@ def _instant(value: Json) -> datetime | None:
 
 
 def _show(value: Json) -> str:
-    """Quote what was given, in short."""
+    """Quote a value briefly."""
     return (
-        repr(printable(value)[:40]) if isinstance(value, str) else f"that is no text ({type(value).__name__})"
+        repr(printable(value)[:40])
+        if isinstance(value, str)
+        else f"that is not a text ({type(value).__name__})"
     )

@@ -1,4 +1,4 @@
-"""Judge commands: may this VM approve this event, now? Values in, a decision out."""
+"""Decide whether this VM may approve an event now: values in, a decision out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AUTO_STEP_SECONDS = 10.0
 class Decision:
     """What becomes of one EventId of a command: POST it (`accepted`) or answer at once.
 
-    `event` is as it stands in the document, None when it does not.
+    `event` is the event as in the document, None if the document does not have it.
     """
 
     outcome: Outcome
@@ -32,12 +32,12 @@ class Decision:
 
 
 def is_expired(command: Command, now: datetime) -> bool:
-    """Tell whether it is too late for the command."""
+    """Return whether the command has expired."""
     return command.expires_at is not None and command.expires_at <= now
 
 
 def expired(command: Command) -> Decision:
-    """Decide about each EventId of a command that came too late."""
+    """Return the decision for each EventId of a command that has expired."""
     return Decision(outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}")
 
 
@@ -50,7 +50,16 @@ def judge(
     policy: PolicySettings,
     now: datetime,
 ) -> Decision:
-    """Decide about one EventId of a command, by the document as it stands."""
+    """Decide about one EventId of a command.
+
+    Args:
+        command: the command that names the event.
+        event_id: the EventId, as the command spells it.
+        document: the current document.
+        vm_name: this VM's name in instance data.
+        policy: the configured policy.
+        now: the time of day, for expiry and rules about the notice.
+    """
     if is_expired(command, now):
         return expired(command)
     if command.vm and fold_name(command.vm) != fold_name(vm_name):
@@ -58,7 +67,7 @@ def judge(
     event = document.events.get(event_id.lower())
     if event is None:
         return Decision(
-            outcome="rejected", reason="unknown_event", detail="it does not stand in this VM's document"
+            outcome="rejected", reason="unknown_event", detail="this VM's document does not contain it"
         )
     if event.status == STARTED:
         return Decision(outcome="rejected", reason="already_started", event=event)
@@ -69,7 +78,14 @@ def judge(
 
 
 def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
-    """Decide by scope and rules about an event that is Scheduled."""
+    """Decide by scope and rules about a Scheduled event.
+
+    Args:
+        event: the event as in the document.
+        vm_name: this VM's name in instance data.
+        policy: the configured policy.
+        now: the time of day, for rules about the notice.
+    """
     is_terminate = str(event.raw.get("EventType")).lower() == TERMINATE
     if (policy.scope == "self" or is_terminate) and not is_among(vm_name, event.resources):
         detail = f"{vm_name} is not among its Resources"
@@ -83,9 +99,14 @@ def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, 
 
 
 def matches(rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_resource: bool = True) -> bool:
-    """Tell whether all that the rule asks for holds; a property that the event lacks matches nothing.
+    """Return whether an event meets every criterion of a rule; a property that it lacks meets none.
 
-    An approval releases every one of the Resources: to allow, all must match a pattern; to deny, one is enough.
+    Args:
+        rule: the rule.
+        event: the event as in the document.
+        now: the time of day, for the notice.
+        every_resource: whether all Resources must match a pattern, as for allow rules, because an approval
+            releases all of them; for deny rules one is enough.
     """
     duration = event.raw.get("DurationInSeconds")
     known_duration = (
@@ -102,10 +123,13 @@ def matches(rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_r
 
 
 def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:
-    """Say how long after it was first seen this VM approves an event by itself; None: never.
+    """Return how long after first seeing an event this VM approves it without a command; None for never.
 
-    Alone among the Resources, at once. With `group`, ten seconds later for each place in the list, so that
-    a dead first VM holds nothing up.
+    Args:
+        event: the event as in the document.
+        vm_name: this VM's name in instance data.
+        group: whether this VM approves events of several VMs too: ten seconds later for each place in Resources,
+            so that another VM approves if the first does not respond.
     """
     folded = [fold_name(name) for name in event.resources]
     if fold_name(vm_name) not in folded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,12 +21,12 @@ from bridge.runtime.logging import redact, register_secret
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
 
-# Its own retries would only delay ours: a wrong key takes 15 s by default.
+# The SDK's own retries would only delay ours: a wrong key takes 15 s by default.
 RETRY_TOTAL = 0
 TRY_SECONDS = 10.0
 
-# The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127), and what stands
-# between may forget a connection after four.
+# The service closes a link that carried nothing for ten minutes (azure-sdk-for-python 10127), and a firewall or
+# NAT gateway may drop an idle connection after four.
 IDLE_LIMIT_SECONDS = 200.0
 
 _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
@@ -35,7 +34,7 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (
         sdk.MessagingEntityNotFoundError,
         Misconfigured,
-        "there is no such queue or topic; it is tried until there is",
+        "there is no such queue or topic; retrying until there is",
     ),
     (sdk.MessagingEntityDisabledError, Misconfigured, "the queue or topic is disabled"),
     (sdk.ServiceBusAuthenticationError, Misconfigured, "the key or identity is refused"),
@@ -56,9 +55,9 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (ValueError, Misconfigured, "the settings do not fit"),
 )
 
-# What the broker says of one transfer leaves the link as it was.
+# The broker refuses one transfer with these; the link stays usable.
 _REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
-# What an open link fails with where broker or network gave it up while nobody looked.
+# An idle link fails with these if the broker or the network has closed it meanwhile.
 _LOST = (sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError)
 
 
@@ -66,8 +65,8 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     """Make a client; it connects only when a sender or receiver is opened.
 
     Args:
-        settings: where to, and how.
-        credential: one from `make_credential` that is used again; None for a new one where it is needed.
+        settings: the namespace, the credentials and the transport.
+        credential: one from `make_credential` to use again; None to make one if the settings need it.
 
     Raises:
         Misconfigured: the connection string or the WebSocket package is missing.
@@ -82,7 +81,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     }
     if settings.transport == "websocket" and find_spec("websocket") is None:
         raise Misconfigured(
-            f'{where(settings)}: transport = "websocket" needs the package websocket-client; '
+            f'{address_of(settings)}: transport = "websocket" needs the package websocket-client; '
             "install imds-bridge[websocket]"
         )
     if settings.http_proxy:
@@ -95,28 +94,28 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
             return ServiceBusClient.from_connection_string(text, **options)
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:
-        raise Misconfigured(f"{where(settings)}: {redact(str(error))}") from None
+        raise Misconfigured(f"{address_of(settings)}: {redact(str(error))}") from None
 
 
 def make_credential(settings: BusSettings) -> Any:
-    """Make the credential that the settings ask for; None where they hold a connection string."""
+    """Make the credential that the settings ask for; None if they have a connection string."""
     return None if settings.connection_string else credentials.make_credential(settings)
 
 
-def reread(settings: S, *, known: S | None = None) -> S:
-    """Return the settings with the connection string as it stands now, or as `known` where it cannot be read."""
+def with_current_secret(settings: S, *, known: S | None = None) -> S:
+    """Return the settings with the connection string read again, or `known` if it cannot be read."""
     if settings.connection_string is None:
         return settings
     try:
         text = settings.connection_string.read()
     except (OSError, ValueError) as error:
-        log.debug("a secret file cannot be used; the old value stays: %s", error)
+        log.debug("a secret file cannot be used; keeping the previous value: %s", error)
         return known or settings
     _register_secrets(text)
     return settings.model_copy(update={"connection_string": Secret(text)})
 
 
-def where(settings: BusSettings) -> str:
+def address_of(settings: BusSettings) -> str:
     """Name namespace and entity for messages, without any key."""
     namespace = settings.namespace or "Service Bus"
     if settings.connection_string:
@@ -126,46 +125,24 @@ def where(settings: BusSettings) -> str:
     return f"{namespace}/{settings.entity}"
 
 
-def tidy(handler: Any) -> None:
-    """Let the SDK close what it opened: a socket that the peer has cut would stay until it is collected."""
-    close = getattr(handler, "_close_handler", None)
-    if close is None:
-        return
-
-    def close_all() -> None:
-        transport = _transport(handler)
-        try:
-            close()
-        finally:
-            if transport is not None:
-                transport.close()
-
-    handler._close_handler = close_all  # the SDK offers no other way
-
-
-def cut(handler: Any) -> None:
-    """End the connection from any thread, so that a call that hangs on it fails; the SDK cannot be told to."""
-    with contextlib.suppress(AttributeError, OSError):
-        _transport(handler).sock.shutdown(socket.SHUT_RDWR)
-
-
-def _transport(handler: Any) -> Any:
-    connection = getattr(getattr(handler, "_handler", None), "_connection", None)
-    return getattr(connection, "_transport", None)
-
-
-def leaves_link(error: BaseException) -> bool:
-    """Tell whether the link is as good as before: the broker only refused what was sent."""
+def link_is_intact(error: BaseException) -> bool:
+    """Return whether the link can be used again: the broker only refused what was sent."""
     return isinstance(error, _REFUSALS)
 
 
-def lost_link(error: BaseException | None) -> bool:
-    """Tell whether the link was no longer there, so that a new one may work at once."""
+def link_was_lost(error: BaseException | None) -> bool:
+    """Return whether the link was gone already, so that a new one may work at once."""
     return isinstance(error, _LOST)
 
 
 def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> DeliveryError:
-    """Say what an SDK's error means for a delivery."""
+    """Map an error of the SDK to the project's own.
+
+    Args:
+        error: what the SDK raised.
+        place: namespace and entity, for the message.
+        delivered: how many events of the batch the broker had accepted before.
+    """
     inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
     if isinstance(inner, ClientAuthenticationError):
         error = inner

@@ -16,7 +16,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusMessage
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.azure.servicebus import connect, delivery_error, where
+from bridge.azure.servicebus import address_of, connect, delivery_error
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import type_of
@@ -132,7 +132,7 @@ def send(config: Config, request: Request) -> str:
             with get(settings.entity) as sender:
                 sender.send_messages(message, timeout=SEND_SECONDS)
     except Exception as error:
-        raise delivery_error(error, where(settings)) from error
+        raise delivery_error(error, address_of(settings)) from error
     return str(envelope["id"])
 
 
@@ -229,7 +229,7 @@ def wait_for_receipts(
                 if len(found) >= count:
                     break
     except Exception as error:
-        raise delivery_error(error, where(settings)) from error
+        raise delivery_error(error, address_of(settings)) from error
     return list(found.values())
 
 

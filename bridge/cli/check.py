@@ -169,7 +169,7 @@ _MENDS: tuple[tuple[type[DeliveryError], str], ...] = (
 def _approvals(config: Config) -> Iterator[Finding]:
     if config.approvals is None:
         return
-    from bridge.azure.receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
     client = ImdsClient(config.imds, clock=Clock())
     try:
@@ -194,7 +194,7 @@ def _approvals(config: Config) -> Iterator[Finding]:
 def _relay(config: Config) -> Iterator[Finding]:
     if config.relay is None:
         return
-    from bridge.azure.receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
     try:
         found = try_to_receive(relay_settings(config), what="events")

@@ -15,6 +15,7 @@ from bridge.errors import HungError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+STOP_POLL_SECONDS = 0.5  # how soon a worker's call notices the stop
 STALL_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
 
 
@@ -89,9 +90,22 @@ class Worker:
     `max_hung` of them hang at the same time, the process has to be started afresh.
     """
 
-    def __init__(self, name: str, *, max_hung: int = 3) -> None:
+    def __init__(
+        self, name: str, *, max_hung: int = 3, stop: Stop | None = None, stop_seconds: float = 0.0
+    ) -> None:
+        """Prepare the thread; the first call starts it.
+
+        Args:
+            name: of the thread, and for errors.
+            max_hung: how many calls may hang before the process has to be restarted.
+            stop: shortens every limit once it is set.
+            stop_seconds: what all calls together may take after the stop.
+        """
         self._name = name
         self._max_hung = max_hung
+        self._stop = stop
+        self._stop_seconds = stop_seconds
+        self._stop_at = math.inf  # when calls are left behind because of the stop
         self._left: list[_Outcome] = []
         self._calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] | None = None
 
@@ -115,7 +129,7 @@ class Worker:
         self._refuse_if_too_many_hang()
         outcome = self._put(function, limit_seconds)
         extend_deadline(limit_seconds)
-        if not outcome.done.wait(limit_seconds):
+        if not self._wait(outcome, limit_seconds):
             self._left.append(outcome)
             if afterwards is not None:
                 self._put(afterwards, limit_seconds)
@@ -128,6 +142,21 @@ class Worker:
             raise outcome.error
         result: T = outcome.result
         return result
+
+    def _wait(self, outcome: _Outcome, limit_seconds: float) -> bool:
+        """Wait for a call; return whether it has returned in time."""
+        if self._stop is None:
+            return outcome.done.wait(limit_seconds)
+        deadline = time.monotonic() + limit_seconds
+        while not outcome.done.is_set():
+            now = time.monotonic()
+            if self._stop and self._stop_at == math.inf:
+                self._stop_at = now + self._stop_seconds
+            left_seconds = min(deadline, self._stop_at) - now
+            if left_seconds <= 0:
+                return False
+            outcome.done.wait(min(STOP_POLL_SECONDS, left_seconds))
+        return True
 
     def leave(self, last: Callable[[], object], *, limit_seconds: float) -> None:
         """Let the thread end with `last`, and wait for neither; should that hang, it counts as such."""

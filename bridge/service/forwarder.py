@@ -86,7 +86,7 @@ class Forwarder:
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
-            "trouble": self._trouble or None,
+            "last_error": self._trouble or None,
             "last_good_at": iso_utc(self._good_time) if self._good_time else None,
             "document": document.raw if document else None,
             "missing": [missing.event.raw for missing in self._watch.missing.values()],

@@ -1,7 +1,7 @@
-"""The second flow's loop: judge commands, have IMDS start what may start, answer with receipts, and settle.
+"""The approval listener's loop: decide about commands, POST approvals to IMDS, publish receipts, settle messages.
 
-What must survive a kill stands in the ledger, in the listener's own outbox: the intent before the POST, and the
-outcome together with its receipt before the message is settled.
+The outbox keeps records that survive a kill: the intent is committed before the POST, and the outcome together
+with its receipt before the message is settled.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, printable
-from bridge.approvals.pending import MALFORMED_RECEIPTS_PER_MINUTE, Outgoing, Pending, Window
+from bridge.approvals.pending import REFUSAL_RECEIPTS_PER_MINUTE, Batch, MinuteCounter, Pending
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
-from bridge.azure.receiver import BusReceiver, ReceivedMessage, Settlement
+from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
@@ -32,30 +32,42 @@ from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25  # how often what waits is looked at again
-HOLD_SECONDS = 600.0  # how long a command waits for IMDS
+PASS_SECONDS = 0.25  # how long a pass waits for messages
+IMDS_WAIT_SECONDS = 600.0  # how long a command waits for IMDS
 
-# Kinds of records in the ledger; what a dry run has answered must not count later.
+# Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
-BY_RULE = "by-rule"  # the key of the record of what was POSTed without a command and has no outcome yet
-NOT_RECORDED = "not_recorded"  # approved perhaps: no answer came, or the process was killed
+AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
+NOT_RECORDED = "not_recorded"  # a POST without an answer, or the process was killed after it
 
 
 class Listener:
-    """Decides about commands. `run` is for one thread; `status` may be called from any."""
+    """Decides about commands. `run` and `run_once` are for one thread; `status` may be called from any."""
 
     def __init__(
         self,
         settings: ApprovalSettings,
         *,
         imds: Imds,
-        receiver: BusReceiver,
+        receiver: Receiver,
         outbox: Outbox,
         clock: Clock,
         stop: Stop,
         identity: VmIdentity,
         dry_run: bool = False,
     ) -> None:
+        """Prepare to listen.
+
+        Args:
+            settings: the policy, the auto rules, the grace period and the signing secrets.
+            imds: where documents come from and approvals go; used from the thread that calls `run`.
+            receiver: where commands come from.
+            outbox: where receipts and records are committed.
+            clock: for ages, expiry and receipts.
+            stop: ends `run`.
+            identity: who this VM is; until that is known, nothing is approved.
+            dry_run: decide and publish receipts, but POST nothing.
+        """
         self._settings = settings
         self._approver = ImdsApprover(imds, clock=clock)
         self._receiver = receiver
@@ -66,87 +78,90 @@ class Listener:
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._pending: dict[str, Pending] = {}
-        self._malformed = Window()
+        self._refusals = MinuteCounter()
         self._first_seen: dict[str, float] = {}
-        self._outgoing = Outgoing()
-        self._secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
+        self._batch = Batch()
 
     def run(self) -> None:
-        """Decide until the stop; what is not decided then goes back to the bus."""
+        """Decide until the stop; messages that are not decided by then are delivered again."""
         while not self._stop:
             report_progress()
-            self._resolve_identity()
-            self._identity.notice_clock()
-            self._identity.emit_heartbeat()
-            for delivery in self._receiver.deliveries(LOOK_SECONDS):
-                self._take(delivery)
-            if self._settings.auto:
-                self._approve_by_rule()
-            if self._pending:
-                self._decide()
-            self._sum_up_malformed()
-            self._flush()
-        self._sum_up_malformed(at_once=True)
-        self._flush()
+            self.run_once(PASS_SECONDS)
+        self._report_surplus(at_once=True)
+        self._commit()
         self._identity.emit_stopping()
 
+    def run_once(self, wait_seconds: float) -> None:
+        """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
+        self._resolve_identity()
+        self._identity.notice_clock()
+        self._identity.emit_heartbeat()
+        for message in self._receiver.messages(wait_seconds):
+            self._accept(message)
+        if self._settings.auto:
+            self._approve_automatically()
+        if self._pending:
+            self._decide()
+        self._report_surplus()
+        self._commit()
+
     def _resolve_identity(self) -> None:
-        """Learn who this VM is, then go on with what an earlier process began in its name."""
+        """Find out who this VM is, then continue what an earlier process has POSTed for auto rules."""
         if self._identity.resolved:
             return
-        if self._identity.resolve():  # nothing of the state was this VM's
+        if self._identity.resolve():  # the state was another VM's, and so are the pending commands
             self._pending.clear()
-            self._outgoing = Outgoing()
+            self._batch = Batch()
         if self._identity.resolved:
-            for event_id in self._outbox.record(self._kind, BY_RULE) or ():
-                self._add_by_rule(event_id)
+            for event_id in self._outbox.record(self._kind, AUTO_POSTED) or ():
+                self._add_auto(event_id)
 
     def status(self) -> dict[str, Any]:
-        """Tell what waits, for the status file."""
+        """Return what the status file shows of the listener."""
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._approver.base,
-            "trouble": self._approver.trouble or None,
+            "last_error": self._approver.last_error or None,
             "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
             "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
         }
 
-    def _flush(self) -> None:
-        """Commit what was decided since the last time, then have it settled."""
-        outgoing, self._outgoing = self._outgoing, Outgoing()
-        if outgoing.repeated:
-            self._outbox.repeat(outgoing.repeated)
-        if outgoing.told or outgoing.records:
-            self._outbox.commit(outgoing.told, meta={}, records=outgoing.records)
-        for delivery, settlement in outgoing.settled:
-            self._receiver.settle(delivery, settlement)
+    def _commit(self) -> None:
+        """Commit what was decided since the last commit, then settle its messages."""
+        batch, self._batch = self._batch, Batch()
+        if batch.repeated:
+            self._outbox.repeat(batch.repeated)
+        if batch.events or batch.records:
+            self._outbox.commit(batch.events, meta={}, records=batch.records)
+        for message, settlement in batch.settlements:
+            self._receiver.settle(message, settlement)
 
-    # What arrives
+    # Messages
 
-    def _take(self, delivery: ReceivedMessage) -> None:
+    def _accept(self, message: ReceivedMessage) -> None:
         try:
-            command = parse_command(delivery.body, message_id=delivery.message_id)
+            command = parse_command(message.body, message_id=message.message_id)
         except ValueError as error:
-            self._refuse(delivery, "malformed", str(error))
+            self._refuse(message, "malformed", str(error))
             return
-        fault = self._signature_fault(delivery)
+        fault = self._signature_fault(message)
         if fault:
-            self._refuse(delivery, "bad_signature", fault, command=command)
+            self._refuse(message, "bad_signature", fault, command=command)
             return
         if command.key in self._pending:
-            self._pending[command.key].add(delivery)
+            self._pending[command.key].add(message)
             return
         record = self._record(command.key)
         if record and record["done"]:
-            self._answer_again(delivery, record["receipts"].values())
+            self._repeat_receipts(message, record["receipts"].values())
             return
         now = self._clock.monotonic()
         pending = Pending(
             command=command,
             arrived_at=now,
-            grace_from=now - self._age_seconds(delivery),
-            deliveries=[delivery],
+            grace_from=now - self._age_seconds(message),
+            messages=[message],
             receipts=record["receipts"] if record else {},
             intended=set(record["intended"] if record else ()),
         )
@@ -155,83 +170,83 @@ class Listener:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
 
     def _record(self, key: str) -> Any:
-        """Return what is known of a command, committed or about to be."""
-        about_to_be = self._outgoing.records.get((self._kind, key))
-        return self._outbox.record(self._kind, key) if about_to_be is None else about_to_be
+        """Return a record, whether it is committed or still in the batch."""
+        uncommitted = self._batch.records.get((self._kind, key))
+        return self._outbox.record(self._kind, key) if uncommitted is None else uncommitted
 
-    def _age_seconds(self, delivery: ReceivedMessage) -> float:
-        """Tell how long the command has waited on the bus, by clocks that may differ."""
-        if delivery.enqueued_at is None:
+    def _age_seconds(self, message: ReceivedMessage) -> float:
+        """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
+        if message.enqueued_at is None:
             return 0.0
-        return max(0.0, (self._clock.now() - delivery.enqueued_at).total_seconds())
+        return max(0.0, (self._clock.now() - message.enqueued_at).total_seconds())
 
-    def _signature_fault(self, delivery: ReceivedMessage) -> str:
+    def _signature_fault(self, message: ReceivedMessage) -> str:
         if self._settings.signing_secrets is None:
             return ""
         try:
-            self._secrets = check_signing_secrets(self._settings.signing_secrets.read())
+            secrets = check_signing_secrets(self._settings.signing_secrets.read())
         except (OSError, ValueError) as error:
-            log.error("the signing secrets cannot be read, the last ones stay: %s", error)  # noqa: TRY400
-        return signature_fault(
-            self._secrets, delivery.properties, delivery.body, signed_near=delivery.enqueued_at
-        )
+            # no secret is trusted then: whoever empties the file withdraws the old ones
+            log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
+            return "the listener cannot read its signing secrets"
+        return signature_fault(secrets, message.properties, message.body, signed_near=message.enqueued_at)
 
     def _refuse(
-        self, delivery: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
+        self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
     ) -> None:
-        """Dead-letter a message that is no command, with a receipt as long as there are few of them."""
-        told_before = self._record(key := _refusal_key(delivery, reason))
-        is_told = self._malformed.count(self._clock.monotonic()) <= MALFORMED_RECEIPTS_PER_MINUTE
-        if told_before and is_told:
-            self._outgoing.repeated.append(told_before.encode("ascii"))
-        elif is_told:
+        """Dead-letter a message; publish a receipt unless there were too many within the minute."""
+        earlier_receipt = self._record(key := _refusal_key(message, reason))
+        has_receipt = self._refusals.count(self._clock.monotonic()) <= REFUSAL_RECEIPTS_PER_MINUTE
+        if earlier_receipt and has_receipt:
+            self._batch.repeated.append(earlier_receipt.encode("ascii"))
+        elif has_receipt:
             log.warning(
-                "a command is refused: %s",
+                "command refused: %s",
                 detail,
-                extra={"reason": reason, "message_id": delivery.message_id[:128]},
+                extra={"reason": reason, "message_id": message.message_id[:128]},
             )
             decision = Decision(outcome="rejected", reason=reason, detail=detail)
-            body = self._tell(decision, command, "", key=key, command_id=printable(delivery.message_id))
-            self._outgoing.records[self._kind, key] = body
-        self._outgoing.settled.append(
-            (delivery, Settlement(dead_letter_reason=reason, description=detail[:1000]))
+            body = self._add_receipt(decision, command, "", key=key, command_id=printable(message.message_id))
+            self._batch.records[self._kind, key] = body
+        self._batch.settlements.append(
+            (message, Settlement(dead_letter_reason=reason, description=detail[:1000]))
         )
 
-    def _sum_up_malformed(self, *, at_once: bool = False) -> None:
-        """Say once a minute how many refusals had no receipt of their own."""
-        left_out = self._malformed.left_out(math.inf if at_once else self._clock.monotonic())
-        if left_out:
-            detail = f"{left_out} more messages were dead-lettered within a minute, malformed or badly signed"
+    def _report_surplus(self, *, at_once: bool = False) -> None:
+        """Publish once a minute how many refusals had no receipt of their own."""
+        surplus = self._refusals.surplus(math.inf if at_once else self._clock.monotonic())
+        if surplus:
+            detail = f"{surplus} more messages were dead-lettered within a minute, malformed or badly signed"
             decision = Decision(outcome="rejected", reason="malformed", detail=detail)
             key = f"malformed:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
-            self._tell(decision, None, "", key=key, command_id="", count=left_out)
+            self._add_receipt(decision, None, "", key=key, command_id="", count=surplus)
 
-    def _answer_again(self, delivery: ReceivedMessage, receipts: Iterable[str]) -> None:
-        """Give a command that was decided before its old receipts, unchanged."""
-        self._outgoing.repeated += [receipt.encode("ascii") for receipt in receipts]
-        self._outgoing.settled.append((delivery, Settlement()))
+    def _repeat_receipts(self, message: ReceivedMessage, receipts: Iterable[str]) -> None:
+        """Publish the receipts of a command that was decided before again, unchanged."""
+        self._batch.repeated += [receipt.encode("ascii") for receipt in receipts]
+        self._batch.settlements.append((message, Settlement()))
 
-    # What waits
+    # Decisions
 
     def _decide(self) -> None:
-        """Decide what can be decided now: judge all by one document, POST what is accepted, answer."""
+        """Decide what can be decided now: judge all commands by one document, POST the accepted events, answer."""
         if not self._identity.resolved:
-            self._give_up_late("who this VM is cannot be learned")
+            self._fail_overdue("the VM's identity is not available")
             return
         document = self._approver.document()
         if document is None:
-            self._give_up_late(self._approver.trouble)
+            self._fail_overdue(self._approver.last_error)
             return
         for pending in list(self._pending.values()):
             self._judge(pending, document)
-        self._start()
-        self._give_up_late(self._approver.trouble)
+        self._post_accepted()
+        self._fail_overdue(self._approver.last_error)
 
     def _judge(self, pending: Pending, document: Document) -> None:
-        """Decide by the document; an unknown event has a while to appear, an accepted one is judged each time."""
-        assert self._identity.vm is not None  # noqa: S101 - _decide has looked
-        if pending.by_rule:
-            self._judge_by_rule(pending, document)
+        """Decide by the document; an unknown event may still appear, an accepted one is judged in each pass."""
+        assert self._identity.vm is not None  # noqa: S101 - _decide has checked it
+        if pending.is_auto:
+            self._judge_auto(pending, document)
             return
         for event_id in pending.open_ids:
             was_accepted = event_id in pending.decisions
@@ -247,7 +262,7 @@ class Listener:
             if is_intended and (decision.reason == "unknown_event" or not _is_scheduled(document, event_id)):
                 decision = not_recorded(decision.event)
             elif decision.reason == "expired" and (is_intended or was_accepted):
-                why = self._approver.trouble or "stopped meanwhile"
+                why = self._approver.last_error or "the listener was stopped"
                 detail = f"it expired before IMDS had answered its POST: {why}"
                 decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
             elif decision.reason == "unknown_event" and self._has_time(pending):
@@ -255,8 +270,8 @@ class Listener:
                 continue
             pending.decisions[event_id] = decision
 
-    def _judge_by_rule(self, pending: Pending, document: Document) -> None:
-        """Go on with an event only while it is Scheduled and a rule still approves it."""
+    def _judge_auto(self, pending: Pending, document: Document) -> None:
+        """Continue with an event only while it is Scheduled and an auto rule still approves it."""
         (event_id,) = pending.command.event_ids
         event = document.events.get(event_id.lower())
         if event and event.status == SCHEDULED and self._auto_wait_seconds(event) is not None:
@@ -270,12 +285,12 @@ class Listener:
             self._put_record(pending)
 
     def _has_time(self, pending: Pending) -> bool:
-        """Tell whether an event may still appear: for a while, and by a document read after the command came."""
+        """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
         is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
         return is_in_grace or self._approver.read_at < pending.arrived_at
 
-    def _start(self) -> None:
-        """POST what is accepted and was not before, all in one; then answer what is known by now."""
+    def _post_accepted(self) -> None:
+        """POST the accepted events that are not approved yet, together; then answer what is final."""
         wanted = {
             decision.event.key: decision.event
             for pending in self._pending.values()
@@ -285,7 +300,7 @@ class Listener:
         known = {key for key in wanted if self._was_approved(key)}
         new = self._approver.choose({key: event for key, event in wanted.items() if key not in known})
         results: Mapping[str, Decision] = {}
-        # Where IMDS may not be called now, the next look will, a moment later.
+        # if IMDS may not be called now, a later pass does it
         if new and not self._dry_run and self._approver.may_call():
             results = self._post(new)
         for pending in list(self._pending.values()):
@@ -295,30 +310,30 @@ class Listener:
         return self._outbox.record(APPROVED, key) is not None
 
     def _commit_intents(self, keys: set[str]) -> None:
-        """Note on every command concerned, before the POST, that its outcome may come to be unknown."""
+        """Commit, before the POST, which commands depend on its outcome."""
         for pending in self._pending.values():
             intended = keys & {event_id.lower() for event_id in pending.decisions} - pending.intended
             if intended:
                 pending.intended |= intended
                 self._put_record(pending)
-        self._flush()
+        self._commit()
 
     def _post(self, events: list[ScheduledEvent]) -> Mapping[str, Decision]:
-        """Have IMDS start the events, with the intent on the disk before; return what became of them."""
+        """Commit the intent, then POST; return the decisions that IMDS's answer allows."""
         keys = {event.key for event in events}
         self._commit_intents(keys)
-        started = self._approver.post(events)
-        if started.untouched:
+        result = self._approver.post(events)
+        if result.not_applied:
             for pending in self._pending.values():
                 if pending.intended & keys:
                     pending.intended -= keys
                     self._put_record(pending)
-        return started.decisions
+        return result.decisions
 
     def _final(
         self, pending: Pending, results: Mapping[str, Decision], known: set[str]
     ) -> dict[str, Decision]:
-        """Return the decisions of a command that cannot change any more."""
+        """Return the decisions of a command that are final."""
         final: dict[str, Decision] = {}
         for event_id, decision in pending.decisions.items():
             key = event_id.lower()
@@ -338,52 +353,52 @@ class Listener:
                 final[event_id] = replace(results[key], detail=results[key].detail or decision.detail)
         return final
 
-    def _give_up_late(self, trouble: str) -> None:
+    def _fail_overdue(self, error: str) -> None:
         """Answer commands that have expired, or have waited for IMDS as long as anything may."""
         for pending in list(self._pending.values()):
             is_over = is_expired(pending.command, self._clock.now())
-            if is_over or self._clock.monotonic() - pending.arrived_at >= HOLD_SECONDS:
-                decision = Decision(outcome="failed", reason="imds_unavailable", detail=trouble)
+            if is_over or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
+                decision = Decision(outcome="failed", reason="imds_unavailable", detail=error)
                 self._answer(pending, dict.fromkeys(pending.open_ids, decision))
 
     def _answer(self, pending: Pending, final: dict[str, Decision]) -> None:
-        """Note outcomes with their receipts; settle the command's messages once every event has its receipt."""
+        """Add final decisions to the batch; settle the command's messages once every event has its receipt."""
         if not final:
             return
         command = pending.command
         for event_id, decision in final.items():
             key = event_id.lower()
-            pending.receipts[key] = self._tell(
+            pending.receipts[key] = self._add_receipt(
                 _public(decision), command, event_id, key=command.key, command_id=command.id
             )
             pending.decisions.pop(event_id, None)
             if decision.outcome == "accepted" and not self._dry_run:
-                self._outgoing.records[APPROVED, key] = iso_utc(self._clock.now())
+                self._batch.records[APPROVED, key] = iso_utc(self._clock.now())
             log.info(
                 "command %s for %s: %s",
                 *(decision.outcome, event_id, decision.reason),
                 extra={"command": command.id, "detail": decision.detail},
             )
         if not pending.open_ids:
-            self._outgoing.settled += [(delivery, Settlement()) for delivery in pending.deliveries]
+            self._batch.settlements += [(message, Settlement()) for message in pending.messages]
             del self._pending[command.key]
         self._put_record(pending)
 
     def _put_record(self, pending: Pending) -> None:
-        """Have the next commit write how far a command has come."""
-        self._outgoing.records[self._kind, pending.command.key] = pending.record
-        if pending.by_rule:
-            self._outgoing.records[self._kind, BY_RULE] = [
+        """Add the record of a command's progress to the batch."""
+        self._batch.records[self._kind, pending.command.key] = pending.record
+        if pending.is_auto:
+            self._batch.records[self._kind, AUTO_POSTED] = [
                 event_id
                 for one in self._pending.values()
-                if one.by_rule and one.intended
+                if one.is_auto and one.intended
                 for event_id in one.command.event_ids
             ]
 
-    # Without a command
+    # Auto rules
 
-    def _approve_by_rule(self) -> None:
-        """Make a command of each event that a rule approves, once its turn has come."""
+    def _approve_automatically(self) -> None:
+        """Make a command for each event that an auto rule approves, once it is this VM's turn."""
         document = self._approver.document() if self._identity.resolved else None
         if document is None:
             return
@@ -394,9 +409,9 @@ class Listener:
                 continue
             wait_seconds = self._auto_wait_seconds(event)
             if wait_seconds is not None and now - self._first_seen[event.key] >= wait_seconds:
-                self._add_by_rule(event.event_id)
+                self._add_auto(event.event_id)
 
-    def _add_by_rule(self, event_id: str) -> None:
+    def _add_auto(self, event_id: str) -> None:
         key = f"auto:{event_id.lower()}"
         record = self._outbox.record(self._kind, key)
         if key in self._pending or (record and record["done"]):
@@ -407,13 +422,13 @@ class Listener:
             command=command,
             arrived_at=now,
             grace_from=now,
-            by_rule=True,
+            is_auto=True,
             intended=set(record["intended"] if record else ()),
         )
 
     def _auto_wait_seconds(self, event: ScheduledEvent) -> float | None:
-        """Return how long this VM leaves the event to others, None if no rule approves it."""
-        assert self._identity.vm is not None  # noqa: S101 - _approve_by_rule has looked
+        """Return how long this VM leaves the event to others, None if no auto rule approves it."""
+        assert self._identity.vm is not None  # noqa: S101 - _approve_automatically has checked it
         name, waits = self._identity.vm.name, []
         for rule in self._settings.auto:
             policy = self._settings.policy.model_copy(update={"allow": (rule,)})
@@ -425,7 +440,7 @@ class Listener:
 
     # Receipts
 
-    def _tell(
+    def _add_receipt(
         self,
         decision: Decision,
         command: Command | None,
@@ -435,7 +450,7 @@ class Listener:
         command_id: str,
         count: int = 0,
     ) -> str:
-        """Have the next commit publish a receipt; return it as it will be sent."""
+        """Add a receipt to the batch; return it as it will be sent."""
         event = decision.event
         data: dict[str, Any] = {
             "Reason": decision.reason,
@@ -447,9 +462,9 @@ class Listener:
         }
         if count:
             data["Count"] = count
-        told = self._identity.reporter().receipt(
+        receipt = self._identity.reporter().receipt(
             outcome=decision.outcome,
-            # a real receipt must not look like a duplicate of a dry run's
+            # a real receipt must not be a duplicate of a dry run's
             key=f"dry-run:{key}" if self._dry_run else key,
             command_id=command_id,
             event_id=event.event_id if event else event_id,
@@ -458,8 +473,8 @@ class Listener:
             at=self._clock.now(),
             data=data,
         )
-        body = structured(told)
-        self._outgoing.told.append((told, body))
+        body = structured(receipt)
+        self._batch.events.append((receipt, body))
         return body.decode("ascii")
 
 
@@ -468,19 +483,19 @@ def _is_scheduled(document: Document, event_id: str) -> bool:
     return event is not None and event.status == SCHEDULED
 
 
-def _refusal_key(delivery: ReceivedMessage, reason: str) -> str:
-    digest = sha256(delivery.body).hexdigest()
-    return f"{reason}:{delivery.message_id}:{digest}"
+def _refusal_key(message: ReceivedMessage, reason: str) -> str:
+    digest = sha256(message.body).hexdigest()
+    return f"{reason}:{message.message_id}:{digest}"
 
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
-    """Decide about an event that has started or gone after a POST whose outcome is unknown."""
+    """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
     detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
     return Decision(outcome="accepted", reason=NOT_RECORDED, detail=detail, event=event)
 
 
 def _public(decision: Decision) -> Decision:
-    """Give a decision the reason that receipts know."""
+    """Replace the internal reason by the one that receipts have."""
     return replace(decision, reason="approved") if decision.reason == NOT_RECORDED else decision
 
 

@@ -167,7 +167,7 @@ def _forward(process: _Process) -> _Flow:
 
 
 def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> _Flow:
-    from bridge.azure.receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = process.config, process.clock
@@ -195,7 +195,7 @@ def _listen(process: _Process, settings: ApprovalSettings, *, dry_run: bool) -> 
 
 
 def _relay(process: _Process, settings: RelaySettings) -> _Flow:
-    from bridge.azure.receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.relay import Relay  # noqa: PLC0415
 
     settled = Stop()

@@ -1,6 +1,6 @@
-"""The third flow's loop: take events off the bus, commit them for the same sinks, and only then complete them.
+"""The relay's loop: receive events from the bus, commit them for the same sinks, and only then complete them.
 
-A fleet publishes to a topic, and one relay speaks for all of it: also for a VM that is gone.
+A fleet publishes to a topic, and one relay sends one message per event for all VMs, even for one that is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
-from bridge.azure.receiver import BusReceiver, ReceivedMessage, Settlement
+from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import EXPECTED, Envelope, read_event
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
@@ -22,109 +22,113 @@ from bridge.service.identity import follow_clock
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.25  # how often what is held is looked at again
+PASS_SECONDS = 0.25  # how long a pass waits for messages
 BATCH_EVENTS = 50
 REPEAT_LOG_SECONDS = 600.0
-RELAYED = "relayed"  # the kind of the records by which an event that comes again is known
+RELAYED = "relayed"  # the kind of the records that recognise a repeated event
 
 
 class Relay:
-    """Commits what the bus brings. `run` is for one thread; `status` may be called from any.
+    """Commits events from the bus. `run` and `run_once` are for one thread; `status` may be called from any.
 
-    It tells no event of its own, not even a heartbeat: it has no voice beside the fleet's, and its life shows in
-    its status and health. It never asks IMDS, so it may run anywhere.
+    It publishes no events of its own, not even a heartbeat; status and health show that it runs. It never asks
+    IMDS, so it may run anywhere.
     """
 
     def __init__(
-        self, *, receiver: BusReceiver, outbox: Outbox, clock: Clock, stop: Stop, settled: Stop
+        self, *, receiver: Receiver, outbox: Outbox, clock: Clock, stop: Stop, settled: Stop
     ) -> None:
         """Prepare to relay.
 
         Args:
             receiver: where the events come from.
-            outbox: where they are kept for the sinks.
-            clock: for what is told about times.
+            outbox: where they are committed for the sinks.
+            clock: for the times in status and logs.
             stop: ends `run`.
-            settled: is set when `run` has ended: nothing will be settled any more.
+            settled: `run` sets it at its end, when it will settle nothing more.
         """
         self._receiver = receiver
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._settled = settled
-        # By sequence number, so that one that comes again takes its own place: committed, perhaps only to memory.
-        self._held: dict[int | None, ReceivedMessage] = {}
+        # Committed, perhaps to memory only; by sequence number, so that a redelivery replaces the earlier delivery.
+        self._uncompleted: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
         self._repeated = 0
         self._malformed = 0
-        self._malformed_told = 0
+        self._malformed_logged = 0
         self._malformed_logged_at = -math.inf
         self._last_event_at: datetime | None = None
 
     def run(self) -> None:
-        """Relay until the stop; what is not committed then goes back to the bus."""
+        """Relay until the stop; messages that are not committed by then are delivered again."""
         try:
             while not self._stop:
                 report_progress()
-                follow_clock(self._clock, self._outbox)
-                self._take(list(islice(self._receiver.deliveries(LOOK_SECONDS), BATCH_EVENTS)))
-                self._complete()
+                self.run_once(PASS_SECONDS)
         finally:
             self._settled.set()
 
+    def run_once(self, wait_seconds: float) -> None:
+        """Make one pass: wait up to `wait_seconds` for messages, commit their events, complete what is safe."""
+        follow_clock(self._clock, self._outbox)
+        self._commit(list(islice(self._receiver.messages(wait_seconds), BATCH_EVENTS)))
+        self._complete()
+
     def status(self) -> dict[str, Any]:
-        """Tell how it goes, for the status file."""
+        """Return what the status file shows of the relay."""
         return {
             **self._receiver.status(),
             "relayed": self._relayed,
             "repeated": self._repeated,
             "malformed": self._malformed,
-            "held": len(self._held),
+            "uncompleted": len(self._uncompleted),
             "last_event_at": iso_utc(self._last_event_at) if self._last_event_at else None,
         }
 
-    def _take(self, deliveries: list[ReceivedMessage]) -> None:
+    def _commit(self, messages: list[ReceivedMessage]) -> None:
         """Commit the events among the deliveries that were not before, and have what is none dead-lettered."""
-        told: list[tuple[Envelope, bytes]] = []
+        events: list[tuple[Envelope, bytes]] = []
         records: dict[tuple[str, str], Json] = {}
-        for delivery in deliveries:
+        for message in messages:
             try:
-                envelope = read_event(delivery.body)
+                envelope = read_event(message.body)
             except ValueError as error:
-                self._refuse(delivery, str(error))
+                self._refuse(message, str(error))
                 continue
             name = (RELAYED, envelope.key)
             if name in records or self._outbox.record(*name) is not None:
                 self._repeated += 1
             else:
-                told.append((envelope, delivery.body))
+                events.append((envelope, message.body))
                 records[name] = iso_utc(self._clock.now())
-            self._held[delivery.message.sequence_number] = delivery
-        if told:
-            self._outbox.commit(told, meta={}, records=records)
-            self._relayed += len(told)
+            self._uncompleted[message.sequence_number] = message
+        if events:
+            self._outbox.commit(events, meta={}, records=records)
+            self._relayed += len(events)
             self._last_event_at = self._clock.now()
 
     def _complete(self) -> None:
-        """Complete what a kill cannot take any more: the disk has it all, or else every sink had it."""
-        if not self._held or (self._outbox.storage_error and any(self._outbox.backlogs().values())):
+        """Complete messages once a kill cannot lose their events: the disk or every sink has them."""
+        if not self._uncompleted or (self._outbox.storage_error and any(self._outbox.backlogs().values())):
             return
-        for delivery in self._held.values():
-            self._receiver.settle(delivery, Settlement())
-        self._held.clear()
+        for message in self._uncompleted.values():
+            self._receiver.settle(message, Settlement())
+        self._uncompleted.clear()
 
-    def _refuse(self, delivery: ReceivedMessage, fault: str) -> None:
-        """Dead-letter what is no event; say so once and then rarely."""
+    def _refuse(self, message: ReceivedMessage, fault: str) -> None:
+        """Dead-letter a message that is not an event; log it once and then rarely."""
         self._receiver.settle(
-            delivery, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
+            message, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
         )
         self._malformed += 1
         now = self._clock.monotonic()
         if now - self._malformed_logged_at >= REPEAT_LOG_SECONDS:
-            new, self._malformed_told = self._malformed - self._malformed_told, self._malformed
+            new, self._malformed_logged = self._malformed - self._malformed_logged, self._malformed
             self._malformed_logged_at = now
             log.warning(
-                "what is no event is dead-lettered: %s",
+                "messages that are not events are dead-lettered: %s",
                 fault,
-                extra={"message_id": delivery.message_id[:128], "count": new},
+                extra={"message_id": message.message_id[:128], "count": new},
             )

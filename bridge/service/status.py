@@ -63,7 +63,7 @@ def _head(status: dict[str, Any]) -> str:
         lines.append(f"VM    {status['vm'] or 'not known yet'}")
         lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
     if commands := status.get("commands"):
-        trouble = f"; NOT RECEIVED: {commands['trouble']}" if commands["trouble"] else ""
+        trouble = f"; NOT RECEIVED: {commands['last_error']}" if commands["last_error"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
         lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) wait{dry}{trouble}")
     if status.get("storage_error"):
@@ -74,17 +74,17 @@ def _head(status: dict[str, Any]) -> str:
 def _imds(status: dict[str, Any]) -> str:
     last = _age(status.get("last_good_at"), datetime.now(UTC))
     seen = "never answered yet" if last is None else f"last good answer {duration(last)} ago"
-    return f"{seen}; NO GOOD ANSWER NOW: {status['trouble']}" if status.get("trouble") else seen
+    return f"{seen}; NO GOOD ANSWER NOW: {status['last_error']}" if status.get("last_error") else seen
 
 
 def _relay(relay: dict[str, Any]) -> str:
     parts = [f"{relay['relayed']} event(s) relayed, the last {relay['last_event_at'] or 'never'}"]
     if relay["malformed"]:
         parts.append(f"{relay['malformed']} message(s) dead-lettered that are no events")
-    if relay["held"]:
-        parts.append(f"{relay['held']} event(s) stay on the bus until disk or sinks have them")
-    if relay["trouble"]:
-        parts.append(f"NOT RECEIVED: {relay['trouble']}")
+    if relay["uncompleted"]:
+        parts.append(f"{relay['uncompleted']} event(s) stay on the bus until disk or sinks have them")
+    if relay["last_error"]:
+        parts.append(f"NOT RECEIVED: {relay['last_error']}")
     return "; ".join(parts)
 
 
@@ -137,9 +137,9 @@ def _sinks(status: dict[str, Any]) -> str:
 def headline(status: dict[str, Any]) -> str:
     """Say in a line what a process is at: what is coming, what waits, what is wrong."""
     parts = [_at_work(status)]
-    if status.get("trouble"):
+    if status.get("last_error"):
         parts.append("IMDS GIVES NO GOOD ANSWER")
-    if (status.get("commands") or status.get("relay") or {}).get("trouble"):
+    if (status.get("commands") or status.get("relay") or {}).get("last_error"):
         parts.append("NOTHING IS RECEIVED FROM THE BUS")
     if status.get("storage_error"):
         parts.append("THE STATE STORE IS UNAVAILABLE")

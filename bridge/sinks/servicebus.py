@@ -10,18 +10,17 @@ from typing import Any, TypeVar
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMessageBatch, ServiceBusSender
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from bridge.azure.internals import abort_connection, close_socket_on_close
 from bridge.azure.servicebus import (
     IDLE_LIMIT_SECONDS,
     TRY_SECONDS,
+    address_of,
     connect,
-    cut,
     delivery_error,
-    leaves_link,
-    lost_link,
+    link_is_intact,
+    link_was_lost,
     make_credential,
-    reread,
-    tidy,
-    where,
+    with_current_secret,
 )
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
@@ -50,9 +49,9 @@ class ServiceBusSink:
 
     def __init__(self, settings: ServiceBusSettings, *, clock: Clock | None = None) -> None:
         self._given = settings
-        self._settings = reread(settings)
+        self._settings = with_current_secret(settings)
         self._clock = clock or Clock()
-        self._place = where(self._settings)
+        self._place = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
         self._identity = _Identity(self._settings)
         self._link: _Link | None = None
@@ -69,7 +68,7 @@ class ServiceBusSink:
                     delivered += count
                     once_more = False
             except DeliveryError as error:
-                if not (once_more and lost_link(error.__cause__)):
+                if not (once_more and link_was_lost(error.__cause__)):
                     error.delivered = delivered
                     raise
                 once_more = False
@@ -86,8 +85,8 @@ class ServiceBusSink:
     def reload(self) -> None:
         """Connect anew, with the connection string as it stands now and a new token."""
         self._drop(identity=True)
-        self._settings = reread(self._given, known=self._settings)
-        self._place = where(self._settings)
+        self._settings = with_current_secret(self._given, known=self._settings)
+        self._place = address_of(self._settings)
         self._identity = _Identity(self._settings)
 
     def check(self) -> str:
@@ -150,7 +149,7 @@ class ServiceBusSink:
                 raise
             raise Unavailable(f"{self._place}: {error}") from error
         except Exception as error:
-            if not leaves_link(error):
+            if not link_is_intact(error):
                 self._drop()
             if isinstance(error, DeliveryError):
                 raise
@@ -203,7 +202,7 @@ class _Link:
             self._client = connect(self._settings, credential=self._identity.credential())
             get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
             self._sender = get(self._settings.entity)
-            tidy(self._sender)
+            close_socket_on_close(self._sender)
         if not self._ready:
             self._sender.create_message_batch()  # opens the link
             self.used_at = self._clock.monotonic()
@@ -217,7 +216,7 @@ class _Link:
 
     def cut(self) -> None:
         """End the connection, from any thread: what hangs on it may come back."""
-        cut(self._sender)
+        abort_connection(self._sender)
 
     def close(self) -> None:
         """Close sender and client."""

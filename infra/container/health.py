@@ -58,7 +58,7 @@ def _trouble(status: dict[str, Any]) -> str:
     if status["role"] == "forward" and not status["last_good_at"]:
         return "IMDS has given no good answer yet"
     parts = (status, status.get("commands"), status.get("relay"))
-    return "; ".join(part["trouble"] for part in parts if part and part.get("trouble"))
+    return "; ".join(part["last_error"] for part in parts if part and part.get("last_error"))
 
 
 if __name__ == "__main__":

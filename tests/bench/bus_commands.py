@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.azure.receiver import BATCH_MESSAGES, BusReceiver
+from bridge.azure.bus_receiver import BATCH_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
 from bridge.config.imds import ImdsSettings

@@ -61,7 +61,7 @@ class _Run:
                 time.sleep(SETTLE_SECONDS)
                 self._asked_at[number] = time.monotonic()
                 if forwarder.poll() is not None:
-                    raise BenchError(f"a poll failed: {forwarder.status()['trouble']}")
+                    raise BenchError(f"a poll failed: {forwarder.status()['last_error']}")
                 self._answered_at[number] = client.answered_at
                 time.sleep(SETTLE_SECONDS)
                 self._post(session, bodies[0])

@@ -156,9 +156,9 @@ def test_a_process_whose_disk_became_read_only_is_left_alone(held: StateFolder, 
     "fault",
     [
         {"last_good_at": None},
-        {"trouble": "IMDS: 503"},
-        {"commands": {"trouble": "no role"}},
-        {"relay": {"trouble": "no role"}},
+        {"last_error": "IMDS: 503"},
+        {"commands": {"last_error": "no role"}},
+        {"relay": {"last_error": "no role"}},
     ],
 )
 def test_a_process_that_gets_no_good_answers_is_not_ready_and_says_why(

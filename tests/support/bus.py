@@ -15,7 +15,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.azure.receiver import BusReceiver
+from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
 from bridge.config.imds import ImdsSettings

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from azure.servicebus import ServiceBusMessage
 
-from bridge.azure.receiver import BusReceiver
+from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.bus import RelaySettings
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
@@ -128,9 +128,9 @@ class RelayRig:
             retain_seconds=3600.0,
         )
         self.stopping, settled = Stop(), Stop()
-        self.inlet = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
+        self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
         self.relay = Relay(
-            receiver=self.inlet, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
+            receiver=self.receiver, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
         )
         self._dispatchers = [
             Dispatcher(
@@ -143,7 +143,7 @@ class RelayRig:
             )
             for name, sink in zip(names, self.sinks, strict=True)
         ]
-        self._loops = [start_thread("relay", self.relay.run), start_thread("events", self.inlet.run)]
+        self._loops = [start_thread("relay", self.relay.run), start_thread("events", self.receiver.run)]
         self._senders = [start_thread(one.name, one.run) for one in self._dispatchers]
         return self
 

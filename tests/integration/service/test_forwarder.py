@@ -850,10 +850,10 @@ def test_the_status_shows_the_document_and_the_trouble(lab: ImdsLab, station: St
     assert status["imds"] == lab.url("web-0")
     assert status["document"]["Events"][0]["EventId"] == FIRST
     assert status["last_good_at"] == good_at
-    assert "503" in status["trouble"]
+    assert "503" in status["last_error"]
     lab.clear_faults()
     station.poll()
-    assert station.forwarder.status()["trouble"] is None
+    assert station.forwarder.status()["last_error"] is None
 
 
 def test_a_state_that_holds_nonsense_is_begun_anew_and_nothing_is_lost(

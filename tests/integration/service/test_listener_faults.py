@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.azure import receiver as inlet
+from bridge.azure import bus_receiver
 from bridge.config.base import Secret
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
@@ -53,11 +53,11 @@ def test_a_bus_that_is_down_at_the_start_is_used_as_soon_as_it_is_up(
     bus.stop_listening()
     with Rig(tmp_path, imds, bus) as rig:
         wait_until(lambda: rig.commands._failures >= 3)
-        assert rig.commands.status()["trouble"]
+        assert rig.commands.status()["last_error"]
         bus.listen_again()
         up_at = time.monotonic()
         assert rig.receipt_of("c")["Reason"] == "approved"
-        assert inlet.RETRY_LIMIT_SECONDS < RECOVERY_SECONDS
+        assert bus_receiver.RETRY_LIMIT_SECONDS < RECOVERY_SECONDS
         assert time.monotonic() - up_at < RECOVERY_SECONDS + SLACK_SECONDS
         wait_settled(bus)
     assert sum("no commands can be received" in line for line in caplog.messages) == 1
@@ -163,4 +163,4 @@ def assert_stops_in_time(rig: Rig) -> None:
     rig.stopping.set()
     asked_at = time.monotonic()
     wait_until(lambda: not any(thread.is_alive() for thread in rig._threads))
-    assert time.monotonic() - asked_at < inlet.STOP_SECONDS + SLACK_SECONDS
+    assert time.monotonic() - asked_at < bus_receiver.STOP_SECONDS + SLACK_SECONDS

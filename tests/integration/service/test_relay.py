@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bridge.azure import receiver as inlet
+from bridge.azure import bus_receiver
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
@@ -174,7 +174,7 @@ def test_malformed_messages_are_dead_lettered_with_the_reason_while_the_good_go_
     description = dead[0].dead_letter_description or ""
     assert "not JSON" in description
     assert "expected one CloudEvent 1.0 as a JSON object" in description
-    assert len(warnings(caplog, "what is no event is dead-lettered")) == 1
+    assert len(warnings(caplog, "messages that are not events are dead-lettered")) == 1
 
 
 # What comes again
@@ -232,7 +232,7 @@ def test_without_a_disk_events_go_out_and_are_completed_only_once_every_sink_had
         disk.fail()
         sender.send(*map(told, names(30)))
         rig.sinks[0].wait_for(30)
-        rig.wait_for_status(held=30)
+        rig.wait_for_status(uncompleted=30)
         assert kept(bus).counts.completed == 0
         live(rig.sinks[1])
         rig.wait_until_settled()
@@ -263,7 +263,7 @@ def test_what_is_held_without_a_disk_is_completed_once_the_disk_is_back_whatever
     with failing_disk() as disk, rig:
         disk.fail()
         sender.send(*map(told, names(30)))
-        rig.wait_for_status(held=30)
+        rig.wait_for_status(uncompleted=30)
         disk.recover()
         rig.outbox.recover()
         rig.wait_until_settled()
@@ -282,9 +282,9 @@ def test_what_is_held_keeps_its_lock_for_longer_than_a_lock_lasts(
     with failing_disk() as disk, rig:
         disk.fail()
         sender.send(*map(told, names(3)))
-        rig.wait_for_status(held=3)
-        begun = max(rig.inlet._waiting.values())
-        wait_until(lambda: min(rig.inlet._waiting.values()) > begun + 2 * LOCK_SECONDS)
+        rig.wait_for_status(uncompleted=3)
+        begun = max(rig.receiver._unsettled.values())
+        wait_until(lambda: min(rig.receiver._unsettled.values()) > begun + 2 * LOCK_SECONDS)
         assert [(one.locked, one.delivery_count) for one in kept(bus).messages] == [(True, 0)] * 3
         disk.recover()
         rig.outbox.recover()
@@ -300,9 +300,9 @@ def test_what_is_held_and_comes_again_is_sent_once_and_completed_when_it_is_safe
     with failing_disk() as disk, rig:
         disk.fail()
         sender.send(*map(told, names(5)))
-        rig.wait_for_status(held=5)
+        rig.wait_for_status(uncompleted=5)
         bus.fault("drop")
-        rig.wait_for_status(repeated=5, held=5)
+        rig.wait_for_status(repeated=5, uncompleted=5)
         assert kept(bus).counts.completed == 0
         live(*rig.sinks)
         rig.wait_until_settled()
@@ -313,16 +313,16 @@ def test_what_is_held_and_comes_again_is_sent_once_and_completed_when_it_is_safe
 def test_no_more_bytes_wait_than_the_memory_keeps_without_a_disk(
     tmp_path: Path, bus: ServiceBusLab, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inlet, "BATCH_MESSAGES", 1)
-    monkeypatch.setattr(inlet, "MAX_WAITING_BYTES", 5 * len(body_of("e000")))
+    monkeypatch.setattr(bus_receiver, "BATCH_MESSAGES", 1)
+    monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", 5 * len(body_of("e000")))
     rig = RelayRig(tmp_path, bus)
     die(*rig.sinks)
     with failing_disk() as disk, rig:
         disk.fail()
         sender.send(*map(told, names(20)))
-        rig.wait_for_status(held=5)
-        first = max(rig.inlet._waiting.values())
-        wait_until(lambda: min(rig.inlet._waiting.values()) > first)  # every lock was renewed meanwhile
+        rig.wait_for_status(uncompleted=5)
+        first = max(rig.receiver._unsettled.values())
+        wait_until(lambda: min(rig.receiver._unsettled.values()) > first)  # every lock was renewed meanwhile
         assert kept(bus).counts.locked == 5
         live(*rig.sinks)
         rig.wait_until_settled()
@@ -344,9 +344,9 @@ def test_a_bus_that_goes_away_is_used_again_once_it_is_back(
             rig.sinks[0].wait_for(5 * (turn + 1))
             rig.wait_until_settled()
             bus.stop_listening()
-            wait_until(lambda: rig.relay.status()["trouble"])
+            wait_until(lambda: rig.relay.status()["last_error"])
             bus.listen_again()
-            rig.wait_for_status(trouble=None)
+            rig.wait_for_status(last_error=None)
     assert rig.sinks[0].ids() == names(15)
     assert len(warnings(caplog, "no events can be received")) == 3
     assert len(warnings(caplog, "events are received again")) == 3
@@ -424,7 +424,7 @@ def test_what_is_held_at_the_stop_is_given_back(tmp_path: Path, bus: ServiceBusL
         with rig:
             disk.fail()
             sender.send(*map(told, names(5)))
-            rig.wait_for_status(held=5)
+            rig.wait_for_status(uncompleted=5)
         disk.recover()
     assert (kept(bus).counts.active, kept(bus).counts.locked) == (5, 0)
     live(*rig.sinks)
@@ -523,7 +523,7 @@ def test_status_shows_where_from_how_much_and_when(
         listed = run("outbox", "list", "--role", "relay", "--config", relay.config)
         assert relay.stop() == 0, relay
     status = relay.status()["relay"]
-    assert (status["unsettled"], status["trouble"], status["held"]) == (0, None, 0)
+    assert (status["unsettled"], status["last_error"], status["uncompleted"]) == (0, None, 0)
     assert status["last_event_at"]
     assert shown.returncode == 0, shown
     assert f"127.0.0.1:{bus.port}/{TOPIC}, 3 event(s) relayed, the last 20" in shown.stdout

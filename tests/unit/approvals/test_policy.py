@@ -82,16 +82,16 @@ def test_deny_wins_over_allow() -> None:
         ({"Resources": ...}, {}, "other_vm"),
     ],
 )
-def test_each_reason_not_to(changes: dict[str, Any], command: dict[str, Any], reason: str) -> None:
+def test_each_reason_to_reject(changes: dict[str, Any], command: dict[str, Any], reason: str) -> None:
     decision = decide(command=command, **changes)
     assert (decision.outcome, decision.reason) == ("rejected", reason)
 
 
-def test_vm_names_count_in_any_letter_case_and_with_the_underscore_of_the_oldest_version() -> None:
+def test_vm_names_are_compared_without_letter_case_and_without_the_leading_underscore() -> None:
     assert decide(Resources=["_WEB-0"], command={"vm": "Web-0"}).outcome == "accepted"
 
 
-def test_scope_group_approves_what_concerns_other_vms() -> None:
+def test_scope_group_approves_events_of_other_vms() -> None:
     assert decide({"scope": "group", "allow": [{}]}, Resources=["web-1"]).outcome == "accepted"
 
 
@@ -135,7 +135,7 @@ def test_a_terminate_is_approved_only_by_the_vm_that_it_names() -> None:
         ({"event_type": ["Reboot"], "event_source": ["User"]}, {}, False),
     ],
 )
-def test_a_rule_matches_when_all_that_it_names_holds(
+def test_a_rule_matches_if_every_criterion_is_met(
     rule: dict[str, Any], changes: dict[str, Any], expected: bool
 ) -> None:
     assert matches(RuleSettings(**rule), event(**changes), NOW) is expected
@@ -160,7 +160,7 @@ def test_one_resource_is_enough_to_deny() -> None:
         (["web-1", "web-0"], "Terminate", True, None),
     ],
 )
-def test_without_a_command_each_vm_waits_ten_seconds_a_place(
+def test_an_auto_rule_waits_ten_seconds_for_each_place_in_resources(
     resources: list[str], event_type: str, group: bool, expected: float | None
 ) -> None:
     given = event(Resources=resources, EventType=event_type)
@@ -237,7 +237,7 @@ def test_a_further_deny_rule_never_makes_anything_accepted(
 
 @steady
 @given(EVENTS, st.booleans())
-def test_without_group_only_what_concerns_this_vm_alone_is_approved_by_itself(
+def test_without_group_an_auto_rule_approves_only_events_of_this_vm_alone(
     given_event: ScheduledEvent, group: bool
 ) -> None:
     rule = AutoSettings(group=group)

@@ -1,0 +1,390 @@
+"""Receive messages from Service Bus and settle them, on one thread; others decide about them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from azure.servicebus import (
+    ServiceBusClient,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+)
+from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
+    MessageLockLostError,
+    SessionCannotBeLockedError,
+)
+
+from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
+from bridge.config.bus import ReceiverSettings
+from bridge.errors import DeliveryError, HungError, Unavailable
+from bridge.runtime.clock import Clock, full_jitter
+from bridge.runtime.logging import redact
+from bridge.runtime.threads import Stop, Worker, report_progress
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_UNSETTLED = 100  # messages at a time; the others stay on the bus
+MAX_UNSETTLED_BYTES = 16 * 1024 * 1024
+BATCH_MESSAGES = 50
+# How long one receive call waits: while nothing is unsettled, while messages are being decided, and for a
+# second after the last message was received or settled.
+IDLE_SECONDS = 0.5
+QUIET_SECONDS = 0.25
+BUSY_SECONDS = 0.02
+RENEW_AT_LATEST_SECONDS = 20.0
+RENEW_AT_EARLIEST_SECONDS = 1.5
+OPEN_SECONDS = 20.0
+SETTLE_SECONDS = 15.0
+CLOSE_SECONDS = 20.0
+STOP_SECONDS = 2.0  # what settling and abandoning may take after the stop
+RETRY_LIMIT_SECONDS = 4.0
+REPEAT_LOG_SECONDS = 600.0
+
+
+class BusReceiver:
+    """A `Receiver` of a Service Bus queue or subscription.
+
+    `run` keeps every call of the SDK on a worker thread with a time limit, because they can block without one.
+    """
+
+    def __init__(
+        self,
+        settings: ReceiverSettings,
+        *,
+        what: str,
+        session: Callable[[], str | None] = lambda: "",
+        clock: Clock,
+        stop: Stop,
+    ) -> None:
+        """Prepare to receive; `run` connects.
+
+        Args:
+            settings: where the messages come from.
+            what: what the log calls them, in the plural.
+            session: returns the session id, "" for none, None while it is not known yet.
+            clock: for locks and pauses.
+            stop: ends `run`.
+        """
+        self._settings = settings
+        self._what = what
+        self._session = session
+        self._clock = clock
+        self._stop = stop
+        self._address = address_of(settings)
+        self._worker = Worker(f"servicebus-{what}", stop=stop, stop_seconds=STOP_SECONDS)
+        self._credential: Any = None
+        self._receiver: Any = None
+        self._client: Any = None
+        self._generation = 0
+        self._unsettled: dict[ReceivedMessage, float] = {}  # when to renew the lock of each
+        self._renew_session_at: float | None = None
+        self._active_at = -math.inf  # when a message was last received or settled
+        self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
+        self._failures = 0
+        self._logged_at = -math.inf
+        self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
+        self.last_error = ""
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status file shows of the bus."""
+        return {
+            "from": self._address,
+            "unsettled": len(self._unsettled),
+            "last_error": self.last_error or None,
+        }
+
+    def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
+        """Wait up to `wait_seconds` for a message, then yield every message that has arrived."""
+        with contextlib.suppress(Empty):
+            yield self._arrived.get(timeout=wait_seconds)
+            while True:
+                yield self._arrived.get_nowait()
+
+    def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        """Settle a message soon; one whose connection is gone is delivered again."""
+        self._settlements.put((message, settlement))
+
+    def run(self) -> None:
+        """Receive, renew locks and settle until the stop, which no hanging call delays.
+
+        Raises:
+            HungError: too many calls of the SDK hang; the process has to be restarted.
+        """
+        while not self._stop:
+            report_progress()
+            try:
+                self._step()
+                self._note_success()
+            except HungError as error:
+                self._reset()
+                if error.final:
+                    raise
+                self._stop.wait(self._note_failure(error))
+            except Exception as error:  # noqa: BLE001 - whatever the SDK raises, connecting again may help
+                self._close()
+                self._stop.wait(self._note_failure(error))
+        self._abandon_all()
+
+    def _step(self) -> None:
+        session = self._session()
+        if session is None:
+            self._stop.wait(IDLE_SECONDS)
+            return
+        idle_seconds = self._clock.monotonic() - self._active_at
+        if self._receiver is not None and not self._unsettled and idle_seconds >= IDLE_LIMIT_SECONDS:
+            self._close()  # before the service closes the idle link
+        if self._receiver is None:
+            self._call(lambda: self._open(session), OPEN_SECONDS)
+            self._active_at = self._clock.monotonic()
+        has_received = self._receive_batch(1, self._wait_seconds())
+        if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
+            self._receive_batch(BATCH_MESSAGES, BUSY_SECONDS)
+        is_busy = has_received or self._free_slots() == 0
+        self._carry_out_settlements(BUSY_SECONDS if is_busy else 0.0)
+        self._renew_locks()
+
+    def _wait_seconds(self) -> float:
+        if not self._unsettled:
+            return IDLE_SECONDS
+        return BUSY_SECONDS if self._clock.monotonic() - self._active_at < 1.0 else QUIET_SECONDS
+
+    def _free_slots(self) -> int:
+        is_full = sum(len(message.body) for message in self._unsettled) >= MAX_UNSETTLED_BYTES
+        return 0 if is_full else MAX_UNSETTLED - len(self._unsettled)
+
+    def _receive_batch(self, count: int, wait_seconds: float) -> bool:
+        """Receive at most `count` messages, fewer if there are fewer free slots; return whether any came."""
+        count = min(count, self._free_slots())
+        if count == 0:
+            return False
+        received = self._call(lambda: self._receive(count, wait_seconds), wait_seconds + OPEN_SECONDS)
+        for message in received:
+            self._accept(message)
+        return bool(received)
+
+    # On the worker's thread
+
+    def _open(self, session: str) -> None:
+        self._credential = self._credential or make_credential(self._settings)
+        self._client = connect(self._settings, credential=self._credential)
+        receiver = _receiver(self._client, self._settings, session)
+        receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
+        self._receiver = receiver
+        self._renew_session_at = None
+
+    def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
+        received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
+            max_message_count=count, max_wait_time=wait_seconds
+        )
+        return received
+
+    def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
+        for message, settlement in batch:
+            self._settle_one(message, settlement)
+
+    def _settle_one(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        try:
+            if settlement.dead_letter_reason:
+                self._receiver.dead_letter_message(
+                    message.handle,
+                    reason=settlement.dead_letter_reason,
+                    error_description=settlement.description,
+                )
+            else:
+                self._receiver.complete_message(message.handle)
+        except (MessageLockLostError, MessageAlreadySettled) as error:
+            log.info(
+                "one of the %s could not be settled and will be delivered again: %s",
+                self._what,
+                redact(str(error)),
+            )
+
+    def _renew_session(self) -> None:
+        session, renew_at = self._receiver.session, self._renew_session_at
+        if renew_at is not None and self._clock.monotonic() < renew_at:
+            return
+        if renew_at is not None:
+            session.renew_lock()
+        self._renew_session_at = self._renew_at(session.locked_until_utc)
+
+    def _renew_message(self, message: ReceivedMessage) -> None:
+        try:
+            self._receiver.renew_message_lock(message.handle)
+        except (MessageLockLostError, MessageAlreadySettled) as error:
+            log.info(
+                "the lock of one of the %s is lost; it will be delivered again: %s",
+                self._what,
+                redact(str(error)),
+            )
+            self._unsettled.pop(message, None)
+        else:
+            self._unsettled[message] = self._renew_at(message.handle.locked_until_utc)
+
+    # On run's thread
+
+    def _call(self, function: Callable[[], T], limit_seconds: float) -> T:
+        return self._worker.call(function, limit_seconds=limit_seconds)
+
+    def _accept(self, received: ServiceBusReceivedMessage) -> None:
+        message = ReceivedMessage(
+            body=_body(received),
+            message_id=str(received.message_id or f"sequence-number-{received.sequence_number}"),
+            properties=_properties(received),
+            enqueued_at=received.enqueued_time_utc,
+            sequence_number=received.sequence_number,
+            generation=self._generation,
+            handle=received,
+        )
+        self._unsettled[message] = self._renew_at(received.locked_until_utc)
+        self._active_at = self._clock.monotonic()
+        self._arrived.put(message)
+
+    def _carry_out_settlements(self, wait_seconds: float) -> None:
+        """Carry out the settlements so far, and those that follow each within `wait_seconds`."""
+        while self._unsettled:
+            batch = self._next_settlements(wait_seconds)
+            if not batch:
+                return
+            self._call(lambda batch=batch: self._settle_all(batch), SETTLE_SECONDS)  # type: ignore[misc]
+            for message, _ in batch:
+                self._unsettled.pop(message, None)
+            self._active_at = self._clock.monotonic()
+
+    def _next_settlements(self, wait_seconds: float) -> list[tuple[ReceivedMessage, Settlement]]:
+        """Return up to a batch of settlements; wait for the first one only."""
+        batch: list[tuple[ReceivedMessage, Settlement]] = []
+        with contextlib.suppress(Empty):
+            while len(batch) < BATCH_MESSAGES:
+                wait = wait_seconds > 0 and not batch
+                message, settlement = self._settlements.get(block=wait, timeout=wait_seconds)
+                if message in self._unsettled:
+                    batch.append((message, settlement))
+        return batch
+
+    def _renew_locks(self) -> None:
+        """Renew what expires soon: the session's lock, or that of each message."""
+        if self._receiver.session:
+            self._call(self._renew_session, SETTLE_SECONDS)
+            return
+        now = self._clock.monotonic()
+        for message in [message for message, renew_at in self._unsettled.items() if renew_at <= now]:
+            self._call(lambda message=message: self._renew_message(message), SETTLE_SECONDS)  # type: ignore[misc]
+
+    def _renew_at(self, locked_until: datetime | None) -> float:
+        """Choose when to renew a lock: halfway, within bounds because the VM's clock may be wrong."""
+        left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
+        wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
+        return self._clock.monotonic() + wait_seconds
+
+    def _note_success(self) -> None:
+        if self._failures:
+            log.info(
+                "%s are received again from %s", self._what, self._address, extra={"failures": self._failures}
+            )
+        self._failures, self.last_error = 0, ""
+
+    def _note_failure(self, error: BaseException) -> float:
+        """Say what is wrong, once and then rarely; return how long to wait."""
+        text = str(error) if isinstance(error, HungError) else str(delivery_error(error, self._address))
+        now = self._clock.monotonic()
+        if self._failures == 0 or now - self._logged_at >= REPEAT_LOG_SECONDS:
+            self._logged_at = now
+            log.error("no %s can be received: %s; trying again", self._what, redact(text))
+        self.last_error = redact(text)
+        self._failures += 1
+        return full_jitter(self._failures - 1, base_seconds=0.5, limit_seconds=RETRY_LIMIT_SECONDS)
+
+    def _reset(self) -> None:
+        """Forget the connection; what was received is delivered again when its locks expire."""
+        self._receiver, self._client = None, None
+        self._generation += 1
+        self._unsettled.clear()
+        with contextlib.suppress(Empty):
+            while True:
+                self._arrived.get_nowait()
+
+    def _close(self) -> None:
+        """Leave the connection without waiting until it is closed, which can take the SDK long."""
+        client = self._client
+        self._reset()
+        if client is not None:
+            self._worker.leave(client.close, limit_seconds=CLOSE_SECONDS)
+
+    def _abandon_all(self) -> None:
+        """Carry out the settlements so far, abandon the other messages, and close."""
+        if self._receiver is not None:
+            # a message that cannot be abandoned is delivered again when its lock expires
+            with contextlib.suppress(Exception):
+                self._carry_out_settlements(0.0)
+                for message in self._unsettled:
+                    self._call(lambda m=message: self._receiver.abandon_message(m.handle), STOP_SECONDS)  # type: ignore[misc]
+        self._close()
+        self._worker.close()
+
+
+def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") -> str:
+    """Look at a queue or subscription without taking anything; say what was found, calling its messages `what`.
+
+    Raises:
+        DeliveryError: it cannot be received from.
+    """
+
+    def look() -> str:
+        with connect(settings) as client, _receiver(client, settings, session) as receiver:
+            waiting = receiver.peek_messages(1, timeout=SETTLE_SECONDS)
+        return f"{address} can be received from, and {what} {'wait' if waiting else 'do not wait'} there"
+
+    address = address_of(settings)
+    worker = Worker("servicebus-check")
+    try:
+        return worker.call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
+    except SessionCannotBeLockedError:
+        return f"{address}: the session {session} is held by a listener that runs already"
+    except HungError as error:
+        raise Unavailable(f"{address}: {error}") from error
+    except DeliveryError:
+        raise
+    except Exception as error:
+        raise delivery_error(error, address) from error
+    finally:
+        worker.close()
+
+
+def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
+    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK, "prefetch_count": 0}
+    if session:
+        options["session_id"] = session
+    if settings.subscription:
+        return client.get_subscription_receiver(settings.topic, settings.subscription, **options)
+    return client.get_queue_receiver(settings.queue, **options)
+
+
+def _body(message: ServiceBusReceivedMessage) -> bytes:
+    """Return the body whatever AMQP type its sender chose."""
+    body = message.body
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, str):
+        return body.encode("utf-8", errors="readdress")
+    try:
+        return b"".join(part if isinstance(part, bytes) else str(part).encode() for part in body)
+    except (TypeError, ValueError, RecursionError):
+        return b""  # neither command nor event, whatever it is
+
+
+def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:
+    return {_plain(name): _plain(value) for name, value in (message.application_properties or {}).items()}
+
+
+def _plain(value: object) -> str:
+    return value.decode("utf-8", errors="readdress") if isinstance(value, bytes) else str(value)
