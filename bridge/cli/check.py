@@ -23,8 +23,8 @@ from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.sqlite import Database
 from bridge.runtime.clock import Clock
+from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
-from bridge.service.process import build_sinks, relay_settings, sinks_of, state_folder
 
 _EPILOG = """\
 Publishes nothing without --send. Exits 3 if something does not work.

@@ -1,4 +1,4 @@
-"""Tell systemd how the process does: ready, alive, what it is at, stopping. Elsewhere nothing is told.
+"""Report to systemd: ready, alive, a line of status, stopping. Without systemd, report nothing.
 
 The protocol (sd_notify(3)) is a datagram of NAME=value lines to the socket that $NOTIFY_SOCKET names: less than a
 package for it would ask us to trust.
@@ -14,12 +14,13 @@ from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
-SEND_SECONDS = 2.0  # how long a supervisor that is busy is waited for
+# How long to wait for a supervisor that is busy.
+SEND_SECONDS = 2.0
 STATUS_LENGTH = 400
 
 
 class Supervisor:
-    """Whoever started this process and wants to hear of it, if anybody does. It is used from one thread."""
+    """The supervisor of this process, if it has one. It is used from one thread."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
@@ -28,27 +29,27 @@ class Supervisor:
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody hears what is told."""
+        """Whether there is a supervisor to report to."""
         return bool(self._address)
 
     def ready(self) -> None:
-        """Tell that the configuration is valid, the state is held and the work begins."""
+        """Report that the configuration is valid, the state is locked and the work begins."""
         self._send("READY=1")
 
     def alive(self) -> None:
-        """Tell that every loop lives; what is silent for `watchdog_seconds` is started afresh."""
+        """Report that every loop works; without it for `watchdog_seconds` systemd restarts the process."""
         if self.watchdog_seconds is not None:
             self._send("WATCHDOG=1")
 
-    def at(self, status: str) -> None:
-        """Tell in a line what the process is at, when that is new."""
+    def report_status(self, status: str) -> None:
+        """Report the status in one line, if it changed."""
         line = " ".join(status.split())[:STATUS_LENGTH]
         if line != self._status:
             self._status = line
             self._send(f"STATUS={line}")
 
     def stopping(self, within_seconds: float) -> None:
-        """Tell that the process ends by itself, and how long that may take."""
+        """Report that the process exits on its own, and how long that may take."""
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={int(within_seconds * 1e6)}")
 
     def _send(self, state: str) -> None:
@@ -57,20 +58,20 @@ class Supervisor:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_SECONDS)
-                sender.sendto(state.encode("utf-8", "replace"), self._address)  # IMDS sends what it likes
+                sender.sendto(state.encode("utf-8", "replace"), self._address)  # text of IMDS may be anything
         except OSError as error:
-            log.warning("the supervisor cannot be told %s: %s", state.partition("=")[0], error)
+            log.warning("%s cannot be reported to the supervisor: %s", state.partition("=")[0], error)
 
 
 def _address(name: str) -> str:
-    """Return the socket's address, "" where there is none that can be sent to; `@` means an abstract one."""
+    """Return the socket's address, "" if there is none; `@` means an abstract one."""
     if not hasattr(socket, "AF_UNIX") or name[:1] not in ("/", "@"):
         return ""
     return f"\0{name[1:]}" if name[0] == "@" else name
 
 
 def _watchdog_seconds(environ: Mapping[str, str]) -> float | None:
-    """Return within which time a sign of life is expected of this very process, None if none is."""
+    """Return the watchdog's time limit for this process, None without a watchdog."""
     try:
         seconds = int(environ.get("WATCHDOG_USEC", "")) / 1e6
         is_ours = int(environ.get("WATCHDOG_PID", os.getpid())) == os.getpid()

@@ -81,7 +81,7 @@ def test_a_pure_module_reads_no_clock(name: str) -> None:
 
 
 def test_a_forwarder_with_only_a_webhook_loads_no_azure_package() -> None:
-    modules = "bridge.cli.main, bridge.service.process, bridge.sinks.webhook"
+    modules = "bridge.cli.main, bridge.service.composition, bridge.sinks.webhook"
     script = f"import sys, {modules}; print('azure' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"

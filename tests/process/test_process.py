@@ -177,7 +177,7 @@ def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: P
         forward.wait_for_log("stopping")
         forward.signal(signal.SIGTERM)
         assert forward.wait() == 1
-        forward.wait_for_log("a second signal")
+        forward.wait_for_log("second signal")
     with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})):
         inbox.clear_faults()
         inbox.wait_for(1, LIMIT_SECONDS)

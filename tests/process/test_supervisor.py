@@ -89,7 +89,7 @@ def test_what_the_process_does_reaches_the_socket(told: NotifySocket) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": told.name, "WATCHDOG_USEC": "120000000"})
     supervisor.ready()
     supervisor.alive()
-    supervisor.at("web-0: no\nevents")
+    supervisor.report_status("web-0: no\nevents")
     supervisor.stopping(5.5)
     told.wait_for("EXTEND_TIMEOUT_USEC=5500000")
     assert told.lines[:4] == ["READY=1", "WATCHDOG=1", "STATUS=web-0: no events", "STOPPING=1"]
@@ -98,14 +98,14 @@ def test_what_the_process_does_reaches_the_socket(told: NotifySocket) -> None:
 def test_a_status_is_told_only_when_it_is_new(systemd: NotifySocket) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.name})
     for status in ("one", "one", "two", "x" * 100_000):
-        supervisor.at(status)
+        supervisor.report_status(status)
     supervisor.ready()
     systemd.wait_for("READY=1")
     assert [len(line) for line in systemd.lines] == [10, 10, 407, 7]
 
 
 def test_a_status_of_any_letters_is_told(systemd: NotifySocket) -> None:
-    Supervisor({"NOTIFY_SOCKET": systemd.name}).at(
+    Supervisor({"NOTIFY_SOCKET": systemd.name}).report_status(
         "web-0: \ud800 Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t"
     )
     systemd.wait_for("STATUS=web-0: ? Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t")
@@ -122,7 +122,7 @@ def test_without_a_supervisor_nothing_is_told() -> None:
 
 def test_a_supervisor_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Supervisor({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
-    assert "the supervisor cannot be told READY" in caplog.text
+    assert "READY cannot be reported to the supervisor" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -240,19 +240,15 @@ BLOCKING = """
 import sys, time
 from pathlib import Path
 from bridge.runtime import threads
-from dataclasses import replace
-from bridge.config.registry import SINK_KINDS
 from bridge.cli.main import main
 from bridge.sinks.stdout import StdoutSink
 
-class BlockingSink(StdoutSink):
-    def send(self, events):
-        while Path(sys.argv[1]).exists():
-            time.sleep(0.01)
+def send(self, events):
+    while Path(sys.argv[1]).exists():
+        time.sleep(0.01)
 
 threads.STALL_SECONDS = 5.0
-sys.modules["blocking_sink"] = sys.modules["__main__"]
-SINK_KINDS["stdout"] = replace(SINK_KINDS["stdout"], sink="blocking_sink:BlockingSink")
+StdoutSink.send = send
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -297,7 +293,7 @@ def test_it_is_ready_before_imds_has_answered_and_lives_through_the_first_call(
     with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=4)) as forward:
         systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
-        silent = [line for line in forward.lines() if "no sign of life" in line["message"]]
+        silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward
 
 
@@ -314,15 +310,15 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
     blocked = tmp_path / "blocked"
     blocked.touch()
     with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=4)) as forward:
-        said = forward.wait_for_log("no sign of life from sink-stdout")
-        assert said["level"] == "critical"
+        stalled = forward.wait_for_log("threads are stalled: sink-stdout")
+        assert stalled["level"] == "critical"
         main_thread_goes_round(forward)
         fed = systemd.count("WATCHDOG=1")
         main_thread_goes_round(forward)
         assert systemd.count("WATCHDOG=1") == fed
         blocked.unlink()
         systemd.wait_for("WATCHDOG=1", count=fed + 1)
-        forward.wait_for_log("every thread lives again")
+        forward.wait_for_log("all threads are responding again")
         assert forward.stop() == 0, forward
 
 

@@ -417,7 +417,7 @@ def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_id
 
 def test_with_a_key_no_azure_package_is_loaded(lab: EventGridLab, flavor: str) -> None:
     code = (
-        "import sys; from bridge.service.process import build_sink;"
+        "import sys; from bridge.service.composition import build_sink;"
         "from bridge.config.eventgrid import EventGridSettings;"
         "sink = build_sink(EventGridSettings(kind='eventgrid', endpoint=sys.argv[1], key=sys.argv[2]));"
         "print(sink.check()); sink.close();"

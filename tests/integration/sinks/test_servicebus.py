@@ -24,7 +24,7 @@ from bridge.config.servicebus import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.service.process import build_sink
+from bridge.service.composition import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, environment, stored_event, wait_until
@@ -486,7 +486,8 @@ def test_a_closed_sink_has_no_connection(lab: ServiceBusLab) -> None:
 
 def test_a_forwarder_without_service_bus_loads_no_azure_package() -> None:
     code = (
-        "import sys; from bridge.service.process import build_sink; from bridge.config.sinks import StdoutSettings;"
+        "import sys; from bridge.service.composition import build_sink;"
+        "from bridge.config.sinks import StdoutSettings;"
         "build_sink(StdoutSettings(kind='stdout'));"
         "print([name for name in sys.modules if name.startswith('azure')])"
     )

@@ -1,0 +1,239 @@
+"""The composition root: the only place that builds parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.bus import RelaySettings
+from bridge.config.models import Config
+from bridge.config.registry import sink_class
+from bridge.config.sinks import SinkSettings, StdoutSettings
+from bridge.errors import ConfigError, UsageError
+from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime import logging as logs
+from bridge.runtime.clock import Clock
+from bridge.runtime.signals import Signals
+from bridge.runtime.threads import Stop
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.forwarder import Forwarder
+from bridge.service.identity import Role, VmIdentity, approval_session
+from bridge.service.process import Flow, Process
+from bridge.sinks.base import Sink
+
+
+def build_sink(settings: SinkSettings) -> Sink:
+    """Build the sink that `settings` describe."""
+    sink: Sink = sink_class(settings.kind)(settings)
+    return sink
+
+
+def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
+    """Build sinks, and try chat formats on a sample of every event type that they take.
+
+    Raises:
+        ConfigError: a template is faulty, or a format cannot render a type.
+    """
+    sinks, faults = {}, []
+    for name, sink_settings in settings.items():
+        try:
+            sink = sinks[name] = build_sink(sink_settings)
+            if sink_settings.is_chat_format:
+                _check_format(sink, filter_of(sink_settings))
+        except (OSError, ValueError) as error:
+            faults.append(f"sinks.{name}: {error}")
+    if faults:
+        raise ConfigError("sinks", faults)
+    return sinks
+
+
+def _check_format(sink: Any, wanted: Filter) -> None:
+    from bridge.formats.samples import samples  # noqa: PLC0415 - only chat formats need it
+
+    sink.check_format([event for event in samples(Clock().now()) if wanted.matches_type(event.type)])
+
+
+def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
+    """Return which events a sink takes; a relay's sinks take those of every VM."""
+    scope = settings.scope or ("self" if settings.is_chat_format and role != "relay" else "all")
+    return Filter(types=settings.types, where=settings.where, scope=scope)
+
+
+def state_folder(config: Config, role: str) -> StateFolder:
+    """Return the state folder of the process that runs `role`."""
+    return StateFolder(Path(config.state_dir) / role)
+
+
+def sinks_of(config: Config) -> dict[str, SinkSettings]:
+    """Return the configured sinks; without any, events go to stdout."""
+    return dict(config.sinks) or {"stdout": StdoutSettings(kind="stdout")}
+
+
+def run_forward(config: Config) -> int:
+    """Run the forwarder until it is stopped; return the exit code.
+
+    Raises:
+        StateError: the state is held or from a newer version.
+    """
+    return _run(config, "forward", _forward)
+
+
+def run_listen(config: Config, *, dry_run: bool) -> int:
+    """Run the approval listener until it is stopped; return the exit code.
+
+    Raises:
+        UsageError: there are no approvals in the configuration.
+        StateError: the state is held or from a newer version.
+    """
+    settings = config.approvals
+    if settings is None:
+        raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
+    return _run(config, "listen", lambda parts: _listen(parts, settings, dry_run=dry_run))
+
+
+def run_relay(config: Config) -> int:
+    """Run the relay until it is stopped; return the exit code.
+
+    Raises:
+        UsageError: there is no relay in the configuration, or a sink of it cannot be relayed to.
+        StateError: the state is held or from a newer version.
+    """
+    settings = relay_settings(config)
+    return _run(config, "relay", lambda parts: _relay(parts, settings))
+
+
+def relay_settings(config: Config) -> RelaySettings:
+    """Return where the relay reads.
+
+    Raises:
+        UsageError: there is no relay in the configuration, or a sink asks for what only one VM can tell.
+    """
+    if config.relay is None:
+        raise UsageError("relay: there is no [relay] in the configuration; see README.md")
+    faults = [fault for name, sink in sinks_of(config).items() for fault in _faults_of_relayed(name, sink)]
+    if faults:
+        raise UsageError(
+            "relay: which VM's copy of an event comes is chance, so no sink can choose by it\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+        )
+    return config.relay
+
+
+def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
+    if sink.scope not in (None, "all"):
+        yield f'sinks.{name}.scope: given {sink.scope}, expected none or "all"'
+    for wanted in sink.where:
+        if wanted.partition(".")[0] in ("AffectsThisVm", "Vm"):
+            yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
+
+
+class _Parts:
+    """What every process has; the flow and the dispatchers are built on it."""
+
+    def __init__(self, config: Config, role: Role) -> None:
+        self.config = config
+        self.role = role
+        self.clock = Clock()
+        self.stop = Stop()
+        self.settings = sinks_of(config)
+        self.filters = {name: filter_of(sink, role) for name, sink in self.settings.items()}
+        # A faulty template must end the process before it publishes; other sinks are built after the first poll.
+        self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
+        self.folder = state_folder(config, role)
+        self.outbox = Outbox(
+            self.folder,
+            clock=self.clock,
+            sinks={name: (self.filters[name], sink.from_start) for name, sink in self.settings.items()},
+            max_bytes=int(config.max_outbox_mb * 1024 * 1024),
+            retain_seconds=config.retain_seconds,
+        )
+
+    def dispatchers(self) -> list[Dispatcher]:
+        """Build one dispatcher for each sink.
+
+        Raises:
+            ConfigError: a sink cannot be built.
+        """
+        rest = {name: sink for name, sink in self.settings.items() if name not in self._checked}
+        sinks = {**self._checked, **build_sinks(rest)}
+        return [
+            Dispatcher(
+                name,
+                sinks[name],
+                wanted=self.filters[name],
+                max_age_seconds=sink.max_age_seconds,
+                outbox=self.outbox,
+                clock=self.clock,
+                max_per_second=sink.max_per_second,
+            )
+            for name, sink in self.settings.items()
+        ]
+
+    def process(self) -> Process:
+        """Build the process."""
+        return Process(
+            self.config,
+            self.role,
+            folder=self.folder,
+            outbox=self.outbox,
+            clock=self.clock,
+            stop=self.stop,
+        )
+
+
+def _run(config: Config, role: Role, build: Callable[[_Parts], Flow]) -> int:
+    os.umask(0o077)
+    logs.set_up(level=config.log_level, style=config.log_format)
+    with Signals() as signals:
+        parts = _Parts(config, role)
+        return parts.process().run(build(parts), signals, parts.dispatchers)
+
+
+def _forward(parts: _Parts) -> Flow:
+    imds = ImdsClient(parts.config.imds, clock=parts.clock)
+    forwarder = Forwarder(parts.config, imds=imds, outbox=parts.outbox, clock=parts.clock, stop=parts.stop)
+    return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
+
+
+def _listen(parts: _Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
+    from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.service.listener import Listener  # noqa: PLC0415
+
+    config, clock = parts.config, parts.clock
+    imds = ImdsClient(config.imds, clock=clock)
+    identity = VmIdentity(config, "listen", imds=imds, outbox=parts.outbox, clock=clock)
+
+    def session() -> str | None:
+        return approval_session(settings.session, identity.vm if identity.resolved else None)
+
+    received = BusReceiver(settings, what="commands", session=session, clock=clock, stop=parts.stop)
+    listener = Listener(
+        settings,
+        imds=imds,
+        receiver=received,
+        outbox=parts.outbox,
+        clock=clock,
+        stop=parts.stop,
+        identity=identity,
+        dry_run=dry_run,
+    )
+    return Flow(
+        loops={"decide": listener.run, "commands": received.run},
+        status=lambda: {**listener.status(), "commands": received.status()},
+    )
+
+
+def _relay(parts: _Parts, settings: RelaySettings) -> Flow:
+    from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+    from bridge.service.relay import Relay  # noqa: PLC0415
+
+    settled = Stop()
+    receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)
+    relay = Relay(receiver=receiver, outbox=parts.outbox, clock=parts.clock, stop=parts.stop, settled=settled)
+    return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})
