@@ -42,7 +42,7 @@ types-windows: $(READY) # with a cache of its own: a cache serves one platform
 layers: $(READY)
 	$(BIN)/lint-imports
 
-bench: $(READY) ## measure against the limits; JSON=FILE writes the figures, too
+bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
 
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
@@ -52,7 +52,7 @@ lock: $(READY) ## choose new versions; the lock files hold versions, markers and
 	$(COMPILE) --constraint requirements.lock --group build --output-file requirements-build.lock
 	$(COMPILE) --constraint requirements.lock --extra lab --group build --output-file requirements-demo.lock pyproject.toml
 
-clean: ## remove what was made
+clean: ## remove generated files
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
 
 $(DEMO_READY): requirements-demo.lock pyproject.toml

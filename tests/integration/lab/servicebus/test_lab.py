@@ -50,7 +50,10 @@ T = TypeVar("T")
 
 
 # azure-servicebus leaves the socket of a connection that has failed to the collector of garbage.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.usefixtures("quick_bus_close"),
+]
 
 
 @pytest.fixture(autouse=True)
