@@ -1,8 +1,8 @@
-"""What consumers may rely on: the data of every type of event and of the command, as models.
+"""The data of every type of event and of the command, as models: the contract with consumers.
 
-Nothing is checked by them at run time: the JSON Schemas in `schemas/` are generated from them, and tests hold the
-events themselves against those. Properties of IMDS may be missing or null and have any value, because a strange
-event is published as it came; the words of our own that are closed are literals.
+The JSON Schemas in `schemas/` are generated from the models. Nothing is checked by them at run time; the tests check
+the events against the schemas. Properties of IMDS may be missing or null and may have any value, because an unusual
+event is published as received. Properties whose values cannot grow in number are literals.
 """
 
 from __future__ import annotations
@@ -19,18 +19,26 @@ _ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
 _INSTANT = "2026-11-20T12:15:00.000Z"
 
 
-def _told(text: str, *examples: Any, unit: str = "", source: str = "imds-bridge", **more: Any) -> Any:
-    """Describe a property; without a `default` among `more` it is always there."""
-    told = [text, *([f"Unit: {unit}."] if unit else []), f"Source: {source}."]
-    return Field(description=" ".join(told), examples=list(examples) or None, **more)
+def _property(text: str, *examples: Any, unit: str = "", source: str = "imds-bridge", **options: Any) -> Any:
+    """Describe a property; it is always there unless the options have a `default`.
+
+    Args:
+        text: what it says.
+        examples: values to show.
+        unit: of a number or a time.
+        source: where the value comes from.
+        options: further ones of pydantic's Field.
+    """
+    sentences = [text, *([f"Unit: {unit}."] if unit else []), f"Source: {source}."]
+    return Field(description=" ".join(sentences), examples=list(examples) or None, **options)
 
 
-_received = partial(_told, source=IMDS, default=None)
-_asked = partial(_told, source=SENDER, default=None)
+_received = partial(_property, source=IMDS, default=None)
+_optional = partial(_property, source=SENDER, default=None)
 
 
 class Part(BaseModel):
-    """The base: further properties are always allowed, and titles are the names as they stand in the JSON."""
+    """The base: further properties are always allowed, and titles are the names as in the JSON."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -41,275 +49,300 @@ class Part(BaseModel):
 
 
 class VmData(Part):
-    """The VM that tells, as its instance data names it."""
+    """The VM that reports this, as described by its instance data."""
 
-    Name: str = _told(
-        "The VM's name in Azure, which Resources speaks of; the host name while instance data is not known.",
+    Name: str = _property(
+        "The VM's name in Azure, as used in Resources; the host name until instance data is available.",
         "web-0",
         source=INSTANCE,
     )
-    VmId: str = _told(
-        'The VM\'s unique id; "" while it is not known.',
+    VmId: str = _property(
+        'The VM\'s unique id; "" until it is known.',
         "13f56399-bd52-4150-9748-7190aae1ff21",
         source=INSTANCE,
     )
-    ResourceId: str = _told(
-        'The VM\'s ARM id; "" while it is not known.',
+    ResourceId: str = _property(
+        'The VM\'s ARM id; "" until it is known.',
         "/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop/providers"
         "/Microsoft.Compute/virtualMachines/web-0",
         source=INSTANCE,
     )
-    Location: str = _told('The Azure region; "" while it is not known.', "westeurope", source=INSTANCE)
-    Zone: str = _told('The availability zone; "" for none.', "1", "", source=INSTANCE)
-    ScaleSet: str = _told('The scale set that the VM is of; "" for none.', "web", "", source=INSTANCE)
-    Tags: dict[str, str] = _told("The VM's tags, by name.", {"team": "shop"}, {}, source=INSTANCE)
+    Location: str = _property('The Azure region; "" until it is known.', "westeurope", source=INSTANCE)
+    Zone: str = _property('The availability zone; "" if there is none.', "1", "", source=INSTANCE)
+    ScaleSet: str = _property(
+        'The scale set that the VM belongs to; "" if there is none.', "web", "", source=INSTANCE
+    )
+    Tags: dict[str, str] = _property("The VM's tags, by name.", {"team": "shop"}, {}, source=INSTANCE)
 
 
-TellingVm = Annotated[VmData, _told("The VM that tells of this, not necessarily one that is concerned.")]
+ReportingVm = Annotated[VmData, _property("The VM that reports this, not necessarily one that is affected.")]
 
 
 class ScheduledEventData(Part):
-    """One event of IMDS: its properties as received, and what imds-bridge adds."""
+    """One event of IMDS: its properties as received, and those that imds-bridge adds."""
 
-    EventId: str = _told(
-        "The event's id, in the letter case of IMDS, which may differ between VMs: compare without case.",
+    EventId: str = _property(
+        "The event's id, in the letter case of IMDS, which may differ between VMs: ignore case when comparing.",
         _ID,
         source=IMDS,
     )
     EventType: str | None = _received(
-        "What happens to the VMs: Freeze, Reboot, Redeploy, Preempt, Terminate, or what IMDS comes to say.",
+        "What happens to the VMs: Freeze, Reboot, Redeploy, Preempt, Terminate, or a value that Azure adds later.",
         *("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
     )
-    ResourceType: str | None = _received("What Resources names: VirtualMachine.", "VirtualMachine")
+    ResourceType: str | None = _received(
+        "The type of what Resources lists: VirtualMachine.", "VirtualMachine"
+    )
     Resources: list[str] | None = _received(
-        "The names of the VMs concerned, `{scaleset}_{instance}` in a scale set; may be empty. Compare without case; "
-        "api-version 2017-03-01 writes a `_` before each.",
+        "The names of the affected VMs, `{scaleset}_{instance}` in a scale set; may be empty. Ignore case when "
+        "comparing; api-version 2017-03-01 puts a `_` before each name.",
         ["web-0", "web-1"],
         [],
     )
     EventStatus: str | None = _received(
-        "Scheduled, Started, or what IMDS comes to say. Ends have words of imds-bridge's own.",
+        "Scheduled, Started, or a value that Azure adds later. imds-bridge sets its own for events that are gone.",
         *("Scheduled", "Started"),
     )
     NotBefore: str | None = _received(
-        "When it starts at the earliest, as IMDS wrote it: RFC 1123 or ISO 8601; blank once it has started. "
-        "Read NotBeforeUtc instead.",
+        "The earliest start, as received: RFC 1123 or ISO 8601; blank once the event has started. "
+        "Use NotBeforeUtc instead.",
         *("Fri, 20 Nov 2026 12:15:00 GMT", ""),
         unit="RFC 1123 or ISO 8601, UTC",
     )
     Description: str | None = _received(
-        "What Microsoft says of it; may be blank; not before api-version 2019-04-01.",
+        "A description by Microsoft; may be blank. Since api-version 2019-04-01.",
         *("Host server is undergoing maintenance.", ""),
     )
     EventSource: str | None = _received(
-        "Who began it: Platform or User; not before api-version 2019-08-01.", "Platform", "User"
+        "Who initiated the event: Platform or User. Since api-version 2019-08-01.", "Platform", "User"
     )
     DurationInSeconds: int | None = _received(
-        "How long the VMs will be interrupted; 0 for no impact, -1 for unknown; not before api-version 2020-07-01.",
+        "How long the VMs will be interrupted; 0 for no impact, -1 for unknown. Since api-version 2020-07-01.",
         *(5, 0, -1),
         unit="seconds",
     )
-    PreviousStatus: str | None = _told(
-        "EventStatus before this change; null where the event was not known.", "Scheduled", None
+    PreviousStatus: str | None = _property(
+        "EventStatus before this change; null if the event was not known.", "Scheduled", None
     )
-    Changed: list[str] = _told(
-        "The names of IMDS's properties that differ from before; empty for a new event and for an end.",
+    Changed: list[str] = _property(
+        "The names of the properties of IMDS that changed; empty for a new event and for one that is gone.",
         ["NotBefore"],
         [],
     )
-    Previous: dict[str, Any] = _told(
-        "The former values of what Changed names, as received; null for what was not there.",
+    Previous: dict[str, Any] = _property(
+        "The previous values of the properties in Changed, as received; null for one that did not exist.",
         {"NotBefore": "Fri, 20 Nov 2026 12:15:00 GMT"},
         {},
     )
-    NotBeforeUtc: datetime | None = _told(
-        "NotBefore as an instant; null where it is blank, missing or cannot be read.",
+    NotBeforeUtc: datetime | None = _property(
+        "NotBefore as a timestamp; null if it is blank, missing or not readable.",
         *(_INSTANT, None),
         unit=TIME,
     )
-    NoticeSeconds: int | None = _told(
-        "From the CloudEvent's time to NotBeforeUtc, negative if that has passed; null where there is none.",
+    NoticeSeconds: int | None = _property(
+        "The seconds from the CloudEvent's time to NotBeforeUtc; negative once it has passed; null without it.",
         *(900, -3, None),
         unit="seconds",
     )
-    DocumentIncarnation: int | None = _told(
-        "The count of the document that showed this change; it can skip and start again; null where it is no number.",
+    DocumentIncarnation: int | None = _property(
+        "The incarnation of the document that showed this change; it can skip numbers and restart; null if it is "
+        "not a number.",
         *(12, None),
         unit="a count",
     )
-    AffectsThisVm: bool | None = _told(
-        "Whether Resources names the VM in Vm; null where it names none, or while that VM's name is not known. "
-        "Behind duplicate detection it is chance which VM's copy survives: do not filter on it there.",
+    AffectsThisVm: bool | None = _property(
+        "Whether Resources lists the VM in Vm; null if Resources is empty, or until that VM's name is known. With "
+        "duplicate detection, any VM's copy of an event may be the one that is kept: do not filter on it there.",
         *(True, False, None),
     )
-    ApprovalSession: str | None = _told(
-        "The session id for a command to the first of Resources; null where the forwarder knows no template.",
+    ApprovalSession: str | None = _property(
+        "The session id for a command to the first VM in Resources; null if the forwarder has no session template.",
         *("shop.web-0", None),
     )
-    Vm: TellingVm
+    Vm: ReportingVm
 
 
 class ScheduledData(ScheduledEventData):
-    """An event is seen for the first time, as Scheduled (in any letter case): it is announced."""
+    """A new event has the status Scheduled: it is announced."""
 
 
 class StartedData(ScheduledEventData):
-    """An event goes to Started, or is first seen so (a host failed): its impact begins or has begun."""
+    """An event has started, or a new event has the status Started (a host failed): its impact begins or has begun."""
 
 
 class UpdatedData(ScheduledEventData):
-    """Something else of a known event changes (time, VMs, duration, text), or its status is none of the known."""
+    """A known event has changed otherwise (time, VMs, duration, text), or its status is unknown to imds-bridge."""
 
 
 class CompletedData(ScheduledEventData):
-    """An event is gone after it was Started: it is over, and will have no further impact."""
+    """An event has disappeared after it had started: it is over and has no further impact."""
 
-    EventStatus: Literal["Completed"] = _told(
-        "Completed, always; IMDS itself has no word for it.", "Completed"
+    EventStatus: Literal["Completed"] = _property(
+        "Always Completed; IMDS itself has no value for it.", "Completed"
     )
 
 
 class CanceledData(ScheduledEventData):
-    """An event is gone while Scheduled, and the watch was continuous: it did not happen."""
+    """An event has disappeared while Scheduled and under a continuous watch: it did not happen."""
 
-    EventStatus: Literal["Canceled"] = _told("Canceled, always; IMDS itself has no word for it.", "Canceled")
+    EventStatus: Literal["Canceled"] = _property(
+        "Always Canceled; IMDS itself has no value for it.", "Canceled"
+    )
 
 
 class EndedData(ScheduledEventData):
-    """An event is gone while not seen as Started, and the watch was not continuous: it may have happened."""
+    """An event has disappeared before its start was seen, and the watch was not continuous: it may have happened."""
 
-    EventStatus: Literal["Ended"] = _told("Ended, always; IMDS itself has no word for it.", "Ended")
+    EventStatus: Literal["Ended"] = _property("Always Ended; IMDS itself has no value for it.", "Ended")
 
 
 class ReceivedDocument(Part):
-    """A document of IMDS, whatever it holds."""
+    """A document of IMDS, whatever it contains."""
 
     DocumentIncarnation: Any = _received(
-        "The count of documents; a string in old versions.", *(12, "12"), unit="a count"
+        "The document's incarnation; a string in old versions.", *(12, "12"), unit="a count"
     )
-    Events: list[Any] | None = _told("The events.", [], source=IMDS)
+    Events: list[Any] | None = _property("The events.", [], source=IMDS)
 
 
 class DocumentChangedData(Part):
-    """The document of IMDS differs from the last one: all of it as received, and what came of it."""
+    """The document of IMDS has changed: the whole document as received, and the events that were published for it."""
 
-    Document: Annotated[ReceivedDocument, _told("The whole answer of IMDS.", source=IMDS)]
-    DocumentIncarnation: int | None = _told(
-        "The document's count; null where it is no number.", *(12, None), unit="a count"
+    Document: Annotated[ReceivedDocument, _property("The whole answer of IMDS.", source=IMDS)]
+    DocumentIncarnation: int | None = _property(
+        "The document's incarnation; null if it is not a number.", *(12, None), unit="a count"
     )
-    PreviousIncarnation: int | None = _told(
-        "The count of the document before; null for the first one.", *(11, None), unit="a count"
+    PreviousIncarnation: int | None = _property(
+        "The incarnation of the previous document; null for the first one.", *(11, None), unit="a count"
     )
-    CloudEventIds: list[str] = _told(
-        "The `id` of every scheduledevent that came of this change, in order; empty if none did.",
+    CloudEventIds: list[str] = _property(
+        "The `id` of every scheduledevent that was published for this change, in order; empty if there is none.",
         ["0c2f4a2e-7a53-5d2b-8f36-52f0f2f3c7aa"],
         [],
     )
-    Unreadable: int = _told(
-        "How many entries of Events no event could be made of.", *(0, 1), unit="entries", ge=0
+    Unreadable: int = _property(
+        "The number of entries of Events that could not be read as events.", *(0, 1), unit="entries", ge=0
     )
-    Vm: TellingVm
+    Vm: ReportingVm
 
 
 class UnreachableData(Part):
-    """IMDS has given no good answer for five seconds: the watch is blind."""
+    """IMDS has given no usable answer for five seconds: events may be missed."""
 
-    Since: datetime | None = _told("The last good answer; null for none ever.", *(_INSTANT, None), unit=TIME)
-    Reason: str = _told("What went wrong, for people to read.", "IMDS at http://169.254.169.254 answered 500")
-    Vm: TellingVm
+    Since: datetime | None = _property(
+        "The time of the last usable answer; null if there was none.", *(_INSTANT, None), unit=TIME
+    )
+    Reason: str = _property(
+        "What went wrong, as text for people.", "IMDS at http://169.254.169.254 answered 500"
+    )
+    Vm: ReportingVm
 
 
 class RecoveredData(Part):
-    """IMDS gives good answers again: what happened between BlindFrom and BlindTo may never have been seen."""
+    """IMDS gives usable answers again: changes between BlindFrom and BlindTo may have been missed."""
 
-    BlindFrom: datetime | None = _told(
-        "The last good answer before; null for none.", *(_INSTANT, None), unit=TIME
+    BlindFrom: datetime | None = _property(
+        "The time of the last usable answer before the gap; null if there was none.",
+        *(_INSTANT, None),
+        unit=TIME,
     )
-    BlindTo: datetime = _told("The first good answer again.", "2026-11-20T12:16:00.500Z", unit=TIME)
-    BlindSeconds: float | None = _told(
-        "From BlindFrom to BlindTo; null without BlindFrom.", *(60.5, None), unit="seconds"
+    BlindTo: datetime = _property(
+        "The time of the first usable answer after the gap.", "2026-11-20T12:16:00.500Z", unit=TIME
     )
-    Vm: TellingVm
+    BlindSeconds: float | None = _property(
+        "The time from BlindFrom to BlindTo; null without BlindFrom.", *(60.5, None), unit="seconds"
+    )
+    Vm: ReportingVm
 
 
 class HeartbeatData(Part):
-    """A process lives: told at its start, hourly, and at its end on purpose."""
+    """A process is running: published at its start, every hour, and when it is stopped."""
 
-    Reason: str = _told("Why it is told now: Started, Hourly or Stopping.", "Started", "Hourly", "Stopping")
-    Version: str = _told("The version of imds-bridge.", "0.1.0")
-    LastReporterSeq: int = _told(
-        "The highest `reporterseq` given in this `reporterepoch`, which is this event's own.",
+    Reason: str = _property(
+        "Why it is published now: Started, Hourly or Stopping.", "Started", "Hourly", "Stopping"
+    )
+    Version: str = _property("The version of imds-bridge.", "0.1.0")
+    LastReporterSeq: int = _property(
+        "The highest `reporterseq` assigned in this `reporterepoch`, which is that of this event.",
         4,
         unit="a count",
         ge=0,
     )
-    Backlog: dict[str, int] = _told(
-        "How many events wait, by the name of the sink, before this one.", {"audit": 0}, unit="events"
+    Backlog: dict[str, int] = _property(
+        "The number of events that waited for each sink before this one, by the name of the sink.",
+        {"audit": 0},
+        unit="events",
     )
-    Vm: TellingVm
+    Vm: ReportingVm
 
 
 class CommandData(Part):
-    """The command that a receipt answers; only its Id where it could not be read."""
+    """The command that a receipt answers; only its Id if it could not be read."""
 
-    Id: str = _told(
+    Id: str = _property(
         "The command's id, printable characters only; may be blank.",
         "order-17",
         source=f"{SENDER}, or the message id",
     )
-    RequestedBy: str | None = _asked("Who asks, as the command says: never trusted.", "ops@example.org", "")
-    Reason: str | None = _asked("Why, as the command says.", "drained", "")
-    Vm: str | None = _asked("The VM that the command is meant for; blank for whoever gets it.", "web-0", "")
-    ExpiresAt: datetime | None = _asked("Until when the command is valid.", *(_INSTANT, None), unit=TIME)
+    RequestedBy: str | None = _optional(
+        "Who sent the command, as stated in it: never trusted.", "ops@example.org", ""
+    )
+    Reason: str | None = _optional("The reason, as stated in the command.", "drained", "")
+    Vm: str | None = _optional(
+        "The VM that the command is addressed to; blank for the VM that receives it.", "web-0", ""
+    )
+    ExpiresAt: datetime | None = _optional("The end of the command's validity.", *(_INSTANT, None), unit=TIME)
 
 
 class ReceiptData(Part):
-    """What became of a command for one EventId."""
+    """The result of a command for one EventId."""
 
-    EventId: str | None = _told(
-        "The event; null where the command could not be read or believed.",
+    EventId: str | None = _property(
+        "The event's id; null if the command could not be read or authenticated.",
         _ID,
         None,
         source="IMDS or the command",
     )
-    Resources: list[str] = _told(
-        "The names of all VMs that the approval releases; empty where the event is not known.",
+    Resources: list[str] = _property(
+        "The names of all VMs that the approval applies to; empty if the event is not known.",
         ["web-0", "web-1"],
         [],
         source=IMDS,
     )
-    Reason: str = _told("Why, as one word.", "approved")
-    Detail: str = _told("More of it, for people to read; may be blank.", "", "a deny rule matches")
-    Command: Annotated[CommandData, _told("The command that is answered.")]
-    EventType: str | None = _told(
-        "What would happen to the VMs; null where the event is not known.",
+    Reason: str = _property("The reason, as one word.", "approved")
+    Detail: str = _property("Details, as text for people; may be blank.", "", "a deny rule matches")
+    Command: Annotated[CommandData, _property("The command that this receipt answers.")]
+    EventType: str | None = _property(
+        "What happens to the VMs; null if the event is not known.",
         *("Reboot", None),
         source=IMDS,
     )
-    NotBeforeUtc: datetime | None = _told(
-        "When the event starts at the earliest; null where it is not known.", *(_INSTANT, None), unit=TIME
+    NotBeforeUtc: datetime | None = _property(
+        "The event's earliest start; null if it is not known.", *(_INSTANT, None), unit=TIME
     )
-    DryRun: bool = _told("Whether the listener only says what it would do (`listen --dry-run`).", False)
-    Vm: TellingVm
+    DryRun: bool = _property(
+        "Whether the listener only reports what it would do (`listen --dry-run`).", False
+    )
+    Vm: ReportingVm
 
 
 class AcceptedData(ReceiptData):
-    """IMDS has taken the approval, now or before; the start may still wait for other VMs, or for NotBefore."""
+    """IMDS has accepted the approval, now or before; the start may still wait for other VMs, or for NotBefore."""
 
-    Outcome: Literal["Accepted"] = _told("Accepted, always.", "Accepted")
-    Reason: str = _told("approved or already_approved.", "approved", "already_approved")
+    Outcome: Literal["Accepted"] = _property("Always Accepted.", "Accepted")
+    Reason: str = _property("approved or already_approved.", "approved", "already_approved")
 
 
 class RejectedData(ReceiptData):
-    """The listener refuses the command; nothing was approved by it."""
+    """The listener has rejected the command; it approved nothing."""
 
-    Outcome: Literal["Rejected"] = _told("Rejected, always.", "Rejected")
-    Reason: str = _told(
+    Outcome: Literal["Rejected"] = _property("Always Rejected.", "Rejected")
+    Reason: str = _property(
         "malformed, bad_signature, expired, unknown_event, already_started, other_vm or denied.",
         *("malformed", "bad_signature", "expired", "unknown_event", "already_started", "other_vm", "denied"),
     )
-    Count: int | None = _told(
-        "How many further messages of a minute this one receipt stands for; there only where it stands for several.",
+    Count: int | None = _property(
+        "The number of further messages within a minute that this receipt answers; absent if it answers only one.",
         25,
         unit="messages",
         default=None,
@@ -318,36 +351,36 @@ class RejectedData(ReceiptData):
 
 
 class FailedData(ReceiptData):
-    """The approval was allowed but IMDS did not take it, or could not be asked in time."""
+    """The approval was allowed, but IMDS did not accept it, or could not be reached in time."""
 
-    Outcome: Literal["Failed"] = _told("Failed, always.", "Failed")
-    Reason: str = _told("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
+    Outcome: Literal["Failed"] = _property("Always Failed.", "Failed")
+    Reason: str = _property("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
 
 
 class TestData(Part):
-    """Somebody has called `imds-bridge check --send`: nothing is scheduled."""
+    """`imds-bridge check --send` was called: nothing is scheduled."""
 
-    Message: str = _told(
-        "What this is, for people to read.", "This is a test of imds-bridge; nothing is scheduled."
+    Message: str = _property(
+        "An explanation, as text for people.", "This is a test of imds-bridge; nothing is scheduled."
     )
-    Version: str = _told("The version of imds-bridge.", "0.1.0")
-    Vm: TellingVm
+    Version: str = _property("The version of imds-bridge.", "0.1.0")
+    Vm: ReportingVm
 
 
 EventIdText = Annotated[str, Field(pattern=r"^[!-~]{1,200}$", title="EventId", examples=[_ID])]
 
 
 class StartRequest(Part):
-    """One entry of IMDS's own form."""
+    """One entry of a request in the format of IMDS."""
 
-    EventId: EventIdText = _told("The event to start.", _ID, source=SENDER)
+    EventId: EventIdText = _property("The id of the event to approve.", _ID, source=SENDER)
 
 
 class ApproveData(Part):
-    """Have events started that stand in the document as Scheduled.
+    """Approve events that are Scheduled in the document.
 
-    Give exactly one of EventId, EventIds and StartRequests. It comes as the data of a CloudEvent of this type, whose
-    `id` then names the command, or alone as JSON (at most 256 KiB).
+    Give exactly one of EventId, EventIds and StartRequests. Send it as the data of a CloudEvent of this type, whose
+    `id` is then the command's id, or on its own as JSON (at most 256 KiB).
     """
 
     model_config = ConfigDict(
@@ -356,39 +389,41 @@ class ApproveData(Part):
         }
     )
 
-    EventId: EventIdText = _asked("The event to start, in any letter case.", _ID)
-    EventIds: list[EventIdText] = _asked(
-        "The events to start; each gets a receipt of its own.", [_ID], min_length=1, max_length=100
+    EventId: EventIdText = _optional("The id of the event to approve, in any letter case.", _ID)
+    EventIds: list[EventIdText] = _optional(
+        "The ids of the events to approve; each gets its own receipt.", [_ID], min_length=1, max_length=100
     )
-    StartRequests: list[StartRequest] = _asked(
-        "The events to start, in the form in which IMDS itself takes them.",
+    StartRequests: list[StartRequest] = _optional(
+        "The events to approve, in the format of IMDS.",
         [{"EventId": _ID}],
         min_length=1,
         max_length=100,
     )
-    Id: str | None = _asked(
-        "The command's id where no CloudEvent is around it; else the message id counts. The same command, however "
-        "often it comes, is decided once.",
+    Id: str | None = _optional(
+        "The command's id if it is not sent as a CloudEvent; the default is the message id. A command that is "
+        "received several times is decided once.",
         "order-17",
     )
-    Vm: str | None = _asked(
-        "The name of the VM that is meant, in printable characters; any other one rejects the command. Missing, null "
-        "or blank for whoever gets it.",
+    Vm: str | None = _optional(
+        "The name of the VM that the command is addressed to, in printable characters; any other VM rejects it. "
+        "Missing, null or blank for the VM that receives it.",
         "web-0",
         pattern=r"^$|\S",
         max_length=1000,
     )
-    RequestedBy: str | None = _asked("Who asks; told on in the receipt, never trusted.", "ops@example.org")
-    Reason: str | None = _asked("Why; told on in the receipt.", "drained")
-    ExpiresAt: datetime | None = _asked(
-        "Until when the command is valid; afterwards it is rejected as expired.",
+    RequestedBy: str | None = _optional(
+        "Who sends the command; repeated in the receipt, never trusted.", "ops@example.org"
+    )
+    Reason: str | None = _optional("The reason; repeated in the receipt.", "drained")
+    ExpiresAt: datetime | None = _optional(
+        "The end of the command's validity; afterwards it is rejected as expired.",
         "2026-11-20T12:00:00Z",
         unit="RFC 3339, with a capital T, and with a capital Z or an offset",
         json_schema_extra={"pattern": r"^[0-9-]{10}T[0-9:.]+(Z|[+-][0-9:]{5})$"},
     )
 
 
-# The first version of each: a model whose change would break a consumer becomes a type `.v2` beside it.
+# The first version of each: a change that would break a consumer becomes a new type `.v2`.
 DATA: dict[str, type[Part]] = {
     "scheduledevent.scheduled": ScheduledData,
     "scheduledevent.started": StartedData,

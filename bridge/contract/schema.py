@@ -23,28 +23,28 @@ def schemas() -> dict[str, Schema]:
     return {name: _schema(name, model) for name, model in DATA.items()}
 
 
-def schema_text(wanted: str) -> str:
-    """Return one schema as its file has it.
+def schema_text(name: str) -> str:
+    """Return the text of one schema file.
 
     Args:
-        wanted: a type such as `scheduledevent.started`, with or without `io.imdsbridge.` and `.v1`.
+        name: a type such as `scheduledevent.started`, with or without `io.imdsbridge.` and `.v1`.
 
     Raises:
-        UsageError: there is no such type.
+        UsageError: the type does not exist.
     """
-    name = wanted.removeprefix(TYPE_PREFIX).removesuffix(".v1")
-    if name not in DATA:
-        raise UsageError(f"schema: given {wanted}, expected one of {', '.join(DATA)}")
-    return _text(_schema(name, DATA[name]))
+    short = name.removeprefix(TYPE_PREFIX).removesuffix(".v1")
+    if short not in DATA:
+        raise UsageError(f"schema: given {name}, expected one of {', '.join(DATA)}")
+    return _text(_schema(short, DATA[short]))
 
 
 def schema_files() -> dict[str, str]:
-    """Return all schemas as their files have them, by file name."""
+    """Return the text of each schema file, by its name."""
     return {file_name(name): _text(schema) for name, schema in schemas().items()}
 
 
 def file_name(name: str) -> str:
-    """Name the file of a type's schema."""
+    """Return the name of the file of a type's schema."""
     return f"{name}.v1.json"
 
 
@@ -53,8 +53,8 @@ def _text(schema: Schema) -> str:
 
 
 def _schema(name: str, model: type[Part]) -> Schema:
-    made = model.model_json_schema(schema_generator=_Generator)
-    body = _inlined(made, made.pop("$defs", {}))
+    generated = model.model_json_schema(schema_generator=_Generator)
+    body = _inlined(generated, generated.pop("$defs", {}))
     return {
         "$schema": DIALECT,
         "$id": f"urn:imds-bridge:schema:{name}:1",
@@ -65,7 +65,7 @@ def _schema(name: str, model: type[Part]) -> Schema:
 
 
 class _Generator(GenerateJsonSchema):
-    """Write what designers of flows can read: `type: [..., null]` and no defaults."""
+    """Write `type: [..., null]` and no defaults, which the designers of Logic Apps can read."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         inner = self.generate_inner(schema["schema"])
@@ -76,7 +76,7 @@ class _Generator(GenerateJsonSchema):
 
 
 def _inlined(part: Any, definitions: Mapping[str, Any]) -> Any:
-    """Put definitions where they are referred to: not every reader of schemas follows references."""
+    """Replace references by what they refer to: not every tool follows them."""
     if isinstance(part, list):
         return [_inlined(one, definitions) for one in part]
     if not isinstance(part, dict):

@@ -13,7 +13,7 @@ from bridge.config.imds import ImdsSettings
 from bridge.errors import HttpFailure, ImdsError
 from bridge.http.client import Answer, HttpClient, retry_after_seconds
 from bridge.imds.discovery import search
-from bridge.imds.instance import Vm, _text, read_vm
+from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 
@@ -27,21 +27,21 @@ MAX_INSTANCE_BYTES = 1024 * 1024
 # The first call turns the service on and may take two minutes; a day without a call turns it off.
 FIRST_CALL_SECONDS = 130.0
 CALL_SECONDS = 10.0
-ASLEEP_SECONDS = DAY_SECONDS
+OFF_AFTER_SECONDS = DAY_SECONDS
 INSTANCE_SECONDS = 2.0
-# Nobody may silence the watch for longer, whatever an answer asks for.
+# Polling pauses for no longer than this, whatever an answer asks for.
 RETRY_AFTER_LIMIT_SECONDS = 60.0
 
 _HINTS = {
-    400: "is api_version one that this IMDS knows?",
-    404: "the service is being updated, or this is no Azure VM",
+    400: "does this IMDS support api_version?",
+    404: "the service is being updated, or this is not an Azure VM",
     410: "the service is being updated, for at most 70 s",
-    429: "more than 5 requests a second from this VM: other programs ask as well",
+    429: "more than 5 requests a second from this VM: other programs use IMDS as well",
 }
 
 
 class ImdsClient:
-    """IMDS for one thread at a time: never through a proxy, never redirected, on a kept-alive connection."""
+    """IMDS over HTTP, on a kept-alive connection, never through a proxy and never redirected."""
 
     def __init__(
         self, settings: ImdsSettings, *, clock: Clock, environ: Mapping[str, str] = os.environ
@@ -56,62 +56,47 @@ class ImdsClient:
         self.found_in = "the configuration"
 
     def document(self, *, timeout_seconds: float | None = None) -> bytes:
-        """Ask for the document; the first call, and the first after a day without one, may take 130 s.
-
-        Raises:
-            ImdsError: no 200 with a body within the limits.
-        """
+        """Request the document; see Imds. The first call, and the first after a day without one, may take 130 s."""
         before = self._last_call_at
         limit = timeout_seconds or self._time_limit()
         if self._request is None:
             self._request = self._prepare(f"{EVENTS_PATH}?api-version={self._settings.api_version}")
         try:
-            return self._ask(self._request, limit, MAX_DOCUMENT_BYTES).body
+            return self._send(self._request, limit, MAX_DOCUMENT_BYTES).body
         except ImdsError as error:
             if isinstance(error.__cause__, HttpFailure) and error.__cause__.unreached:
-                self._last_call_at = before  # it was no call: the service has not been woken
+                self._last_call_at = before  # the service was not reached, so it may still be off
             raise
 
     def instance(self) -> Vm:
-        """Ask who this VM is.
-
-        Raises:
-            ImdsError: no usable answer within 2 s.
-        """
-        answer = self._ask(self._prepare(INSTANCE_PATH), INSTANCE_SECONDS, MAX_INSTANCE_BYTES)
+        """Request the instance data; see Imds."""
+        answer = self._send(self._prepare(INSTANCE_PATH), INSTANCE_SECONDS, MAX_INSTANCE_BYTES)
         try:
-            compute = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            compute = None
-        if not isinstance(compute, dict) or not _text(compute.get("name")):
-            raise ImdsError("IMDS sent no readable instance data")
-        return read_vm(compute)
+            return parse_vm(answer.body)
+        except ValueError as error:
+            raise ImdsError(f"IMDS sent instance data that cannot be read: {error}") from error
 
     def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
-        """Have the events started; `incarnation` is the document's, as received (2017-03-01 asks for it).
-
-        Raises:
-            ImdsError: IMDS did not say 200; `status` 400 means that it refuses what was asked for.
-        """
-        asked: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
+        """Approve events; see Imds."""
+        content: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
         if self._settings.api_version == "2017-03-01":
-            asked["DocumentIncarnation"] = incarnation
+            content["DocumentIncarnation"] = incarnation
         path = f"{EVENTS_PATH}?api-version={self._settings.api_version}"
-        request = self._prepare(path, body=json.dumps(asked).encode("ascii"))
-        self._ask(request, CALL_SECONDS, MAX_DOCUMENT_BYTES)
+        request = self._prepare(path, body=json.dumps(content).encode("ascii"))
+        self._send(request, CALL_SECONDS, MAX_DOCUMENT_BYTES)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; see Imds."""
         self._http.close()
 
     def _time_limit(self) -> float:
         now = self._clock.monotonic()
-        asleep = self._last_call_at is None or now - self._last_call_at >= ASLEEP_SECONDS
+        may_be_off = self._last_call_at is None or now - self._last_call_at >= OFF_AFTER_SECONDS
         self._last_call_at = now
-        return FIRST_CALL_SECONDS if asleep else CALL_SECONDS
+        return FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS
 
     def _prepare(self, path: str, *, body: bytes | None = None) -> requests.PreparedRequest:
-        """Make a GET, or a POST of JSON."""
+        """Build a GET, or a POST of JSON."""
         base = self._locate()
         method, headers = ("GET", HEADERS) if body is None else ("POST", {**HEADERS, **JSON_BODY})
         try:
@@ -119,12 +104,12 @@ class ImdsClient:
         except HttpFailure as error:
             raise ImdsError(f"IMDS at {base}: {error}") from error
 
-    def _ask(self, request: requests.PreparedRequest, limit_seconds: float, max_bytes: int) -> Answer:
+    def _send(self, request: requests.PreparedRequest, limit_seconds: float, max_bytes: int) -> Answer:
         try:
             answer = self._http.send(request, timeout_seconds=limit_seconds, max_body_bytes=max_bytes)
         except HttpFailure as error:
             if self._settings.endpoint == "discover":
-                self._request = None  # a new lease may have brought another address
+                self._request = None  # a new lease may have another address
             raise ImdsError(f"IMDS at {self.base}: {error}") from error
         if answer.status == requests.codes.ok:
             return answer
@@ -142,7 +127,7 @@ class ImdsClient:
         result = search(environ=self._environ)
         if result.found is None:
             raise ImdsError(
-                'endpoint = "discover" found no address: neither SCHEDULEDEVENTSIP nor DHCP option 245 in a lease'
+                'endpoint = "discover" found no address: no SCHEDULEDEVENTSIP and no lease with DHCP option 245'
             )
         self.base, self.found_in = f"http://{result.found.address}", result.found.found_in
         return self.base

@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bridge.runtime.json import Json
+from bridge.runtime.json import BoundedDecoder, Json, read_object
+
+_decoder = BoundedDecoder(max_depth=100)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vm:
-    """Who this VM is, from instance data; "" where it does not apply (IMDS says so too)."""
+    """Who this VM is, from instance data; "" for what does not apply, as in IMDS."""
 
     name: str
     vm_id: str = ""
@@ -24,24 +26,30 @@ class Vm:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def resource_group_of(resource_id: str) -> str:
-    """Read the resource group's name out of an ARM id; "" where there is none."""
-    match = re.search(r"/resourceGroups/([^/]+)", resource_id, re.IGNORECASE)
-    return match.group(1) if match else ""
+def parse_vm(body: bytes) -> Vm:
+    """Read an answer with instance data.
+
+    Raises:
+        ValueError: it is not instance data with a name.
+    """
+    vm = read_vm(read_object(body, max_bytes=len(body), decoder=_decoder))
+    if not vm.name:
+        raise ValueError("no name")
+    return vm
 
 
 def read_vm(compute: Mapping[str, Json]) -> Vm:
-    """Make a Vm of instance data, whatever it lacks."""
+    """Read instance data, whatever is missing from it."""
     tags = compute.get("tagsList")
     return Vm(
-        name=_text(compute.get("name")),
-        vm_id=_text(compute.get("vmId")),
-        resource_id=_text(compute.get("resourceId")),
-        location=_text(compute.get("location")),
-        zone=_text(compute.get("zone")),
-        scale_set=_text(compute.get("vmScaleSetName")),
-        subscription_id=_text(compute.get("subscriptionId")),
-        resource_group=_text(compute.get("resourceGroupName")),
+        name=_printable(compute.get("name")),
+        vm_id=_printable(compute.get("vmId")),
+        resource_id=_printable(compute.get("resourceId")),
+        location=_printable(compute.get("location")),
+        zone=_printable(compute.get("zone")),
+        scale_set=_printable(compute.get("vmScaleSetName")),
+        subscription_id=_printable(compute.get("subscriptionId")),
+        resource_group=_printable(compute.get("resourceGroupName")),
         tags={
             tag["name"]: str(tag.get("value", ""))
             for tag in (tags if isinstance(tags, list) else [])
@@ -50,8 +58,14 @@ def read_vm(compute: Mapping[str, Json]) -> Vm:
     )
 
 
-def _text(value: Json) -> str:
-    """Keep what can stand in an attribute: printable text of a sane length."""
+def resource_group_of(resource_id: str) -> str:
+    """Return the name of the resource group in an ARM id; "" if there is none."""
+    match = re.search(r"/resourceGroups/([^/]+)", resource_id, re.IGNORECASE)
+    return match.group(1) if match else ""
+
+
+def _printable(value: Json) -> str:
+    """Return a value that can be an attribute: printable text of limited length."""
     if not isinstance(value, str):
         return ""
     return "".join(letter for letter in value if letter.isprintable())[:1024].strip()

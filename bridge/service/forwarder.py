@@ -11,8 +11,8 @@ from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.client import ASLEEP_SECONDS, CALL_SECONDS
-from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare, is_due
+from bridge.imds.client import CALL_SECONDS, OFF_AFTER_SECONDS
+from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
@@ -96,7 +96,7 @@ class Forwarder:
 
     def _take(self, body: bytes, asked_at: float) -> None:
         now = self._clock.monotonic()
-        changed = body != self._body or is_due(self._watch, self._clock.steady())
+        changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
         if self._identity.resolve():  # nothing of the state was this VM's
             self._watch, self._good_time, self._body = Watch(), None, None
@@ -168,9 +168,9 @@ class Forwarder:
     def _slept(self) -> bool:
         """Tell whether nobody here asked IMDS for a day, after which it is off."""
         if self._good_at is not None:
-            return self._clock.monotonic() - self._good_at >= ASLEEP_SECONDS
+            return self._clock.monotonic() - self._good_at >= OFF_AFTER_SECONDS
         return self._good_time is not None and (
-            (self._clock.now() - self._good_time).total_seconds() >= ASLEEP_SECONDS
+            (self._clock.now() - self._good_time).total_seconds() >= OFF_AFTER_SECONDS
         )
 
     # Outages

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.imds.diff import GRACE_SECONDS, Watch, is_due
+from bridge.imds.diff import GRACE_SECONDS, Watch
 from bridge.imds.document import parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
@@ -238,7 +238,7 @@ in_grace = pytest.mark.parametrize(("empty", "circumstances"), GRACE.values(), i
 def test_events_missing_after_a_new_beginning_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
     assert watcher.see(empty, **circumstances) == []
-    assert not is_due(watcher.watch, watcher.at)
+    assert not watcher.watch.is_due(watcher.at)
 
 
 @in_grace
@@ -267,11 +267,11 @@ def test_events_that_do_not_come_back_end_when_five_minutes_are_over(empty: Any,
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
     watcher.see(empty, **circumstances)
     assert watcher.see(empty, after=GRACE_SECONDS - 1) == []
-    assert not is_due(watcher.watch, watcher.at)
-    assert is_due(watcher.watch, watcher.at + 1)
+    assert not watcher.watch.is_due(watcher.at)
+    assert watcher.watch.is_due(watcher.at + 1)
     assert watcher.see(empty, after=1) == [f"ended {FIRST}", f"completed {SECOND}"]
     assert watcher.watch.missing == {}
-    assert not is_due(watcher.watch, watcher.at + 1_000)
+    assert not watcher.watch.is_due(watcher.at + 1_000)
 
 
 def test_the_grace_lasts_over_a_restart_and_over_further_documents() -> None:

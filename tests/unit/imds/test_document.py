@@ -100,25 +100,25 @@ def test_bytes_after_the_json_are_passed_over() -> None:
     [
         (b"", "an empty answer"),
         (b" \r\n", "an empty answer"),
-        (b"<html><body>Service busy</body></html>", "no JSON object"),
-        (b"null", "no JSON object"),
-        (b'"Events"', "no JSON object"),
-        (b"[1, 2]", "no JSON object"),
+        (b"<html><body>Service busy</body></html>", "without a JSON object"),
+        (b"null", "without a JSON object"),
+        (b'"Events"', "without a JSON object"),
+        (b"[1, 2]", "without a JSON object"),
         (b"{", "Expecting"),
         (body(5, entry())[:-1], "Expecting"),
         (b"{}", "without `Events`"),
         (b'{"error": "Bad request"}', "without `Events`"),
         (b'{"DocumentIncarnation": 5, "events": []}', "without `Events`"),
-        (b'{"DocumentIncarnation": 5, "Events": {}}', "no list"),
-        (b'{"DocumentIncarnation": 5, "Events": "none"}', "no list"),
-        (b'{"DocumentIncarnation": 5, "Events": 0}', "no list"),
+        (b'{"DocumentIncarnation": 5, "Events": {}}', "not a list"),
+        (b'{"DocumentIncarnation": 5, "Events": "none"}', "not a list"),
+        (b'{"DocumentIncarnation": 5, "Events": 0}', "not a list"),
         (b'{"Events": [' + b"[" * 200 + b"]" * 200 + b"]}", "nested too deeply"),
         (b'{"Events": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}", "nested too deeply"),
         (b'{"a":' * 100_000, "nested too deeply"),
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )
-def test_what_is_no_document_is_refused_with_its_reason(answer: bytes, reason: str) -> None:
+def test_an_invalid_document_is_refused_with_a_reason(answer: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_document(answer)
 
