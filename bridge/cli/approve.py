@@ -22,7 +22,7 @@ from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import ImdsError, UsageError
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.formats.table import countdown
+from bridge.formats.text import format_relative
 from bridge.http.signing import sign
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
@@ -91,7 +91,9 @@ def scheduled_here(config: Config) -> list[ScheduledEvent]:
 def describe(event: ScheduledEvent, now: datetime) -> str:
     """Say what an approval would start, when it starts anyway, and every VM that it releases."""
     when = (
-        f", starts anyway {countdown((event.not_before - now).total_seconds())}" if event.not_before else ""
+        f", starts anyway {format_relative((event.not_before - now).total_seconds(), exact=True)}"
+        if event.not_before
+        else ""
     )
     names = ", ".join(event.resources) or "no VM is named"
     kind, source = event.raw.get("EventType"), event.raw.get("EventSource")

@@ -187,7 +187,7 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     name = path[0] if path else ""
     key = ".".join(filter(None, [where, *path])).replace("signing_secrets", "signing_secret")
     if details["type"] == "extra_forbidden":
-        return f"{key}: is no setting{_nearest(name, model.known_keys()) or model.hint(name)}"
+        return f"{key}: is no setting{model.hint(name) or _nearest(name, model.known_keys())}"
     if details["type"] == "missing":
         also = f" (or {name}_file)" if f"{name}_file" in model.known_keys() else ""
         return f"{key}: is missing{also}"

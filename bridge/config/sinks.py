@@ -71,6 +71,10 @@ def _check_wanted(value: Any) -> Any:
 Wanted = Annotated[Any, AfterValidator(_check_wanted)]
 
 
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(ge=0.001, le=10_000)]
+
+
 class SinkSettings(Settings):
     """What every sink has: which events it takes, and for how long they are worth sending.
 
@@ -84,9 +88,9 @@ class SinkSettings(Settings):
     types: tuple[str, ...] = ("*",)
     where: Mapping[str, Wanted] = Field(default_factory=dict)
     scope: Literal["self", "first", "all"] | None = None
-    max_age_seconds: float = Field(default=7 * DAY_SECONDS, gt=0)
+    max_age_seconds: PositiveSeconds = 7 * DAY_SECONDS
     from_start: bool = False
-    max_per_second: float | None = Field(default=None, ge=0.001, le=10_000)
+    max_per_second: Rate | None = None
 
     @classmethod
     def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:  # noqa: ARG003 - for those that choose by it

@@ -1,15 +1,16 @@
-"""Say what became of a command to approve."""
+"""Describe the result of an approve command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from bridge.formats.message import Field, Message, RenderContext, Tone
 from bridge.formats.scheduled import noun_of
-from bridge.formats.text import Fact, Moment, Said, Tone, clean, cut
-from bridge.formats.view import Reading
+from bridge.formats.text import sanitize, truncate
+from bridge.formats.view import EventView
 
 _RELEASES_LENGTH = 400
-_REASON_LENGTH = 45  # of the title, as is the next
+_REASON_LENGTH = 45  # in the title, as is the next
 _OUTCOME_LENGTH = 20
 _OUTCOMES: Mapping[str, tuple[Tone, str]] = {
     "accepted": ("accent", "Approved"),
@@ -19,10 +20,10 @@ _OUTCOMES: Mapping[str, tuple[Tone, str]] = {
 _REASONS = {
     "malformed": "the command cannot be read",
     "bad_signature": "its signature is not valid",
-    "expired": "it came too late",
-    "unknown_event": "no such event stands in the VM's document",
-    "already_started": "the event has started already",
-    "other_vm": "it is another VM's to approve",
+    "expired": "the command had expired",
+    "unknown_event": "the event is not in the VM's document",
+    "already_started": "the event has already started",
+    "other_vm": "the event does not affect this VM",
     "denied": "the policy does not allow it",
     "imds_refused": "IMDS refused it",
     "imds_unavailable": "IMDS did not answer",
@@ -31,21 +32,20 @@ _REASONS = {
 }
 
 
-def tell_receipt(reading: Reading, moment: Moment) -> Said:
-    """Say whether it was approved, why not, and what follows."""
-    outcome = reading.kind.partition(".")[2]
-    tone, words = _OUTCOMES.get(outcome, ("default", f"Approval {cut(outcome, _OUTCOME_LENGTH)}"))
-    reason = _REASONS.get(reading.get("Reason"), reading.get("Reason"))
-    is_dry_run = reading.data.get("DryRun") is True
-    before = f"{'Dry run, not sent: ' if is_dry_run else ''}{words}"
-    after = f" ({cut(reason, _REASON_LENGTH)})" if reason else ""
-    known = reading.count or reading.event_type
-    title = reading.title(f"{before}: {noun_of(reading)}", after) if known else f"{before}{after}"
-    return Said(
+def describe_receipt(view: EventView, context: RenderContext) -> Message:
+    """Describe whether the event was approved, why not, and what follows."""
+    outcome = view.kind.partition(".")[2]
+    tone, text = _OUTCOMES.get(outcome, ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}"))
+    reason = _REASONS.get(view.get("Reason"), view.get("Reason"))
+    is_dry_run = view.data.get("DryRun") is True
+    before = f"{'Dry run, not sent: ' if is_dry_run else ''}{text}"
+    after = f" ({truncate(reason, _REASON_LENGTH)})" if reason else ""
+    is_known = view.count or view.event_type
+    return Message(
         tone=tone,
-        title=title,
+        title=view.title(f"{before}: {noun_of(view)}", after) if is_known else f"{before}{after}",
         sentences=tuple(_sentences(outcome, is_dry_run=is_dry_run)),
-        facts=tuple(_facts(reading, moment)),
+        fields=tuple(_fields(view, context)),
     )
 
 
@@ -55,22 +55,22 @@ def _sentences(outcome: str, *, is_dry_run: bool) -> Iterator[str]:
     elif outcome == "accepted":
         yield "The start may still wait for other VMs on the host."
     elif outcome == "failed":
-        yield "It is not approved; send the command again, or it starts by itself at its time."
+        yield "It is not approved. Send the command again, or the event starts at its scheduled time."
 
 
-def _facts(reading: Reading, moment: Moment) -> Iterator[Fact]:
-    command = reading.data.get("Command")
-    asked = command if isinstance(command, Mapping) else {}
-    told = {
-        "Reason": "" if reading.get("Reason") in _REASONS else reading.get("Reason"),
-        "Detail": reading.get("Detail"),
-        "Releases": reading.vms(_RELEASES_LENGTH) if reading.kind.endswith(".accepted") else "",
-        "Requested by": clean(asked.get("RequestedBy")),
-        "Because": clean(asked.get("Reason")),
+def _fields(view: EventView, context: RenderContext) -> Iterator[Field]:
+    given = view.data.get("Command")
+    command = given if isinstance(given, Mapping) else {}
+    texts = {
+        "Reason": "" if view.get("Reason") in _REASONS else view.get("Reason"),
+        "Detail": view.get("Detail"),
+        "Releases": view.vms(_RELEASES_LENGTH) if view.kind.endswith(".accepted") else "",
+        "Requested by": sanitize(command.get("RequestedBy")),
+        "Because": sanitize(command.get("Reason")),
     }
-    yield from (moment.fact(label, text) for label, text in told.items() if text)
-    start = reading.not_before
-    if start and moment.until(start) > 0:
-        yield moment.fact("Starts by itself", f"{moment.countdown(start)}, at ", start)
-    if identifier := clean(asked.get("Id")):
-        yield moment.fact("Command", identifier)
+    yield from (context.field(label, text) for label, text in texts.items() if text)
+    start = view.not_before
+    if start and context.seconds_until(start) > 0:
+        yield context.field("Starts automatically", f"{context.relative(start)}, at ", start)
+    if identifier := sanitize(command.get("Id")):
+        yield context.field("Command", identifier)

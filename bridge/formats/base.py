@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
 
+from bridge.config.sinks import PositiveSeconds
 from bridge.config.webhook import WebhookSettings
 from bridge.events.model import StoredEvent
 from bridge.runtime.json import Json
@@ -60,7 +61,7 @@ class ChatSettings(WebhookSettings):
     """
 
     types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
-    max_age_seconds: float = 3600.0
+    max_age_seconds: PositiveSeconds = 3600.0
     time_zone: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""Turn any event into words for people, which the formats only lay out."""
+"""Describe any event in words, which the chat formats only lay out."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from bridge.formats.approvals import tell_receipt
-from bridge.formats.scheduled import tell_scheduled_event
-from bridge.formats.text import Fact, Moment, Said, cut, instant_of, span
-from bridge.formats.view import Reading
+from bridge.formats.approvals import describe_receipt
+from bridge.formats.message import Field, Message, RenderContext
+from bridge.formats.scheduled import describe_scheduled_event
+from bridge.formats.text import format_duration, instant_of, truncate
+from bridge.formats.view import EventView
 from bridge.runtime.json import Json
 
-# Squares show in notifications, on phones and in every chat alike.
+# Squares are shown alike in notifications, on phones and in every chat.
 _SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
-# Younger than that, a notice tells how old it is by being there.
+# The age of a younger event is not shown.
 _OLD_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Notice(Said):
-    """An event in words: `tone`, `title`, `sentences`, `facts`, and small print in `details`.
+class Notice(Message):
+    """A message with everything that a format or a template may show of an event.
 
-    Everything is of bounded length and without control characters; markup is left to the formats. `headline` is the
-    title with a symbol of its tone, `text` the whole in lines, `command` the one to approve with. `kind` is the
-    type's own part, for example `scheduledevent.started`, "" for types of others. `event_id`, `event_type`,
-    `vm` (which tells) and `resource_group` are "" where they are not told.
+    All texts have a limited length and no control characters; markup is left to the formats. `headline` is the
+    title with a symbol of its tone, `text` the whole message in lines, `command` the one to approve with. `kind` is
+    the middle of the type, for example `scheduledevent.started`, "" for types of other programs. `event_id`,
+    `event_type`, `vm` (which reports the event) and `resource_group` are "" if the event has none.
     """
 
     headline: str
     text: str
     command: str
-    details: tuple[Fact, ...]
+    details: tuple[Field, ...]
     kind: str
     event_id: str
     event_type: str
@@ -40,110 +41,114 @@ class Notice(Said):
 
 
 def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> Notice:
-    """Say what a CloudEvent means to people.
+    """Describe a CloudEvent to people.
 
     Args:
-        event: of any type, also of none that is known, whatever its data.
+        event: of any type, known or not, with any data.
         now: the time of the attempt, from which "in 15 min" counts.
         zone: in which times are written; None is UTC.
     """
-    reading, moment = Reading(event), Moment(now=now, zone=zone)
-    tell = _TELLERS.get(reading.kind) or _TELLERS.get(reading.kind.partition(".")[0], _tell_unknown)
-    said = tell(reading, moment)
-    headline = f"{_SYMBOLS[said.tone]} {said.title}"
-    details = tuple(_details(reading, moment))
-    lines = (f"{fact.label}: {fact.text}" for fact in (*said.facts, *details))
+    view, context = EventView(event), RenderContext(now=now, zone=zone)
+    family = view.kind.partition(".")[0]
+    describe = _DESCRIPTIONS.get(view.kind) or _DESCRIPTIONS.get(family, _describe_unknown)
+    message = describe(view, context)
+    headline = f"{_SYMBOLS[message.tone]} {message.title}"
+    details = tuple(_details(view, context))
+    lines = (f"{field.label}: {field.text}" for field in (*message.fields, *details))
     return Notice(
-        tone=said.tone,
-        title=said.title,
-        sentences=said.sentences,
-        facts=said.facts,
+        tone=message.tone,
+        title=message.title,
+        sentences=message.sentences,
+        fields=message.fields,
         headline=headline,
-        text="\n".join((headline, *said.sentences, *lines)),
-        command=next((fact.text for fact in said.facts if fact.is_code), ""),
+        text="\n".join((headline, *message.sentences, *lines)),
+        command=next((field.text for field in message.fields if field.is_code), ""),
         details=details,
-        kind=reading.kind,
-        event_id=reading.event_id,
-        event_type=reading.event_type,
-        vm=reading.vm,
-        resource_group=reading.resource_group,
+        kind=view.kind,
+        event_id=view.event_id,
+        event_type=view.event_type,
+        vm=view.vm,
+        resource_group=view.resource_group,
     )
 
 
-def _details(reading: Reading, moment: Moment) -> Iterator[Fact]:
-    if reading.event_id:
-        yield moment.fact("EventId", reading.event_id)
-    places = [reading.of_vm("Location"), f"zone {reading.of_vm('Zone')}" if reading.of_vm("Zone") else ""]
-    yield moment.fact("Told by", ", ".join(filter(None, [reading.vm, *places])))
-    if reading.time:
-        is_old = moment.until(reading.time) < -_OLD_SECONDS
-        yield moment.fact("Seen at", reading.time, f", {moment.countdown(reading.time)}" if is_old else "")
+def _details(view: EventView, context: RenderContext) -> Iterator[Field]:
+    if view.event_id:
+        yield context.field("EventId", view.event_id)
+    places = [view.of_vm("Location"), f"zone {view.of_vm('Zone')}" if view.of_vm("Zone") else ""]
+    yield context.field("Reported by", ", ".join(filter(None, [view.vm, *places])))
+    if view.time:
+        is_old = context.seconds_until(view.time) < -_OLD_SECONDS
+        yield context.field("Seen at", view.time, f", {context.relative(view.time)}" if is_old else "")
 
 
-def _tell_unreachable(reading: Reading, moment: Moment) -> Said:
-    since = instant_of(reading.data.get("Since"))
-    blind = f"for {span(moment.until(since))}" if since else "since it started"
-    facts = [moment.fact("Blind since", since)] if since else []
-    return Said(
+def _describe_unreachable(view: EventView, context: RenderContext) -> Message:
+    since = instant_of(view.data.get("Since"))
+    duration = f"for {format_duration(context.seconds_until(since))}" if since else "since it started"
+    fields = [context.field("Unreachable since", since)] if since else []
+    return Message(
         tone="attention",
-        title=f"{reading.teller} has not seen its Scheduled Events {blind}",
+        title=f"{view.short_vm} has not seen its Scheduled Events {duration}",
         sentences=(
             "IMDS gives no good answer. Until it does, maintenance of this VM may come without a notice.",
         ),
-        facts=(*facts, moment.fact("Reason", reading.get("Reason") or "unknown")),
+        fields=(*fields, context.field("Reason", view.get("Reason") or "unknown")),
     )
 
 
-def _tell_recovered(reading: Reading, moment: Moment) -> Said:
-    since, until = instant_of(reading.data.get("BlindFrom")), instant_of(reading.data.get("BlindTo"))
-    blind = f" (blind for {span((until - since).total_seconds())})" if since and until else ""
-    facts = (moment.fact("Blind", "from ", since, " to ", until),) if since and until else ()
-    return Said(
+def _describe_recovered(view: EventView, context: RenderContext) -> Message:
+    since, until = instant_of(view.data.get("BlindFrom")), instant_of(view.data.get("BlindTo"))
+    gap = f" (after {format_duration((until - since).total_seconds())})" if since and until else ""
+    fields = (context.field("Unreachable", "from ", since, " to ", until),) if since and until else ()
+    return Message(
         tone="good",
-        title=f"{reading.teller} sees its Scheduled Events again{blind}",
-        sentences=("What began and ended meanwhile was not seen.",),
-        facts=facts,
+        title=f"{view.short_vm} sees its Scheduled Events again{gap}",
+        sentences=("Events that came and went meanwhile were not seen.",),
+        fields=fields,
     )
 
 
-def _tell_heartbeat(reading: Reading, moment: Moment) -> Said:
-    doing = {"started": "has started", "stopping": "is stopping"}.get(
-        reading.get("Reason").lower(), "is alive"
+def _describe_heartbeat(view: EventView, context: RenderContext) -> Message:
+    state = {"started": "has started", "stopping": "is stopping"}.get(
+        view.get("Reason").lower(), "is running"
     )
-    facts = (moment.fact("Version", reading.get("Version")),) if reading.get("Version") else ()
-    return Said(tone="default", title=f"imds-bridge on {reading.teller} {doing}", facts=facts)
+    fields = (context.field("Version", view.get("Version")),) if view.get("Version") else ()
+    return Message(tone="default", title=f"imds-bridge on {view.short_vm} {state}", fields=fields)
 
 
-def _tell_document(reading: Reading, _: Moment) -> Said:
-    document = reading.data.get("Document")
+def _describe_document(view: EventView, _: RenderContext) -> Message:
+    document = view.data.get("Document")
     events = document.get("Events") if isinstance(document, Mapping) else None
     count = len(events) if isinstance(events, list) else 0
-    holds = f"it holds {count} event{'' if count == 1 else 's'}" if count else "it is empty"
-    return Said(tone="default", title=f"The Scheduled Events document of {reading.teller} changed: {holds}")
+    content = f"it contains {count} event{'' if count == 1 else 's'}" if count else "it is empty"
+    return Message(
+        tone="default", title=f"The Scheduled Events document of {view.short_vm} changed: {content}"
+    )
 
 
-def _tell_test(reading: Reading, _: Moment) -> Said:
-    return Said(
+def _describe_test(view: EventView, _: RenderContext) -> Message:
+    return Message(
         tone="accent",
-        title=f"TEST: imds-bridge on {reading.teller} can send here; nothing is scheduled",
-        sentences=("This is only a test. No VM is concerned, and there is nothing to do.",),
+        title=f"TEST: imds-bridge on {view.short_vm} can send here; nothing is scheduled",
+        sentences=("This is only a test. No VM is affected, and there is nothing to do.",),
     )
 
 
-def _tell_unknown(reading: Reading, _: Moment) -> Said:
-    return Said(
+def _describe_unknown(view: EventView, _: RenderContext) -> Message:
+    subject = truncate(view.subject or view.vm, 50, mark="…")
+    return Message(
         tone="default",
-        title=f"{cut(reading.type, 80, sign='…')} about {cut(reading.subject or reading.vm, 50, sign='…')}",
-        sentences=("This version of imds-bridge has no words for this type of event.",),
+        title=f"{truncate(view.type, 80, mark='…')} about {subject}",
+        sentences=("This version of imds-bridge does not know this type of event.",),
     )
 
 
-_TELLERS: dict[str, Callable[[Reading, Moment], Said]] = {
-    "scheduledevent": tell_scheduled_event,
-    "approval": tell_receipt,
-    "imds.unreachable": _tell_unreachable,
-    "imds.recovered": _tell_recovered,
-    "bridge.heartbeat": _tell_heartbeat,
-    "bridge.test": _tell_test,
-    "document.changed": _tell_document,
+_DESCRIPTIONS: dict[str, Callable[[EventView, RenderContext], Message]] = {
+    "scheduledevent": describe_scheduled_event,
+    "approval": describe_receipt,
+    "imds.unreachable": _describe_unreachable,
+    "imds.recovered": _describe_recovered,
+    "bridge.heartbeat": _describe_heartbeat,
+    "bridge.test": _describe_test,
+    "document.changed": _describe_document,
 }

@@ -1,4 +1,4 @@
-"""Show events in PagerDuty (Events API v2): one alert for each EventId, from its notice to its end."""
+"""Write events for PagerDuty (Events API v2): one alert for each EventId, from its notice to its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from hashlib import sha256
 from typing import ClassVar, Literal
 
 from bridge.config.base import Secret
+from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
-from bridge.formats.view import Reading
+from bridge.formats.view import EventView
 from bridge.imds.document import STARTED
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
@@ -43,7 +44,7 @@ _SEVERITIES = {
     "preempt": "critical",
     "terminate": "error",
 }
-# What is about the VM and no event of it: the alert's name and its severity.
+# Alerts about the VM itself instead of a Scheduled Event: the alert's name and its severity.
 _OWN_ALERTS = {
     "imds.unreachable": ("watch", "error"),
     "imds.recovered": ("watch", "error"),
@@ -52,10 +53,10 @@ _OWN_ALERTS = {
 
 
 def check_routing_key(key: str) -> str:
-    """Refuse what is no integration key of PagerDuty.
+    """Check an integration key of PagerDuty.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if not _ROUTING_KEY.fullmatch(key):
         raise ValueError("expected the 32 letters and digits of PagerDuty's integration key")
@@ -69,7 +70,7 @@ class PagerDutySettings(ChatSettings):
     url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
     routing_key: Secret
     types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*",)
-    max_per_second: float | None = 2.0
+    max_per_second: Rate | None = 2.0
     secret_checks: ClassVar = {**ChatSettings.secret_checks, "routing_key": check_routing_key}
 
 
@@ -92,62 +93,61 @@ class PagerDuty(ChatFormat):
         """Return the request.
 
         Raises:
-            ValueError: nothing is to be done in PagerDuty about this type of event (see TYPES).
+            ValueError: PagerDuty has no action for this type of event (see TYPES).
         """
-        reading = Reading(event)
-        said = notice(event, now=now, zone=self._zone)
+        view = EventView(event)
+        message = notice(event, now=now, zone=self._zone)
         return {
             "routing_key": self._routing_key,
-            "event_action": _action(reading),
-            "dedup_key": _dedup_key(event, reading),
+            "event_action": _action(view),
+            "dedup_key": _dedup_key(event, view),
             "client": "imds-bridge",
-            "payload": _payload(said, reading),
+            "payload": _payload(message, view),
         }
 
 
-def _action(reading: Reading) -> Action:
-    if reading.kind not in _ACTIONS:
-        raise ValueError(
-            f"PagerDuty has no action for an event of type {reading.type}; leave it out of `types`"
-        )
-    if reading.kind == "approval.accepted" and reading.data.get("DryRun") is True:
-        raise ValueError(f"PagerDuty has no action for a dry run ({reading.type})")
-    # An acknowledgement of no alert is dropped: nobody would learn of a host that failed without a notice.
-    if reading.kind == "scheduledevent.started" and not reading.get("PreviousStatus"):
+def _action(view: EventView) -> Action:
+    if view.kind not in _ACTIONS:
+        raise ValueError(f"PagerDuty has no action for an event of type {view.type}; leave it out of `types`")
+    if view.kind == "approval.accepted" and view.data.get("DryRun") is True:
+        raise ValueError(f"PagerDuty has no action for a dry run ({view.type})")
+    # PagerDuty drops an acknowledgement without an alert: a host that failed without a notice would not be reported.
+    if view.kind == "scheduledevent.started" and not view.get("PreviousStatus"):
         return "trigger"
-    if reading.kind == "scheduledevent.updated" and reading.status == STARTED:
+    if view.kind == "scheduledevent.updated" and view.status == STARTED:
         return "acknowledge"
-    return _ACTIONS[reading.kind]
+    return _ACTIONS[view.kind]
 
 
-def _dedup_key(event: Mapping[str, Json], reading: Reading) -> str:
-    """Name the alert: by the EventId without its letter case, so that every VM of a group means the same one."""
-    if reading.kind in _OWN_ALERTS:
-        # The VM may be unknown when it goes blind and known when it sees again; its epoch stays.
-        who = event.get("reporterepoch") or reading.of_vm("VmId") or reading.vm
-        key = f"imds-bridge:{_OWN_ALERTS[reading.kind][0]}:{who}"
+def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:
+    """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
+    if view.kind in _OWN_ALERTS:
+        # The VM's name may be unknown when IMDS becomes unreachable and known later; its epoch stays.
+        reporter = event.get("reporterepoch") or view.of_vm("VmId") or view.vm
+        key = f"imds-bridge:{_OWN_ALERTS[view.kind][0]}:{reporter}"
     else:
-        ids = (reading.data.get("EventId"), event.get("subject"), event.get("id"))
+        ids = (view.data.get("EventId"), event.get("subject"), event.get("id"))
         key = next((one for one in ids if one and isinstance(one, str)), "unknown").lower()
     return key if _DEDUP_KEY.fullmatch(key) else sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
-def _payload(said: Notice, reading: Reading) -> Json:
-    own = _OWN_ALERTS.get(reading.kind)
-    severity = own[1] if own else _SEVERITIES.get(reading.event_type.lower(), "warning")
-    hint = ("You can resolve this alert.",) if reading.kind == "bridge.test" else ()
-    meaning = "\n".join((*said.sentences, *hint))
+def _payload(message: Notice, view: EventView) -> Json:
+    own = _OWN_ALERTS.get(view.kind)
+    severity = own[1] if own else _SEVERITIES.get(view.event_type.lower(), "warning")
+    hint = ("You can resolve this alert.",) if view.kind == "bridge.test" else ()
+    meaning = "\n".join((*message.sentences, *hint))
     details = {"Meaning": meaning} if meaning else {}
-    for fact in (*said.facts, *said.details):
-        details[fact.label] = f"{details[fact.label]}\n{fact.text}" if fact.label in details else fact.text
+    for field in (*message.fields, *message.details):
+        before = f"{details[field.label]}\n" if field.label in details else ""
+        details[field.label] = before + field.text
     payload = {
-        "summary": said.title,
-        "source": reading.vm,
+        "summary": message.title,
+        "source": view.vm,
         "severity": severity,
-        "timestamp": iso_utc(reading.time) if reading.time else "",
-        "component": reading.vms(COMPONENT_LENGTH) if reading.count else "",
-        "group": reading.of_vm("ScaleSet") or reading.resource_group,
-        "class": reading.event_type or reading.kind,
+        "timestamp": iso_utc(view.time) if view.time else "",
+        "component": view.vms(COMPONENT_LENGTH) if view.count else "",
+        "group": view.of_vm("ScaleSet") or view.resource_group,
+        "class": view.event_type or view.kind,
         "custom_details": details,
     }
     return {name: value for name, value in payload.items() if value}

@@ -1,4 +1,4 @@
-"""One event of every type, made by the code that makes the real ones: for showing and for checking formats."""
+"""A sample event of every type, made by the code that makes the real ones."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ _KINDS: tuple[ChangeKind, ...] = ("scheduled", "started", "updated", "completed"
 
 
 def samples(at: datetime) -> list[StoredEvent]:
-    """Return an event of every type, as if seen at `at`: a reboot in 15 minutes of two VMs, and what comes of it."""
+    """Return an event of every type, as if seen at `at`: a reboot of two VMs in 15 minutes, and what follows."""
     return [stored(event) for event in (*_of_a_reboot(at), *_of_the_vm(at), *_receipts(at))]
 
 
 def check_event(at: datetime, *, vm: str) -> StoredEvent:
-    """Return a message that says it is only a test; its type is no notice's, so that nobody acts on it."""
+    """Return the event that says it is only a test; consumers of notices do not act on its type."""
     return stored(Reporter(name=vm, role="check", epoch="").test(version=__version__, at=at))
 
 
 def stored(event: CloudEvent) -> StoredEvent:
-    """Bring an event into the form in which sinks take it."""
+    """Return an event in the form that sinks take."""
     return StoredEvent(seq=1, id=event.id, type=event.type, stored_at=0.0, body=structured(event))
 
 
 def scheduled_event(at: datetime, **properties: Any) -> ScheduledEvent:
-    """Make an event as IMDS would show it: a reboot by the platform in 15 minutes, but for `properties`."""
+    """Make an event as IMDS shows it: a reboot by the platform in 15 minutes, changed by `properties`."""
     raw = {
         "EventId": EVENT_ID,
         "EventType": "Reboot",
@@ -74,8 +74,8 @@ def http_date(instant: datetime) -> str:
     return format_datetime(instant, usegmt=True)
 
 
-def tell(change: Change, at: datetime) -> CloudEvent:
-    """Make the event that tells of a change, seen by the samples' VM."""
+def change_event(change: Change, at: datetime) -> CloudEvent:
+    """Make the event for a change, reported by the samples' VM."""
     return _REPORTER.scheduled_event(change, seen_before=0, incarnation=12, at=at)
 
 
@@ -87,16 +87,16 @@ def _of_a_reboot(at: datetime) -> Iterator[CloudEvent]:
         event = {"updated": sooner, "started": started, "completed": started}.get(kind, first)
         previous = None if kind == "scheduled" else started if kind == "completed" else first
         changed = {"updated": ("NotBefore",), "started": ("EventStatus", "NotBefore")}.get(kind, ())
-        yield tell(Change(kind=kind, event=event, previous=previous, changed=changed), at)
+        yield change_event(Change(kind=kind, event=event, previous=previous, changed=changed), at)
 
 
 def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:
     event = scheduled_event(at)
     raw = {"DocumentIncarnation": 12, "Events": [event.raw]}
     document = Document(raw=raw, incarnation=12, events={event.key: event})
-    told = tell(Change(kind="scheduled", event=event), at)
+    scheduled = change_event(Change(kind="scheduled", event=event), at)
     before = at - timedelta(seconds=42)
-    yield _REPORTER.document(document, previous=None, event_ids=[told.id], sequence=1, at=at)
+    yield _REPORTER.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
     yield _REPORTER.unreachable(since=before, reason="no answer within 10 s", sequence=2, at=at)
     yield _REPORTER.recovered(since=before, sequence=3, at=at)
     yield _REPORTER.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)

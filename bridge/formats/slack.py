@@ -1,4 +1,4 @@
-"""Show an event in Slack (Block Kit), and in what takes Slack's messages, such as Discord's `/slack` address."""
+"""Write events for Slack (Block Kit), and for receivers of Slack messages such as Discord's `/slack` address."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import ClassVar, Literal
 
+from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.formats.message import Field, RenderContext
 from bridge.formats.notice import Notice, notice
-from bridge.formats.text import Fact, Moment, cut, length
+from bridge.formats.text import length, truncate
 from bridge.runtime.json import Json
 
-# Discord's limit of `content`; Slack's own is far above it.
+# Discord's limit of `content`; Slack's is far higher.
 TEXT_LENGTH = 2_000
 # Block Kit reference: header, section, fields of a section, elements of a context.
 HEADER_LENGTH = 150
@@ -25,14 +27,13 @@ CONTEXT_ELEMENTS = 10
 
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _LONGEST_ENTITY = 5
-# A mention, the beginning of a link, `:skull:` (but no 14:03:25); a zero-width space behind the sign leaves its look.
+# A mention, the start of a link, `:skull:` (but not 14:03:25); a zero-width space after the character disarms it.
 _ACTIVE = re.compile(r"@|:(?=//|[\w+'-]+:)(?!(?<=\d:)\d\d:\d\d)", re.ASCII)
-# `text` is read by several kinds of markup, and an escape of one would show in another: signs that look alike act
-# in none of them. An underscore between letters acts in none either, and stands in the names of scale sets.
+# Receivers read `text` as different kinds of markup, and the escape of one would be visible in another: characters
+# that look alike have a meaning in none. An underscore between letters has none either, and names of scale sets
+# contain it.
 _LOOKALIKES = str.maketrans("&<>*~`|[]\\", "＆‹›∗∼ˋ¦［］＼")  # noqa: RUF001
 _OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-
-
 # What Slack answers to every message because of the webhook's own state.
 _SETUP_ERRORS = frozenset(
     b"action_prohibited channel_is_archived channel_not_found invalid_token no_active_hooks no_service no_service_id "
@@ -46,11 +47,11 @@ class SlackSettings(ChatSettings):
     """Messages for a Slack incoming webhook, at the rate that it takes."""
 
     format: Literal["slack"]
-    max_per_second: float | None = 1.0
+    max_per_second: Rate | None = 1.0
 
 
 class Slack(ChatFormat):
-    """Blocks for Slack, and the whole as `text` for notifications and for receivers that know no blocks."""
+    """Blocks for Slack, and the whole message as `text` for notifications and for receivers without blocks."""
 
     settings: ClassVar = SlackSettings
 
@@ -64,72 +65,72 @@ class Slack(ChatFormat):
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
-        said = notice(event, now=now, zone=self._zone)
+        message = notice(event, now=now, zone=self._zone)
         return {
-            "text": cut(_signs(said.text), TEXT_LENGTH),
-            "blocks": list(self._blocks(said, Moment(now=now))),
+            "text": truncate(_replace_markup(message.text), TEXT_LENGTH),
+            "blocks": list(self._blocks(message, RenderContext(now=now))),
             "unfurl_links": False,
             "unfurl_media": False,
         }
 
-    def _blocks(self, said: Notice, moment: Moment) -> Iterator[Json]:
-        yield {"type": "header", "text": _plain(said.headline, HEADER_LENGTH)}
-        if said.sentences:
-            yield {"type": "section", "text": _plain("\n".join(said.sentences), SECTION_LENGTH)}
-        for is_code, group in groupby(said.facts, key=attrgetter("is_code")):
-            facts = list(group)
-            yield from map(_code, facts) if is_code else self._fields(facts, moment)
-        elements = [self._value(fact, moment, f"{fact.label}: ") for fact in said.details[:CONTEXT_ELEMENTS]]
+    def _blocks(self, message: Notice, context: RenderContext) -> Iterator[Json]:
+        yield {"type": "header", "text": _plain(message.headline, HEADER_LENGTH)}
+        if message.sentences:
+            yield {"type": "section", "text": _plain("\n".join(message.sentences), SECTION_LENGTH)}
+        for is_code, group in groupby(message.fields, key=attrgetter("is_code")):
+            fields = list(group)
+            yield from map(_code, fields) if is_code else self._fields(fields, context)
+        elements = [
+            self._value(field, context, f"{field.label}: ") for field in message.details[:CONTEXT_ELEMENTS]
+        ]
         yield {"type": "context", "elements": elements}
 
-    def _fields(self, facts: Sequence[Fact], moment: Moment) -> Iterator[Json]:
-        """Lay facts out with the label to the left of the value."""
+    def _fields(self, fields: Sequence[Field], context: RenderContext) -> Iterator[Json]:
+        """Lay fields out with the label to the left of the value."""
         pairs = FIELDS // 2
-        for start in range(0, len(facts), pairs):
-            fields = [
-                field
-                for fact in facts[start : start + pairs]
-                for field in (_markup(f"*{fact.label}*"), self._value(fact, moment))
-            ]
-            yield {"type": "section", "fields": fields}
+        for start in range(0, len(fields), pairs):
+            cells: list[Json] = []
+            for field in fields[start : start + pairs]:
+                cells += [_markup(f"*{field.label}*"), self._value(field, context)]
+            yield {"type": "section", "fields": cells}
 
-    def _value(self, fact: Fact, moment: Moment, before: str = "") -> Json:
-        if self._zone or not fact.has_instant:
-            return _plain(before + fact.text, FIELD_LENGTH)
-        parts = (_date(part, moment) if isinstance(part, datetime) else part for part in fact.parts)
+    def _value(self, field: Field, context: RenderContext, before: str = "") -> Json:
+        if self._zone or not field.has_instant:
+            return _plain(before + field.text, FIELD_LENGTH)
+        parts = (_date(part, context) if isinstance(part, datetime) else part for part in field.parts)
         return _markup(before + "".join(parts))
 
 
-def _date(instant: datetime, moment: Moment) -> str:
+def _date(instant: datetime, context: RenderContext) -> str:
     """Write an instant so that each reader sees their own time zone."""
-    return f"<!date^{int(instant.timestamp())}^{{date_short_pretty}} {{time}}|{moment.clock(instant)}>"
+    return f"<!date^{int(instant.timestamp())}^{{date_short_pretty}} {{time}}|{context.time(instant)}>"
 
 
-def _code(fact: Fact) -> Json:
-    return {"type": "section", "text": _markup(f"*{fact.label}*\n```{fact.text}```")}
+def _code(field: Field) -> Json:
+    return {"type": "section", "text": _markup(f"*{field.label}*\n```{field.text}```")}
 
 
 def _markup(text: str) -> Json:
-    """Make a text object of this program's own words."""
+    """Make a text object of texts that are not from outside."""
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
-def _plain(text: str, most: int) -> Json:
-    """Make a text object in which nothing acts, escaped as Slack asks for."""
+def _plain(text: str, max_length: int) -> Json:
+    """Make a text object without markup, escaped as Slack requires."""
     escaped = _escape(text)
-    if length(escaped) > most:
+    if length(escaped) > max_length:
         growth = length(escaped) - length(text)
-        escaped = _escape(cut(text, max(most - growth, most // _LONGEST_ENTITY)))
+        escaped = _escape(truncate(text, max(max_length - growth, max_length // _LONGEST_ENTITY)))
     return {"type": "plain_text", "text": escaped, "emoji": True}
 
 
 def _escape(text: str) -> str:
-    return _break(text.translate(_ENTITIES))
+    return _disarm(text.translate(_ENTITIES))
 
 
-def _signs(text: str) -> str:
-    return _break(_OUTER_UNDERSCORE.sub("＿", text.translate(_LOOKALIKES)))  # noqa: RUF001
+def _replace_markup(text: str) -> str:
+    return _disarm(_OUTER_UNDERSCORE.sub("＿", text.translate(_LOOKALIKES)))  # noqa: RUF001
 
 
-def _break(text: str) -> str:
+def _disarm(text: str) -> str:
     return _ACTIVE.sub("\\g<0>\u200b", text)

@@ -1,4 +1,4 @@
-"""Show an event in Microsoft Teams: an Adaptive Card 1.4 for a Workflow that takes webhook requests."""
+"""Write events for Microsoft Teams: an Adaptive Card 1.4 for a Workflow that receives webhook requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import ClassVar, Literal
 
+from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.formats.message import Field
 from bridge.formats.notice import Notice, notice
-from bridge.formats.text import Fact, cut
+from bridge.formats.text import truncate
 from bridge.runtime.json import Json
 
 # Teams: about 28 KB a message, counted as it is sent.
@@ -18,13 +20,11 @@ MESSAGE_BYTES = 28_000
 CONTENT_TYPE = "application/vnd.microsoft.card.adaptive"
 
 _TEXT_LENGTH = 1_000
-# When a hostile text needs six bytes a letter, twenty of them still fit.
+# Even if every character of a text takes six bytes, twenty texts of this length fit.
 _SHORT_TEXT_LENGTH = 150
-# `{{DATE(...)}}` acts in every text of a card, a `<at>` where mentions are.
+# `{{DATE(...)}}` is evaluated in every text of a card, `<at>` makes a mention.
 _ACTIVE = re.compile(r"\{(?=\{)|<(?=/?at)", re.IGNORECASE)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
 # What Power Automate and Logic Apps answer to every request to a wrong address.
 _SETUP_ERROR = re.compile(
     rb'"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
@@ -35,11 +35,11 @@ class TeamsSettings(ChatSettings):
     """Adaptive Cards for a Teams workflow, at the rate that it takes."""
 
     format: Literal["teams"]
-    max_per_second: float | None = 4.0
+    max_per_second: Rate | None = 4.0
 
 
 class Teams(ChatFormat):
-    """A card whose texts from outside stand in runs, which know no Markdown."""
+    """A card whose texts from outside are in text runs, which have no Markdown."""
 
     settings: ClassVar = TeamsSettings
 
@@ -53,20 +53,20 @@ class Teams(ChatFormat):
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
-        said = notice(event, now=now, zone=self._zone)
-        message = self._message(said, _TEXT_LENGTH)
-        return message if len(_encode(message)) <= MESSAGE_BYTES else self._message(said, _SHORT_TEXT_LENGTH)
+        message = notice(event, now=now, zone=self._zone)
+        card = self._card(message, _TEXT_LENGTH)
+        return card if len(_encode(card)) <= MESSAGE_BYTES else self._card(message, _SHORT_TEXT_LENGTH)
 
-    def _message(self, said: Notice, most: int) -> Json:
-        lines = [self._fact(fact, most) for fact in said.facts]
-        small = [self._fact(fact, most, isSubtle=True, size="Small") for fact in said.details]
+    def _card(self, message: Notice, max_length: int) -> Json:
+        lines = [self._field(field, max_length) for field in message.fields]
+        small = [self._field(field, max_length, isSubtle=True, size="Small") for field in message.details]
         card = {
             "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
             "type": "AdaptiveCard",
             "version": "1.4",
             "msteams": {"width": "Full"},
             "body": [
-                {"type": "Container", "style": said.tone, "bleed": True, "items": list(_head(said))},
+                {"type": "Container", "style": message.tone, "bleed": True, "items": list(_head(message))},
                 *lines,
                 {"type": "Container", "separator": True, "items": small},
             ],
@@ -74,34 +74,34 @@ class Teams(ChatFormat):
         attachment = {"contentType": CONTENT_TYPE, "contentUrl": None, "content": card}
         return {"type": "message", "attachments": [attachment]}
 
-    def _fact(self, fact: Fact, most: int, **look: Json) -> Json:
-        if fact.has_instant and not self._zone:
-            text = "".join(_date(part) if isinstance(part, datetime) else part for part in fact.parts)
+    def _field(self, field: Field, max_length: int, **style: Json) -> Json:
+        if field.has_instant and not self._zone:
+            text = "".join(_date(part) if isinstance(part, datetime) else part for part in field.parts)
             return {
                 "type": "TextBlock",
-                "text": f"**{fact.label}:** {text}",
+                "text": f"**{field.label}:** {text}",
                 "wrap": True,
                 "spacing": "Small",
-                **look,
+                **style,
             }
-        code = {"fontType": "Monospace"} if fact.is_code else {}
-        label = _run(f"{fact.label}: ", weight="Bolder", **look)
-        value = _run(cut(fact.text, most), **code, **look)
+        code = {"fontType": "Monospace"} if field.is_code else {}
+        label = _run(f"{field.label}: ", weight="Bolder", **style)
+        value = _run(truncate(field.text, max_length), **code, **style)
         return {"type": "RichTextBlock", "inlines": [label, value], "spacing": "Small"}
 
 
-def _head(said: Notice) -> Iterator[Json]:
-    title = _run(said.headline, size="Medium", weight="Bolder")
+def _head(message: Notice) -> Iterator[Json]:
+    title = _run(message.headline, size="Medium", weight="Bolder")
     yield {"type": "RichTextBlock", "inlines": [title]}
-    for sentence in said.sentences:
+    for sentence in message.sentences:
         yield {"type": "RichTextBlock", "inlines": [_run(sentence)], "spacing": "Small"}
 
 
-def _run(text: str, **look: Json) -> Json:
-    return {"type": "TextRun", "text": _ACTIVE.sub("\\g<0>\u200b", text), **look}
+def _run(text: str, **style: Json) -> Json:
+    return {"type": "TextRun", "text": _ACTIVE.sub("\\g<0>\u200b", text), **style}
 
 
 def _date(instant: datetime) -> str:
-    """Write an instant so that each reader sees their own time zone; the functions know no fractions of a second."""
-    told = f"{instant:%Y-%m-%dT%H:%M:%SZ}"
-    return f"{{{{DATE({told}, SHORT)}}}} {{{{TIME({told})}}}}"
+    """Write an instant so that each reader sees their own time zone; the functions take no fractions of a second."""
+    text = f"{instant:%Y-%m-%dT%H:%M:%SZ}"
+    return f"{{{{DATE({text}, SHORT)}}}} {{{{TIME({text})}}}}"

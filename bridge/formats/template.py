@@ -25,7 +25,7 @@ from pydantic import model_validator
 
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
-from bridge.formats.text import CUT, instant_of
+from bridge.formats.text import TRUNCATED, instant_of
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 
@@ -316,7 +316,7 @@ def _fitted(written: Json) -> Json:
 
 def _cut(value: Json, most: int) -> Json:
     if isinstance(value, str):
-        return value if len(value) <= most else value[: most - len(CUT)] + CUT
+        return value if len(value) <= most else value[: most - len(TRUNCATED)] + TRUNCATED
     if isinstance(value, dict):
         return {name: _cut(inner, most) for name, inner in value.items()}
     return [_cut(inner, most) for inner in value] if isinstance(value, list) else value

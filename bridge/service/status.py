@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.errors import UsageError
-from bridge.formats.table import countdown, duration, table
+from bridge.formats.table import table
+from bridge.formats.text import format_duration, format_relative
 from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc, parse_iso
@@ -51,7 +52,7 @@ def render(status: dict[str, Any]) -> str:
 
 
 def _head(status: dict[str, Any]) -> str:
-    age = duration(status["age_seconds"] or 0)
+    age = format_duration(status["age_seconds"] or 0, exact=True)
     lines = [
         f"imds-bridge {status['version']}, process {status['pid']}, told {age} ago"
         if status["running"]
@@ -73,7 +74,9 @@ def _head(status: dict[str, Any]) -> str:
 
 def _imds(status: dict[str, Any]) -> str:
     last = _age(status.get("last_good_at"), datetime.now(UTC))
-    seen = "never answered yet" if last is None else f"last good answer {duration(last)} ago"
+    seen = "never answered yet"
+    if last is not None:
+        seen = f"last good answer {format_duration(last, exact=True)} ago"
     return f"{seen}; NO GOOD ANSWER NOW: {status['last_error']}" if status.get("last_error") else seen
 
 
@@ -115,7 +118,9 @@ def _starts(event: dict[str, Any]) -> str:
     seconds = event["StartsInSeconds"]
     if seconds is None:
         return "-"
-    return countdown(seconds) if seconds > 0 else f"due since {duration(seconds)}"
+    if seconds > 0:
+        return format_relative(seconds, exact=True)
+    return f"due since {format_duration(seconds, exact=True)}"
 
 
 def _sinks(status: dict[str, Any]) -> str:
@@ -124,7 +129,11 @@ def _sinks(status: dict[str, Any]) -> str:
             name,
             sink["state"],
             str(sink["backlog"])
-            + (f" (oldest {duration(wait)})" if (wait := sink["oldest_waits_seconds"]) else ""),
+            + (
+                f" (oldest {format_duration(wait, exact=True)})"
+                if (wait := sink["oldest_waits_seconds"])
+                else ""
+            ),
             sink["last_success_at"] or "never",
             str(sink["dead_letters"]),
             f"{sink['last_error_at']} {sink['last_error']}" if sink["last_error"] else "-",

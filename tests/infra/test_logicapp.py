@@ -21,7 +21,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
 from bridge.events.model import StoredEvent
-from bridge.formats.samples import samples, scheduled_event, stored, tell
+from bridge.formats.samples import change_event, samples, scheduled_event, stored
 from bridge.imds.diff import Change
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
@@ -349,7 +349,7 @@ def put(bus: ServiceBusLab, request: Mapping[str, Any]) -> None:
 
 def announced(at: datetime, **properties: Any) -> StoredEvent:
     """Make the event that announces a scheduled event."""
-    return stored(tell(Change(kind="scheduled", event=scheduled_event(at, **properties)), at))
+    return stored(change_event(Change(kind="scheduled", event=scheduled_event(at, **properties)), at))
 
 
 def run(event: StoredEvent, answer: dict[str, Any] | None = None, *, at: datetime | None = None) -> Run:
@@ -611,7 +611,7 @@ def test_the_listener_accepts_the_command_that_a_pressed_button_makes_of_a_real_
             put(bus, done.requests["Send"])
             put(bus, done.requests["Send"])  # a run that was repeated
             receipt = read(first(messages, RECEIPT))
-            wait_until(lambda: bus.entity(APPROVALS).counts.completed == 2, tell=listen.__repr__)
+            wait_until(lambda: bus.entity(APPROVALS).counts.completed == 2, change_event=listen.__repr__)
             assert (listen.stop(), forward.stop()) == (0, 0)
         assert [one.event_id for one in imds.approvals] == [event_id]
     assert (receipt["type"], receipt["data"]["Reason"]) == (f"{RECEIPT}accepted.v1", "approved")

@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.formats.samples import http_date, samples, scheduled_event, stored, tell
+from bridge.formats.samples import change_event, http_date, samples, scheduled_event, stored
 from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
@@ -60,7 +60,7 @@ def shown() -> list[dict[str, Any]]:
 
 
 def _told(event: ScheduledEvent) -> dict[str, Any]:
-    return stored(tell(Change(kind="scheduled", event=event), AT)).envelope
+    return stored(change_event(Change(kind="scheduled", event=event), AT)).envelope
 
 
 def teams(messages: list[Any]) -> str:

@@ -19,10 +19,10 @@ EVENTS = {
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 
 
-def told(kind: ChangeKind, **properties: Any) -> dict[str, Any]:
+def scheduled(kind: ChangeKind, **properties: Any) -> dict[str, Any]:
     """Make the CloudEvent of a Scheduled Event, seen now, for the first time."""
     event = samples.scheduled_event(NOW, **properties)
-    return samples.stored(samples.tell(Change(kind=kind, event=event), NOW)).envelope
+    return samples.stored(samples.change_event(Change(kind=kind, event=event), NOW)).envelope
 
 
 def updated(before: dict[str, Any], **properties: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def updated(before: dict[str, Any], **properties: Any) -> dict[str, Any]:
     old = samples.scheduled_event(NOW, **before)
     changed = tuple(name for name in event.raw if event.raw[name] != old.raw.get(name))
     change = Change(kind="updated", event=event, previous=old, changed=changed)
-    return samples.stored(samples.tell(change, NOW)).envelope
+    return samples.stored(samples.change_event(change, NOW)).envelope
 
 
 def with_data(event: dict[str, Any], **data: Any) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def in_(**span: float) -> str:
     return samples.http_date(NOW + timedelta(**span))
 
 
-def say(event: dict[str, Any], *, now: datetime = NOW, zone: Any = BERLIN) -> Notice:
+def written(event: dict[str, Any], *, now: datetime = NOW, zone: Any = BERLIN) -> Notice:
     return notice(event, now=now, zone=zone)
 
 
-def facts(said: Notice) -> dict[str, str]:
-    return {fact.label: fact.text for fact in (*said.facts, *said.details)}
+def fields(message: Notice) -> dict[str, str]:
+    return {field.label: field.text for field in (*message.fields, *message.details)}

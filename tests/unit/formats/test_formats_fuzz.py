@@ -161,17 +161,17 @@ def test_every_event_is_valid_and_within_the_limits_in_every_format(
 @example(event={}, now=NOW)
 @example(event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}}, now=NOW)
 def test_every_event_has_words_that_are_short_and_clean(event: dict[str, Any], now: datetime) -> None:
-    said = notice(event, now=now, zone=BERLIN)
-    assert 0 < units(said.title) <= 146
-    assert "\n" not in said.title
-    assert all(sentence.isascii() for sentence in said.sentences)
-    check_texts([said.text, said.command])
-    for fact in (*said.facts, *said.details):
-        assert fact.label.isascii()
-        assert 0 < units(fact.text) <= 1_100
-        assert "\n" not in fact.text
-        assert not fact.has_instant or all(
-            isinstance(part, datetime) or part.isascii() for part in fact.parts
+    message = notice(event, now=now, zone=BERLIN)
+    assert 0 < units(message.title) <= 146
+    assert "\n" not in message.title
+    assert all(sentence.isascii() for sentence in message.sentences)
+    check_texts([message.text, message.command])
+    for field in (*message.fields, *message.details):
+        assert field.label.isascii()
+        assert 0 < units(field.text) <= 1_100
+        assert "\n" not in field.text
+        assert not field.has_instant or all(
+            isinstance(part, datetime) or part.isascii() for part in field.parts
         )
 
 

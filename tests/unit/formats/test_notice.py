@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.formats.notice import notice
-from tests.support.examples import EVENT_TYPES, EVENTS, facts, in_, say, told, updated, with_data
+from tests.support.examples import EVENT_TYPES, EVENTS, fields, in_, scheduled, updated, with_data, written
 from tests.support.receivers import NOW
 
 TITLES = {
@@ -20,10 +20,10 @@ TITLES = {
     "approval.rejected": "🟧 Approval rejected: Reboot of web-0, web-1 (the policy does not allow it)",
     "approval.failed": "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer)",
     "imds.unreachable": "🟥 web-0 has not seen its Scheduled Events for 42 s",
-    "imds.recovered": "🟩 web-0 sees its Scheduled Events again (blind for 42 s)",
-    "bridge.heartbeat": "⬜ imds-bridge on web-0 is alive",
+    "imds.recovered": "🟩 web-0 sees its Scheduled Events again (after 42 s)",
+    "bridge.heartbeat": "⬜ imds-bridge on web-0 is running",
     "bridge.test": "🟦 TEST: imds-bridge on web-0 can send here; nothing is scheduled",
-    "document.changed": "⬜ The Scheduled Events document of web-0 changed: it holds 1 event",
+    "document.changed": "⬜ The Scheduled Events document of web-0 changed: it contains 1 event",
 }
 
 
@@ -33,12 +33,12 @@ def test_every_type_of_event_has_a_title_here() -> None:
 
 @pytest.mark.parametrize("kind", EVENTS)
 def test_the_first_line_says_all(kind: str) -> None:
-    assert say(EVENTS[kind]).headline == TITLES[kind]
+    assert written(EVENTS[kind]).headline == TITLES[kind]
 
 
 def test_scheduled_started_and_each_end_have_colours_of_their_own() -> None:
     kinds = ("scheduled", "started", "completed", "canceled", "ended")
-    assert len({say(EVENTS[f"scheduledevent.{kind}"]).tone for kind in kinds}) == len(kinds)
+    assert len({written(EVENTS[f"scheduledevent.{kind}"]).tone for kind in kinds}) == len(kinds)
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,21 @@ def test_scheduled_started_and_each_end_have_colours_of_their_own() -> None:
     ],
 )
 def test_what_an_event_means_is_said(event_type: str, words: str) -> None:
-    assert words in say(told("scheduled", EventType=event_type)).text
+    assert words in written(scheduled("scheduled", EventType=event_type)).text
 
 
 @pytest.mark.parametrize("event_type", EVENT_TYPES)
 def test_a_pause_a_restart_and_a_deletion_read_differently(event_type: str) -> None:
-    others = {say(told("scheduled", EventType=other)).text for other in EVENT_TYPES if other != event_type}
-    assert say(told("scheduled", EventType=event_type)).text not in others
+    others = {
+        written(scheduled("scheduled", EventType=other)).text for other in EVENT_TYPES if other != event_type
+    }
+    assert written(scheduled("scheduled", EventType=event_type)).text not in others
 
 
 def test_a_type_that_is_not_known_is_shown_as_it_is() -> None:
     assert (
-        say(told("scheduled", EventType="Migrate")).title == "Migrate of web-0, web-1 in 15 min (14:18 CET)"
+        written(scheduled("scheduled", EventType="Migrate")).title
+        == "Migrate of web-0, web-1 in 15 min (14:18 CET)"
     )
 
 
@@ -72,35 +75,39 @@ def test_a_type_that_is_not_known_is_shown_as_it_is() -> None:
     [(9, "about 9 s"), (0, "no impact on the VM is expected"), (-1, "unknown"), (300, "about 5 min")],
 )
 def test_how_long_it_lasts_is_said(seconds: int, words: str) -> None:
-    assert facts(say(told("scheduled", DurationInSeconds=seconds)))["Lasts"] == words
+    assert fields(written(scheduled("scheduled", DurationInSeconds=seconds)))["Lasts"] == words
 
 
 @pytest.mark.parametrize(
     ("source", "words"), [("Platform", "Azure (platform)"), ("User", "a user or automation of yours")]
 )
 def test_who_started_it_is_said(source: str, words: str) -> None:
-    assert facts(say(told("scheduled", EventSource=source)))["Initiated by"] == words
+    assert fields(written(scheduled("scheduled", EventSource=source)))["Initiated by"] == words
 
 
 def test_this_vm_comes_first_among_the_vms() -> None:
-    assert say(told("scheduled", Resources=["db-1", "Web-0"])).title.startswith("Reboot of Web-0, db-1 in")
+    assert written(scheduled("scheduled", Resources=["db-1", "Web-0"])).title.startswith(
+        "Reboot of Web-0, db-1 in"
+    )
 
 
 def test_of_many_vms_the_title_names_three_and_counts_the_rest() -> None:
-    many = told("scheduled", Resources=[f"vm-{number}" for number in range(1_000)])
-    assert say(many).title == "Reboot of vm-0, vm-1, vm-2 and 997 more in 15 min (14:18 CET)"
+    many = scheduled("scheduled", Resources=[f"vm-{number}" for number in range(1_000)])
+    assert written(many).title == "Reboot of vm-0, vm-1, vm-2 and 997 more in 15 min (14:18 CET)"
 
 
 def test_the_time_stays_in_the_title_when_the_names_are_long() -> None:
-    title = say(told("scheduled", Resources=["x" * 300, "y" * 300])).title
+    title = written(scheduled("scheduled", Resources=["x" * 300, "y" * 300])).title
     assert title.endswith("… (cut) and 1 more in 15 min (14:18 CET)")
-    three = say(told("scheduled", Resources=["x" * 64, "y" * 64, "z" * 64])).title
+    three = written(scheduled("scheduled", Resources=["x" * 64, "y" * 64, "z" * 64])).title
     assert len(three) <= 146
     assert three.endswith("x and 2 more in 15 min (14:18 CET)")
 
 
 def test_an_event_without_vms_says_so() -> None:
-    assert say(told("scheduled", Resources=[])).title == "Reboot (no VM is named) in 15 min (14:18 CET)"
+    assert (
+        written(scheduled("scheduled", Resources=[])).title == "Reboot (no VM is named) in 15 min (14:18 CET)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,64 +121,64 @@ def test_an_event_without_vms_says_so() -> None:
     ],
 )
 def test_when_it_starts_is_said_as_exactly_as_it_matters(away: dict[str, float], words: str) -> None:
-    assert say(told("scheduled", NotBefore=in_(**away))).title == f"Reboot of web-0, web-1 {words}"
+    assert written(scheduled("scheduled", NotBefore=in_(**away))).title == f"Reboot of web-0, web-1 {words}"
 
 
 def test_the_time_that_is_left_is_that_of_the_attempt() -> None:
-    later = say(EVENTS["scheduledevent.scheduled"], now=NOW + timedelta(minutes=12))
+    later = written(EVENTS["scheduledevent.scheduled"], now=NOW + timedelta(minutes=12))
     assert later.title == "Reboot of web-0, web-1 in 3 min (14:18 CET)"
-    assert facts(later)["Seen at"] == "14:03 CET, 12 min ago"
+    assert fields(later)["Seen at"] == "14:03 CET, 12 min ago"
 
 
 def test_without_a_time_zone_times_are_utc() -> None:
-    assert say(EVENTS["scheduledevent.scheduled"], zone=None).title.endswith("in 15 min (13:18 UTC)")
+    assert written(EVENTS["scheduledevent.scheduled"], zone=None).title.endswith("in 15 min (13:18 UTC)")
 
 
 @pytest.mark.parametrize("not_before", ["", None, "soon", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", 7])
 def test_a_start_that_cannot_be_read_is_unknown(not_before: Any) -> None:
-    event = with_data(told("scheduled", NotBefore=not_before), NotBeforeUtc=None)
-    assert say(event).title == "Reboot of web-0, web-1 is scheduled (its start is unknown)"
+    event = with_data(scheduled("scheduled", NotBefore=not_before), NotBeforeUtc=None)
+    assert written(event).title == "Reboot of web-0, web-1 is scheduled (its start is unknown)"
 
 
 def test_how_to_approve_and_what_that_releases_is_said() -> None:
-    said = say(EVENTS["scheduledevent.scheduled"])
-    assert said.command == (
+    message = written(EVENTS["scheduledevent.scheduled"])
+    assert message.command == (
         "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
     )
-    assert facts(said)["Approval releases"] == "all 2 VMs: web-0, web-1"
-    assert facts(said)["Starts"] == "by itself in 15 min, at 14:18 CET"
+    assert fields(message)["Approval releases"] == "all 2 VMs: web-0, web-1"
+    assert fields(message)["Starts"] == "automatically in 15 min, at 14:18 CET"
 
 
 def test_the_command_goes_to_the_vm_whose_session_it_is() -> None:
-    assert " --vm db-1 " in say(told("scheduled", Resources=["db-1", "web-0"])).command
+    assert " --vm db-1 " in written(scheduled("scheduled", Resources=["db-1", "web-0"])).command
 
 
-def test_without_approvals_it_is_said_that_none_is_set_up() -> None:
-    said = say(with_data(EVENTS["scheduledevent.scheduled"], ApprovalSession=None))
-    assert said.command == ""
-    assert facts(said)["Approval"].startswith("none over the bus is set up")
+def test_without_approvals_the_message_says_so() -> None:
+    message = written(with_data(EVENTS["scheduledevent.scheduled"], ApprovalSession=None))
+    assert message.command == ""
+    assert fields(message)["Approval"].startswith("not set up over Service Bus")
 
 
 @pytest.mark.parametrize("bad", ["$(reboot)", "-x", "a b", "a;b", "`x`", "ё", "x" * 500])
 def test_a_name_that_a_shell_might_act_on_stands_in_no_command(bad: str) -> None:
-    assert say(told("scheduled", Resources=[bad])).command == ""
-    assert say(with_data(EVENTS["scheduledevent.scheduled"], EventId=bad)).command == ""
+    assert written(scheduled("scheduled", Resources=[bad])).command == ""
+    assert written(with_data(EVENTS["scheduledevent.scheduled"], EventId=bad)).command == ""
 
 
 def test_a_deletion_is_said_to_be_the_vm_s_own_to_approve() -> None:
-    said = say(told("scheduled", EventType="Terminate", Resources=["web-0"]))
-    assert facts(said)["Approval"] == "only the VM itself can approve its own deletion"
+    message = written(scheduled("scheduled", EventType="Terminate", Resources=["web-0"]))
+    assert fields(message)["Approval"] == "only the VM itself can approve its own deletion"
 
 
 @pytest.mark.parametrize("kind", ["started", "completed", "canceled", "ended"])
 def test_what_has_started_or_is_gone_is_not_offered_for_approval(kind: str) -> None:
-    said = say(EVENTS[f"scheduledevent.{kind}"])
-    assert not said.command
-    assert not {"Approve", "Approval", "Approval releases", "Starts"} & set(facts(said))
+    message = written(EVENTS[f"scheduledevent.{kind}"])
+    assert not message.command
+    assert not {"Approve", "Approval", "Approval releases", "Starts"} & set(fields(message))
 
 
 def test_days_of_notice_by_the_platform_advise_to_redeploy_now() -> None:
-    text = say(told("scheduled", NotBefore=in_(days=6))).text
+    text = written(scheduled("scheduled", NotBefore=in_(days=6))).text
     assert "may fail sooner" in text
     assert (
         "Microsoft advises to redeploy the VM now (az vm redeploy --resource-group shop --name web-0)" in text
@@ -183,52 +190,54 @@ def test_days_of_notice_by_the_platform_advise_to_redeploy_now() -> None:
     [{"NotBefore": in_(hours=23)}, {"NotBefore": in_(days=6), "EventSource": "User"}],
 )
 def test_less_notice_or_a_user_s_event_brings_no_advice(properties: dict[str, Any]) -> None:
-    assert "Microsoft advises" not in say(told("scheduled", **properties)).text
+    assert "Microsoft advises" not in written(scheduled("scheduled", **properties)).text
 
 
 def test_an_update_says_what_changed_from_what_to_what() -> None:
-    assert facts(say(EVENTS["scheduledevent.updated"]))["Changed"] == "start, from 14:18 CET to 14:13 CET"
+    assert (
+        fields(written(EVENTS["scheduledevent.updated"]))["Changed"] == "start, from 14:18 CET to 14:13 CET"
+    )
     smaller = updated({"EventType": "Reboot"}, EventType="Freeze")
-    assert say(smaller).title == "Changed: Freeze of web-0, web-1 in 15 min (14:18 CET)"
-    assert facts(say(smaller))["Changed"] == "EventType, from Reboot to Freeze"
+    assert written(smaller).title == "Changed: Freeze of web-0, web-1 in 15 min (14:18 CET)"
+    assert fields(written(smaller))["Changed"] == "EventType, from Reboot to Freeze"
 
 
 def test_an_event_that_goes_back_to_scheduled_says_so() -> None:
-    said = say(updated({"EventStatus": "Started"}))
-    assert said.title == "Back to scheduled: Reboot of web-0, web-1 in 15 min (14:18 CET)"
-    assert said.tone == "warning"
+    message = written(updated({"EventStatus": "Started"}))
+    assert message.title == "Back to scheduled: Reboot of web-0, web-1 in 15 min (14:18 CET)"
+    assert message.tone == "warning"
 
 
 def test_an_update_of_what_runs_says_that_it_runs() -> None:
-    said = say(updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"))
-    assert said.title == "Changed: Reboot of web-0, web-1, which has started"
-    assert said.tone == "attention"
+    message = written(updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"))
+    assert message.title == "Changed: Reboot of web-0, web-1, which has started"
+    assert message.tone == "attention"
 
 
 def test_a_status_that_is_not_known_is_shown() -> None:
     assert (
-        say(updated({}, EventStatus="Paused")).title
+        written(updated({}, EventStatus="Paused")).title
         == "Changed: Reboot of web-0, web-1: its status is Paused"
     )
 
 
 def test_an_end_of_which_nothing_is_known_says_that_this_vm_may_have_been_rebooted() -> None:
-    assert "this VM may itself have been rebooted" in say(EVENTS["scheduledevent.ended"]).text
+    assert "this VM may itself have been rebooted" in written(EVENTS["scheduledevent.ended"]).text
 
 
 def test_a_receipt_says_who_asked_what_is_released_and_what_may_still_delay_it() -> None:
-    said = say(EVENTS["approval.accepted"])
-    assert facts(said)["Requested by"] == "ops@example.org"
-    assert facts(said)["Because"] == "drained"
-    assert facts(said)["Releases"] == "web-0, web-1"
-    assert "may still wait for other VMs on the host" in said.text
+    message = written(EVENTS["approval.accepted"])
+    assert fields(message)["Requested by"] == "ops@example.org"
+    assert fields(message)["Because"] == "drained"
+    assert fields(message)["Releases"] == "web-0, web-1"
+    assert "may still wait for other VMs on the host" in message.text
 
 
 def test_a_dry_run_says_that_nothing_was_sent() -> None:
-    said = say(with_data(EVENTS["approval.accepted"], DryRun=True))
-    assert said.title == "Dry run, not sent: Approved: Reboot of web-0, web-1"
-    assert "nothing was sent to IMDS" in said.text
-    assert "may still wait" not in said.text
+    message = written(with_data(EVENTS["approval.accepted"], DryRun=True))
+    assert message.title == "Dry run, not sent: Approved: Reboot of web-0, web-1"
+    assert "nothing was sent to IMDS" in message.text
+    assert "may still wait" not in message.text
 
 
 def test_a_command_that_cannot_be_read_has_a_receipt_without_an_event() -> None:
@@ -239,42 +248,46 @@ def test_a_command_that_cannot_be_read_has_a_receipt_without_an_event() -> None:
         "Reason": "malformed",
         "Detail": "no JSON",
     }
-    said = say(with_data(EVENTS["approval.rejected"], **nothing))
-    assert said.title == "Approval rejected (the command cannot be read)"
-    assert facts(said)["Detail"] == "no JSON"
+    message = written(with_data(EVENTS["approval.rejected"], **nothing))
+    assert message.title == "Approval rejected (the command cannot be read)"
+    assert fields(message)["Detail"] == "no JSON"
 
 
 def test_a_receipt_of_what_was_due_already_names_no_start() -> None:
-    assert "Starts by itself" in facts(say(EVENTS["approval.accepted"]))
-    assert "Starts by itself" not in facts(say(EVENTS["approval.accepted"], now=NOW + timedelta(hours=1)))
+    assert "Starts automatically" in fields(written(EVENTS["approval.accepted"]))
+    assert "Starts automatically" not in fields(
+        written(EVENTS["approval.accepted"], now=NOW + timedelta(hours=1))
+    )
 
 
 def test_imds_that_never_answered_is_unreachable_since_the_start() -> None:
-    said = say(with_data(EVENTS["imds.unreachable"], Since=None))
-    assert said.title == "web-0 has not seen its Scheduled Events since it started"
+    message = written(with_data(EVENTS["imds.unreachable"], Since=None))
+    assert message.title == "web-0 has not seen its Scheduled Events since it started"
 
 
 @pytest.mark.parametrize(("reason", "words"), [("Started", "has started"), ("Stopping", "is stopping")])
 def test_a_heartbeat_tells_start_and_stop(reason: str, words: str) -> None:
-    assert say(with_data(EVENTS["bridge.heartbeat"], Reason=reason)).title == f"imds-bridge on web-0 {words}"
+    assert (
+        written(with_data(EVENTS["bridge.heartbeat"], Reason=reason)).title == f"imds-bridge on web-0 {words}"
+    )
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {"Vm": []}, {"Document": {"Events": None}}])
 @pytest.mark.parametrize("kind", EVENTS)
 def test_nonsense_as_data_has_a_title_all_the_same(kind: str, data: Any) -> None:
-    assert say({**EVENTS[kind], "data": data}).title
+    assert written({**EVENTS[kind], "data": data}).title
 
 
 @pytest.mark.parametrize("event", [{}, {"type": 7}, {"type": "com.example.order", "subject": "17"}])
 def test_a_type_of_others_is_named(event: dict[str, Any]) -> None:
-    said = say(event)
-    assert said.kind == ""
-    assert said.title == f"{event.get('type', 'unknown')} about {event.get('subject', 'a VM')}"
+    message = written(event)
+    assert message.kind == ""
+    assert message.title == f"{event.get('type', 'unknown')} about {event.get('subject', 'a VM')}"
 
 
 def test_text_from_outside_is_one_line_without_what_acts() -> None:
     hostile = "first\r\nsecond\x00\x1b[31m\u202etxt.exe\u2066 \ud800 end"
-    told_text = facts(say(told("scheduled", Description=hostile)))["Azure says"]
+    told_text = fields(written(scheduled("scheduled", Description=hostile)))["Azure says"]
     assert told_text == "first second��[31m�txt.exe� � end"
 
 
@@ -282,19 +295,19 @@ def test_text_from_outside_is_one_line_without_what_acts() -> None:
     "text", ["x" * 100_000, "😀" * 100_000, "\n" * 100_000 + "x", "x" + " " * 100_000 + "y"]
 )
 def test_a_long_text_is_cut_visibly(text: str) -> None:
-    told_text = facts(say(told("scheduled", Description=text)))["Azure says"]
+    told_text = fields(written(scheduled("scheduled", Description=text)))["Azure says"]
     assert len(told_text.encode("utf-16-le")) <= 2 * 400
     assert told_text.endswith("… (cut)")
 
 
 def test_a_text_that_just_fits_is_not_cut() -> None:
-    assert facts(say(told("scheduled", Description="x" * 400)))["Azure says"] == "x" * 400
+    assert fields(written(scheduled("scheduled", Description="x" * 400)))["Azure says"] == "x" * 400
 
 
 def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() -> None:
-    said = notice(EVENTS["scheduledevent.scheduled"], now=NOW, zone=UTC)
-    starts = next(fact for fact in said.facts if fact.label == "Starts")
-    assert starts.parts == ("by itself in 15 min, at ", NOW + timedelta(minutes=15))
+    message = notice(EVENTS["scheduledevent.scheduled"], now=NOW, zone=UTC)
+    starts = next(field for field in message.fields if field.label == "Starts")
+    assert starts.parts == ("automatically in 15 min, at ", NOW + timedelta(minutes=15))
 
 
 @pytest.mark.parametrize(
@@ -303,6 +316,6 @@ def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() ->
 def test_the_advice_to_redeploy_never_names_a_vm_that_is_not_concerned(
     resources: list[str], named: str
 ) -> None:
-    text = say(told("scheduled", NotBefore=in_(days=6), Resources=resources)).text
+    text = written(scheduled("scheduled", NotBefore=in_(days=6), Resources=resources)).text
     assert named in text
     assert "--name web-0" not in text

@@ -7,7 +7,7 @@ import pytest
 
 from bridge.formats.base import Format
 from bridge.formats.pagerduty import TYPES, PagerDuty
-from tests.support.examples import EVENT_TYPES, EVENTS, told, updated, with_data
+from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
 
 ACTIONS = {
@@ -72,7 +72,7 @@ def test_there_is_one_alert_for_each_event_whatever_the_letter_case_of_its_id(ki
 
 
 def test_what_was_never_seen_scheduled_triggers_because_an_acknowledgement_alone_is_dropped() -> None:
-    assert write(told("started", EventStatus="Started"))["event_action"] == "trigger"
+    assert write(scheduled("started", EventStatus="Started"))["event_action"] == "trigger"
 
 
 def test_an_update_of_what_has_started_acknowledges() -> None:
@@ -101,7 +101,7 @@ def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:
     ],
 )
 def test_the_severity_is_that_of_what_is_lost(event_type: str, severity: str) -> None:
-    assert write(told("scheduled", EventType=event_type))["payload"]["severity"] == severity
+    assert write(scheduled("scheduled", EventType=event_type))["payload"]["severity"] == severity
 
 
 def test_the_summary_reads_well_aloud_and_the_details_say_the_rest() -> None:
@@ -122,7 +122,7 @@ def test_the_summary_reads_well_aloud_and_the_details_say_the_rest() -> None:
 
 @pytest.mark.parametrize("event_id", ["x" * 300, "a b", "\u202e", "\ud800"])
 def test_an_id_that_is_no_key_has_a_key_of_its_own(event_id: str) -> None:
-    request = write(told("scheduled") | {"data": {"EventId": event_id}})
+    request = write(scheduled("scheduled") | {"data": {"EventId": event_id}})
     check_pagerduty(request)
     assert request["dedup_key"] != EVENT_ID
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.formats.base import Format
-from tests.support.examples import EVENT_TYPES, EVENTS, told, with_data
+from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, with_data
 from tests.support.receivers import NOW, SPACE, check_slack, slack
 
 MENTIONS = "@everyone @here <!channel> <@U012> <@&34> ops@example.org"
@@ -34,7 +34,7 @@ def test_every_type_of_event_is_within_the_limits(kind: str, zone: str) -> None:
 
 @pytest.mark.parametrize("event_type", EVENT_TYPES)
 def test_every_type_of_notice_is_within_the_limits(event_type: str) -> None:
-    check_slack(slack().write(told("scheduled", EventType=event_type), NOW))
+    check_slack(slack().write(scheduled("scheduled", EventType=event_type), NOW))
 
 
 def test_the_text_alone_says_all_for_receivers_that_know_no_blocks() -> None:
@@ -42,7 +42,7 @@ def test_the_text_alone_says_all_for_receivers_that_know_no_blocks() -> None:
     assert text.splitlines()[:3] == [
         "🟧 Reboot of web-0, web-1 in 15 min (13:18 UTC)",
         "A restart: memory is lost, disks are kept.",
-        "Starts: by itself in 15 min, at 13:18 UTC",
+        "Starts: automatically in 15 min, at 13:18 UTC",
     ]
     assert "\nApprove: imds-bridge approve 602d9444-" in text
 
@@ -61,7 +61,7 @@ def test_without_a_time_zone_each_reader_sees_their_own() -> None:
 
 def test_with_a_time_zone_times_are_written_in_it() -> None:
     text = blocks_text(slack(time_zone="Europe/Berlin").write(EVENTS["scheduledevent.scheduled"], NOW))
-    assert "by itself in 15 min, at 14:18 CET" in text
+    assert "automatically in 15 min, at 14:18 CET" in text
     assert "<!date" not in text
 
 
@@ -70,7 +70,7 @@ def test_no_attachments_are_sent_of_which_discord_would_make_empty_embeds() -> N
 
 
 def test_nobody_is_mentioned() -> None:
-    message = slack().write(told("scheduled", Description=MENTIONS), NOW)
+    message = slack().write(scheduled("scheduled", Description=MENTIONS), NOW)
     check_slack(message)
     assert f"@{SPACE}everyone @{SPACE}here" in message["text"]
     assert f"&lt;@{SPACE}U012&gt;" in blocks_text(message)
@@ -79,7 +79,7 @@ def test_nobody_is_mentioned() -> None:
 
 def test_markup_from_outside_is_shown_and_does_not_act() -> None:
     hostile = "*a* _b_ ~c~ `d` [e](https://evil.example) <https://evil.example|f> :skull: ||g|| a_b & \\"
-    message = slack().write(told("scheduled", Description=hostile), NOW)
+    message = slack().write(scheduled("scheduled", Description=hostile), NOW)
     check_slack(message)
     assert "∗a∗ ＿b＿ ∼c∼ ˋdˋ" in message["text"]  # noqa: RUF001
     assert "a_b ＆ ＼" in message["text"]  # noqa: RUF001
@@ -87,18 +87,18 @@ def test_markup_from_outside_is_shown_and_does_not_act() -> None:
 
 
 def test_names_of_scale_sets_stay_as_they_are() -> None:
-    text = slack().write(told("scheduled", Resources=["web_0", "web_11"]), NOW)["text"]
+    text = slack().write(scheduled("scheduled", Resources=["web_0", "web_11"]), NOW)["text"]
     assert "Reboot of web_0, web_11 in 15 min" in text
 
 
 def test_a_thousand_vms_are_counted_in_a_message_within_the_limits() -> None:
-    message = slack().write(told("scheduled", Resources=[f"web-{n:04}" for n in range(1_000)]), NOW)
+    message = slack().write(scheduled("scheduled", Resources=[f"web-{n:04}" for n in range(1_000)]), NOW)
     check_slack(message)
     assert "web-0000, web-0001, web-0002 and 997 more in 15 min" in message["text"]
 
 
 def test_escapes_do_not_push_a_text_over_a_limit() -> None:
     event = with_data(
-        told("scheduled", EventType="&" * 100, Description="<" * 100_000), Resources=["&" * 100] * 9
+        scheduled("scheduled", EventType="&" * 100, Description="<" * 100_000), Resources=["&" * 100] * 9
     )
     check_slack(slack().write(event, NOW))

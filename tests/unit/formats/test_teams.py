@@ -7,7 +7,7 @@ import pytest
 
 from bridge.formats.base import Format
 from bridge.formats.teams import MESSAGE_BYTES
-from tests.support.examples import EVENT_TYPES, EVENTS, told, updated, with_data
+from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import NOW, check_teams, strings, teams
 
 
@@ -32,7 +32,7 @@ def test_every_type_of_event_is_a_card_within_the_limits(kind: str, zone: str) -
 
 @pytest.mark.parametrize("event_type", EVENT_TYPES)
 def test_every_type_of_notice_is_a_card_within_the_limits(event_type: str) -> None:
-    check_teams(teams().write(told("scheduled", EventType=event_type), NOW))
+    check_teams(teams().write(scheduled("scheduled", EventType=event_type), NOW))
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_the_title_stands_first_and_the_command_is_monospaced() -> None:
 def test_without_a_time_zone_each_reader_sees_their_own() -> None:
     text = texts(teams().write(EVENTS["scheduledevent.scheduled"], NOW))
     starts = "{{DATE(2026-11-20T13:18:00Z, SHORT)}} {{TIME(2026-11-20T13:18:00Z)}}"
-    assert f"**Starts:** by itself in 15 min, at {starts}" in text
+    assert f"**Starts:** automatically in 15 min, at {starts}" in text
 
 
 def test_with_a_time_zone_times_are_written_in_it() -> None:
     text = texts(teams(time_zone="Europe/Berlin").write(EVENTS["scheduledevent.scheduled"], NOW))
-    assert "by itself in 15 min, at 14:18 CET" in text
+    assert "automatically in 15 min, at 14:18 CET" in text
     assert "{{DATE(" not in text
 
 
 def test_markup_from_outside_stands_in_runs_which_know_none() -> None:
     hostile = "**bold** [e](https://evil.example) {{DATE(2026-11-20T13:18:00Z, SHORT)}} {{{TIME( <at>all</at>"
-    message = teams().write(told("scheduled", Description=hostile), NOW)
+    message = teams().write(scheduled("scheduled", Description=hostile), NOW)
     check_teams(message)
     shown = (
         "**bold** [e](https://evil.example) {\u200b{DATE(2026-11-20T13:18:00Z, SHORT)}} {\u200b{\u200b{TIME("
@@ -99,6 +99,6 @@ def test_letters_that_need_many_bytes_are_cut_to_the_size_that_is_sent(letter: s
 
 
 def test_a_thousand_vms_are_counted_in_a_card_within_the_limits() -> None:
-    message = teams().write(told("scheduled", Resources=[f"web-{n:04}" for n in range(1_000)]), NOW)
+    message = teams().write(scheduled("scheduled", Resources=[f"web-{n:04}" for n in range(1_000)]), NOW)
     check_teams(message)
     assert "web-0000, web-0001, web-0002 and 997 more in 15 min" in texts(message)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bridge.config.loader import load
 from bridge.formats.samples import samples
-from bridge.formats.template import CUT, FAILED, MAX_BYTES, Template, TemplateSettings
+from bridge.formats.template import FAILED, MAX_BYTES, TRUNCATED, Template, TemplateSettings
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SAMPLES = [event.envelope for event in samples(NOW)]
@@ -255,7 +255,7 @@ def test_long_texts_are_cut_with_a_sign_and_short_ones_stay_whole() -> None:
     written = received(made.write({**SCHEDULED, "data": data}, NOW))
     assert (written["a"], written["d"], written["c"][1]) == ("short", "constant", 1)
     assert written["b"].startswith("€€")
-    assert written["b"].endswith(CUT)
+    assert written["b"].endswith(TRUNCATED)
 
 
 def test_what_is_too_long_even_with_its_texts_cut_is_refused() -> None:
