@@ -36,8 +36,8 @@ format-check: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-types-windows: $(READY) # with a cache of its own: a cache serves one platform
-	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
+types-windows: $(READY) # a cache serves one platform
+	$(BIN)/mypy --package bridge --platform win32 --cache-dir .mypy_cache/win32
 
 layers: $(READY)
 	$(BIN)/lint-imports

@@ -19,7 +19,7 @@ def main() -> int:
         imds = config.imds.model_copy(update={"poll_seconds": float(poll_seconds)})
         return config.model_copy(update={"imds": imds})
 
-    cli.load = load_fast  # type: ignore[attr-defined,assignment]  # the command calls it
+    cli.load = load_fast  # type: ignore[attr-defined]  # the command calls it
     return cli.main(["forward", "--config", path])
 
 

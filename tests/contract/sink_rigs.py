@@ -30,7 +30,7 @@ from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
-from tests.support.outbox import MovedClock
+from tests.support.clock import MovedClock
 from tests.support.process import stored_event
 
 SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits
@@ -210,8 +210,13 @@ def eventgrid(flavor: str) -> Build:
         place.monkeypatch.setattr(eventgrid_module, "MAX_BATCH_BYTES", BATCH_BYTES)
         lab = place.stack.enter_context(EventGridLab(keys=[SECRET]))
         endpoint = lab.custom_endpoint if flavor == "custom" else lab.namespace_endpoint("maintenance")
-        given = {"kind": "eventgrid", "endpoint": endpoint, "timeout_seconds": place.limit_seconds}
-        sink = EventGridSink(EventGridSettings(**given, key_file=place.write_secret(SECRET)))
+        given: dict[str, Any] = {
+            "kind": "eventgrid",
+            "endpoint": endpoint,
+            "timeout_seconds": place.limit_seconds,
+        }
+        given["key_file"] = place.write_secret(SECRET)
+        sink = EventGridSink(EventGridSettings.model_validate(given))
         failures: list[tuple[str, type[DeliveryError]]] = [("503", Unavailable), ("401", Misconfigured)]
         failures += [("400", Rejected), ("410", Misconfigured), ("404", Misconfigured)]
         failures += [("drop", Unavailable), ("redirect", Misconfigured)]
@@ -226,9 +231,13 @@ def servicebus(entity: str) -> Build:
         namespace = {"Name": "lab", "Queues": [{"Name": "queue"}], "Topics": [topic]}
         config = {"UserConfig": {"Namespaces": [namespace]}}
         lab = place.stack.enter_context(ServiceBusLab(config, key=SECRET, max_message_bytes=4000))
-        given = {"kind": "servicebus", entity: entity, "timeout_seconds": place.limit_seconds}
-        file = place.write_secret(lab.connection_string)
-        sink = ServiceBusSink(ServiceBusSettings(**given, connection_string_file=file))
+        given = {
+            "kind": "servicebus",
+            entity: entity,
+            "timeout_seconds": place.limit_seconds,
+            "connection_string_file": place.write_secret(lab.connection_string),
+        }
+        sink = ServiceBusSink(ServiceBusSettings.model_validate(given))
         stored = lab.entity("queue" if entity == "queue" else "topic/Subscriptions/all")
 
         def failing(kind: str, expected: type[DeliveryError], *, after: int = 0) -> Fail:
@@ -249,8 +258,10 @@ def servicebus(entity: str) -> Build:
             sink.reload()
             return lab.connection_string
 
-        failures = [("busy", Unavailable), ("quota", Unavailable), ("drop_before_store", Unavailable)]
-        failures += [
+        failures: list[tuple[str, type[DeliveryError]]] = [
+            ("busy", Unavailable),
+            ("quota", Unavailable),
+            ("drop_before_store", Unavailable),
             ("unauthorized", Misconfigured),
             ("missing", Misconfigured),
             ("refuse_cbs", Misconfigured),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from bridge.config.models import ImdsSettings
+from bridge.config.imds import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
 from bridge.imds.memory import ImdsDouble
@@ -23,7 +23,8 @@ DOCUMENT = {"DocumentIncarnation": 5, "Events": [entry(FIRST), entry(SECOND)]}
 class Rig(Protocol):
     """An IMDS to ask, and what a test does to it."""
 
-    imds: Imds
+    @property
+    def imds(self) -> Imds: ...
 
     def serve(self, document: dict[str, Any] | bytes) -> None: ...
 

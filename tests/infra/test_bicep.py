@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from functools import cache
@@ -76,13 +76,14 @@ def parser() -> BicepParser:
 
 @cache
 def tree(file: str) -> dict[str, Any]:
-    return parser().parse(text=(FOLDER / file).read_text())
+    return dict(parser().parse(text=(FOLDER / file).read_text()))
 
 
 def body(part: dict[str, Any]) -> dict[str, Any]:
     """Return what a resource or module says, without its loop or condition."""
-    config = part["config"]
-    return config["config"] if {"condition", "loop_type"} & config.keys() else config
+    config: dict[str, Any] = part["config"]
+    inner: dict[str, Any] = config.get("config", {})
+    return inner if {"condition", "loop_type"} & config.keys() else config
 
 
 def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
@@ -98,7 +99,8 @@ def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
 def properties(type_: str) -> dict[str, Any]:
     """Return the properties of the only resource of the type."""
     [(_, _, config)] = resources(type_)
-    return config["properties"]
+    found: dict[str, Any] = config["properties"]
+    return found
 
 
 def decorators(file: str, parameter: str) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def filled(text: str, values: dict[str, Any]) -> str:
     ],
 )
 def test_a_subscription_takes_the_events_that_it_is_for(name: str, patterns: list[str]) -> None:
-    wanted = sql(subscriptions()[name]["filter"])
+    wanted: Callable[[Any], bool] = sql(subscriptions()[name]["filter"])
     messages = [to_message(event) for event in samples(datetime(2026, 11, 20, tzinfo=UTC))]
     taken = {message.subject for message in messages if wanted(message)}
     assert taken == {

@@ -287,7 +287,7 @@ def test_cloud_init_writes_a_valid_configuration_and_runs_a_clean_script(tmp_pat
     assert text.startswith("#cloud-config\n")
     if "CI" not in os.environ:
         pytest.importorskip("yaml")
-    import yaml  # type: ignore[import-untyped]  # noqa: PLC0415 - it may be missing, though not in CI
+    import yaml  # noqa: PLC0415 - it may be missing, though not in CI
 
     given = yaml.safe_load(text)
     files = {file["path"]: file for file in given["write_files"]}

@@ -107,7 +107,11 @@ def _words(text: dict[str, Any]) -> str:
 
 def pages() -> Iterator[tuple[str, str]]:
     """Give each picture's name and page."""
-    settings = {"kind": "webhook", "url": "https://example.org/", "time_zone": "Europe/Berlin"}
+    settings: dict[str, Any] = {
+        "kind": "webhook",
+        "url": "https://example.org/",
+        "time_zone": "Europe/Berlin",
+    }
     now = AT + timedelta(seconds=1)
     cards = Teams(TeamsSettings(**settings, format="teams"))
     blocks = Slack(SlackSettings(**settings, format="slack"))

@@ -8,8 +8,8 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from bridge.events.filters import Filter
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
@@ -24,7 +24,8 @@ INBOX_FAULTS = ("503", "503", "drop", "drop", "lost_answer", "lost_answer", "slo
 IMDS_FAULTS = ("500", "drop", "garbage", "slow", "empty")
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Step:
     """What must be told of an event: one of `kinds`, for the `count`th time."""
 
     event_id: str
@@ -98,7 +99,7 @@ class Changes:
             yield self._expect(event, "completed")
 
     def _expect(self, event: str, *kinds: str, count: int = 1) -> Step:
-        self.expected.append(Step(event, kinds, count))
+        self.expected.append(Step(event_id=event, kinds=kinds, count=count))
         return self.expected[-1]
 
     def _take_in(self) -> None:

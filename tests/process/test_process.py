@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,10 @@ def test_a_forwarder_with_only_a_webhook_loads_no_azure_package(
 # --- while it runs ---
 
 
+def has_scheduled(inbox: Inbox, count: int) -> bool:
+    return types_at(inbox).count(SCHEDULED) == count
+
+
 def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     with Inbox() as slow, nobody_there() as dead_url:
         slow.fault("timeout", count=None)
@@ -292,7 +297,7 @@ def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp
             slow.wait_for(lambda: slow.received, LIMIT_SECONDS)
             for count in range(1, 6):
                 schedule(lab)
-                inbox.wait_for(lambda count=count: types_at(inbox).count(SCHEDULED) == count, LIMIT_SECONDS)
+                inbox.wait_for(partial(has_scheduled, inbox, count), LIMIT_SECONDS)
             sinks = forward.wait_for_status(
                 lambda status: (
                     status["sinks"]["slow"]["backlog"] >= 10

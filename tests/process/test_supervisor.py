@@ -6,7 +6,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def test_a_thread_that_goes_round_no_more_is_named_until_it_ends() -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_thread_that_never_showed_life_is_not_held_to_it(stop: Stop) -> None:
-    thread = start_thread("worker", lambda: bool(stop.wait(None)))  # type: ignore[arg-type,return-value]
+    thread = start_thread("worker", lambda: bool(stop.wait(None)))  # type: ignore[arg-type]
     other = start_thread("other", report_progress)
     wait_until(lambda: not other.is_alive())
     assert not is_silent(thread)
@@ -322,8 +323,12 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
         assert forward.stop() == 0, forward
 
 
+def is_newer(before: object, status: Mapping[str, Any]) -> bool:
+    return bool(status["written_at"] != before)
+
+
 def main_thread_goes_round(forward: Forward) -> None:
     """Wait until the process has written its status twice from now on."""
     for _ in range(2):
         before = forward.status().get("written_at")
-        forward.wait_for_status(lambda status, before=before: status["written_at"] != before)
+        forward.wait_for_status(partial(is_newer, before))

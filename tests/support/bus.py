@@ -18,7 +18,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
-from bridge.config.imds import ImdsSettings
+from bridge.config.imds import ApiVersion, ImdsSettings
 from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
@@ -127,7 +127,7 @@ def message(
     *,
     message_id: str | None = None,
     session_id: str | None = None,
-    properties: Mapping[str, Any] | None = None,
+    properties: Mapping[Any, Any] | None = None,
 ) -> ServiceBusMessage:
     """Make a message with any body."""
     return ServiceBusMessage(
@@ -161,7 +161,7 @@ class Rig:
         policy: Mapping[str, Any] = ANY,
         queue: str = QUEUE,
         dry_run: bool = False,
-        api_version: str = "2020-07-01",
+        api_version: ApiVersion = "2020-07-01",
         clock: Clock | None = None,
         connection_string: str = "",
         **approvals: Any,
@@ -172,7 +172,7 @@ class Rig:
         self._imds_settings = ImdsSettings(endpoint=imds.url(vm), api_version=api_version)
         self.settings = ApprovalSettings(
             connection_string=Secret(connection_string or bus.connection_string),
-            **({"queue": queue} if "topic" not in approvals else {}),
+            queue="" if "topic" in approvals else queue,
             policy=PolicySettings(**policy),
             **approvals,
         )
@@ -255,7 +255,7 @@ class Rig:
         return [event for event in self.told() if event["type"].startswith(PREFIX)]
 
     def wait_for(
-        self, predicate: Callable[[list[dict[str, Any]]], T], *, timeout_seconds: float = LIMIT_SECONDS
+        self, predicate: Callable[[list[dict[str, Any]]], T | None], *, timeout_seconds: float = LIMIT_SECONDS
     ) -> T:
         """Wait until the predicate holds of the receipts."""
         return wait_until(

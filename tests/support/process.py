@@ -34,7 +34,7 @@ COMMAND = [sys.executable, "-m", "bridge"]
 
 
 def wait_until(
-    predicate: Callable[[], T],
+    predicate: Callable[[], T | None],
     *,
     timeout_seconds: float = LIMIT_SECONDS,
     tell: Callable[[], object] = str,
@@ -177,7 +177,7 @@ class Forward:
         path = self.state / "status.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
-    def wait_for_status(self, predicate: Callable[[dict[str, Any]], T]) -> T:
+    def wait_for_status(self, predicate: Callable[[dict[str, Any]], T | None]) -> T:
         """Wait until this very process has written what the predicate asks for."""
         assert self.process is not None
         pid = self.process.pid
@@ -186,7 +186,7 @@ class Forward:
             status = self.status()
             return predicate(status) if status.get("pid") == pid else None
 
-        return wait_until(found, tell=self.status)  # type: ignore[return-value]
+        return wait_until(found, tell=self.status)
 
     def __repr__(self) -> str:
         return f"{self._command}, log:\n{self.log.read_text() if self.log.exists() else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -165,7 +165,7 @@ def _check_run(run: Any) -> None:
     _check_look({name: value for name, value in run.items() if name not in ("type", "text")})
 
 
-def _check_look(look: dict[str, Any]) -> None:
+def _check_look(look: Mapping[Any, Any]) -> None:
     assert set(look) <= _LOOK
     assert look.get("size", "Default") in {"Default", "Small", "Medium", "Large", "ExtraLarge"}
     assert look.get("weight", "Default") in {"Default", "Lighter", "Bolder"}

@@ -26,7 +26,7 @@ from tests.support.process import LIMIT_SECONDS, stored_event, toml
 
 EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
 ROUTING_KEY = "0123456789abcdef0123456789abcdef"  # of the length that PagerDuty asks for
-NEEDED = {
+NEEDED: dict[str, dict[str, Any]] = {
     "pagerduty": {"routing_key": ROUTING_KEY},
     "template": {"template": {"text": "{{ data.EventType }}"}},
 }

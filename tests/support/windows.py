@@ -40,13 +40,13 @@ def become_windows(modules: list[str]) -> None:
     for name in MODULES:
         sys.modules.pop(name, None)
     sys.modules["msvcrt"] = _msvcrt(sys.modules["fcntl"])
-    socket.socketpair = _socketpair
+    vars(socket).update(socketpair=_socketpair)
     for module in ("os", "select", "signal", "socket", "time"):
         for name in ABSENT[module]:
             vars(importlib.import_module(module)).pop(name, None)
     sys.modules.update(dict.fromkeys(ABSENT["modules"]))  # None there makes an import fail
-    signal.SIGBREAK = signal.CTRL_BREAK_EVENT = BREAK
-    subprocess.CREATE_NEW_PROCESS_GROUP = 0x200
+    vars(signal).update(SIGBREAK=BREAK, CTRL_BREAK_EVENT=BREAK)
+    vars(subprocess).update(CREATE_NEW_PROCESS_GROUP=0x200)
     sys.platform = "win32"
 
 

@@ -21,7 +21,7 @@ from bridge.cli.main import main
 from bridge.events.filters import Filter
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.outbox.buffer import DeadLetter
+from bridge.outbox.rows import DeadLetter
 from bridge.outbox.state_dir import StateFolder
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.process import (

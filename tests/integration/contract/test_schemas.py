@@ -189,7 +189,9 @@ def test_a_filter_of_readme_takes_some_events_and_not_others(expression: str) ->
             application_bytes=b"",
             body_bytes=b"",
             size_bytes=0,
-            application_properties=dict(message.application_properties or {}),
+            application_properties={
+                str(name): value for name, value in (message.application_properties or {}).items()
+            },
         )
         taken.append(matches(content))
     assert {*taken} == {True, False}
@@ -224,7 +226,7 @@ def test_recorded_documents_make_events_that_keep_to_the_schemas(path: Path, rep
 
 @pytest.mark.parametrize("version", EVENT_VERSIONS)
 def test_documents_of_every_api_version_make_events_that_keep_to_the_schemas(version: str) -> None:
-    lives = []
+    lives: list[Document] = []
     for status in ("Scheduled", "Started", ""):
         events = [
             event_fields(

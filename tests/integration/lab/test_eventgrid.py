@@ -89,7 +89,7 @@ def code(answer: requests.Response) -> tuple[int, str]:
 def test_an_event_and_a_batch_are_taken_and_read_again(lab: EventGridLab, flavor: str, body: bytes) -> None:
     single, several = publish(lab, flavor), publish(lab, flavor, batch(2), content_type=BATCH)
     assert [(one.status_code, one.content) for one in (single, several)] == [(200, body)] * 2
-    read = [CloudEvent.from_dict(event) for event in lab.events()]
+    read: list[CloudEvent[Any]] = [CloudEvent.from_dict(event) for event in lab.events()]
     assert [(event.id, event.type, event.data) for event in read] == [
         (number, "io.test.v1", {"x": 1}) for number in ("1", "0", "1")
     ]

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ EVERYTHING = (Filter(), False)
 TWO = {"a": EVERYTHING, "b": EVERYTHING}
 
 
-def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """Ask the file in the folder `path` as any other program would."""
     with closing(sqlite3.connect(path / "outbox.db")) as database:
         return database.execute(sql).fetchall()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ class Rig:
         )
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 
-    def commit(self, *names: str, **data: str) -> None:
+    def commit(self, *names: str, **data: Any) -> None:
         for name in names:
             self.outbox.commit([event(name, **data)], meta={})
 
@@ -103,7 +104,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return False
 
     def limit(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
-        return min(limit_seconds, base_seconds * 2**attempt)
+        return min(limit_seconds, base_seconds * 2.0**attempt)
 
     monkeypatch.setattr(Stop, "wait", wait)
     monkeypatch.setattr(module, "LAST_RETRY_SECONDS", float("inf"))
@@ -241,13 +242,22 @@ def test_a_batch_that_is_taken_in_part_goes_on_behind_that_part(make: Make, wait
 
 @pytest.mark.usefixtures("waits")
 def test_wrong_credentials_are_told_loudly_and_read_again_before_the_next_try(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make(Unavailable("503"), Misconfigured("401"), Misconfigured("401"))
     order: list[str] = []
     send, reload = rig.sink.send, rig.sink.reload
-    rig.sink.send = lambda events: (order.append("send"), send(events))[1]  # type: ignore[method-assign]
-    rig.sink.reload = lambda: (order.append("reload"), reload())[1]  # type: ignore[method-assign]
+
+    def note_send(events: Sequence[StoredEvent]) -> None:
+        order.append("send")
+        send(events)
+
+    def note_reload() -> None:
+        order.append("reload")
+        reload()
+
+    monkeypatch.setattr(rig.sink, "send", note_send)
+    monkeypatch.setattr(rig.sink, "reload", note_reload)
     rig.commit("1", "2")
     rig.run_to_the_end()
     assert order == ["send", "send", "reload", "send", "reload", "send", "send"]
@@ -375,12 +385,12 @@ def test_a_dead_letter_waits_for_a_sink_that_is_not_there(make: Make) -> None:
 # --- beside others, and at the end ---
 
 
-def test_a_sink_that_hangs_holds_up_no_other(tmp_path: Path) -> None:
+def test_a_sink_that_hangs_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Mapping[str, tuple[Filter, bool]] = {"hangs": (Filter(), True), "works": (Filter(), True)}
     clock = MovedClock()
     outbox = open_outbox(tmp_path, sinks=everything, clock=clock)
     hanging, working, let_go = MemorySink(), MemorySink(), threading.Event()
-    hanging.send = lambda _: let_go.wait(LIMIT_SECONDS) and None  # type: ignore[method-assign, func-returns-value]
+    monkeypatch.setattr(hanging, "send", lambda _: let_go.wait(LIMIT_SECONDS))
     runs = [deliver_to(outbox, clock, "hangs", hanging), deliver_to(outbox, clock, "works", working)]
     for number in range(50):
         outbox.commit([event(str(number))], meta={})

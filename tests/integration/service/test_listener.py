@@ -289,7 +289,7 @@ def test_an_event_that_has_started_is_rejected(
 
 @pytest.mark.parametrize("given", [{"Vm": "web-1"}, {}])
 def test_what_is_meant_for_another_vm_is_rejected(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender, given: dict[str, str]
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender, given: dict[str, Any]
 ) -> None:
     event = reboot(imds, "web-0" if given else "web-1")
     with Rig(tmp_path, imds, bus) as rig:
@@ -463,7 +463,7 @@ def test_whatever_imds_answers_meanwhile_a_command_waits_until_it_is_well(
 ) -> None:
     with ImdsLab(approvals="hold") as imds:
         event = reboot(imds)
-        hangs = {"seconds": 0.5} if fault == "timeout" else {}
+        hangs: dict[str, Any] = {"seconds": 0.5} if fault == "timeout" else {}
         imds.fault(fault, path=EVENTS_PATH, count=2, retry_after=1 if fault == "429" else None, **hangs)
         if fault != "400":
             imds.fault(fault if fault != "garbage" else "500", method="POST", count=1)

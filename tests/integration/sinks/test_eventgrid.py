@@ -165,7 +165,8 @@ def test_azure_core_reads_the_arrived_events_as_they_were(
     with closing(with_key(lab, flavor, tmp_path)) as target:
         target.send([EVENT])
     (arrived,) = json.loads(lab.accepted[0].body)
-    read, envelope = CloudEvent.from_dict(arrived), EVENT.envelope
+    read: CloudEvent[Any] = CloudEvent.from_dict(arrived)
+    envelope = EVENT.envelope
     assert (read.id, read.type, read.source) == (EVENT.id, EVENT.type, envelope["source"])
     assert (read.subject, read.dataschema, read.data) == (
         envelope["subject"],
@@ -407,9 +408,9 @@ def test_the_old_key_stays_while_its_file_cannot_be_used(
 def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_identity(
     lab: EventGridLab, flavor: str, tmp_path: Path
 ) -> None:
-    settings = EventGridSettings(
-        kind="eventgrid", endpoint=endpoint(lab, flavor), key_file=write(tmp_path / "key", "a-key")
-    )
+    key_file = write(tmp_path / "key", "a-key")
+    given = {"kind": "eventgrid", "endpoint": endpoint(lab, flavor), "key_file": key_file}
+    settings = EventGridSettings.model_validate(given)
     (tmp_path / "key").unlink()
     with pytest.raises(OSError, match="No such file"):
         EventGridSink(settings)

@@ -20,6 +20,7 @@ from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
+from bridge.config.base import Secret
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
@@ -111,7 +112,7 @@ def test_azure_core_reads_a_received_message_as_it_is(lab: ServiceBusLab) -> Non
         client.get_queue_receiver(QUEUE) as receiver,
     ):
         (message,) = receiver.receive_messages(1, max_wait_time=20)
-        read = CloudEvent.from_json(message)
+        read: CloudEvent[Any] = CloudEvent.from_json(message)
     assert (read.id, read.type, read.source) == (one.id, one.type, one.envelope["source"])
     assert read.data == one.envelope["data"]
     assert read.extensions == {"correlationid": EVENT_ID, "partitionkey": EVENT_ID}
@@ -333,7 +334,7 @@ def test_a_connection_string_is_read_anew_from_its_file(lab: ServiceBusLab, tmp_
     wrong = lab.connection_string_with("wrong-key")
     file = write(tmp_path / "bus", wrong)
     given = {"kind": "servicebus", "connection_string_file": str(file), "queue": QUEUE}
-    with closing(ServiceBusSink(ServiceBusSettings(**given))) as sink:
+    with closing(ServiceBusSink(ServiceBusSettings.model_validate(given))) as sink:
         with pytest.raises(Misconfigured, match="refused"):
             sink.send([event()])
         write(file, lab.connection_string)
@@ -438,7 +439,9 @@ def test_over_websockets_it_goes_through_the_proxy_to_port_443() -> None:
     with RawServer(refuse) as proxy:
         given = ServiceBusSettings(
             kind="servicebus",
-            connection_string="Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey=s3cret-key",
+            connection_string=Secret(
+                "Endpoint=sb://bus.invalid/;SharedAccessKeyName=k;SharedAccessKey=s3cret-key"
+            ),
             queue=QUEUE,
             transport="websocket",
             http_proxy=proxy.url,

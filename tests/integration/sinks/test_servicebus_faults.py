@@ -67,7 +67,7 @@ class Rig:
             self.pauses.append(seconds)
         Dispatcher._pause(self.dispatcher, seconds)
 
-    def commit(self, count: int, **data: str) -> None:
+    def commit(self, count: int, **data: Any) -> None:
         """Commit events, one transaction each."""
         for _ in range(count):
             self.names.append(str(len(self.names)))

@@ -74,7 +74,7 @@ def test_headers_and_token_come_from_files(inbox: Inbox, tmp_path: Path) -> None
     (tmp_path / "headers").write_text("# for the gateway\nX-Api-Key: one: two\n\nX-Env: lab\n")
     (tmp_path / "url").write_text(f"{inbox.url}?key=abc\n")
     inbox.require_token("the-token")
-    files = {
+    files: dict[str, Any] = {
         f"{name}_file": tmp_path / file
         for name, file in (("bearer_token", "token"), ("headers", "headers"), ("url", "url"))
     }
@@ -290,7 +290,7 @@ def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
     ids=lambda form: next(iter(form.values())),
 )
 def test_what_would_be_sent_is_shown_without_any_secret(
-    inbox: Inbox, tmp_path: Path, form: dict[str, str]
+    inbox: Inbox, tmp_path: Path, form: dict[str, Any]
 ) -> None:
     signing_secret = "whsec_" + "QUJD" * 8
     target = sink(

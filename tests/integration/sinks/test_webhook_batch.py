@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,7 @@ def test_a_batch_of_one_is_a_list_all_the_same(inbox: Inbox, tmp_path: Path) -> 
     ids=str,
 )
 def test_only_batch_mode_takes_several_events_at_once(
-    inbox: Inbox, tmp_path: Path, form: dict[str, str], most: int
+    inbox: Inbox, tmp_path: Path, form: dict[str, Any], most: int
 ) -> None:
     assert sink(tmp_path, inbox.url, **form).max_batch == most
 

@@ -79,7 +79,7 @@ def test_what_the_sink_sends_has_the_signature_of_the_standards_vector(inbox: In
     ids=lambda form: next(iter(form.values())),
 )
 def test_what_arrives_is_verified_by_an_independent_library(
-    inbox: Inbox, tmp_path: Path, form: dict[str, str]
+    inbox: Inbox, tmp_path: Path, form: dict[str, Any]
 ) -> None:
     (event, *_) = samples(datetime.now(UTC))
     sink(tmp_path, inbox.url, **form, signing_secret=SECRET).send([event])

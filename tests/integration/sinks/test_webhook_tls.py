@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,8 @@ def test_a_server_of_the_private_authority_is_trusted_and_no_other(
 ) -> None:
     with RawServer(TAKEN, tls=authority.server()) as server:
         sink(tmp_path, server.url, ca_file=authority.file).send([EVENT])
-        for trusted in ({}, {"ca_file": other.file}):
+        wrong: list[dict[str, Any]] = [{}, {"ca_file": other.file}]
+        for trusted in wrong:
             error = failure(sink(tmp_path, server.url, **trusted))
             assert type(error) is Misconfigured
             assert "certificate" in str(error)
@@ -69,7 +71,7 @@ def test_a_server_that_asks_for_a_certificate_gets_it(
     authority: Authority, tmp_path: Path, in_one_file: bool
 ) -> None:
     pair = authority.issue("client")
-    given = {"client_certificate_file": pair.certificate, "client_key_file": pair.key}
+    given: dict[str, Any] = {"client_certificate_file": pair.certificate, "client_key_file": pair.key}
     if in_one_file:
         given = {"client_certificate_file": pair.in_one_file()}
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:

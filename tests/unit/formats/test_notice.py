@@ -241,7 +241,7 @@ def test_a_dry_run_says_that_nothing_was_sent() -> None:
 
 
 def test_a_command_that_cannot_be_read_has_a_receipt_without_an_event() -> None:
-    nothing = {
+    nothing: dict[str, Any] = {
         "EventId": None,
         "EventType": None,
         "Resources": [],

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_without_a_call_there_is_no_thread() -> None:
 def test_it_can_be_used_again_after_its_end() -> None:
     worker = Worker("w-again")
     for number in range(3):
-        assert worker.call(lambda n=number: n, limit_seconds=LIMIT_SECONDS) == number
+        assert worker.call(partial(int, number), limit_seconds=LIMIT_SECONDS) == number
         worker.close()
     wait_until(lambda: alive("w-again") == 0)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -547,7 +548,12 @@ def test_a_receiver_that_waits_for_a_session_can_be_detached(lab: ServiceBusLab)
 
 
 def test_a_fault_that_makes_no_sense_is_refused(lab: ServiceBusLab) -> None:
-    for kind, options in (("nonsense", {}), ("stall", {"count": 1}), ("detach_idle", {})):
+    nonsense: list[tuple[str, dict[str, Any]]] = [
+        ("nonsense", {}),
+        ("stall", {"count": 1}),
+        ("detach_idle", {}),
+    ]
+    for kind, options in nonsense:
         with pytest.raises(LabError):
             lab.fault(kind, **options)
 
@@ -603,7 +609,7 @@ def test_sixty_clients_with_two_connections_each_lose_nothing(lab: ServiceBusLab
             receiver.complete_message(message)
             received.append(str(message))
 
-    attempts = [Attempt(lambda number=number: take_part(number)) for number in range(60)]
+    attempts = [Attempt(partial(take_part, number)) for number in range(60)]
     ready.wait(CROWD_SECONDS)
     assert lab.connections == 120
     wait_until(lambda: all(attempt.over for attempt in attempts), timeout_seconds=CROWD_SECONDS)
