@@ -1,6 +1,6 @@
-"""Turn changes into CloudEvents: their ids, their attributes and their data.
+"""Build CloudEvents: their ids, attributes and data.
 
-The ids are the contract: the same change has the same id on every retry, after every restart, and on every VM
+The ids are part of the contract: the same change has the same id on every retry, after every restart, and on every VM
 that saw the same documents.
 """
 
@@ -22,23 +22,22 @@ from bridge.runtime.json import Json
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 
-DOCUMENT_CHANGED = "document.changed"
-IMDS_UNREACHABLE = "imds.unreachable"
-IMDS_RECOVERED = "imds.recovered"
-HEARTBEAT = "bridge.heartbeat"
-TEST = "bridge.test"
-
-# What EventStatus says of an event that is gone; the words of Microsoft's own preview route.
+# EventStatus of an event that is gone; Microsoft's preview of Event Grid uses the same values.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reporter:
-    """The VM that tells: what it is called and who it is, as far as that is known.
+    """Builds the events of one process on one VM.
 
-    `name` becomes the attribute `reporter` with `role` behind it. `epoch` is the id of the state that counts
-    `reporterseq`. `group_source` and `vm_source` override the sources of the events. `session` is the template of the
-    approvals' session ids.
+    Args:
+        name: the VM's name, or the host's while that is unknown.
+        role: the process; `{name}/{role}` is the attribute `reporter`.
+        epoch: the id of the state that counts `reporterseq`.
+        vm: who the VM is; None while unknown.
+        group_source: replaces the source of scheduledevents.
+        vm_source: replaces the source of the VM's own events.
+        session: the template of the approvals' session ids.
     """
 
     name: str
@@ -52,7 +51,14 @@ class Reporter:
     def scheduled_event(
         self, change: Change, *, seen_before: int, incarnation: int | None, at: datetime
     ) -> CloudEvent:
-        """Tell of a change of one event; `seen_before` counts the times that this VM saw the very same."""
+        """Build the event that reports a change of a scheduled event.
+
+        Args:
+            change: what changed.
+            seen_before: how often this VM has seen this very change before.
+            incarnation: of the document that showed it.
+            at: when it was seen.
+        """
         event = change.event
         name = f"scheduledevent.{change.kind}"
         return CloudEvent(
@@ -75,9 +81,17 @@ class Reporter:
         sequence: int,
         at: datetime,
     ) -> CloudEvent:
-        """Tell of a changed document; `event_ids` are the CloudEvents that came of it."""
+        """Build the event that reports a changed document.
+
+        Args:
+            document: as it is now.
+            previous: as it was before.
+            event_ids: the ids of the CloudEvents that report the changes of its events.
+            sequence: this event's `reporterseq`.
+            at: when it was seen.
+        """
         return self._own(
-            DOCUMENT_CHANGED,
+            "document.changed",
             sequence=sequence,
             at=at,
             data={
@@ -90,18 +104,31 @@ class Reporter:
         )
 
     def unreachable(self, *, since: datetime | None, reason: str, sequence: int, at: datetime) -> CloudEvent:
-        """Tell that IMDS gives no good answer since `since` (None: it never gave one)."""
+        """Build the event that reports that IMDS cannot be reached.
+
+        Args:
+            since: the time of the last usable answer; None if there was none.
+            reason: what went wrong.
+            sequence: this event's `reporterseq`.
+            at: now.
+        """
         return self._own(
-            IMDS_UNREACHABLE,
+            "imds.unreachable",
             sequence=sequence,
             at=at,
             data={"Since": iso_utc(since) if since else None, "Reason": reason},
         )
 
     def recovered(self, *, since: datetime | None, sequence: int, at: datetime) -> CloudEvent:
-        """Tell that IMDS answers again, and from when to when this VM saw nothing."""
+        """Build the event that reports that IMDS answers again.
+
+        Args:
+            since: the time of the last usable answer before the gap; None if there was none.
+            sequence: this event's `reporterseq`.
+            at: the time of the first usable answer after the gap.
+        """
         return self._own(
-            IMDS_RECOVERED,
+            "imds.recovered",
             sequence=sequence,
             at=at,
             data={
@@ -123,11 +150,19 @@ class Reporter:
         at: datetime,
         data: Mapping[str, Json],
     ) -> CloudEvent:
-        """Tell what became of a command for one EventId ("" where none could be read).
+        """Build the receipt that reports the result of a command for one EventId.
 
-        `key` names the command; `data` says more of the outcome and the command.
+        Args:
+            outcome: accepted, rejected or failed.
+            key: the command's key, which decides about the receipt's id together with the EventId and the outcome.
+            command_id: the command's id, "" if it has none.
+            event_id: the EventId, "" if none could be read.
+            resources: the VMs that the approval applies to.
+            sequence: this event's `reporterseq`.
+            at: when it was decided.
+            data: further properties of the receipt.
         """
-        told = self._own(
+        receipt = self._own(
             f"approval.{outcome}",
             sequence=sequence,
             at=at,
@@ -140,31 +175,39 @@ class Reporter:
         )
         attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": command_id}
         return replace(
-            told,
+            receipt,
             id=str(uuid5(NAMESPACE, f"{key}:{event_id.lower()}:{outcome}")),
-            subject=event_id or told.subject,
-            extensions={**told.extensions, **{name: value for name, value in attributes.items() if value}},
+            subject=event_id or receipt.subject,
+            extensions={**receipt.extensions, **{name: value for name, value in attributes.items() if value}},
         )
 
     def heartbeat(
         self, *, reason: str, version: str, backlog: Mapping[str, int], sequence: int, at: datetime
     ) -> CloudEvent:
-        """Tell that this process lives; `reason` is Started, Hourly or Stopping."""
+        """Build the event that reports that the process is running.
+
+        Args:
+            reason: Started, Hourly or Stopping.
+            version: of imds-bridge.
+            backlog: how many events wait, by sink.
+            sequence: this event's `reporterseq`.
+            at: now.
+        """
         data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
-        return self._own(HEARTBEAT, sequence=sequence, at=at, data=data)
+        return self._own("bridge.heartbeat", sequence=sequence, at=at, data=data)
 
     def test(self, *, version: str, at: datetime) -> CloudEvent:
-        """Tell only that a sink can be reached; it counts among no reporter's events."""
-        told = self._own(
-            TEST,
+        """Build an event that only tests a sink; it is not counted by `reporterseq`."""
+        event = self._own(
+            "bridge.test",
             sequence=0,
             at=at,
             data={"Message": "This is a test of imds-bridge; nothing is scheduled.", "Version": version},
         )
-        return replace(told, id=str(uuid5(NAMESPACE, f"{told.source}:test:{iso_utc(at)}")), extensions={})
+        return replace(event, id=str(uuid5(NAMESPACE, f"{event.source}:test:{iso_utc(at)}")), extensions={})
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
-        """Make one of the VM's own events, which nobody else can tell of and which are counted without holes."""
+        """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
         vm_id = self.vm.vm_id if self.vm else ""
         return CloudEvent(
             id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}")),
@@ -204,7 +247,7 @@ class Reporter:
         return is_among(self.vm.name, event.resources)
 
     def _approval_session(self, event: ScheduledEvent) -> str | None:
-        """Name the session in which a command reaches the first of the VMs concerned: the same on every VM."""
+        """Return the session in which a command reaches the first affected VM: the same on every VM."""
         if not self.session or self.vm is None:
             return None
         first = (*event.resources, self.vm.name)[0]
@@ -227,7 +270,7 @@ class Reporter:
 
 
 def _group_source(vm: Vm | None) -> str:
-    """Give the ARM id of what the VMs that see the same events have in common."""
+    """Return the ARM id of the scale set or resource group, which VMs that see the same events share."""
     if vm is None or not vm.subscription_id or not vm.resource_group:
         return ""
     group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
@@ -236,7 +279,7 @@ def _group_source(vm: Vm | None) -> str:
 
 
 def _reference(resource_id: str) -> str:
-    """Write an ARM id as a URI reference: a resource group's name may hold letters of any script."""
+    """Return an ARM id as a URI reference: the name of a resource group may have letters of any script."""
     return quote(resource_id, safe="/()")
 
 

@@ -11,11 +11,15 @@ from bridge.runtime.json import Json
 
 
 class Filter:
-    """Which events a sink takes: `types` with `*`, and `where`, equality with attributes or data.
+    """Matches the events that a sink receives.
 
-    A name in `where` is looked for among the attributes first, then in `data`; dots lead into objects. Where
-    the event holds a list, one equal element is enough. `scope` "self" takes what names this VM, and what names
-    none or where it is unknown who this VM is; "first" what names it first.
+    Args:
+        types: patterns of types, with `*` for any text.
+        where: values of attributes or properties of `data`, with dots into objects; an attribute comes before a
+            property of the same name. A list of values means any of them; of a list in the event, one equal element
+            is enough.
+        scope: "self" for events whose Resources list this VM, and for events without Resources or while the VM is
+            unknown; "first" for events whose Resources list this VM first; "all".
     """
 
     def __init__(
@@ -30,17 +34,17 @@ class Filter:
         self._scope = scope
 
     def matches(self, event: StoredEvent) -> bool:
-        """Tell whether the sink wants an event."""
+        """Return whether the sink receives an event."""
         if not self.matches_type(event.type):
             return False
         return (not self._where or self._matches_where(event.envelope)) and (
             self._scope == "all"
-            or "reporter" in event.envelope  # nobody else tells of the VM's own events and receipts
+            or "reporter" in event.envelope  # only this VM publishes its own events and receipts
             or _concerns(event.envelope.get("data"), first=self._scope == "first")
         )
 
     def matches_type(self, event_type: str) -> bool:
-        """Tell whether the sink wants events of this type at all."""
+        """Return whether the sink receives events of this type."""
         return self._types.fullmatch(event_type) is not None
 
     def _matches_where(self, envelope: Mapping[str, Json]) -> bool:
@@ -48,12 +52,13 @@ class Filter:
 
 
 def _concerns(data: Json, *, first: bool) -> bool:
-    """Tell whether an event is about this VM; what may be counts as being."""
-    told = data if isinstance(data, dict) else {}
-    vm = told.get("Vm")
+    """Return whether an event affects this VM, or may do so."""
+    properties = data if isinstance(data, dict) else {}
+    vm = properties.get("Vm")
     who = vm if isinstance(vm, dict) else {}
-    resources = names(told.get("Resources"))
-    if not resources or not who.get("VmId"):  # without an id, the name is only that of the host
+    resources = names(properties.get("Resources"))
+    # Without an id, the name is only that of the host.
+    if not resources or not who.get("VmId"):
         return True
     return is_among(str(who.get("Name")), resources[:1] if first else resources)
 

@@ -13,7 +13,7 @@ from bridge.runtime.json import Json
 
 @dataclass(frozen=True, kw_only=True)
 class CloudEvent:
-    """A CloudEvent 1.0; `extensions` holds its further attributes, all strings."""
+    """A CloudEvent 1.0; `extensions` are its further attributes, all strings."""
 
     id: str
     source: str
@@ -29,7 +29,7 @@ class CloudEvent:
 class StoredEvent:
     """An event as the outbox keeps it.
 
-    `seq` is its place in the outbox, `body` the CloudEvent as structured JSON, `stored_at` steady seconds
+    `seq` is its position in the outbox, `body` the CloudEvent as structured JSON, `stored_at` steady seconds
     since 1970.
     """
 

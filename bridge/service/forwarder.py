@@ -1,4 +1,4 @@
-"""The first flow's loop: ask IMDS, compare, and commit what changed together with its events."""
+"""The loop of `forward`: poll IMDS, compare documents, and commit each change together with its events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ REPEAT_LOG_SECONDS = 600.0
 
 
 class Forwarder:
-    """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
+    """Watches one VM's document. `run` is for one thread; `status` may be called from any.
+
+    Args:
+        config: the whole configuration.
+        imds: where documents come from.
+        outbox: what keeps the state and gets the events.
+        clock: the time.
+        stop: what ends `run`.
+    """
 
     def __init__(self, config: Config, *, imds: Imds, outbox: Outbox, clock: Clock, stop: Stop) -> None:
         self._config = config
@@ -48,11 +56,11 @@ class Forwarder:
         self._remembered_at = -math.inf
         self._began_at = clock.monotonic()
         self._failures = 0
-        self._trouble = ""
+        self._last_error = ""
         self._logged_at = -math.inf
 
     def run(self) -> None:
-        """Poll until the stop, then once more."""
+        """Poll until `stop` is set, then once more."""
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
             report_progress()
@@ -70,40 +78,41 @@ class Forwarder:
         self._identity.emit_stopping()
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
-        """Ask once and deal with the answer; return how long to wait where that failed, else None."""
+        """Request the document once and process it; return how long to wait after a failure, else None."""
         self._notice_clock()
-        asked_at = self._clock.monotonic()
+        requested_at = self._clock.monotonic()
         try:
             body = self._imds.document(timeout_seconds=timeout_seconds)
-            self._take(body, asked_at)
+            self._process(body, requested_at)
         except ImdsError as error:
             return self._fail(error)
         return None
 
     def status(self) -> dict[str, Any]:
-        """Tell what is known, for the status file."""
+        """Return what the status file shows."""
         document = self._watch.document
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
-            "last_error": self._trouble or None,
+            "last_error": self._last_error or None,
             "last_good_at": iso_utc(self._good_time) if self._good_time else None,
             "document": document.raw if document else None,
             "missing": [missing.event.raw for missing in self._watch.missing.values()],
         }
 
-    # A good answer
+    # A usable answer
 
-    def _take(self, body: bytes, asked_at: float) -> None:
+    def _process(self, body: bytes, requested_at: float) -> None:
         now = self._clock.monotonic()
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
-        if self._identity.resolve():  # nothing of the state was this VM's
+        if self._identity.resolve():
+            # The state was that of another VM.
             self._watch, self._good_time, self._body = Watch(), None, None
         if self._failures or changed:
             self._recover()
         if document:
-            self._compare(document, now, asked_at)
+            self._compare(document, now, requested_at)
             self._body = body
         self._good_at = now
         self._good_time = self._clock.now()
@@ -116,7 +125,7 @@ class Forwarder:
         except ValueError as error:
             raise ImdsError(f"IMDS at {self._imds.base} sent {error}") from error
 
-    def _compare(self, document: Document, now: float, asked_at: float) -> None:
+    def _compare(self, document: Document, now: float, requested_at: float) -> None:
         """Commit what differs from the last document, if anything does."""
         before = self._watch
         watch, changes = compare(
@@ -125,7 +134,7 @@ class Forwarder:
             Observation(
                 at=self._clock.steady(),
                 gap_seconds=None if self._good_at is None else now - self._good_at,
-                service_was_off=now - asked_at > CALL_SECONDS or self._slept(),
+                service_was_off=now - requested_at > CALL_SECONDS or self._service_may_be_off(),
             ),
         )
         if watch == before:
@@ -133,40 +142,42 @@ class Forwarder:
         self._watch = watch
         fingerprints = [change.fingerprint for change in changes]
         counts = [self._outbox.occurrences(fingerprint) for fingerprint in fingerprints]
-        told = self._tell(before, document, list(zip(changes, counts, strict=True)))
+        events = self._events(before, document, list(zip(changes, counts, strict=True)))
         self._commit(
-            told, occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)}
+            events, occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)}
         )
         _log_changes(document, changes)
 
-    def _tell(self, before: Watch, document: Document, changes: list[tuple[Change, int]]) -> list[CloudEvent]:
-        """Make the events of a changed document: the urgent ones first, the document itself last."""
+    def _events(
+        self, before: Watch, document: Document, changes: list[tuple[Change, int]]
+    ) -> list[CloudEvent]:
+        """Build the events that report a changed document: the urgent ones first, the document last."""
         at = self._clock.now()
         reporter = self._identity.reporter()
-        told = [
+        events = [
             reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
             for change, count in changes
         ]
         if changes or before.document is None or before.document.raw != document.raw:
-            told.append(
+            events.append(
                 reporter.document(
                     document,
                     previous=before.document,
-                    event_ids=[event.id for event in told],
+                    event_ids=[event.id for event in events],
                     sequence=self._identity.next_sequence(),
                     at=at,
                 )
             )
-        return told
+        return events
 
     def _commit(
-        self, told: list[CloudEvent], *, occurrences: dict[str, int] | None = None, **meta: str
+        self, events: list[CloudEvent], *, occurrences: dict[str, int] | None = None, **meta: str
     ) -> None:
-        encoded = [(event, structured(event)) for event in told]
+        encoded = [(event, structured(event)) for event in events]
         self._outbox.commit(encoded, meta={"watch": self._watch.dump(), **meta}, occurrences=occurrences)
 
-    def _slept(self) -> bool:
-        """Tell whether nobody here asked IMDS for a day, after which it is off."""
+    def _service_may_be_off(self) -> bool:
+        """Return whether this process has not called IMDS for a day, after which the service is off."""
         if self._good_at is not None:
             return self._clock.monotonic() - self._good_at >= OFF_AFTER_SECONDS
         return self._good_time is not None and (
@@ -176,21 +187,21 @@ class Forwarder:
     # Outages
 
     def _fail(self, error: ImdsError) -> float:
-        """Say that IMDS gave no good answer, once it is an outage as an event; return how long to wait."""
+        """Log a failure, and publish an outage once it is one; return how long to wait."""
         now = self._clock.monotonic()
         self._failures += 1
-        self._trouble = str(error)
+        self._last_error = str(error)
         if self._failures == 1 or now - self._logged_at >= REPEAT_LOG_SECONDS:
-            log.warning("no good answer from IMDS: %s; asking again", error)
+            log.warning("IMDS gave no usable answer: %s; retrying", error)
             self._logged_at = now
-        blind_seconds = now - (self._began_at if self._good_at is None else self._good_at)
-        if blind_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
+        gap_seconds = now - (self._began_at if self._good_at is None else self._good_at)
+        if gap_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
             since = self._good_time
             reporter = self._identity.reporter()
-            told = reporter.unreachable(
+            event = reporter.unreachable(
                 since=since, reason=str(error), sequence=self._identity.next_sequence(), at=self._clock.now()
             )
-            self._commit([told], blind_since=iso_utc(since) if since else "never")
+            self._commit([event], blind_since=iso_utc(since) if since else "never")
         if error.retry_after_seconds is not None:
             return max(RETRY_FLOOR_SECONDS, error.retry_after_seconds)
         jitter = full_jitter(
@@ -199,15 +210,15 @@ class Forwarder:
         return max(RETRY_FLOOR_SECONDS, jitter)
 
     def _recover(self) -> None:
-        """Say that IMDS answers again, if it was said that it does not."""
+        """Publish the end of an outage that was published."""
         if self._failures:
             log.info("IMDS answers again", extra={"failures": self._failures})
-        self._failures, self._trouble = 0, ""
+        self._failures, self._last_error = 0, ""
         if since := self._outbox.meta("blind_since"):
-            told = self._identity.reporter().recovered(
+            event = self._identity.reporter().recovered(
                 since=parse_iso(since), sequence=self._identity.next_sequence(), at=self._clock.now()
             )
-            self._commit([told], blind_since="")
+            self._commit([event], blind_since="")
 
     # Time
 
@@ -231,12 +242,13 @@ def _load_watch(text: str) -> Watch:
     try:
         return Watch.load(text)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.error("what was known cannot be read, all is seen as new: %s", error)  # noqa: TRY400 - the text says it all
+        # The text is enough, without a traceback.
+        log.error("the last document cannot be read from the state; every event is new: %s", error)  # noqa: TRY400
         return Watch()
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:
-    """Tell an operator what happened, in words."""
+    """Log the changes for an operator."""
     log.info("document %s: %d event(s)", document.incarnation, len(document.events))
     for change in changes:
         event = change.event
@@ -252,5 +264,5 @@ def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:
         )
     for entry in document.invalid_entries:
         log.warning(
-            "an entry of the document cannot be read; it is published as it came", extra={"entry": entry}
+            "an entry of the document cannot be read; it is published as received", extra={"entry": entry}
         )

@@ -1,4 +1,4 @@
-"""Who speaks: what this VM is called, and the events by which a process tells of itself."""
+"""Who this VM is, and the events that a process publishes about itself."""
 
 from __future__ import annotations
 
@@ -22,14 +22,22 @@ from bridge.runtime.clock import Clock
 log = logging.getLogger(__name__)
 
 RESOLVE_EVERY_SECONDS = 30.0
-RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure, then twice as long each time
+RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure; doubled after each further one
 HEARTBEAT_EVERY_SECONDS = 3600.0
 
 Role = Literal["forward", "listen", "relay"]
 
 
 class VmIdentity:
-    """One process's identity and heartbeat; for the thread that makes the process's events."""
+    """The identity and the heartbeat of one process; for the thread that builds the process's events.
+
+    Args:
+        config: the whole configuration.
+        role: what the process does.
+        imds: where instance data comes from.
+        outbox: what keeps the identity and gets the events.
+        clock: the time.
+    """
 
     def __init__(self, config: Config, role: Role, *, imds: Imds, outbox: Outbox, clock: Clock) -> None:
         self._config = config
@@ -44,7 +52,7 @@ class VmIdentity:
         self.vm = _load_vm(outbox.meta("vm"))
 
     def resolve(self) -> bool:
-        """Ask IMDS who this VM is, once; tell whether a state that another VM left was set aside for that."""
+        """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
         now = self._clock.monotonic()
         if self.resolved or now < self._resolve_at:
             return False
@@ -53,7 +61,7 @@ class VmIdentity:
         try:
             vm = self._imds.instance()
         except ImdsError as error:
-            log.warning("who this VM is cannot be learned yet: %s", error)
+            log.warning("the VM's identity is not available yet: %s", error)
             return False
         self.resolved = True
         kept = self._outbox.meta("vm_id")
@@ -69,7 +77,7 @@ class VmIdentity:
         return is_other
 
     def reporter(self) -> Reporter:
-        """Return what makes events in this VM's name, as far as that is known."""
+        """Return what builds events in this VM's name, as far as it is known."""
         return Reporter(
             name=self.vm.name if self.vm else socket.gethostname(),
             role=self._role,
@@ -81,47 +89,47 @@ class VmIdentity:
         )
 
     def next_sequence(self) -> int:
-        """Count one of this process's own events."""
+        """Return the number of the next of this process's own events."""
         return self._outbox.count("reporterseq")
 
     def notice_clock(self) -> float:
-        """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+        """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
         return follow_clock(self._clock, self._outbox)
 
     def emit_heartbeat(self) -> None:
-        """Tell at the start and then hourly that this process lives."""
+        """Publish a heartbeat at the start and then every hour."""
         now = self._clock.monotonic()
         if now - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
-            self._tell("Started" if self._heartbeat_at == -math.inf else "Hourly")
+            self._publish("Started" if self._heartbeat_at == -math.inf else "Hourly")
             self._heartbeat_at = now
 
     def emit_stopping(self) -> None:
-        """Tell that this process stops on purpose."""
-        self._tell("Stopping")
+        """Publish the last heartbeat of a process that is stopped."""
+        self._publish("Stopping")
 
-    def _tell(self, reason: str) -> None:
-        told = self.reporter().heartbeat(
+    def _publish(self, reason: str) -> None:
+        event = self.reporter().heartbeat(
             reason=reason,
             version=__version__,
             backlog=self._outbox.backlogs(),
             sequence=self.next_sequence(),
             at=self._clock.now(),
         )
-        self._outbox.commit([(told, structured(told))], meta={})
+        self._outbox.commit([(event, structured(event))], meta={})
 
 
 def follow_clock(clock: Clock, outbox: Outbox) -> float:
-    """Say that the wall clock has jumped, and keep every age as it was; return by how many seconds."""
+    """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
     jump = clock.jump_seconds()
     if jump:
         seconds = round(jump, 1)
-        log.warning("the wall clock jumped; ages are counted on as before", extra={"seconds": seconds})
+        log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
         outbox.shift(jump)
     return jump
 
 
 def _load_vm(text: str) -> Vm | None:
-    """Read who this VM is as it was kept; nonsense counts as not known yet."""
+    """Read the VM's identity from the state; None if there is none or it cannot be read."""
     try:
         return Vm(**json.loads(text)) if text else None
     except (ValueError, TypeError):
@@ -129,7 +137,7 @@ def _load_vm(text: str) -> Vm | None:
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:
-    """Fill a session template for a VM, in lower case; "" without a template, None while the VM is unknown."""
+    """Return a VM's session id in lower case; "" without a template, None while the VM is unknown."""
     if not template:
         return ""
     if vm is None:

@@ -1,0 +1,117 @@
+"""One VM with its forwarder, its state and its clock, on any IMDS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bridge.config.models import Config
+from bridge.events.filters import Filter
+from bridge.imds.port import Imds
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import Stop
+from bridge.service.forwarder import Forwarder
+from tests.support.clock import MovedClock
+from tests.support.diff import envelope_of, faults_of
+
+DAY = 86_400.0
+HOUR = 3_600.0
+
+
+class CountedStop(Stop):
+    """Is set after a number of waits, each of which moves the clock instead of lasting."""
+
+    def __init__(self, clock: MovedClock, waits: int) -> None:
+        super().__init__()
+        self.clock = clock
+        self.left = waits
+        self.waited: list[float] = []
+
+    def wait(self, seconds: float | None) -> bool:
+        if self.left == 0:
+            return True
+        self.left -= 1
+        self.waited.append(seconds or 0.0)
+        self.clock.advance(max(0.0, seconds or 0.0))
+        return False
+
+
+class Station:
+    """One VM with its forwarder, its state on disk and its clock."""
+
+    def __init__(self, folder: Path, imds: Imds, clock: MovedClock) -> None:
+        self.folder = folder
+        self.imds = imds
+        self.clock = clock
+        self.config = Config()
+        self._read = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start a process on the state."""
+        self.outbox = Outbox(
+            StateFolder(self.folder),
+            clock=self.clock,
+            sinks={"all": (Filter(), True)},
+            max_bytes=2**30,
+            retain_seconds=7 * DAY,
+        )
+        self.forwarder = self._forwarder(Stop())
+
+    def close(self) -> None:
+        self.outbox.close()
+
+    def restart(self, *, after: float = 0.0) -> None:
+        """End as kill -9 would, and start again later."""
+        self.close()
+        self.clock.advance(after)
+        self.start()
+
+    def poll(self, *, after: float = 1.0) -> float | None:
+        """Poll once, a second later."""
+        self.clock.advance(after)
+        return self.forwarder.poll()
+
+    def run(self, *, waits: int) -> CountedStop:
+        """Let the loop run for a number of polls, and the last one."""
+        stop = CountedStop(self.clock, waits)
+        self.forwarder = self._forwarder(stop)
+        self.forwarder.run()
+        return stop
+
+    def all_events(self) -> list[dict[str, Any]]:
+        """Return every event that was committed, each a valid CloudEvent."""
+        _, events = self.outbox.pending("all", 10_000)
+        envelopes = [envelope_of(event.body) for event in events]
+        for envelope in envelopes:
+            assert faults_of(envelope) == []
+        return envelopes
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events that were committed since the last call."""
+        envelopes = self.all_events()
+        new = envelopes[self._read :]
+        self._read = len(envelopes)
+        return new
+
+    def story(self) -> list[str]:
+        """Return the names of the events that were committed since the last call."""
+        return [name_of(envelope) for envelope in self.events()]
+
+    def forget(self) -> None:
+        """Let `events` return the first event again, after the state was moved aside."""
+        self._read = 0
+
+    def now(self) -> str:
+        return iso_utc(self.clock.now())
+
+    def _forwarder(self, stop: Stop) -> Forwarder:
+        return Forwarder(self.config, imds=self.imds, outbox=self.outbox, clock=self.clock, stop=stop)
+
+
+def name_of(envelope: dict[str, Any]) -> str:
+    """Return the type in short, with the EventId of a scheduled event."""
+    name = str(envelope["type"]).removeprefix("io.imdsbridge.").removesuffix(".v1")
+    return name if "reporterseq" in envelope else f"{name} {envelope['subject']}"
