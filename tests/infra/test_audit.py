@@ -58,7 +58,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceBus
                     sum(message.subject == f"{PREFIX}{kind}.v1" for message in subscription.messages) >= count
                 )
 
-            wait_until(found, tell=lambda: processes)
+            wait_until(found, describe=lambda: processes)
 
         wait_for("document.changed", 2)
         event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)

@@ -255,7 +255,7 @@ def test_what_the_real_forwarder_sees_is_kept_and_its_completeness_can_be_checke
             event_id = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
             wait_until(
                 lambda: any(event_id.encode() in one.body for one in lab.entity(PATH).messages),
-                tell=forward.__repr__,
+                describe=forward.__repr__,
             )
             assert forward.stop() == 0, forward
         host.handle(lab.entity(PATH).counts.active)

@@ -611,7 +611,7 @@ def test_the_listener_accepts_the_command_that_a_pressed_button_makes_of_a_real_
             put(bus, done.requests["Send"])
             put(bus, done.requests["Send"])  # a run that was repeated
             receipt = read(first(messages, RECEIPT))
-            wait_until(lambda: bus.entity(APPROVALS).counts.completed == 2, change_event=listen.__repr__)
+            wait_until(lambda: bus.entity(APPROVALS).counts.completed == 2, describe=listen.__repr__)
             assert (listen.stop(), forward.stop()) == (0, 0)
         assert [one.event_id for one in imds.approvals] == [event_id]
     assert (receipt["type"], receipt["data"]["Reason"]) == (f"{RECEIPT}accepted.v1", "approved")

@@ -95,7 +95,7 @@ class World:
 
     def wait_for_runs(self, *expected: str) -> None:
         """Wait until the commands have run as expected, and no more."""
-        wait_until(lambda: len(self.runs()) >= len(expected), tell=self.__repr__)
+        wait_until(lambda: len(self.runs()) >= len(expected), describe=self.__repr__)
         assert self.runs() == list(expected)
 
     def approved(self) -> list[str]:
@@ -104,12 +104,12 @@ class World:
 
     def wait_for_approval(self, event: str) -> None:
         """Wait until IMDS has been told to start an event."""
-        wait_until(lambda: event in self.approved(), tell=self.__repr__)
+        wait_until(lambda: event in self.approved(), describe=self.__repr__)
 
     def wait_until_read(self, subscription: str = OWN) -> None:
         """Wait until every message is completed."""
         entity = self.bus.entity(f"{TOPIC}/Subscriptions/{subscription}")
-        wait_until(lambda: entity.counts.active == 0, tell=self.__repr__)
+        wait_until(lambda: entity.counts.active == 0, describe=self.__repr__)
 
     def gate(self, *, closed: bool) -> None:
         """Let commands wait, or go on."""
@@ -213,8 +213,8 @@ def test_a_command_that_arrives_twice_has_one_id_and_one_receipt(world: World) -
     worker = world.worker()
     event = world.schedule()
     worker.wait_for_text("sent")
-    wait_until(lambda: world.bus.entity(APPROVALS).counts.completed == 2, tell=world.__repr__)
-    wait_until(world.receipts, tell=world.__repr__)
+    wait_until(lambda: world.bus.entity(APPROVALS).counts.completed == 2, describe=world.__repr__)
+    wait_until(world.receipts, describe=world.__repr__)
     assert world.approved() == [event]
     assert len({receipt["id"] for receipt in world.receipts()}) == 1
 
@@ -294,7 +294,9 @@ def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
     event = world.schedule()
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
     world.bus.fault("busy", f"{TOPIC}/Subscriptions/{OWN}", count=1)
-    wait_until(lambda: world.bus.applied("busy") == 1, tell=world.__repr__)  # nothing but a renewal asks so
+    wait_until(
+        lambda: world.bus.applied("busy") == 1, describe=world.__repr__
+    )  # nothing but a renewal asks so
     world.gate(closed=False)
     world.wait_for_approval(event)
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")

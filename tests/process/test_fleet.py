@@ -114,7 +114,7 @@ def test_fifty_forwarders_publish_each_event_once_and_each_its_own_document(
                         and all(documents()[f"{name}/forward"] >= each for name in VMS)
                     ),
                     timeout_seconds=LIMIT_SECONDS,
-                    tell=lambda: [documents(), *(member.status() for member in members[:3])],
+                    describe=lambda: [documents(), *(member.status() for member in members[:3])],
                 )
 
             wait_for_documents(1)  # everybody has its baseline

@@ -165,7 +165,7 @@ def run_and_kill(forward: Forward, lab: ImdsLab, rng: random.Random) -> None:
     with forward:
         if instant != "start":
             later = asked + (rng.randint(1, 4) if instant == "answer" else 1)
-            wait_until(lambda: len(lab.requests()) >= later, tell=lambda: forward)
+            wait_until(lambda: len(lab.requests()) >= later, describe=lambda: forward)
         within_seconds = {"start": 0.35, "answer": 0.04, "any": 0.7}[instant]
         threading.Event().wait(rng.uniform(0, within_seconds))
         assert forward.process is not None
@@ -191,7 +191,7 @@ def test_kill_9_at_sixty_random_instants_loses_nothing_and_moves_nothing_back(tm
             assert_not_back(before, after)
             before = after
         with forward:
-            wait_until(lambda: len(changes.expected) >= KILLS, tell=lambda: forward)
+            wait_until(lambda: len(changes.expected) >= KILLS, describe=lambda: forward)
             changes.finish()
             forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
             assert forward.stop() == 0, forward

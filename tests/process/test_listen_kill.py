@@ -80,14 +80,14 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
                 expected[names[1]] = {"denied"}
                 if rng.random() < 0.85:  # else while it starts
                     later = before + rng.randint(1, 3)
-                    wait_until(lambda at=later: len(imds.requests()) >= at, tell=lambda: listen)  # type: ignore[misc]
+                    wait_until(lambda at=later: len(imds.requests()) >= at, describe=lambda: listen)  # type: ignore[misc]
                 threading.Event().wait(rng.uniform(0, 0.06))
                 listen.kill()
         with listen:
             wait_until(
                 lambda: bus.entity(QUEUE).counts.active == 0,
                 timeout_seconds=LIMIT_SECONDS * 2,
-                tell=lambda: listen,
+                describe=lambda: listen,
             )
             listen.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
             assert listen.stop() == 0, listen

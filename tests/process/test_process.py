@@ -142,7 +142,7 @@ def test_a_sink_that_is_full_at_the_stop_does_not_keep_the_process(lab: ImdsLab,
         lab.serve_document({"DocumentIncarnation": 1, "Events": [], "Filler": "x" * 200_000})
         with Forward(tmp_path, {**settings(lab, {}), "stop_seconds": 0.5}, stdout=output) as forward:
             os.close(output)
-            wait_until(lambda: os.read(unread, 1), tell=lambda: forward)
+            wait_until(lambda: os.read(unread, 1), describe=lambda: forward)
             assert forward.stop() == 0, forward
     finally:
         os.close(unread)
@@ -214,7 +214,7 @@ def test_the_first_request_after_the_start_asks_for_the_document(lab: ImdsLab, t
 def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp_path: Path) -> None:
     event_id = schedule(lab)
     with Forward(tmp_path, settings(lab, {})) as forward:
-        wait_until(lambda: DOCUMENT in forward.output.read_text(), tell=lambda: forward)
+        wait_until(lambda: DOCUMENT in forward.output.read_text(), describe=lambda: forward)
         assert forward.stop() == 0
     printed = map(json.loads, forward.output.read_text().splitlines())
     first, second = (event for event in printed if event["type"] in (SCHEDULED, DOCUMENT))
@@ -457,6 +457,6 @@ def test_many_events_that_waited_arrive_in_their_order(lab: ImdsLab, inbox: Inbo
             schedule(lab)
             wait_for_poll(lab)
         inbox.clear_faults()
-        wait_until(lambda: len(inbox.accepted) == len(stored(forward)), tell=lambda: forward)
+        wait_until(lambda: len(inbox.accepted) == len(stored(forward)), describe=lambda: forward)
         assert forward.stop() == 0
     assert [event["id"] for event in inbox.events()] == stored(forward)

@@ -64,7 +64,9 @@ def test_kill_9_at_random_instants_of_continuous_traffic_loses_nothing(tmp_path:
         traffic.finish()
         with relay:
             wait_until(
-                lambda: kept(bus).counts.active == 0, timeout_seconds=3 * LIMIT_SECONDS, tell=lambda: relay
+                lambda: kept(bus).counts.active == 0,
+                timeout_seconds=3 * LIMIT_SECONDS,
+                describe=lambda: relay,
             )
             relay.wait_until_relayed(bus)
             assert relay.stop() == 0, relay
@@ -89,7 +91,7 @@ def run_and_kill(relay: RelayProcess, bus: ServiceBusLab, inbox: Inbox, rng: ran
             more = rng.randint(1, 60)
             wait_until(
                 lambda: kept(bus).counts.completed >= completed + more or len(inbox.received) >= came + more,
-                tell=lambda: relay,
+                describe=lambda: relay,
             )
         threading.Event().wait(rng.uniform(0, 0.1))
         assert relay.process is not None

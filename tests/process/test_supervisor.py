@@ -55,7 +55,7 @@ class NotifySocket:
         return self.lines.count(line)
 
     def wait_for(self, line: str, *, count: int = 1) -> None:
-        wait_until(lambda: self.count(line) >= count, tell=lambda: f"{line} among {self.lines}")
+        wait_until(lambda: self.count(line) >= count, describe=lambda: f"{line} among {self.lines}")
 
 
 @pytest.fixture(params=["a path", "an abstract name"])

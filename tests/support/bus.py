@@ -259,7 +259,7 @@ class Rig:
     ) -> T:
         """Wait until the predicate holds of the receipts."""
         return wait_until(
-            lambda: predicate(self.receipts()), timeout_seconds=timeout_seconds, tell=self.receipts
+            lambda: predicate(self.receipts()), timeout_seconds=timeout_seconds, describe=self.receipts
         )
 
     def receipts_of(self, *ids: str, count: int = 1) -> list[dict[str, Any]]:
@@ -287,7 +287,7 @@ def no_sdk_thread_runs() -> bool:
 
 def wait_settled(bus: ServiceBusLab, queue: str = QUEUE) -> None:
     """Wait until nothing is on the queue any more."""
-    wait_until(lambda: bus.entity(queue).counts.active == 0, tell=lambda: bus.entity(queue).messages)
+    wait_until(lambda: bus.entity(queue).counts.active == 0, describe=lambda: bus.entity(queue).messages)
 
 
 def posts(imds: ImdsLab, vm: str | None = None) -> list[dict[str, Any]]:

@@ -77,7 +77,9 @@ class Script(Forward):
 
     def wait_for_text(self, text: str, *, count: int = 1) -> None:
         """Wait until the log holds the text so often."""
-        wait_until(lambda: self.log.read_text().count(text) >= count, tell=lambda: f"no {text!r} in {self}")
+        wait_until(
+            lambda: self.log.read_text().count(text) >= count, describe=lambda: f"no {text!r} in {self}"
+        )
 
 
 def run_script(

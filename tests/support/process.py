@@ -37,16 +37,20 @@ def wait_until(
     predicate: Callable[[], T | None],
     *,
     timeout_seconds: float = LIMIT_SECONDS,
-    tell: Callable[[], object] = str,
+    describe: Callable[[], object] = str,
     apart_seconds: float = 0.002,
 ) -> T:
-    """Wait until the predicate holds; AssertionError with what `tell` returns when it does not in time.
+    """Wait until the predicate returns something true, and return it.
 
-    `apart_seconds` lie between two looks: a dear one must not take the time of what it waits for.
+    Args:
+        predicate: is called again and again.
+        timeout_seconds: after which the wait fails with AssertionError.
+        describe: returns what that error says.
+        apart_seconds: the pause between two calls; an expensive predicate needs a longer one.
     """
     deadline = time.monotonic() + timeout_seconds
     while not (value := predicate()):
-        assert time.monotonic() < deadline, f"not within {timeout_seconds:g} s: {tell()}"
+        assert time.monotonic() < deadline, f"not within {timeout_seconds:g} s: {describe()}"
         time.sleep(apart_seconds)
     return value
 
@@ -169,7 +173,7 @@ class Forward:
         """Return the first log line whose message holds `text`."""
         return wait_until(
             lambda: next((line for line in self.lines() if text in line["message"]), None),
-            tell=lambda: f"no {text!r} in {self.log.read_text()}",
+            describe=lambda: f"no {text!r} in {self.log.read_text()}",
         )
 
     def status(self) -> dict[str, Any]:
@@ -186,7 +190,7 @@ class Forward:
             status = self.status()
             return predicate(status) if status.get("pid") == pid else None
 
-        return wait_until(found, tell=self.status)
+        return wait_until(found, describe=self.status)
 
     def __repr__(self) -> str:
         return f"{self._command}, log:\n{self.log.read_text() if self.log.exists() else ''}"
@@ -226,7 +230,7 @@ def read_outbox(state: Path) -> Stored:
     """Read a copy of the outbox in the folder `state`, so that nothing is changed, not even its log."""
     files = [state / name for name in ("outbox.db-wal", "outbox.db")]
     with tempfile.TemporaryDirectory() as copy:
-        wait_until(lambda: _copy(files, Path(copy)), tell=lambda: f"{state} was never at rest")
+        wait_until(lambda: _copy(files, Path(copy)), describe=lambda: f"{state} was never at rest")
         with closing(sqlite3.connect(Path(copy) / "outbox.db")) as database:
             ask = database.execute
             if not ask("PRAGMA user_version").fetchone()[0]:

@@ -70,7 +70,7 @@ class RelayProcess(Forward):
 
     def wait_until_relayed(self, bus: ServiceBusLab) -> None:
         """Wait until nothing is on the subscription any more and no event waits for a sink."""
-        wait_until(lambda: kept(bus).counts.active == 0, tell=lambda: self)
+        wait_until(lambda: kept(bus).counts.active == 0, describe=lambda: self)
         self.wait_for_status(lambda status: not any(sink["backlog"] for sink in status["sinks"].values()))
 
 
@@ -166,11 +166,11 @@ class RelayRig:
 
     def wait_for_status(self, **wanted: Any) -> None:
         """Wait until the status tells all of this."""
-        wait_until(lambda: wanted.items() <= self.relay.status().items(), tell=self.relay.status)
+        wait_until(lambda: wanted.items() <= self.relay.status().items(), describe=self.relay.status)
 
     def wait_until_settled(self) -> None:
         """Wait until nothing is on the subscription any more."""
-        wait_until(lambda: kept(self._bus).counts.active == 0, tell=lambda: kept(self._bus).messages)
+        wait_until(lambda: kept(self._bus).counts.active == 0, describe=lambda: kept(self._bus).messages)
 
 
 def die(*sinks: MortalSink) -> None:

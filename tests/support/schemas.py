@@ -139,7 +139,7 @@ def _approved(listen: Listen, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelop
             for number in range(MALFORMED)
         ]
         sender.send(*nonsense)
-        wait_until(lambda: bus.entity(FLEET).counts.dead_letters == MALFORMED, tell=lambda: listen)
+        wait_until(lambda: bus.entity(FLEET).counts.dead_letters == MALFORMED, describe=lambda: listen)
         assert listen.stop() == 0, listen
     return [command, *_told(listen)]
 
@@ -164,7 +164,7 @@ def _told(process: Forward, *names: str) -> list[Envelope]:
 
 
 def _wait(process: Forward, *names: str, more_than: int = 0) -> None:
-    wait_until(lambda: len(_told(process, *names)) > more_than, tell=lambda: process)
+    wait_until(lambda: len(_told(process, *names)) > more_than, describe=lambda: process)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def test_a_change_that_two_vms_publish_is_told_once(tmp_path: Path, inbox: Inbox
         relay = stack.enter_context(RelayProcess(tmp_path / "relay", bus, inbox))
         imds.schedule(event_type="Reboot", resources=vms, notice_seconds=86_400)
         topic = bus.entity(TOPIC)
-        wait_until(lambda: topic.counts.enqueued + topic.counts.duplicates == 2, tell=lambda: fleet)
+        wait_until(lambda: topic.counts.enqueued + topic.counts.duplicates == 2, describe=lambda: fleet)
         relay.wait_until_relayed(bus)
     assert [event["data"]["EventType"] for event in inbox.events()] == ["Reboot"]
     assert topic.counts.duplicates == int(detecting)
@@ -148,7 +148,7 @@ def test_the_relay_asks_no_imds_and_tells_nothing_of_its_own(
     with ImdsLab() as imds:
         with RelayProcess(tmp_path, bus, inbox, imds={"endpoint": imds.url("web-0")}) as relay:
             relay.wait_for_status(lambda status: status["running"])
-            wait_until(lambda: bus.receivers(PATH), tell=lambda: relay)
+            wait_until(lambda: bus.receivers(PATH), describe=lambda: relay)
             assert relay.stop() == 0, relay
         assert imds.requests() == []
     assert inbox.received == []
@@ -358,12 +358,12 @@ def test_with_a_dead_sink_messages_are_completed_and_delivered_once_it_lives_als
     inbox.fault(503, count=None)
     with RelayProcess(tmp_path, bus, inbox, stop_seconds=0) as relay:
         sender.send(*map(told, names(20)))
-        wait_until(lambda: kept(bus).counts.completed == 20, tell=lambda: relay)
+        wait_until(lambda: kept(bus).counts.completed == 20, describe=lambda: relay)
         assert relay.stop() == 0, relay
     assert inbox.accepted == []
     with relay:
         sender.send(*map(told, names(20, start=20)))
-        wait_until(lambda: kept(bus).counts.completed == 40, tell=lambda: relay)
+        wait_until(lambda: kept(bus).counts.completed == 40, describe=lambda: relay)
         inbox.clear_faults()
         relay.wait_until_relayed(bus)
         assert relay.stop() == 0, relay

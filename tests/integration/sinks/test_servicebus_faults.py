@@ -76,7 +76,7 @@ class Rig:
     def wait_for_all(self, seconds: float = LIMIT_SECONDS) -> float:
         """Wait until nothing waits; return how long it took."""
         begun = time.monotonic()
-        wait_until(lambda: self.backlog() == 0, timeout_seconds=seconds, tell=self.dispatcher.status)
+        wait_until(lambda: self.backlog() == 0, timeout_seconds=seconds, describe=self.dispatcher.status)
         return time.monotonic() - begun
 
     def backlog(self) -> int:
@@ -410,8 +410,8 @@ def test_fifty_reconnects_leave_neither_threads_nor_connections(lab: ServiceBusL
                     lab.fault("drop")
                 sink.send([stored_event(number)])
             wait_until(quiet)
-            wait_until(lambda: threading.active_count() <= before, tell=threading.enumerate)
-            wait_until(lambda: sockets() <= files, tell=sockets)
+            wait_until(lambda: threading.active_count() <= before, describe=threading.enumerate)
+            wait_until(lambda: sockets() <= files, describe=sockets)
         finally:
             gc.enable()
     assert lab.entity(QUEUE).counts.enqueued == 51
