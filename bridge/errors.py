@@ -31,7 +31,7 @@ class ConfigError(BridgeError):
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
         self.faults = faults
-        noun = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        noun = "1 error" if len(faults) == 1 else f"{len(faults)} errors"
         super().__init__(f"{source}: {noun} in the configuration\n" + "\n".join(f"  {f}" for f in faults))
 
 

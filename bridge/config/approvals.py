@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -9,26 +10,22 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from bridge.config.base import Secret, Settings
 from bridge.config.bus import ReceiverSettings
 from bridge.config.validators import (
-    check_one_of,
+    check_policy_value,
     check_signing_secrets,
     check_template,
     join_signing_secrets,
 )
+from bridge.contract.types import KNOWN_VALUES
 
-
-def _check_event_type(value: str) -> str:
-    return check_one_of(value, ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"))
-
-
-def _check_event_source(value: str) -> str:
-    return check_one_of(value, ("Platform", "User"))
+_EventType = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventType"]))]
+_EventSource = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventSource"]))]
 
 
 class RuleSettings(Settings):
     """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
 
-    event_type: tuple[Annotated[str, AfterValidator(_check_event_type)], ...] = ()
-    event_source: tuple[Annotated[str, AfterValidator(_check_event_source)], ...] = ()
+    event_type: tuple[_EventType, ...] = ()
+    event_source: tuple[_EventSource, ...] = ()
     resource: tuple[str, ...] = ()
     min_duration_seconds: int | None = Field(default=None, ge=0)
     max_duration_seconds: int | None = Field(default=None, ge=0)

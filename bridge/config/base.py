@@ -1,4 +1,4 @@
-"""What every part's settings are made of: frozen models, secrets from files, and what every sink has."""
+"""The base of all settings: frozen models, and secrets from files."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ DAY_SECONDS = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A secret, or the file that holds it; never shown, and read anew whenever it is asked for."""
+    """A secret, or the file that holds it. It is never shown; the file is read again on every use."""
 
     value: str = field(default="", repr=False)
     file: Path | None = None
 
     def read(self) -> str:
-        """Return the secret as it stands now.
+        """Return the current secret.
 
         Raises:
-            OSError, ValueError: its file cannot be read, is empty or is no text.
+            OSError, ValueError: its file cannot be read, is empty or is not text.
         """
         if self.file is None:
             return self.value
         try:
             text = self.file.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"{self.file} is no UTF-8 text") from None
+            raise ValueError(f"{self.file} is not UTF-8 text") from None
         if not text:
             raise ValueError(f"{self.file} is empty")
         return text
 
 
 class Settings(BaseModel):
-    """The base of every part: frozen, no unknown keys, and `x_file` wherever `x` is a secret."""
+    """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
 
     secret_checks: ClassVar[Mapping[str, Callable[[str], object]]] = {}
-    """What refuses a secret's text, by the setting's name."""
+    """Functions that refuse a wrong secret, by the setting's name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +79,7 @@ class Settings(BaseModel):
 
     @classmethod
     def secret_names(cls) -> list[str]:
-        """Name the settings that are secrets."""
+        """Return the names of the settings that are secrets."""
         return [
             name
             for name, info in cls.model_fields.items()
@@ -88,12 +88,12 @@ class Settings(BaseModel):
 
     @classmethod
     def known_keys(cls) -> list[str]:
-        """Name every key that may be written."""
+        """Return every key that is allowed."""
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
     @classmethod
-    def hint(cls, key: str) -> str:  # noqa: ARG003 - for those that know more
-        """Return where an unknown key belongs, "" if nowhere."""
+    def hint(cls, key: str) -> str:  # noqa: ARG003 - settings with further keys override it
+        """Return a hint to where an unknown key belongs, "" if it belongs nowhere."""
         return ""
 
 

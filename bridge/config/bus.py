@@ -12,7 +12,7 @@ from bridge.config.base import Secret, Settings
 from bridge.config.validators import (
     HOST,
     check_url,
-    show,
+    quote,
 )
 
 
@@ -42,7 +42,9 @@ class BusSettings(IdentitySettings):
         if bool(self.namespace) == (self.connection_string is not None):
             raise ValueError("give either namespace or connection_string (or connection_string_file)")
         if self.namespace and not HOST.fullmatch(self.namespace):
-            raise ValueError(f"namespace: given {show(self.namespace)}, expected NAME.servicebus.windows.net")
+            raise ValueError(
+                f"namespace: given {quote(self.namespace)}, expected NAME.servicebus.windows.net"
+            )
         if self.connection_string and "Endpoint=" not in self.connection_string.read():
             raise ValueError(
                 "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."

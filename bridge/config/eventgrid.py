@@ -15,7 +15,7 @@ from bridge.config.sinks import SinkSettings
 from bridge.config.validators import (
     check_token,
     check_url,
-    show,
+    quote,
 )
 
 _TOPIC = re.compile(r"[A-Za-z0-9-]{3,50}")
@@ -45,7 +45,7 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
             check_url(self.endpoint, allow_http=self.allow_http)
             self.publish_url()
         except ValueError as error:
-            raise ValueError(f"endpoint: given {show(self.endpoint)}, {error}") from None
+            raise ValueError(f"endpoint: given {quote(self.endpoint)}, {error}") from None
         return self
 
     def publish_url(self) -> tuple[str, str]:

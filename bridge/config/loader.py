@@ -1,6 +1,6 @@
-"""Read the configuration: a TOML file, overridden by the environment; find all faults at once.
+"""Load the configuration: a TOML file, overridden by the environment; report all errors at once.
 
-Each fault says what was given, what was expected and what comes near.
+Each error says what was given, what was expected, and the nearest name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import sys
 import tomllib
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,11 @@ from bridge.config.base import Secret, SecretUnreadable, Settings
 from bridge.config.bus import ReceiverSettings, RelaySettings
 from bridge.config.imds import ImdsSettings
 from bridge.config.models import Config
+from bridge.config.names import nearest
 from bridge.config.registry import UnknownNameError, sink_settings
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.config.sinks import SinkSettings
-from bridge.config.validators import show
+from bridge.config.validators import quote
 from bridge.errors import ConfigError, SecretFault
 
 DEFAULT_PATH = Path(
@@ -34,7 +34,7 @@ ENV_PREFIX = "IMDS_BRIDGE__"
 
 
 def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Read only where the state is: whoever looks at it need not be able to read the secrets.
+    """Load `state_dir` alone: reading the state does not need the secrets to be readable.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -45,10 +45,10 @@ def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
 
 
 def load(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Read the configuration from `path` (None: the usual place, where it may be missing) and `environ`.
+    """Load the configuration from `path` (None: the default path, which may be missing) and `environ`.
 
     Raises:
-        ConfigError: with every fault that was found.
+        ConfigError: with every error that was found.
     """
     origin = str(path or DEFAULT_PATH)
     given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
@@ -63,9 +63,11 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     if "relay" in given:
         parts["relay"] = _load_part(RelaySettings, given.pop("relay"), "relay", faults)
     faults += _circles(
-        parts["sinks"], parts.get("approvals"), "which is the approvals entity itself", "commands"
+        parts["sinks"], parts.get("approvals"), "the entity that [approvals] receives from", "a command"
     )
-    faults += _circles(parts["sinks"], parts.get("relay"), "which the relay reads", "news, for ever")
+    faults += _circles(
+        parts["sinks"], parts.get("relay"), "the entity that [relay] receives from", "a new event, endlessly"
+    )
     config = _load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         raise ConfigError(origin, [_with_variable(fault, from_environment) for fault in faults])
@@ -74,23 +76,23 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows begin with a mark
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         if not must_exist:
             return {}
         raise ConfigError(
-            str(path), ["there is no such file; expected a TOML file (see README.md)"]
+            str(path), ["the file does not exist; expected a TOML file (see README.md)"]
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
     except tomllib.TOMLDecodeError as error:
         is_path = any(sign in str(error) for sign in ("\\", "hex value"))
         hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
-        raise ConfigError(str(path), [f"is no valid TOML: {error}{hint}"]) from None
+        raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None
 
 
 def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Write `IMDS_BRIDGE__SECTION__KEY` over the file's settings; return each key with its variable."""
+    """Let `IMDS_BRIDGE__SECTION__KEY` override the file's settings; return each key with its variable."""
     taken = {}
     for variable, value in sorted(environ.items()):
         if not variable.upper().startswith(ENV_PREFIX):
@@ -98,7 +100,7 @@ def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
         *sections, key = variable[len(ENV_PREFIX) :].lower().split("__")
         table = given
         for number, section in enumerate(sections):
-            # the file may have written the name of a sink in any letter case
+            # The file may write a sink's name in any letter case.
             name = next((name for name in table if name.lower() == section), section)
             sections[number] = name
             inner = table.get(name)
@@ -114,30 +116,31 @@ def _overlay(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Name every key that says the same, so that the file's does not stand beside the environment's."""
+    """Return every spelling of a key, so that the environment's value replaces all of the file's."""
     alike = ("signing_secret", "signing_secrets")
     return alike if name in alike else (name,)
 
 
 def _from_text(value: str) -> Any:
-    """Read lists and tables, which the environment holds as JSON; leave the rest to the setting's type."""
+    """Parse lists and tables, which the environment holds as JSON; leave the rest to the setting's type."""
     if value[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except ValueError:
-            return value  # a template such as {event} begins like this, too
+            # A template such as {event} starts like JSON.
+            return value
     return value
 
 
 def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
     if not isinstance(given, dict):
-        faults.append("sinks: given no table, expected tables such as [sinks.ops]")
+        faults.append("sinks: expected tables such as [sinks.ops]")
         return {}
     loaded = {}
     for name, table in given.items():
         where = f"sinks.{name}"
         if not isinstance(table, dict):
-            faults.append(f"{where}: given no table, expected [sinks.{name}] with a kind")
+            faults.append(f"{where}: expected a table [sinks.{name}] with a kind")
             continue
         try:
             model: type[SinkSettings] = sink_settings(table.get("kind")).model_for(table)
@@ -152,13 +155,13 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
 def _circles(
     sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, what: str, read_as: str
 ) -> Iterable[str]:
-    """Find sinks that would send to where the process itself reads."""
+    """Find sinks that would send to the entity that the process receives from."""
     for name, sink in sinks.items():
         if source and isinstance(sink, ServiceBusSettings) and sink.address == source.address:
             key = "topic" if sink.topic else "queue"
             yield (
-                f"sinks.{name}.{key}: given {show(sink.entity)}, {what}; "
-                f"expected another: what is published there would be read as {read_as}"
+                f"sinks.{name}.{key}: given {quote(sink.entity)}, {what}; "
+                f"expected another one: each event sent there would be received as {read_as}"
             )
 
 
@@ -166,7 +169,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
-    """Build one part; add its faults to `faults`."""
+    """Validate one part; add its errors to `faults`."""
     if not isinstance(given, dict):
         faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
         return None
@@ -178,8 +181,8 @@ def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S |
 
 
 def _kind(value: object) -> str:
-    """Name what stands in a table's place; a text may be a table that is broken, secrets and all."""
-    return "a text" if isinstance(value, str) else show(value)
+    """Quote what was given instead of a table, but no text: it may be a broken table with secrets."""
+    return "a text" if isinstance(value, str) else quote(value)
 
 
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
@@ -187,19 +190,20 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     name = path[0] if path else ""
     key = ".".join(filter(None, [where, *path])).replace("signing_secrets", "signing_secret")
     if details["type"] == "extra_forbidden":
-        return f"{key}: is no setting{model.hint(name) or _nearest(name, model.known_keys())}"
+        return f"{key}: unknown key{model.hint(name) or nearest(name, model.known_keys())}"
     if details["type"] == "missing":
         also = f" (or {name}_file)" if f"{name}_file" in model.known_keys() else ""
         return f"{key}: is missing{also}"
     expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     expected = _PLAINER.get(details["type"], expected)
-    if not path:  # the fault is of the part as a whole, or of a secret in it
+    # An error of the part as a whole, or of a secret in it.
+    if not path:
         return f"{key or 'the file'}: {expected}"
     given = details["input"]
     if isinstance(given, Secret) and given.file:
-        text = f"{key}_file: given {show(given.file)}, {expected}"
+        text = f"{key}_file: given {quote(given.file)}, {expected}"
         return SecretFault(text) if isinstance(details["ctx"]["error"], SecretUnreadable) else text
-    shown = "***" if name in model.secret_names() else show(given)
+    shown = "***" if name in model.secret_names() else quote(given)
     return f"{key}: given {shown}, {expected}"
 
 
@@ -212,12 +216,6 @@ _PLAINER = {
 }
 
 
-def _nearest(name: object, known: Iterable[str]) -> str:
-    close = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-# What of a URL may be secret: its query, and user and password.
 def _with_variable(fault: str, variables: Mapping[str, str]) -> str:
     key = fault.partition(":")[0]
     while key and key not in variables:

@@ -1,4 +1,4 @@
-"""Every setting, one frozen model for each part."""
+"""The whole configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKEN = re.compile(r"[!-~]+")
 
 def _check_source(value: str) -> str:
     if value and not _TOKEN.fullmatch(value):
-        raise ValueError("expected a URI without blanks, for example urn:contoso:fleet")
+        raise ValueError("expected a URI without spaces, for example urn:contoso:fleet")
     return value
 
 

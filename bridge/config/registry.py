@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pkgutil import resolve_name
 from typing import Any
 
-from bridge.config.validators import show
+from bridge.config.names import nearest
+from bridge.config.validators import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,8 @@ class UnknownNameError(ValueError):
 
     def __init__(self, key: str, given: object, known: Iterable[str]) -> None:
         self.key = key
-        close = get_close_matches(str(given), list(known), n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        super().__init__(f"given {show(given)}, expected one of {', '.join(sorted(known))}{hint}")
+        expected = ", ".join(sorted(known))
+        super().__init__(f"given {quote(given)}, expected one of {expected}{nearest(given, known)}")
 
 
 def sink_settings(kind: object) -> Any:

@@ -1,10 +1,8 @@
-"""What every sink has: which events it takes, and for how long they are worth sending."""
+"""The settings of every sink: which events it takes, and how old they may become."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,55 +12,18 @@ from pydantic import (
 )
 
 from bridge.config.base import DAY_SECONDS, Settings
-from bridge.config.validators import show
+from bridge.config.filters import check_name, check_outcomes, check_pattern
+from bridge.config.names import likely_meant
+from bridge.config.validators import quote
+from bridge.contract.types import KNOWN_VALUES
 
-EVENT_TYPES = [
-    f"io.imdsbridge.{name}.v1"
-    for name in (
-        *("scheduledevent.scheduled", "scheduledevent.started", "scheduledevent.updated"),
-        *("scheduledevent.completed", "scheduledevent.canceled", "scheduledevent.ended"),
-        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
-        *("approval.accepted", "approval.rejected", "approval.failed"),
-    )
-]
 
-# What an event can have: attributes, Microsoft's properties, and what is added to them.
-WHERE_NAMES = (
-    *("id", "source", "type", "subject", "dataschema", "correlationid", "causationid", "partitionkey"),
-    *(
-        "reporter",
-        "reporterepoch",
-        "EventId",
-        "EventType",
-        "EventStatus",
-        "EventSource",
-        "ResourceType",
-        "Resources",
-    ),
-    *(
-        "Description",
-        "DurationInSeconds",
-        "PreviousStatus",
-        "Changed",
-        "DocumentIncarnation",
-        "AffectsThisVm",
-        "ApprovalSession",
-        "Vm",
-    ),
-    *("Outcome", "Reason", "DryRun", "Command", "Version"),
-)
-
-# What IMDS says today; it may come to say more, so that only what looks like a slip is refused.
-_KNOWN_VALUES = {
-    "EventType": ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"),
-    "EventStatus": ("Scheduled", "Started", "Completed", "Canceled", "Ended"),
-    "EventSource": ("Platform", "User"),
-    "Outcome": ("Accepted", "Rejected", "Failed"),
-}
+def _alternatives(wanted: Any) -> Sequence[Any]:
+    return wanted if isinstance(wanted, list | tuple) else [wanted]
 
 
 def _check_wanted(value: Any) -> Any:
-    items = value if isinstance(value, list | tuple) else [value]
+    items = _alternatives(value)
     if not items or not all(isinstance(item, str | bool | int | float) for item in items):
         raise ValueError("expected a text, a number, true or false, or a list of them")
     return value
@@ -76,12 +37,11 @@ Rate = Annotated[float, Field(ge=0.001, le=10_000)]
 
 
 class SinkSettings(Settings):
-    """What every sink has: which events it takes, and for how long they are worth sending.
+    """The settings of every sink: which events it takes, and how old they may become.
 
-    `types` may hold `*`; `where` asks for equality with an attribute or a property of `data`, with one of
-    several where a list is given. `scope` "self" takes what names this VM (or may do so), "first" what names it
-    first. A new sink starts with the next event unless `from_start`. `max_per_second` counts sendings, of one event
-    or of a batch.
+    `types` may contain `*`. `where` compares attributes and properties of `data`; a list gives alternatives.
+    `scope` "self" takes events that name this VM or may do so, "first" those that name it first. A new sink starts
+    with the next event unless `from_start`. `max_per_second` limits requests, each of one event or one batch.
     """
 
     kind: str
@@ -103,7 +63,7 @@ class SinkSettings(Settings):
 
     @property
     def is_chat_format(self) -> bool:
-        """Whether people read it: then only what names this VM is of interest, unless `scope` says more."""
+        """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
         return False
 
     @field_validator("types")
@@ -112,30 +72,28 @@ class SinkSettings(Settings):
         if not value:
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
         for pattern in value:
-            if not any(
-                fnmatchcase(known, pattern.replace("[", "[[]").replace("?", "[?]")) for known in EVENT_TYPES
-            ):
-                families = sorted({f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES})
-                close = get_close_matches(pattern, [*EVENT_TYPES, *families], n=1)
-                hint = f"; did you mean {close[0]}?" if close else f", for example {EVENT_TYPES[0]}"
-                raise ValueError(f"expected types that there are{hint}")
+            check_pattern(pattern)
         return value
 
     @field_validator("where")
     @classmethod
     def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
         for name, wanted in value.items():
-            known = _KNOWN_VALUES.get(name, ())
-            for one in wanted if isinstance(wanted, list | tuple) else [wanted]:
-                if one not in known and (near := get_close_matches(str(one), list(map(str, known)), n=1)):
-                    raise ValueError(f"{name}: given {show(one)}, did you mean {near[0]}?")
+            check_name(name)
             if name == "AffectsThisVm" and not isinstance(wanted, bool):
-                raise ValueError(f"{name}: given {show(wanted)}, expected true or false")
-            if name.partition(".")[0] not in WHERE_NAMES:
-                close = get_close_matches(name, WHERE_NAMES, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ", such as EventType or AffectsThisVm"
-                raise ValueError(f"expected names of attributes or data{hint}")
+                raise ValueError(f"{name}: given {quote(wanted)}, expected true or false")
+            if name == "Outcome":
+                check_outcomes(_alternatives(wanted))
         return value
+
+    def warnings(self) -> list[str]:
+        """Describe what is accepted but looks like a slip: Azure may add values, so none is refused."""
+        return [
+            f"where.{name}: given {quote(value)}, did you mean {meant}?"
+            for name, wanted in self.where.items()
+            for value in _alternatives(wanted)
+            if (meant := likely_meant(str(value), KNOWN_VALUES.get(name, ())))
+        ]
 
 
 class StdoutSettings(SinkSettings):

@@ -1,4 +1,4 @@
-"""Check the certificate files that settings name; nobody is ever asked for a passphrase."""
+"""Check the certificate files that settings name; a passphrase is never asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def check_ca(path: Path) -> None:
-    """Refuse a file that holds no certificates to trust.
+    """Refuse a file without CA certificates.
 
     Raises:
         ValueError: what is wrong with it.
@@ -20,7 +20,7 @@ def check_ca(path: Path) -> None:
 
 
 def check_certificate(certificate: Path, key: Path | None) -> None:
-    """Refuse a client certificate that cannot be used; without `key` its file holds the key as well.
+    """Refuse a client certificate that cannot be used; without `key`, its file must hold the key as well.
 
     Raises:
         ValueError: what is wrong with it.
@@ -38,7 +38,7 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
     except OSError as error:
         names = f"{certificate} and {key}" if key else str(certificate)
         if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-            raise ValueError(f"{names}: the private key is not the certificate's") from error
+            raise ValueError(f"{names}: the private key does not belong to the certificate") from error
         raise ValueError(f"{names}: expected a certificate and its private key in PEM") from error
 
 

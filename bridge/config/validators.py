@@ -1,4 +1,4 @@
-"""Check single values of the configuration; each refusal says what was expected."""
+"""Check single values of the configuration; each error says what was expected."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from bridge.config.names import likely_meant
+
 _TOKEN = re.compile(r"[!-~]+")
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
 
 
-def check_one_of(value: str, known: tuple[str, ...]) -> str:
-    """Refuse what is none of `known`, whatever its letter case: in a deny rule a slip would permit."""
-    if value.lower() not in {one.lower() for one in known}:
-        raise ValueError(f"expected one of {', '.join(known)}")
+def check_policy_value(value: str, known: tuple[str, ...]) -> str:
+    """Refuse a likely slip, which in a deny rule would permit; any other value may be a new one of Azure's."""
+    is_known = value.lower() in {one.lower() for one in known}
+    if not is_known and (meant := likely_meant(value, known)):
+        raise ValueError(f"expected one of {', '.join(known)}; did you mean {meant}?")
     return value
 
 
@@ -31,7 +34,7 @@ def check_template(template: str, names: tuple[str, ...]) -> str:
 
 
 def check_url(url: str, *, allow_http: bool) -> str:
-    """Refuse what is no http(s) URL, and plain http to anywhere but this machine."""
+    """Refuse anything but an http(s) URL, and plain http to other machines."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -42,23 +45,24 @@ def check_url(url: str, *, allow_http: bool) -> str:
     if parts.username or parts.password:
         raise ValueError("expected a URL without user and password; use bearer_token or headers")
     if parts.scheme == "http" and not allow_http and not _is_loopback(host):
-        raise ValueError("expected https; set allow_http = true to send in the clear")
+        raise ValueError("expected https; set allow_http = true to send without encryption")
     return url
 
 
 def check_token(token: str) -> str:
-    """Refuse what cannot stand in an Authorization header."""
+    """Refuse what an Authorization header cannot contain."""
     if not _TOKEN.fullmatch(token):
         raise ValueError("expected a token: one word of ASCII letters, digits and signs")
     return token
 
 
 def check_proxy(url: str) -> str:
-    """Refuse what is no address of an HTTP proxy, without showing it: it may hold a password."""
+    """Refuse anything but the address of an HTTP proxy, without showing it: it may hold a password."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        unquote(parts.netloc).encode("latin-1")  # all that basic authentication can send
+        # Basic authentication can send nothing else.
+        unquote(parts.netloc).encode("latin-1")
     except ValueError:
         usable = False
     if not usable or parts.path.strip("/") or parts.query:
@@ -114,8 +118,8 @@ _SECRET_IN_URL = re.compile(
 )
 
 
-def show(value: object) -> str:
-    """Write a value into a fault, without secrets that a URL may hold."""
+def quote(value: object) -> str:
+    """Write a value into an error, without the secrets that a URL may hold."""
     text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 

@@ -175,7 +175,8 @@ def test_a_sink_that_is_the_approvals_entity_is_a_fault(
     tmp_path: Path, sink: dict[str, str], approvals: dict[str, str]
 ) -> None:
     path = write(tmp_path, {"sinks": {"all": {"kind": "servicebus", **sink}}, "approvals": approvals})
-    with pytest.raises(ConfigError, match=r"sinks\.all\.(queue|topic): .*approvals entity itself"):
+    fault = r"sinks\.all\.(queue|topic): .*the entity that \[approvals\] receives from"
+    with pytest.raises(ConfigError, match=fault):
         load(path, {})
 
 

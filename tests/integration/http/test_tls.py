@@ -321,7 +321,7 @@ def test_a_check_says_what_is_wrong_with_a_certificate(authority: Authority, tmp
     locked = authority.issue("locked", passphrase=PASSPHRASE)
     missing = tmp_path / "missing"
     faults = [
-        (pair.certificate, other.key, f"{other.key}: the private key is not the certificate's"),
+        (pair.certificate, other.key, f"{other.key}: the private key does not belong to the certificate"),
         (pair.certificate, None, f"{pair.certificate}: expected a certificate and its private key in PEM"),
         (pair.key, pair.key, f"{pair.key}: expected a certificate and its private key in PEM"),
         (locked.certificate, locked.key, f"{locked.key}: the private key is encrypted"),

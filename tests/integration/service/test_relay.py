@@ -453,7 +453,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "relay": RELAY,
             "sinks": {"a": {"kind": "servicebus", "namespace": RELAY["namespace"], "topic": TOPIC}},
         },
-        "which the relay reads",
+        "the entity that [relay] receives from",
     ),
     "self": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "self"}}}, "sinks.a.scope: given self"),
     "first": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "first"}}}, "sinks.a.scope: given first"),

@@ -14,6 +14,8 @@ from bridge.config.models import Config
 from bridge.config.sinks import StdoutSettings
 from bridge.config.validators import check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
+from bridge.contract.properties import property_names
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
 from bridge.errors import ConfigError
 from tests.support.process import toml
 
@@ -34,7 +36,7 @@ def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list
     with pytest.raises(ConfigError) as raised:
         read(file, text, environ)
     assert SECRET not in str(raised.value)
-    assert str(raised.value).startswith(f"{file}: {len(raised.value.faults)} fault")
+    assert str(raised.value).startswith(f"{file}: {len(raised.value.faults)} error")
     return raised.value.faults
 
 
@@ -243,15 +245,15 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
     )
     assert sorted(found) == sorted(
         [
-            "log_levl: is no setting; did you mean log_level?",
+            "log_levl: unknown key; did you mean log_level?",
             "stop_seconds: given 9999, expected less than or equal to 600",
-            'source: given "two words", expected a URI without blanks, for example urn:contoso:fleet',
+            'source: given "two words", expected a URI without spaces, for example urn:contoso:fleet',
             "max_outbox_mb: given Infinity, expected a finite number",
             'imds.endpoint: given "http://***@1.2.3.4", expected a URL without user and password; '
             "use bearer_token or headers",
-            "imds.poll_second: is no setting; did you mean poll_seconds?",
+            "imds.poll_second: unknown key; did you mean poll_seconds?",
             f'imds.api_version: given "latest", expected {versions}',
-            "sink: is no setting; did you mean sinks?",
+            "sink: unknown key; did you mean sinks?",
             kind,
             'sinks.b.url_file: given "/does/not/exist", expected a file that can be read: '
             "No such file or directory",
@@ -260,12 +262,12 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
             'sinks.b.where.EventType: given ["Reboot", ["Redeploy"]], '
             "expected a text, a number, true or false, or a list of them",
             "sinks.b.timeout_seconds: given 0, expected greater than 0",
-            "sinks.b.haeders: is no setting; did you mean headers?",
+            "sinks.b.haeders: unknown key; did you mean headers?",
             "sinks.b.bearer_token: given ***, expected a token: one word of ASCII letters, digits and signs",
-            "sinks.c.url: given ***, expected https; set allow_http = true to send in the clear",
-            'sinks.c.types: given ["scheduledevent.*"], expected types that there are; '
+            "sinks.c.url: given ***, expected https; set allow_http = true to send without encryption",
+            'sinks.c.types: given ["scheduledevent.*"], expected existing event types; '
             "did you mean io.imdsbridge.scheduledevent.*?",
-            "sinks.d.url: is no setting",
+            "sinks.d.url: unknown key",
         ]
     )
 
@@ -273,9 +275,9 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("sinks = 5", "sinks: given no table, expected tables such as [sinks.ops]"),
-        (f'sinks = "{SECRET}"', "sinks: given no table, expected tables such as [sinks.ops]"),
-        (f'[sinks]\nops = "{SECRET}"', "sinks.ops: given no table, expected [sinks.ops] with a kind"),
+        ("sinks = 5", "sinks: expected tables such as [sinks.ops]"),
+        (f'sinks = "{SECRET}"', "sinks: expected tables such as [sinks.ops]"),
+        (f'[sinks]\nops = "{SECRET}"', "sinks.ops: expected a table [sinks.ops] with a kind"),
         ("imds = 5", "imds: given 5, expected a table: [imds]"),
         ('[sinks.ops]\nurl = "x"', "sinks.ops.kind: given null, expected one of "),
         ("state_dir = 5", "state_dir: given 5, expected a path"),
@@ -318,7 +320,7 @@ def test_a_secret_and_its_file_together_are_a_fault(file: Path) -> None:
 
 def test_a_secret_file_that_is_empty_or_no_text_is_a_fault(file: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    for content, reason in ((b" \n", "is empty"), (b"\xff" + SECRET.encode(), "is no UTF-8 text")):
+    for content, reason in ((b" \n", "is empty"), (b"\xff" + SECRET.encode(), "is not UTF-8 text")):
         token.write_bytes(content)
         assert faults(file, webhook(bearer_token_file=token)) == [
             f"sinks.ops.bearer_token_file: given {json.dumps(str(token))}, "
@@ -328,14 +330,14 @@ def test_a_secret_file_that_is_empty_or_no_text_is_a_fault(file: Path, tmp_path:
 
 def test_a_file_that_was_asked_for_must_exist_and_be_readable_toml(file: Path, tmp_path: Path) -> None:
     for path, told in (
-        (file, "there is no such file; expected a TOML file"),
+        (file, "the file does not exist; expected a TOML file"),
         (tmp_path, "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=told) as raised:
             load(path, {})
         assert raised.value.source == str(path)
     (bad,) = faults(file, "[imds\npoll = 1")
-    assert bad.startswith("is no valid TOML: ")
+    assert bad.startswith("is not valid TOML: ")
     assert "line 1" in bad
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -408,30 +410,99 @@ def test_headers_are_one_a_line_and_comments_do_not_count() -> None:
     assert parse_headers(text) == {"X-One": "1: and more", "X-Two": "2", "X_Three": ""}
 
 
+# --- types and where ---
+
+
+def stdout(**settings: Any) -> str:
+    return toml({"sinks": {"ops": {"kind": "stdout", **settings}}})
+
+
+@pytest.mark.parametrize("event_type", EVENT_TYPES)
+def test_every_type_of_the_contract_is_accepted_in_types(file: Path, event_type: str) -> None:
+    family = f"{event_type.rsplit('.', 2)[0]}.*"
+    sink = read(file, stdout(types=[event_type, family])).sinks["ops"]
+    assert sink.types == (event_type, family)
+
+
+@pytest.mark.parametrize("pattern", ["*", "io.imdsbridge.*", "*.test.v1", "*scheduledevent*"])
+def test_a_pattern_of_types_may_have_a_star_anywhere(file: Path, pattern: str) -> None:
+    assert read(file, stdout(types=[pattern])).sinks["ops"].types == (pattern,)
+
+
+@pytest.mark.parametrize("name", [*ATTRIBUTES, *property_names()])
+def test_every_attribute_and_property_of_the_contract_is_accepted_in_where(file: Path, name: str) -> None:
+    wanted: Any = {"AffectsThisVm": True, "Outcome": "Failed"}.get(name, "x")
+    assert read(file, stdout(where={name: wanted})).sinks["ops"].where == {name: wanted}
+
+
+def test_a_tag_of_the_vm_is_accepted_in_where(file: Path) -> None:
+    assert read(file, stdout(where={"Vm.Tags.team": "shop"})).sinks["ops"].where == {"Vm.Tags.team": "shop"}
+
+
 @pytest.mark.parametrize(
-    ("setting", "fault"),
+    ("settings", "hint"),
     [
-        ('types = ["io.imdsbridge.schedulevent.*"]', "expected types that there are"),
-        ('where = { EventTyp = ["Reboot"] }', "did you mean EventType?"),
+        ({"types": ["io.imdsbridge.schedulevent.*"]}, "did you mean io.imdsbridge.scheduledevent.*?"),
+        ({"types": ["io.imdsbridge.bridge.heartbeet.v1"]}, "did you mean io.imdsbridge.bridge.heartbeat.v1?"),
+        ({"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected existing event types"),
+        ({"where": {"EventTyp": "Reboot"}}, "did you mean EventType?"),
+        ({"where": {"eventtype": "Reboot"}}, "did you mean EventType?"),
+        ({"where": {"Vm.Nam": "web-0"}}, "did you mean Vm.Name?"),
+        ({"where": {"reporterid": "x"}}, "did you mean reporter"),
+        ({"where": {"Outcome": "Denied"}}, "expected one of Accepted, Rejected, Failed"),
     ],
 )
-def test_a_filter_that_can_never_match_is_a_fault(setting: str, fault: str, tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(f'[sinks.a]\nkind = "stdout"\n{setting}\n')
-    with pytest.raises(ConfigError) as raised:
-        load(file, {})
-    assert fault in str(raised.value)
+def test_a_filter_that_can_never_match_is_a_fault_with_the_nearest_name(
+    settings: dict[str, Any], hint: str, file: Path
+) -> None:
+    (found,) = faults(file, stdout(**settings))
+    assert hint in found
 
 
-@pytest.mark.parametrize("rule", ['event_type = ["Rebot"]', 'event_source = ["Usr"]'])
-def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(
+@pytest.mark.parametrize("name", ["EventType", "EventSource", "EventStatus"])
+def test_a_value_that_azure_may_have_added_is_accepted_without_a_warning(file: Path, name: str) -> None:
+    sink = read(file, stdout(where={name: ["LiveMigration", *KNOWN_VALUES[name]]})).sinks["ops"]
+    assert sink.warnings() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("EventType", "Rebot", "Reboot"),
+        ("EventType", "reboot", "Reboot"),
+        ("EventType", "REBOOT", "Reboot"),
+        ("EventType", "Redploys", "Redeploy"),
+        ("EventSource", "Plattform", "Platform"),
+        ("EventStatus", "Cancelled", "Canceled"),
+    ],
+)
+def test_a_value_within_two_letters_of_a_known_one_is_accepted_with_a_warning(
+    file: Path, name: str, value: str, meant: str
+) -> None:
+    sink = read(file, stdout(where={name: [value]})).sinks["ops"]
+    assert sink.warnings() == [f'where.{name}: given "{value}", did you mean {meant}?']
+
+
+@pytest.mark.parametrize(
+    ("rule", "meant"),
+    [('event_type = ["Rebot"]', "Reboot"), ('event_source = ["Usr"]', "User")],
+)
+def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, meant: str, file: Path) -> None:
+    (found,) = faults(file, approvals(rule))
+    assert found.endswith(f"; did you mean {meant}?")
+
+
+def test_a_policy_may_name_a_value_that_azure_may_have_added(file: Path) -> None:
+    config = read(file, approvals('event_type = ["LiveMigrate"], event_source = ["reboot-service"]'))
+    assert config.approvals is not None
+    assert config.approvals.policy.deny[0].event_type == ("LiveMigrate",)
+
+
+def approvals(rule: str) -> str:
+    return (
         '[approvals]\nconnection_string = "Endpoint=sb://a.example/;SharedAccessKeyName=a;SharedAccessKey=b"\n'
         f'queue = "a"\n[approvals.policy]\ndeny = [{{ {rule} }}]\n'
     )
-    with pytest.raises(ConfigError, match="expected one of"):
-        load(file, {})
 
 
 @pytest.mark.parametrize("value", ["nan", "2026-11-20"])

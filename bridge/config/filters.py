@@ -1,0 +1,52 @@
+"""Check what a sink's `types` and `where` name, against the contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.config.names import nearest
+from bridge.config.validators import quote
+from bridge.contract.properties import is_property, property_names
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse a pattern that matches no type of event.
+
+    Raises:
+        ValueError: with the nearest type.
+    """
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    if not any(re.fullmatch(expression, known) for known in EVENT_TYPES):
+        families = {f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES}
+        hint = nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
+        raise ValueError(f"expected existing event types{hint}")
+
+
+def check_name(name: str) -> None:
+    """Refuse what is neither an attribute nor a property of any event's data.
+
+    Raises:
+        ValueError: with the nearest name.
+    """
+    # Most filters name one of these; the models of all data need not be loaded for them.
+    if name in ATTRIBUTES or name in KNOWN_VALUES or is_property(name):
+        return
+    hint = nearest(name, [*ATTRIBUTES, *property_names()]) or ", such as EventType or AffectsThisVm"
+    raise ValueError(f"{name}: expected an attribute or a property of an event's data{hint}")
+
+
+def check_outcomes(values: Sequence[Any]) -> None:
+    """Refuse an Outcome that no receipt has: unlike IMDS's values, these are imds-bridge's own.
+
+    Raises:
+        ValueError: with those that exist.
+    """
+    known = KNOWN_VALUES["Outcome"]
+    for value in values:
+        if value not in known:
+            raise ValueError(
+                f"Outcome: given {quote(value)}, expected one of {', '.join(known)}{nearest(value, known)}"
+            )
