@@ -27,3 +27,8 @@ class MovedClock(Clock):
     def jump(self, seconds: float) -> None:
         """Set the wall clock forward, or back."""
         self._wall += seconds
+
+    def reboot(self) -> None:
+        """Be the clock of a process after a reboot, whose monotonic time starts elsewhere."""
+        self._monotonic = 17.0
+        super().__init__()

@@ -64,9 +64,10 @@ class Station:
         self.outbox.close()
 
     def restart(self, *, after: float = 0.0) -> None:
-        """End as kill -9 would, and start again later."""
+        """End as kill -9 would, and start again later, with another monotonic clock."""
         self.close()
         self.clock.advance(after)
+        self.clock.reboot()
         self.start()
 
     def poll(self, *, after: float = 1.0) -> float | None:

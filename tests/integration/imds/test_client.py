@@ -1,27 +1,21 @@
-"""The IMDS client: what it asks, how long it waits, and what it makes of every answer."""
+"""The IMDS client: its requests, its time limits, and how it reads answers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.config.imds import ImdsSettings
-from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.http.client import HttpClient
 from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient
 from bridge.imds.instance import Vm, read_vm
 from bridge.lab.imds import ImdsLab
-from bridge.runtime.threads import Stop
-from bridge.service.forwarder import Forwarder
 from tests.support.clock import MovedClock
-from tests.support.outbox import open_outbox
-from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, nobody_there, silent
+from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, silent
 
 DAY_SECONDS = 86_400.0
 
@@ -42,10 +36,10 @@ def failure(client: ImdsClient, *, timeout_seconds: float | None = None) -> Imds
     return raised.value
 
 
-# --- what it asks ---
+# Requests
 
 
-def test_the_document_is_asked_for_as_imds_demands(lab: ImdsLab) -> None:
+def test_the_request_for_the_document_is_as_imds_requires(lab: ImdsLab) -> None:
     body = client(lab.url("web-0")).document()
     assert json.loads(body) == {"DocumentIncarnation": 1, "Events": []}
     (request,) = lab.requests()
@@ -64,15 +58,15 @@ def test_every_request_uses_the_same_connection() -> None:
     compute = b'{"name": "web-0", "Events": []}'
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(compute) + compute
     with RawServer(answering(answer)) as server:
-        asking = client(server.url)
+        imds = client(server.url)
         for _ in range(5):
-            asking.document()
-        assert asking.instance().name == "web-0"
+            imds.document()
+        assert imds.instance().name == "web-0"
         assert (len(server.requests), server.connections) == (6, 1)
-        asking.close()
+        imds.close()
 
 
-def test_no_proxy_stands_between(lab: ImdsLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_proxy_is_used(lab: ImdsLab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     client(lab.url("web-0")).document()
@@ -89,16 +83,16 @@ def test_an_endpoint_is_discovered_again_after_no_answer() -> None:
     # SCHEDULEDEVENTSIP holds an address without a port, so this one leads nowhere
     settings = ImdsSettings(endpoint="discover")
     environ: dict[str, str] = {}
-    asking = ImdsClient(settings, clock=MovedClock(), environ=environ)
-    assert "no SCHEDULEDEVENTSIP and no lease with DHCP option 245" in str(failure(asking))
+    imds = ImdsClient(settings, clock=MovedClock(), environ=environ)
+    assert "no SCHEDULEDEVENTSIP and no lease with DHCP option 245" in str(failure(imds))
     environ["SCHEDULEDEVENTSIP"] = "127.0.0.2"
-    assert "IMDS at http://127.0.0.2" in str(failure(asking, timeout_seconds=0.5))
+    assert "IMDS at http://127.0.0.2" in str(failure(imds, timeout_seconds=0.5))
     environ["SCHEDULEDEVENTSIP"] = "127.0.0.3"
-    assert "IMDS at http://127.0.0.3" in str(failure(asking, timeout_seconds=0.5))
-    assert asking.found_in == "the environment variable SCHEDULEDEVENTSIP"
+    assert "IMDS at http://127.0.0.3" in str(failure(imds, timeout_seconds=0.5))
+    assert imds.found_in == "the environment variable SCHEDULEDEVENTSIP"
 
 
-# --- how long it waits ---
+# Time limits
 
 
 def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_seconds(
@@ -114,25 +108,25 @@ def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_secon
     monkeypatch.setattr(HttpClient, "send", note)
     clock = MovedClock()
     with RawServer(answering(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}')) as server:
-        asking = client(server.url, clock=clock)
+        imds = client(server.url, clock=clock)
         for seconds in (0.0, 1.0, DAY_SECONDS - 1, DAY_SECONDS, 1.0, 3 * DAY_SECONDS, DAY_SECONDS - 1):
             clock.advance(seconds)
-            asking.document()
+            imds.document()
         clock.jump(10 * DAY_SECONDS)
-        asking.document()
-        asking.instance()
-        asking.document(timeout_seconds=2)
+        imds.document()
+        imds.instance()
+        imds.document(timeout_seconds=2)
     assert limits == [130, 10, 10, 130, 10, 130, 10, 10, 2, 2]
 
 
 @pytest.mark.parametrize("serve", [silent, dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")])
-def test_an_imds_that_does_not_come_to_the_end_is_given_up(serve: Any) -> None:
+def test_an_answer_that_does_not_end_is_an_error(serve: Any) -> None:
     with RawServer(serve) as server:
         error = failure(client(server.url), timeout_seconds=0.5)
     assert str(error).startswith(f"IMDS at {server.url}: no ")
 
 
-# --- what it makes of an answer ---
+# Answers
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 408, 410, 429, 500, 502, 503, 204, 201])
@@ -160,19 +154,19 @@ def test_an_answer_of_more_than_4_mib_is_refused(lab: ImdsLab) -> None:
 @pytest.mark.parametrize("kind", ["drop", "lost_answer"])
 def test_a_broken_connection_is_an_error(lab: ImdsLab, kind: str) -> None:
     lab.fault(kind)
-    asking = client(lab.url("web-0"))
-    assert "broke off" in str(failure(asking)) or "connection" in str(failure(asking))
-    asking.document()
+    imds = client(lab.url("web-0"))
+    assert "broke off" in str(failure(imds)) or "connection" in str(failure(imds))
+    imds.document()
 
 
 def test_an_address_that_cannot_be_used_is_an_error() -> None:
     assert "cannot send to http://*" in str(failure(client("http://*")))
 
 
-# --- who this VM is ---
+# Instance data
 
 
-def test_instance_data_tells_who_this_vm_is(lab: ImdsLab) -> None:
+def test_instance_data_identifies_this_vm(lab: ImdsLab) -> None:
     vm = client(lab.url("web-0")).instance()
     assert (vm.name, vm.scale_set, vm.location, vm.tags) == ("web-0", "web", "westeurope", {"env": "lab"})
     assert lab.requests()[0].headers["metadata"] == "true"
@@ -181,7 +175,7 @@ def test_instance_data_tells_who_this_vm_is(lab: ImdsLab) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"null", b"{}", b'{"name": ""}', b'{"name": 5}', b"\xff\xfe", b"[" * 100_000]
 )
-def test_instance_data_that_is_nonsense_is_an_error(body: bytes) -> None:
+def test_unreadable_instance_data_is_an_error(body: bytes) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with (
         RawServer(answering(answer)) as server,
@@ -190,90 +184,8 @@ def test_instance_data_that_is_nonsense_is_an_error(body: bytes) -> None:
         client(server.url).instance()
 
 
-def test_what_instance_data_lacks_is_empty_and_what_no_attribute_may_hold_is_left_out() -> None:
+def test_missing_instance_data_is_empty_and_invalid_characters_are_removed() -> None:
     compute = {"name": "web-0\x00\n", "vmId": None, "zone": ["1"], "location": "x" * 5000}
     vm = read_vm({**compute, "tagsList": [{"name": "a"}, {"name": 1}, "b", {"name": "n", "value": 5}]})
     assert vm == Vm(name="web-0", location="x" * 1024, tags={"a": "", "n": "5"})
     assert read_vm({"name": "web-0", "tagsList": "env:lab"}) == Vm(name="web-0")
-
-
-# --- polling goes on whatever comes ---
-
-
-class Polling:
-    """A forwarder whose waits take no time and are noted, on a clock that they move."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path, url: str) -> None:
-        self.clock = MovedClock()
-        self.asked_at: list[float] = []
-        self.outbox = open_outbox(path, clock=self.clock)
-        self.stop = Stop()
-        config = Config(state_dir=path, imds=ImdsSettings(endpoint=url))
-        imds = client(url, clock=self.clock)
-        self.forwarder = Forwarder(config, imds=imds, outbox=self.outbox, clock=self.clock, stop=self.stop)
-        self.polls_left = 0
-        ask = imds.document
-
-        def document(*, timeout_seconds: float | None = None) -> bytes:
-            self.asked_at.append(self.clock.monotonic())
-            return ask(timeout_seconds=timeout_seconds)
-
-        def passing(_: Stop, seconds: float | None) -> bool:
-            self.clock.advance(max(0.0, seconds or 0.0))
-            self.polls_left -= 1
-            return self.polls_left < 0
-
-        monkeypatch.setattr(imds, "document", document)
-        monkeypatch.setattr(Stop, "wait", passing)
-
-    def poll(self, count: int) -> list[float]:
-        """Poll so often; return how many seconds lay between the polls."""
-        self.polls_left, self.asked_at = count, []
-        self.forwarder.run()
-        asked_at = self.asked_at[:-1]  # the last one comes at the stop
-        return [later - earlier for earlier, later in pairwise(asked_at)]
-
-
-@pytest.fixture
-def polling(lab: ImdsLab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Polling]:
-    started = Polling(monkeypatch, tmp_path, lab.url("web-0"))
-    yield started
-    started.outbox.close()
-
-
-def test_a_well_imds_is_asked_once_a_second(polling: Polling) -> None:
-    assert polling.poll(10) == pytest.approx([1.0] * 9)
-
-
-@pytest.mark.parametrize(
-    "kind", ["404", "408", "410", "429", "500", "503", "400", "301", "drop", "empty", "garbage", "huge"]
-)
-def test_an_imds_that_fails_is_asked_again_within_five_seconds_each_time(
-    lab: ImdsLab, polling: Polling, kind: str
-) -> None:
-    lab.fault(kind, count=12 if kind == "huge" else 40, path=EVENTS_PATH)
-    apart = polling.poll(12 if kind == "huge" else 40)
-    rounding = 1e-9  # the clock adds up floats
-    assert max(apart) <= 5.0 + rounding
-    assert min(apart) >= 0.2 - rounding
-    if kind != "huge":
-        assert max(apart) > 1.0
-
-
-def test_an_imds_that_asks_for_time_gets_it_and_then_the_usual_pace(lab: ImdsLab, polling: Polling) -> None:
-    lab.fault(429, retry_after=20, count=2, path=EVENTS_PATH)
-    assert polling.poll(5) == pytest.approx([20.0, 20.0, 1.0, 1.0])
-
-
-def test_an_imds_that_is_not_there_is_asked_again_within_five_seconds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with nobody_there() as url:
-        polling = Polling(monkeypatch, tmp_path, url)
-        assert max(polling.poll(40)) <= 5.0 + 1e-9  # the clock adds up floats
-        polling.outbox.close()
-
-
-def test_waits_after_failures_differ_from_each_other(lab: ImdsLab, polling: Polling) -> None:
-    lab.fault(500, count=30, path=EVENTS_PATH)
-    assert len({round(seconds, 3) for seconds in polling.poll(30)}) > 15

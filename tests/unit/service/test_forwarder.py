@@ -1,0 +1,723 @@
+"""The first flow's decisions: polls, restarts, outages, missing events, the clock and the VM's identity."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge import __version__
+from bridge.errors import ImdsError
+from bridge.imds.document import Document, parse_document
+from bridge.service import forwarder as forwarder_module
+from tests.support.clock import MovedClock
+from tests.support.diff import FIRST, SECOND, entry
+from tests.support.forward import DAY, HOUR, Station, name_of
+from tests.support.imds import WEB_0, WEB_1, ScriptedImds
+
+DOCUMENT = ["document"]
+INSTANCE = ["instance"]
+
+
+@pytest.fixture
+def clock() -> MovedClock:
+    return MovedClock()
+
+
+@pytest.fixture
+def imds(clock: MovedClock) -> ScriptedImds:
+    return ScriptedImds(clock)
+
+
+@pytest.fixture
+def station(imds: ScriptedImds, clock: MovedClock, tmp_path: Path) -> Iterator[Station]:
+    started = Station(tmp_path / "state", imds, clock)
+    yield started
+    started.close()
+
+
+# The first start
+
+
+def test_a_first_start_without_events_publishes_the_document_alone(station: Station) -> None:
+    assert station.poll() is None
+    (event,) = station.events()
+    assert name_of(event) == "document.changed"
+    assert event["data"]["Document"] == {"DocumentIncarnation": 1, "Events": []}
+    assert event["data"]["CloudEventIds"] == []
+
+
+def test_a_first_start_with_events_publishes_each_and_the_document_last(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(FIRST)
+    imds.schedule(SECOND, status="Started", Resources=["web-1"])
+    station.poll()
+    first, second, document = station.events()
+    assert name_of(first) == f"scheduledevent.scheduled {FIRST}"
+    assert name_of(second) == f"scheduledevent.started {SECOND}"
+    assert document["data"]["CloudEventIds"] == [first["id"], second["id"]]
+    assert [first["data"]["AffectsThisVm"], second["data"]["AffectsThisVm"]] == [True, False]
+    assert first["data"]["Vm"]["Name"] == "web-0"
+    assert document["source"].endswith("/virtualMachines/web-0")
+    assert first["time"] == document["time"] == station.now()
+
+
+def test_an_event_that_vanishes_under_a_continuous_watch_is_canceled(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    imds.end(FIRST)
+    station.poll()
+    assert station.story()[2:] == [f"scheduledevent.canceled {FIRST}", "document.changed"]
+
+
+def test_a_change_under_the_same_incarnation_is_published(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    imds.serve({"DocumentIncarnation": imds.incarnation, "Events": [entry(Description="moved")]})
+    station.poll()
+    update, document = station.events()
+    assert name_of(update) == f"scheduledevent.updated {FIRST}"
+    assert update["data"]["Previous"] == {"Description": ""}
+    assert document["data"]["DocumentIncarnation"] == document["data"]["PreviousIncarnation"]
+
+
+def test_an_unreadable_entry_is_published_with_the_document_as_received(
+    imds: ScriptedImds, station: Station
+) -> None:
+    invalid_entries = {"EventId": None, "Whatever": ["\ud800", {}]}
+    raw = {"DocumentIncarnation": 5, "Events": [invalid_entries, entry(), 5]}
+    imds.serve(raw)
+    station.poll()
+    event, document = station.events()
+    assert name_of(event) == f"scheduledevent.scheduled {FIRST}"
+    assert document["data"]["Document"] == raw
+    assert document["data"]["Unreadable"] == 2
+
+
+def test_a_changed_unreadable_entry_is_published_by_the_document_alone(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odd"]})
+    station.poll()
+    station.story()
+    imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odder"]})
+    station.poll()
+    assert station.story() == ["document.changed"]
+
+
+def test_numbers_that_json_cannot_write_are_published_as_text(imds: ScriptedImds, station: Station) -> None:
+    odd = b'{"DocumentIncarnation": 1e999, "Events": [{"EventId": "a", "X": NaN, "Y": %s}]}' % (b"9" * 5000)
+    imds.serve(odd)
+    assert station.poll() is None
+    event, _ = station.events()
+    assert event["data"]["X"] == "NaN"
+    assert event["data"]["Y"] == "9" * 5000
+
+
+def test_two_vms_of_a_group_give_a_change_the_same_id_and_source(tmp_path: Path) -> None:
+    events = []
+    for vm in (WEB_0, WEB_1):
+        clock = MovedClock()
+        imds = ScriptedImds(clock, vm=vm)
+        imds.schedule()
+        station = Station(tmp_path / vm.name, imds, clock)
+        station.poll()
+        events.append(station.events())
+        station.close()
+    (mine, my_document), (theirs, their_document) = events
+    assert (mine["id"], mine["source"]) == (theirs["id"], theirs["source"])
+    assert [mine["data"]["AffectsThisVm"], theirs["data"]["AffectsThisVm"]] == [True, False]
+    assert my_document["id"] != their_document["id"]
+    assert my_document["source"] != their_document["source"]
+
+
+# Answers without a change
+
+
+def test_an_unchanged_answer_is_not_parsed(
+    imds: ScriptedImds, station: Station, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+
+    def spy(body: bytes) -> Document:
+        """Count the calls and let the real one do its work."""
+        parsed.append(body)
+        return parse_document(body)
+
+    monkeypatch.setattr(forwarder_module, "parse_document", spy)
+    imds.schedule()
+    for _ in range(5):
+        station.poll()
+    assert len(parsed) == 1
+    imds.start(FIRST)
+    for _ in range(5):
+        station.poll()
+    assert len(parsed) == 2
+
+
+def test_an_answer_in_another_spelling_is_not_a_change(imds: ScriptedImds, station: Station) -> None:
+    raw = {"DocumentIncarnation": 5, "Events": [entry()]}
+    imds.serve(raw)
+    station.poll()
+    station.story()
+    imds.serve(b"\xef\xbb\xbf" + json.dumps(dict(reversed(raw.items())), indent=2).encode())
+    station.poll()
+    assert station.story() == []
+
+
+# Restarts
+
+
+def test_a_restart_publishes_nothing_twice(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    assert len(station.story()) == 2
+    station.restart()
+    station.poll()
+    assert station.story() == []
+
+
+def test_a_change_during_a_restart_is_published_at_the_start(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    station.restart(after=10)
+    imds.start(FIRST)
+    station.poll()
+    assert station.story() == [f"scheduledevent.started {FIRST}", "document.changed"]
+
+
+def test_a_restart_is_a_gap_in_the_watch(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    station.restart(after=1)
+    imds.end()  # one change, so that the incarnation skips nothing
+    station.poll()
+    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+
+
+def test_a_started_event_that_vanishes_during_a_restart_is_completed(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(status="Started")
+    station.poll()
+    station.story()
+    station.restart(after=1)
+    imds.end()
+    station.poll()
+    assert station.story() == [f"scheduledevent.completed {FIRST}", "document.changed"]
+
+
+def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(
+    imds: ScriptedImds, station: Station
+) -> None:
+    shown = {"DocumentIncarnation": 5, "Events": [entry()]}
+    hidden = {"DocumentIncarnation": 5, "Events": []}
+    ids = []
+    for again in range(3):
+        imds.serve(shown)
+        station.poll()
+        ids += [event["id"] for event in station.events() if event["subject"] == FIRST]
+        imds.serve(hidden)
+        station.poll()
+        ids += [event["id"] for event in station.events() if event["subject"] == FIRST]
+        if again:
+            station.restart()
+    assert len(ids) == len(set(ids)) == 6
+
+
+# Outages
+
+
+def test_an_outage_is_published_once_and_its_end_with_both_times(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    blind_from = station.now()
+    station.story()
+    imds.fail(500, methods=DOCUMENT)
+    for _ in range(20):
+        station.poll()
+    (outage,) = station.events()
+    assert name_of(outage) == "imds.unreachable"
+    assert outage["data"]["Since"] == blind_from
+    assert "500" in outage["data"]["Reason"]
+    imds.restore()
+    station.poll()
+    (recovery,) = station.events()
+    assert name_of(recovery) == "imds.recovered"
+    assert recovery["data"]["BlindFrom"] == blind_from
+    assert recovery["data"]["BlindTo"] == station.now()
+    assert recovery["data"]["BlindSeconds"] == 21
+
+
+def test_an_outage_is_published_once_it_has_lasted_five_seconds(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    station.story()
+    imds.fail(500, methods=DOCUMENT)
+    station.poll(after=4.9)
+    assert station.story() == []
+    station.poll(after=0.1)
+    assert station.story() == ["imds.unreachable"]
+
+
+def test_a_failure_of_less_than_five_seconds_is_not_published(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    imds.fail(500, methods=DOCUMENT)
+    station.poll()
+    station.poll()
+    imds.restore()
+    imds.end(FIRST)
+    station.poll()
+    assert station.story() == [f"scheduledevent.canceled {FIRST}", "document.changed"]
+
+
+def test_a_scheduled_event_that_vanished_during_an_outage_is_ended(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    imds.fail(500, methods=DOCUMENT)
+    station.poll(after=6)
+    imds.restore()
+    imds.end(FIRST)
+    station.poll()
+    assert station.story() == [
+        "imds.unreachable",
+        "imds.recovered",
+        f"scheduledevent.ended {FIRST}",
+        "document.changed",
+    ]
+
+
+def test_each_outage_is_published(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    for _ in range(2):
+        imds.fail(500, methods=DOCUMENT)
+        station.poll(after=10)
+        imds.restore()
+        station.poll()
+    assert station.story()[1:] == ["imds.unreachable", "imds.recovered"] * 2
+
+
+def test_an_outage_that_lasts_over_a_restart_is_one_outage(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    blind_from = station.now()
+    imds.fail(500, methods=DOCUMENT)
+    station.poll(after=10)
+    station.story()
+    station.restart(after=100)
+    station.poll()
+    station.poll(after=10)
+    assert station.story() == []
+    imds.restore()
+    station.poll()
+    (recovery,) = station.events()
+    assert recovery["data"]["BlindFrom"] == blind_from
+    assert recovery["data"]["BlindTo"] == station.now()
+    assert recovery["data"]["BlindSeconds"] == 122
+
+
+def test_an_outage_that_ends_during_a_restart_is_ended_by_the_first_answer(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    blind_from = station.now()
+    imds.fail(500, methods=DOCUMENT)
+    station.poll(after=10)
+    station.story()
+    imds.restore()
+    station.restart(after=100)
+    station.poll()
+    (recovery,) = station.events()
+    assert name_of(recovery) == "imds.recovered"
+    assert recovery["data"]["BlindFrom"] == blind_from
+
+
+def test_an_outage_found_at_a_start_counts_from_the_last_good_answer_of_the_run_before(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.run(waits=90)
+    blind_from = station.now()
+    station.story()
+    station.restart(after=30)
+    imds.fail(500, methods=DOCUMENT)
+    station.poll()
+    station.poll(after=5)
+    (outage,) = station.events()
+    assert outage["data"]["Since"] == blind_from
+
+
+def test_an_outage_of_an_imds_that_never_answered_has_no_start(imds: ScriptedImds, station: Station) -> None:
+    imds.fail(500, methods=DOCUMENT)
+    station.poll()
+    station.poll(after=6)
+    (outage,) = station.events()
+    assert outage["data"]["Since"] is None
+    imds.restore()
+    station.poll()
+    recovery, _ = station.events()
+    assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (None, None)
+
+
+DEEP = b'{"Events": [' + b'{"EventId":' * 5000 + b"1" + b"}" * 5000 + b"]}"
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"", b"\x00", b"<html></html>", b"[]", b"{}", b'{"Events": 5}', b'{"Events": [', DEEP],
+    ids=lambda body: repr(body[:20]),
+)
+def test_unreadable_answers_are_an_outage_until_the_next_usable_one(
+    imds: ScriptedImds, station: Station, nonsense: bytes
+) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    imds.serve(nonsense)
+    wait = station.poll()
+    assert wait is not None
+    station.poll(after=6)
+    imds.serve_events()
+    assert station.poll() is None
+    assert station.story() == ["imds.unreachable", "imds.recovered"]
+
+
+@pytest.mark.parametrize("status", [302, 400, 404, 408, 410, 429, 500, 503, None])
+def test_after_any_failure_imds_is_asked_again(
+    imds: ScriptedImds, station: Station, status: int | None
+) -> None:
+    imds.fail(ImdsError("no answer", status=status), methods=DOCUMENT, count=1)
+    wait = station.poll()
+    assert wait is not None
+    assert 0.2 <= wait <= 5
+    assert station.poll() is None
+    assert station.story() == ["document.changed"]
+
+
+def test_waits_between_failures_stay_between_a_fifth_and_five_seconds(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.fail(500, methods=DOCUMENT)
+    waits = [station.poll() for _ in range(60)]
+    assert all(wait is not None and 0.2 <= wait <= 5 for wait in waits)
+    assert len(set(waits[10:])) > 10  # spread by jitter
+
+
+@pytest.mark.parametrize(("retry_after", "wait"), [(7.0, 7.0), (1.0, 1.0), (0.0, 0.2)])
+def test_retry_after_is_obeyed_but_never_faster_than_imds_allows(
+    imds: ScriptedImds, station: Station, retry_after: float, wait: float
+) -> None:
+    imds.fail(ImdsError("busy", status=429, retry_after_seconds=retry_after), methods=DOCUMENT)
+    assert station.poll() == wait
+
+
+def test_the_loop_waits_as_long_as_retry_after_says(imds: ScriptedImds, station: Station) -> None:
+    imds.fail(ImdsError("busy", status=429, retry_after_seconds=7.0), methods=DOCUMENT, count=1)
+    stop = station.run(waits=3)
+    assert stop.waited == [0, 7, 1]
+
+
+# The schedule
+
+
+def test_the_first_poll_comes_at_once_and_the_others_once_a_second(station: Station) -> None:
+    assert station.run(waits=4).waited == [0, 1, 1, 1]
+
+
+def test_slow_answers_do_not_shift_the_schedule(imds: ScriptedImds, station: Station) -> None:
+    start = station.clock.monotonic()
+    imds.lags = [0.25, 0.5, 0.0, 0.875, 0.125]
+    station.run(waits=6)
+    assert [at - start for at in imds.asked[:6]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_missed_polls_are_skipped(imds: ScriptedImds, station: Station) -> None:
+    start = station.clock.monotonic()
+    imds.lags = [2.5, 0.0, 1.0, 0.0]
+    station.run(waits=5)
+    assert [at - start for at in imds.asked[:5]] == [0, 3, 4, 5, 6]
+
+
+def test_after_the_stop_imds_is_polled_once_more(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    imds.schedule()
+    station.run(waits=0)
+    assert station.story()[1:] == [
+        f"scheduledevent.scheduled {FIRST}",
+        "document.changed",
+        "bridge.heartbeat",
+    ]
+    assert len(imds.asked) == 2
+
+
+def test_heartbeats_are_published_at_the_start_every_hour_and_at_the_stop(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.lags = [0.0, 1800.0, 1800.0]
+    station.run(waits=3)
+    beats = [event["data"] for event in station.events() if ".heartbeat." in event["type"]]
+    assert [beat["Reason"] for beat in beats] == ["Started", "Hourly", "Stopping"]
+    assert [beat["Version"] for beat in beats] == [__version__] * 3
+    assert all(beat["Backlog"].keys() == {"all"} for beat in beats)
+
+
+def test_a_stop_during_an_outage_ends_the_loop(imds: ScriptedImds, station: Station) -> None:
+    imds.fail(500, methods=DOCUMENT)
+    station.run(waits=2)
+    assert len(imds.asked) == 3
+
+
+# Events that may come back
+
+
+def test_events_missing_after_a_reset_may_come_back_within_five_minutes(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+    station.poll()
+    imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.poll()
+    assert station.forwarder.status()["missing"] == [entry()]
+    imds.serve({"DocumentIncarnation": 2, "Events": [entry()]})
+    station.poll(after=200)
+    assert station.forwarder.status()["missing"] == []
+    assert station.story() == [f"scheduledevent.scheduled {FIRST}"] + ["document.changed"] * 3
+
+
+def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.serve({"DocumentIncarnation": 9, "Events": [entry(FIRST), entry(SECOND, "Started")]})
+    station.poll()
+    imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.poll()
+    station.story()
+    for _ in range(299):
+        station.poll()
+    assert station.story() == []
+    station.poll()
+    assert station.story() == [
+        f"scheduledevent.ended {FIRST}",
+        f"scheduledevent.completed {SECOND}",
+        "document.changed",
+    ]
+
+
+def test_the_five_minutes_continue_over_a_restart(imds: ScriptedImds, station: Station) -> None:
+    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+    station.poll()
+    imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.poll()
+    station.story()
+    station.restart(after=100)
+    station.poll()
+    assert station.story() == []
+    station.poll(after=200)
+    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+
+
+def test_a_first_call_that_turned_the_service_on_gives_missing_events_five_minutes(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    station.restart(after=HOUR)
+    imds.end(FIRST)
+    imds.lags = [110.0]
+    station.poll()
+    assert station.story()[2:] == ["document.changed"]
+    station.poll(after=300)
+    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+
+
+def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_restart(
+    imds: ScriptedImds, station: Station
+) -> None:
+    for restarted in (True, False):
+        imds.schedule()
+        station.poll()
+        station.story()
+        imds.end(FIRST)
+        if restarted:
+            station.restart(after=DAY)
+        station.poll(after=1 if restarted else DAY)
+        assert station.story() == ["document.changed"]
+        station.poll(after=301)
+        assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+
+
+# The clock
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR, 30 * DAY])
+def test_a_jump_of_the_wall_clock_is_not_a_gap_in_the_watch(
+    imds: ScriptedImds, station: Station, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    imds.end(FIRST)
+    station.clock.jump(seconds)
+    station.poll()
+    canceled, document = station.events()
+    assert name_of(canceled) == f"scheduledevent.canceled {FIRST}"
+    assert document["time"] == station.now()
+    assert "the wall clock jumped" in caplog.text
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(
+    imds: ScriptedImds, station: Station, seconds: float
+) -> None:
+    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+    station.poll()
+    imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.poll()
+    station.story()
+    station.clock.jump(seconds)
+    station.poll(after=299)
+    assert station.story() == []
+    station.poll(after=1)
+    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+
+
+def test_a_jump_of_the_wall_clock_does_not_move_the_polls(station: Station) -> None:
+    station.poll()
+    station.clock.jump(HOUR)
+    assert station.run(waits=3).waited == [0, 1, 1]
+
+
+# Who reports
+
+
+def test_the_counter_of_the_vms_own_events_is_gapless_over_changes_outages_and_restarts(
+    imds: ScriptedImds, station: Station
+) -> None:
+    for number in range(3):
+        imds.schedule(f"event-{number}")
+        station.poll()
+        imds.fail(500, methods=DOCUMENT)
+        station.poll(after=10)
+        imds.restore()
+        station.poll()
+        station.restart(after=3)
+        station.poll()
+    own = [event for event in station.all_events() if "reporterseq" in event]
+    assert [event["reporterseq"] for event in own] == [f"{number:012d}" for number in range(1, 10)]
+    assert {event["reporter"] for event in own} == {"web-0/forward"}
+    assert len({event["reporterepoch"] for event in own}) == 1
+    assert len({event["id"] for event in own}) == len(own)
+
+
+def test_the_state_of_another_vm_is_moved_aside_and_its_events_are_published_again(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    before = station.events()
+    imds.vm = WEB_1
+    station.forget()
+    station.restart(after=1)
+    station.poll()
+    event, document = station.events()
+    assert name_of(event) == f"scheduledevent.scheduled {FIRST}"
+    assert event["data"]["Vm"]["Name"] == "web-1"
+    assert event["id"] == before[0]["id"]
+    assert document["reporter"] == "web-1/forward"
+    assert document["reporterseq"] == "000000000001"
+    assert document["reporterepoch"] != before[1]["reporterepoch"]
+    assert [path.name for path in station.folder.glob("*other-vm*") if path.suffix not in ("-wal", "-shm")]
+
+
+def test_the_state_of_another_vm_is_moved_aside_also_when_the_vm_is_known_only_later(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    imds.vm = WEB_1
+    station.forget()
+    station.restart(after=1)
+    imds.fail(500, methods=INSTANCE, count=1)
+    station.poll()
+    station.poll(after=31)
+    station.poll()
+    events = station.events()
+    assert [name_of(event) for event in events] == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
+    assert events[1]["reporterseq"] == "000000000001"
+
+
+def test_while_the_vm_is_unknown_events_are_published_with_what_is_known(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.fail(500, methods=INSTANCE, count=1)
+    imds.schedule()
+    station.poll()
+    event, _ = station.events()
+    assert event["data"]["AffectsThisVm"] is None
+    assert event["data"]["Vm"]["VmId"] == ""
+    station.poll(after=31)
+    imds.start(FIRST)
+    station.poll()
+    event, document = station.events()
+    assert event["data"]["AffectsThisVm"] is True
+    assert document["reporter"] == "web-0/forward"
+
+
+def test_the_identity_is_kept_over_a_restart_without_instance_data(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    station.story()
+    station.restart(after=1)
+    imds.fail(500, methods=INSTANCE)
+    imds.schedule()
+    station.poll()
+    event, _ = station.events()
+    assert event["data"]["AffectsThisVm"] is True
+
+
+def test_instance_data_is_requested_once(imds: ScriptedImds, station: Station) -> None:
+    for _ in range(5):
+        station.poll(after=100)
+    assert [call.method for call in imds.calls].count("instance") == 1
+
+
+# The status
+
+
+def test_the_status_shows_the_document_and_the_last_error(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    good_at = station.now()
+    imds.fail(503, methods=DOCUMENT)
+    station.poll()
+    status = station.forwarder.status()
+    assert status["vm"] == "web-0"
+    assert status["imds"] == imds.base
+    assert status["document"]["Events"][0]["EventId"] == FIRST
+    assert status["last_good_at"] == good_at
+    assert "503" in status["last_error"]
+    imds.restore()
+    station.poll()
+    assert station.forwarder.status()["last_error"] is None
+
+
+def test_an_unreadable_state_is_replaced_and_nothing_is_lost(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.outbox.set_meta({"watch": '{"missing": 3}', "vm": "[1]"}, synced=True)
+    station.restart()
+    station.events()
+    station.poll()
+    assert station.story() == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
