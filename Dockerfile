@@ -1,11 +1,11 @@
-# Any Debian-like image with python3 (3.11 or newer), its venv and ca-certificates; both stages need the same one.
+# Any Debian-like image with python3 (3.11 or newer), venv and ca-certificates; both stages need the same image.
 ARG BASE=docker.io/library/python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
 WORKDIR /src
 COPY . .
-# An index or an authority of one's own comes as the secrets `pip.conf` and `ca.crt`, and stays out of the image.
-# Every package is fetched against its hash, the build backend included, which stays behind in this stage.
+# The secrets `pip.conf` and `ca.crt` set a package index and a certificate authority; they are not in the image.
+# Every package, including the build backend, is checked against its hash; the backend stays in this stage.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/etc/ssl/certs/ca-certificates.crt \
     export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
@@ -19,7 +19,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
         --no-index --find-links /wheels 'imds-bridge[websocket]' \
     && cp infra/container/health.py /opt/imds-bridge/ \
-    # Compiled here, because the file system is read-only later; by hash, so that two builds are the same.
+    # Compiled now, because the file system will be read-only; with hashes, so that builds are reproducible.
     && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \
     && install --directory --mode 0700 --owner 65532 --group 65532 /state
 

@@ -1,4 +1,4 @@
-metadata description = 'What imds-bridge publishes to and takes approvals from: Service Bus, and as you like Event Grid, a Logic App and a Function.'
+metadata description = 'The Azure resources of imds-bridge: Service Bus, and optionally Event Grid, a Logic App and a Function.'
 
 @description('Name of the Service Bus namespace, unique in all of Azure.')
 @minLength(6)
@@ -8,23 +8,23 @@ param namespaceName string
 @description('Principal ids of the managed identities that run imds-bridge forward.')
 param forwardPrincipalIds string[]
 
-@description('Principal ids of those that run imds-bridge listen; they may be the same ones.')
+@description('Principal ids of the managed identities that run imds-bridge listen; they may be the same.')
 param listenPrincipalIds string[] = []
 
-@description('Principal ids of those that run imds-bridge relay.')
+@description('Principal ids of the managed identities that run imds-bridge relay.')
 param relayPrincipalIds string[] = []
 
-@description('Object ids of those that may send approve commands and look at the receipts.')
+@description('Object ids of users, groups or identities that may send approve commands and read the receipts.')
 param approverPrincipalIds string[] = []
 
-@description('What the approvers are; a group may hold people and managed identities alike.')
+@description('Principal type of the approvers; a group can contain users and managed identities.')
 @allowed(['Group', 'ServicePrincipal', 'User'])
 param approverPrincipalType string = 'Group'
 
-@description('Object ids of those that read the audit subscription.')
+@description('Object ids of users, groups or identities that may read the audit subscription.')
 param auditPrincipalIds string[] = []
 
-@description('What they are.')
+@description('Principal type of the readers of the audit subscription.')
 @allowed(['Group', 'ServicePrincipal', 'User'])
 param auditPrincipalType string = 'Group'
 
@@ -35,7 +35,7 @@ param tags object = {}
 @allowed(['Standard', 'Premium'])
 param sku string = 'Standard'
 
-@description('Messaging units, of Premium only.')
+@description('Messaging units, only for Premium.')
 @allowed([1, 2, 4, 8, 16])
 param capacity int = 1
 
@@ -86,7 +86,7 @@ module bus 'modules/servicebus.bicep' = {
   }
 }
 
-// A subscription without a reader would only fill the topic, so each is made once somebody may read it.
+// A subscription without a reader would only fill the topic, so each is created only with a reader.
 module audit 'modules/subscription.bicep' = if (!empty(auditPrincipalIds)) {
   name: 'imds-bridge-audit'
   params: {
@@ -109,7 +109,7 @@ module relay 'modules/subscription.bicep' = if (!empty(relayPrincipalIds)) {
     name: 'relay'
     filter: '${isNotice} OR ${isReceipt}'
     timeToLive: 'P1D'
-    deadLetterExpired: false // news of yesterday is no news
+    deadLetterExpired: false // old events are not worth a chat message
     receiverIds: relayPrincipalIds
   }
   dependsOn: [
@@ -125,7 +125,7 @@ module receiptsRead 'modules/subscription.bicep' = if (!empty(approverPrincipalI
     name: 'receipts'
     filter: isReceipt
     timeToLive: 'PT1H'
-    deadLetterExpired: false // approve --wait looks at receipts and leaves them
+    deadLetterExpired: false // approve --wait only peeks at receipts
     receiverIds: approverPrincipalIds
     receiverType: approverPrincipalType
   }

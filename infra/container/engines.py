@@ -1,4 +1,4 @@
-"""What builds the image and runs it for the trial: Docker or Podman, or Buildah where no container can be started."""
+"""Engines that build and run the image: Docker or Podman, or Buildah if no container can be started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choose(name: str | None) -> Client | Buildah:
 
 
 def run(*command: str, timeout_seconds: float = CALL_SECONDS) -> str:
-    """Run a command that must succeed; return what it printed.
+    """Run a command that must succeed; return its output.
 
     Raises:
         SystemExit: it failed, with what it said, or took too long.
@@ -59,12 +59,12 @@ def call(*command: str, timeout_seconds: float = CALL_SECONDS) -> subprocess.Com
 
 
 def _works(client: str) -> bool:
-    """Tell whether containers can be run: a client may be there without its daemon."""
+    """Return whether containers can be run: a client may be installed without its daemon."""
     return shutil.which(client) is not None and call(client, "info").returncode == 0
 
 
 class Client:
-    """Docker, or Podman in the same words."""
+    """Docker, or Podman with the same commands."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,9 +72,11 @@ class Client:
         self._container = f"imds-bridge-trial-{os.getpid()}"
 
     def build(self, base: str | None, arguments: Sequence[str]) -> None:
-        """Build the image, with more arguments of the builder; without `base` on the Dockerfile's own."""
+        """Build the image, with further arguments of the builder; without `base`, on that of the Dockerfile."""
         chosen = [f"--build-arg=BASE={base}"] if base else []
-        docker_format = ["--format=docker"] if self.name == "podman" else []  # the other has no health check
+        docker_format = (
+            ["--format=docker"] if self.name == "podman" else []
+        )  # OCI images have no health check
         options = [*docker_format, *chosen, *arguments, f"--tag={self._image}"]
         run(self.name, "build", *options, ".", timeout_seconds=BUILD_SECONDS)
 
@@ -110,7 +112,7 @@ class Client:
         call(self.name, "rmi", "--force", self._image)
 
 
-# The root is bound read-only, with a state of its own; a new /proc makes the process the first one that it sees.
+# The root is mounted read-only, with a separate state folder; with a new /proc, the process sees itself as number 1.
 _ENTER = f"""
 root=$1 state=$2; shift 2
 mount --bind "$root" "$root"
@@ -124,7 +126,7 @@ exec chroot "$root" "$@"
 
 
 class Buildah:
-    """Buildah with chroot isolation, which needs no container runtime; unshare runs what it built."""
+    """Buildah with chroot isolation, which needs no container runtime; unshare runs the image."""
 
     name = "buildah"
 
@@ -134,13 +136,13 @@ class Buildah:
         self._folder.chmod(0o755)
         self._image = "localhost/imds-bridge:trial"
         lies_on = run("stat", "--file-system", "--format=%T", str(self._folder))
-        self._driver = "vfs" if lies_on == "overlayfs" else "overlay"  # one cannot lie upon another
+        self._driver = "vfs" if lies_on == "overlayfs" else "overlay"  # overlayfs does not work on overlayfs
         self._cleanup.callback(shutil.rmtree, self._folder)
         self._cleanup.callback(call, "umount", str(self._folder / "storage" / "overlay"))  # Buildah leaves it
         self._cleanup.callback(lambda: self._buildah("rm", "--all"))
 
     def build(self, base: str | None, arguments: Sequence[str]) -> None:
-        """Build the image, with more arguments of the builder; without `base` on one that is made here."""
+        """Build the image, with further arguments of the builder; without `base`, on one made by mmdebstrap."""
         options = ["--isolation=chroot", "--format=docker", "--layers=false", "--timestamp=0", *arguments]
         chosen = f"--build-arg=BASE={base or self._make_base()}"
         self._buildah("build", *options, chosen, f"--tag={self._image}", ".")
@@ -161,7 +163,7 @@ class Buildah:
         root = self._buildah("mount", self._buildah("from", self._image))
         state = self._folder / "state"
         shutil.copytree(f"{root}{STATE}", state)
-        os.chown(state, int(user), int(group))  # as a new volume takes over what the image has there
+        os.chown(state, int(user), int(group))  # as for a new volume
         rights = ["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
         settings = [f"{name}={value}" for name, value in environ.items()]
         self._as_user = ["setpriv", f"--reuid={user}", f"--regid={group}", *rights]
@@ -183,7 +185,7 @@ class Buildah:
         return self._process.wait(timeout_seconds)
 
     def close(self) -> None:
-        """End the process if it still runs, and remove all that was made."""
+        """Kill the process if it still runs, and remove everything that was created."""
         self._cleanup.close()
 
     def _make_base(self) -> str:

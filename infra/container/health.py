@@ -1,9 +1,9 @@
-"""Tell whether this container's process does its work: exit 0 if so, 1 with the reason if not.
+"""Check the health of this container's process: exit with 0 if it is healthy, else with 1 and the reason.
 
-    python health.py            it runs, and wrote its status lately
-    python health.py --ready    and what it reads from (IMDS, the bus) gives good answers
+    python health.py            it runs and has written its status recently
+    python health.py --ready    and IMDS, or the bus, answers
 
-Which process that is stands in the command line of process 1; --role names it where process 1 is another.
+The role is read from the command line of process 1; --role sets it if process 1 is another process.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ STALE_SECONDS = 60.0  # it is written every two seconds
 
 
 def main() -> int:
-    """Look once; return the exit code."""
-    parser = argparse.ArgumentParser(description="Tell whether this container's process does its work.")
+    """Check once; return the exit code."""
+    parser = argparse.ArgumentParser(description="Check the health of this container's process.")
     parser.add_argument("--role", choices=ROLES, default=None)
-    parser.add_argument("--ready", action="store_true", help="ask for good answers of IMDS or the bus, too")
+    parser.add_argument("--ready", action="store_true", help="also check that IMDS or the bus answers")
     arguments = parser.parse_args()
     folder = StateFolder(
         Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / (arguments.role or _role())
@@ -43,18 +43,18 @@ def _role() -> str:
 
 
 def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
-    """Return why the process does not live, "" if it does."""
+    """Return why the process is not alive, or an empty text."""
     if status is None or not status["running"] or folder.holder() is None:
         return f"{folder.path.name} does not run"
     age_seconds = (datetime.now(UTC) - datetime.fromisoformat(status["written_at"])).total_seconds()
-    # While the disk cannot be written, events are in memory only: starting afresh would lose them.
+    # While the disk cannot be written, events are in memory only: a restart would lose them.
     if age_seconds > STALE_SECONDS and os.access(folder.path, os.W_OK):
         return f"{folder.path.name} has written no status for {age_seconds:.0f} s"
     return ""
 
 
 def _trouble(status: dict[str, Any]) -> str:
-    """Return what is wrong with what the process reads from, "" if nothing is."""
+    """Return the error of the process's input, or an empty text."""
     if status["role"] == "forward" and not status["last_good_at"]:
         return "IMDS has given no good answer yet"
     parts = (status, status.get("commands"), status.get("relay"))

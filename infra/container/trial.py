@@ -4,8 +4,8 @@
     python -m infra.container.trial --base IMAGE        on another base image
     python -m infra.container.trial --engine buildah    with this one
 
-Buildah builds on a base that mmdebstrap makes, unless it is told another. The last line says what was seen; whatever
-is not as it must be ends it with exit code 1. Everything that was made is gone afterwards.
+Buildah uses a base made by mmdebstrap, unless --base is set. The last line has the result; the first failed check
+ends the trial with exit code 1. Everything that was created is removed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ assert os.statvfs("/").f_flag & os.ST_RDONLY, "the root can be written"
 
 
 def main() -> int:
-    """Build, run, look, stop and clean up; return the exit code."""
+    """Build, run, check, stop and clean up; return the exit code."""
     parser = argparse.ArgumentParser(description="Build the image and run it against the lab.")
     parser.add_argument("--engine", choices=("docker", "podman", "buildah"), default=None)
     parser.add_argument("--base", metavar="IMAGE", default=None)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def build(engine: Client | Buildah, base: str | None) -> None:
-    """Build the image with the index and the authorities that pip uses here, which do not get into it."""
+    """Build the image with the local pip's index and certificate authorities, which are not part of the image."""
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         settings = pip_settings()
         file.write("[global]\n")
@@ -77,7 +77,7 @@ def build(engine: Client | Buildah, base: str | None) -> None:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return what pip is set to here, by file or environment."""
+    """Return pip's settings, from its file and the environment."""
     told = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT
     )
@@ -125,7 +125,7 @@ def wait_until(predicate: Callable[[], bool]) -> None:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """End the trial with this text unless what is expected holds."""
+    """End the trial with this text unless the condition holds."""
     if not holds:
         raise SystemExit(f"container: {otherwise}")
 

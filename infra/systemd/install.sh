@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install imds-bridge with its systemd units, or take it away. Running it again changes only what differs.
+# Install imds-bridge with its systemd units, or remove it. A second run changes only what differs.
 set -eu
 
 usage() {
@@ -11,8 +11,8 @@ usage: install.sh [--wheel FILE] [--extra NAME] [--start ROLE]... [--root DIR] [
   --start ROLE   enable and start forward, listen or relay; may be repeated
   --root DIR     install into this tree, for an image; nothing is started there
   --uninstall    stop and remove the program; configuration, secrets and state stay
-  --purge        with --uninstall: remove those, too
-  --dry-run      only say what would be done
+  --purge        with --uninstall: also remove configuration, secrets and state
+  --dry-run      only print what would be done
 
 PYTHON chooses the interpreter (3.11 or newer, with venv; on Debian: apt-get install python3-venv).
 EOF
@@ -31,8 +31,8 @@ root="" wheel="" start="" action=install purge=no dry_run=no changed=no
 fail() { echo "install.sh: $*" >&2; exit 2; }
 say() { echo "imds-bridge: $*"; }
 run() { if [ $dry_run = yes ]; then echo "would run: $*"; else "$@"; fi; }
-# Only the system that runs here can be told; a tree elsewhere finds its units when it boots.
-tell_systemd() { if [ -z "$root" ] && [ -d /run/systemd/system ]; then run systemctl "$@"; fi; }
+# Units in another root are loaded when that system boots.
+notify_systemd() { if [ -z "$root" ] && [ -d /run/systemd/system ]; then run systemctl "$@"; fi; }
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -76,7 +76,7 @@ find_python() {
 
 pip() { "$tools/venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 
-fingerprint() { # tell one set of things to install from another
+fingerprint() { # identify the set of files to install
     "$python" --version
     "$python" -c 'import sys; print(sys.base_prefix)'
     if [ -f "$source" ]; then cat "$source"; else
@@ -93,16 +93,16 @@ install_program() {
     source=${wheel:-$checkout}
     [ -f "$source" ] || [ -f "$source/pyproject.toml" ] || fail "there is no $source; expected a wheel, or a checkout"
     case $("$python" -c 'import sys; print(sys.base_prefix)') in
-        "${HOME:-/home}"/* | /home/*) say "warning: the services may not look into home folders, where $python is; PYTHON=..." ;;
+        "${HOME:-/home}"/* | /home/*) say "warning: $python is in a home folder, which the services cannot read; set PYTHON" ;;
     esac
     stamp=$(fingerprint)
     if [ "$(cat "$root$home/.installed" 2>/dev/null)" = "$stamp" ]; then return; fi
     changed=yes
-    say "installs $source into $home (a minute or two) ..."
+    say "installing $source into $home (a minute or two) ..."
     if [ $dry_run = yes ]; then return; fi
     tools=$(mktemp -d)
     trap 'rm -rf "$tools"' EXIT
-    # Every package is fetched against its hash; afterwards there are only those to choose from.
+    # Every package is checked against its hash; the installation then uses only these files.
     "$python" -m venv "$tools/venv"
     pip download --require-hashes --no-deps --only-binary :all: --requirement "$lock" --dest "$tools/wheels"
     if [ -d "$source" ]; then
@@ -111,7 +111,7 @@ install_program() {
     else
         cp "$source" "$tools/wheels"
     fi
-    # Made beside the running one and put in its place, so that an interrupted installation harms nothing.
+    # Installed beside the old program and moved into its place, so that an interruption leaves the old one intact.
     new=$root$home.new
     rm -rf "$new"
     "$python" -m venv --without-pip "$new"
@@ -139,22 +139,22 @@ install_all() {
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
     for role in $roles; do put 0644 "$here/imds-bridge-$role.service" $units/imds-bridge-"$role".service; done
     if [ $changed = yes ]; then
-        tell_systemd daemon-reload
-        for role in $roles; do tell_systemd try-restart imds-bridge-"$role".service; done
+        notify_systemd daemon-reload
+        for role in $roles; do notify_systemd try-restart imds-bridge-"$role".service; done
     fi
-    for role in $start; do tell_systemd enable --now imds-bridge-"$role".service; done
+    for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "is installed; configure it in $etc/config.toml"; else say "is as it should be"; fi
 }
 
 uninstall_all() {
     for role in $roles; do
         if [ -e "$root$units/imds-bridge-$role.service" ]; then
-            tell_systemd disable --now imds-bridge-"$role".service
+            notify_systemd disable --now imds-bridge-"$role".service
             run rm -f "$root$units/imds-bridge-$role.service" \
                 "$root$units/multi-user.target.wants/imds-bridge-$role.service"
         fi
     done
-    tell_systemd daemon-reload
+    notify_systemd daemon-reload
     run rm -rf "$root$home" "$root$home.new" "$root$link"
     if [ $purge = yes ]; then
         run rm -rf "$root$etc" "$root/var/lib/imds-bridge" "$root/var/lib/private/imds-bridge" \

@@ -1,6 +1,6 @@
 <#
 .SYNOPSIS
-Install imds-bridge, or upgrade it, and run one role of it as a Windows service with rights of its own.
+Install or upgrade imds-bridge, and run one role as a Windows service with its own account.
 .EXAMPLE
 .\install.ps1 -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\config.toml
 #>
@@ -24,10 +24,10 @@ function Invoke-Checked([string] $Command) {
     if ($LASTEXITCODE -ne 0) { throw "$Command $args ended with $LASTEXITCODE" }
 }
 
-# Any user may make folders in ProgramData: one that is there already must be an administrator's.
+# Any user can create folders in ProgramData: an existing one must belong to an administrator.
 if (Test-Path $Data) {
     $Owner = (Get-Acl $Data).GetOwner([Security.Principal.SecurityIdentifier]).Value
-    if ($Owner -notin 'S-1-5-18', 'S-1-5-32-544') { throw "$Data belongs to ${Owner}: look into it and remove it" }
+    if ($Owner -notin 'S-1-5-18', 'S-1-5-32-544') { throw "$Data belongs to ${Owner}: check its content and remove it" }
 }
 foreach ($Folder in $Program, $Data, "$Data\state\$Role", "$Data\logs") {
     New-Item -ItemType Directory -Force $Folder | Out-Null
@@ -47,7 +47,7 @@ $Xml = (Get-Content -Raw "$PSScriptRoot\imds-bridge.xml").Replace('@ROLE@', $Rol
 [IO.File]::WriteAllText("$Program\$Service.xml", $Xml)
 if (-not $Known) { Invoke-Checked "$Program\$Service.exe" install }
 
-# The account exists once the service does. It reads the configuration and writes its own state and the logs.
+# The account exists when the service does. It may read the configuration and write its own state and the logs.
 Invoke-Checked sc.exe config $Service obj= $Account
 Invoke-Checked sc.exe sidtype $Service unrestricted
 Invoke-Checked icacls $Data /grant "${Account}:(OI)(CI)RX" /Q

@@ -223,7 +223,7 @@ class BusContract:
                 assert (dead.message_id, dead.dead_letter_reason) == ("m1", "MaxDeliveryCountExceeded")
                 receiver.complete_message(dead)
 
-    def test_a_dead_letter_tells_reason_and_description(self, bus: Bus) -> None:
+    def test_a_dead_letter_has_a_reason_and_a_description(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1", application_properties={"kept": "yes"}))
         with bus.client() as client:
             with bus.receiver(client, "plain") as receiver:

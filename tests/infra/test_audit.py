@@ -161,7 +161,7 @@ def test_a_message_that_is_missing_is_named(
     assert (code, report[-1]) == (3, f"audit: INCOMPLETE, 1 missing of {total}")
 
 
-def test_copies_that_nobody_dropped_are_counted_and_change_nothing(
+def test_duplicates_are_counted_and_change_nothing(
     tmp_path: Path, story: tuple[ServiceBusLab, list[Json]]
 ) -> None:
     _, lines = story
@@ -185,7 +185,7 @@ def test_numbers_may_come_in_any_order(tmp_path: Path) -> None:
     assert "note: 1 duplicates" in report
 
 
-def test_a_reporter_whose_heartbeats_end_is_silent_unless_it_said_so_or_is_known_to_be_gone(
+def test_a_reporter_without_heartbeats_is_missing_unless_it_stopped_or_is_known_to_be_gone(
     tmp_path: Path,
 ) -> None:
     lines = [heartbeat(1), *(heartbeat(number, reporter="web-0/forward") for number in (1, 2, 3, 4))]
@@ -199,7 +199,7 @@ def test_a_reporter_whose_heartbeats_end_is_silent_unless_it_said_so_or_is_known
     )
 
 
-def test_a_state_that_begins_anew_is_said_and_each_epoch_counts_by_itself(tmp_path: Path) -> None:
+def test_a_new_state_is_noted_and_each_epoch_is_counted_separately(tmp_path: Path) -> None:
     anew = "f" * 32
     lines = [
         heartbeat(1),
@@ -208,16 +208,16 @@ def test_a_state_that_begins_anew_is_said_and_each_epoch_counts_by_itself(tmp_pa
     ]
     code, report = audit_lines(tmp_path, lines)
     assert code == 0
-    assert f"note: db-0/forward began its state anew about 2100-01-01T00:00:00Z: epoch {anew}" in report
+    assert f"note: db-0/forward started with a new state about 2100-01-01T00:00:00Z: epoch {anew}" in report
 
 
-def test_before_the_first_number_seen_nothing_is_proved_and_that_is_said(tmp_path: Path) -> None:
+def test_numbers_before_the_first_one_received_are_noted_as_not_verified(tmp_path: Path) -> None:
     code, report = audit_lines(tmp_path, [heartbeat(17), heartbeat(18)])
     assert code == 0
-    assert f"note: db-0/forward {EPOCH}: nothing can be proved before 17" in report
+    assert f"note: db-0/forward {EPOCH}: numbers before 17 cannot be verified" in report
 
 
-def test_since_passes_over_what_was_told_before_but_knows_the_events_of_then(tmp_path: Path) -> None:
+def test_since_ignores_earlier_numbers_but_knows_earlier_events(tmp_path: Path) -> None:
     at = "2026-01-02T03:04:05Z"
     listing = own_event(4, "document.changed", CloudEventIds=["a"], time="2026-01-02T03:04:06Z")
     old = own_event(2, "document.changed", CloudEventIds=["b"], time="2026-01-02T03:00:00Z")
@@ -226,12 +226,12 @@ def test_since_passes_over_what_was_told_before_but_knows_the_events_of_then(tmp
     assert audit_lines(tmp_path, [old, copy, listing], "--since", at)[0] == 0
 
 
-def test_a_blind_time_is_told(tmp_path: Path) -> None:
+def test_a_time_without_imds_is_noted(tmp_path: Path) -> None:
     blind = own_event(2, "imds.recovered", BlindFrom="2026-01-01T00:00:00Z", BlindTo="2026-01-01T00:05:00Z")
     code, report = audit_lines(tmp_path, [heartbeat(1), blind])
     assert code == 0
     assert (
-        "note: db-0/forward saw nothing of IMDS from 2026-01-01T00:00:00Z to 2026-01-01T00:05:00Z" in report
+        "note: db-0/forward could not reach IMDS from 2026-01-01T00:00:00Z to 2026-01-01T00:05:00Z" in report
     )
 
 
@@ -242,12 +242,12 @@ def test_what_cannot_be_read_and_who_is_not_there_make_it_incomplete(tmp_path: P
     code, report = audit_lines(tmp_path, [heartbeat(1), {**heartbeat(1), "reporterseq": "-1"}])
     assert (code, report[-2]) == (3, "missing: cannot be read: event 2: ValueError('reporterseq -1')")
     code, report = audit_lines(tmp_path, [heartbeat(1)], "--expect", "db-1/forward")
-    assert (code, report[-2]) == (3, "missing: db-1/forward: nothing at all")
+    assert (code, report[-2]) == (3, "missing: db-1/forward: no event has arrived")
     code, report = audit_lines(tmp_path, [])
     assert (code, report[-1]) == (3, "audit: INCOMPLETE, nothing was read: 0 events from 0 reporters")
 
 
-def test_what_is_consumed_is_in_the_archive_which_is_proved_as_a_whole(tmp_path: Path) -> None:
+def test_consumed_messages_are_in_the_archive_and_the_whole_archive_is_audited(tmp_path: Path) -> None:
     archive, at = tmp_path / "archive.jsonl", datetime.now(UTC).isoformat()
     with ServiceBusLab(bus_config()) as bus:
         for numbers in ([1, 2], [3]):
@@ -278,7 +278,7 @@ def put(bus: ServiceBusLab, events: list[Json]) -> None:
         (["--file", "/no/such/file"], {}, 1, "audit: cannot read: FileNotFoundError"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_exit_code(
+def test_an_error_is_reported_with_its_exit_code(
     arguments: list[str], env: dict[str, str], code: int, expected: str
 ) -> None:
     done = run_script("audit/audit.py", *arguments, env=env)

@@ -209,7 +209,7 @@ def test_the_topic_drops_duplicates_for_as_long_as_a_vm_may_be_cut_off() -> None
     assert duration(topic["defaultMessageTimeToLive"]) >= timedelta(days=7)
 
 
-def test_the_queue_has_sessions_and_dead_letters_what_is_not_answered() -> None:
+def test_the_queue_has_sessions_and_dead_letters_expired_commands() -> None:
     queue = properties(f"{BUS}/queues")
     assert queue["requiresSession"] is True
     assert queue["deadLetteringOnMessageExpiration"] is True
@@ -257,7 +257,7 @@ def filled(text: str, values: dict[str, Any]) -> str:
         ("logicapp", ["scheduledevent.scheduled.v1"]),
     ],
 )
-def test_a_subscription_takes_the_events_that_it_is_for(name: str, patterns: list[str]) -> None:
+def test_a_subscription_receives_the_events_that_it_is_for(name: str, patterns: list[str]) -> None:
     wanted: Callable[[Any], bool] = sql(subscriptions()[name]["filter"])
     messages = [to_message(event) for event in samples(datetime(2026, 11, 20, tzinfo=UTC))]
     taken = {message.subject for message in messages if wanted(message)}
@@ -327,7 +327,7 @@ def test_no_file_reads_or_hands_out_a_key(file: str) -> None:
 # --- the rest ---
 
 
-def test_the_event_grid_topic_takes_cloudevents_and_no_keys() -> None:
+def test_the_event_grid_topic_accepts_cloudevents_and_no_keys() -> None:
     assert properties("Microsoft.EventGrid/topics") == {
         "inputSchema": "CloudEventSchemaV1_0",
         "disableLocalAuth": True,

@@ -60,7 +60,7 @@ def test_the_process_runs_as_a_number_that_is_not_root() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
 
 
-def test_the_image_runs_every_command_and_forwards_unless_told_otherwise() -> None:
+def test_the_image_runs_every_command_and_forward_by_default() -> None:
     assert [json.loads(line) for line in instructions("ENTRYPOINT")] == [["imds-bridge"]]
     assert [json.loads(line) for line in instructions("CMD")] == [["forward"]]
 
@@ -138,7 +138,7 @@ def test_a_process_that_holds_its_state_but_writes_no_status_is_not_healthy(held
     assert "has written no status" in health(held.path.parent).stdout
 
 
-def test_a_process_whose_disk_became_read_only_is_left_alone(held: StateFolder, tmp_path: Path) -> None:
+def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFolder, tmp_path: Path) -> None:
     held.write_status(status(age_seconds=3600))
     read_only = tmp_path / "read-only" / "forward"
     read_only.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_a_process_whose_disk_became_read_only_is_left_alone(held: StateFolder, 
         {"relay": {"last_error": "no role"}},
     ],
 )
-def test_a_process_that_gets_no_good_answers_is_not_ready_and_says_why(
+def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
     held: StateFolder, fault: dict[str, Any]
 ) -> None:
     held.write_status(status())

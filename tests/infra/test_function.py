@@ -310,7 +310,7 @@ def test_the_same_id_of_another_source_is_another_event(app: ModuleType, service
 
 
 @pytest.mark.parametrize("letter", ["x", "\\", "é", "\N{GRINNING FACE}"])
-def test_the_largest_message_that_a_standard_namespace_takes_is_kept_whole(
+def test_the_largest_message_of_a_standard_namespace_is_stored_whole(
     app: ModuleType, service: TableServiceClient, letter: str
 ) -> None:
     event = stored_event(1, Description="").envelope
@@ -327,7 +327,7 @@ def test_the_largest_message_that_a_standard_namespace_takes_is_kept_whole(
     assert body_of(kept).encode() == body
 
 
-def test_what_is_no_cloudevent_is_raised_and_dead_lettered_after_the_last_delivery(
+def test_an_invalid_cloudevent_raises_and_is_dead_lettered_after_the_last_delivery(
     app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
 ) -> None:
     bodies = [
@@ -373,7 +373,7 @@ def test_an_insert_whose_answer_is_lost_is_repeated_and_found_done(app: ModuleTy
 
     with RawServer(serve) as server:
         credential = AzureNamedKeyCredential(ACCOUNT, KEY)
-        with TableServiceClient(f"{server.url}/{ACCOUNT}", credential=credential, **app.PATIENCE) as service:
+        with TableServiceClient(f"{server.url}/{ACCOUNT}", credential=credential, **app.RETRIES) as service:
             assert app.AuditTable(service).add(app.to_row(stored_event(1).body)) is False
     assert [head.split(" HTTP")[0] for head in server.requests[1:]] == [f"POST /{ACCOUNT}/{app.TABLE}"] * 2
 

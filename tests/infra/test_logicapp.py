@@ -531,7 +531,7 @@ def test_an_event_without_a_session_or_that_has_begun_makes_no_card() -> None:
 # The card
 
 
-def test_the_card_says_what_happens_when_and_to_which_vms() -> None:
+def test_the_card_shows_the_impact_the_time_and_the_vms() -> None:
     at = datetime.now(UTC)
     card = card_of(run(announced(at)))
     assert tuple(map(int, card["version"].split("."))) <= (1, 4)
@@ -560,7 +560,7 @@ def test_a_text_from_outside_cannot_break_the_card(description: str) -> None:
     )
 
 
-def test_a_text_from_outside_mentions_nobody_and_is_short() -> None:
+def test_a_text_from_outside_cannot_mention_anyone_and_is_truncated() -> None:
     hostile = "<at>everybody</at> {{DATE(2026-01-01T00:00:00Z)}} " + "x" * 50_000
     card = card_of(run(announced(datetime.now(UTC), Description=hostile)))
     (shown,) = [text for text in texts(card) if "everybody" in text]
@@ -587,12 +587,12 @@ def test_an_approval_is_sent_at_once_and_ends_the_run() -> None:
     assert done.status == "Succeeded"
 
 
-def test_who_approved_is_told_on_however_teams_names_them() -> None:
+def test_the_approver_is_passed_on_whichever_name_teams_gives() -> None:
     event = announced(datetime.now(UTC))
     for responder, told in [
         (RESPONDER, "ada@example.org"),
         ({"userPrincipalName": "ada#EXT#@example.org"}, "ada#EXT#@example.org"),
-        ({}, "somebody in Teams"),
+        ({}, "a Teams user"),
     ]:
         done = run(event, {**APPROVE, "responder": responder})
         assert done.results["Command"]["RequestedBy"] == told

@@ -182,7 +182,9 @@ def test_the_wheel_says_that_it_is_typed(installed: Path) -> None:
     assert list(installed.glob("opt/imds-bridge/lib/*/site-packages/bridge/py.typed"))
 
 
-def test_what_is_installed_runs_against_the_lab_and_systemd_is_told(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_program_runs_against_the_lab_and_notifies_systemd(
+    installed: Path, tmp_path: Path
+) -> None:
     home = installed / "opt/imds-bridge"
     notify = NotifySocket(str(tmp_path / "notify"))
     config = tmp_path / "config.toml"

@@ -150,12 +150,12 @@ def test_it_prepares_approves_and_recovers_once_and_a_restart_changes_nothing(wo
     assert world.bus.failures == ()
 
 
-def test_nonsense_and_events_of_other_vms_and_other_types_are_left_alone(world: World) -> None:
+def test_invalid_messages_and_events_of_other_vms_and_types_are_ignored(world: World) -> None:
     world.processes()
     worker = world.worker(subscription=ALL)
     with Sender(world.bus, TOPIC) as sender:
         sender.send(message(b"nonsense"), message(b'{"type": "io.imdsbridge.scheduledevent.scheduled.v1"}'))
-    worker.wait_for_text("not understood", count=2)
+    worker.wait_for_text("is invalid and ignored", count=2)
     world.schedule("Reboot", "web-1")
     world.schedule("Freeze")
     event = world.schedule("Terminate")
@@ -166,7 +166,7 @@ def test_nonsense_and_events_of_other_vms_and_other_types_are_left_alone(world: 
     assert worker.stop() == 0, worker
 
 
-def test_a_prepare_that_fails_is_said_and_not_approved_and_recovers_at_the_end(world: World) -> None:
+def test_a_failed_prepare_is_logged_and_not_approved_and_recovers_at_the_end(world: World) -> None:
     world.processes()
     (world.folder / "code").write_text("7")
     worker = world.worker()
@@ -267,11 +267,11 @@ def test_an_event_that_leaves_no_time_is_not_prepared_for_but_recovered_from(wor
     world.wait_for_runs(f"recover {event} Preempt Canceled web-0")
 
 
-def test_what_would_release_other_vms_is_approved_only_with_group(world: World) -> None:
+def test_an_event_of_several_vms_is_approved_only_with_group(world: World) -> None:
     world.processes()
     worker = world.worker()
     event = world.schedule("Reboot", "web-0", "web-1")
-    worker.wait_for_text("not approved: that would release web-1, too")
+    worker.wait_for_text("not approved: it would also release web-1")
     assert worker.stop() == 0, worker
     world.imds.cancel(event)
     world.worker("--group")
@@ -302,7 +302,7 @@ def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
 
 
-def test_without_an_approval_session_it_prepares_and_says_why_it_cannot_approve(world: World) -> None:
+def test_without_an_approval_session_it_prepares_and_logs_why_it_cannot_approve(world: World) -> None:
     given = settings(world.imds, world.bus)
     del given["approvals"]
     worker = world.worker()
@@ -321,7 +321,7 @@ def test_without_an_approval_session_it_prepares_and_says_why_it_cannot_approve(
         ([], {"SERVICEBUS_CONNECTION_STRING": "x", "SIGNING_SECRET": "whsec_x"}, "cannot be used"),
     ],
 )
-def test_what_is_wrong_at_the_start_is_said_with_exit_code_2(
+def test_an_invalid_option_is_reported_with_exit_code_2(
     arguments: list[str], env: dict[str, str], expected: str
 ) -> None:
     right = ["--topic", "t", "--subscription", "s", "--vm", "v", "--prepare", "true", "--recover", "true"]

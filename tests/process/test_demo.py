@@ -11,7 +11,7 @@ from bridge.lab.demo import Result
 LIMIT_SECONDS = 120
 
 
-def test_the_demonstration_tells_the_whole_story_and_ends_well() -> None:
+def test_the_demonstration_plays_all_steps_and_succeeds() -> None:
     command = [sys.executable, "-m", "bridge", "demo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-metadata description = 'An Event Grid topic that takes CloudEvents, and who may publish to it.'
+metadata description = 'An Event Grid topic for CloudEvents, and the identities that may publish to it.'
 
 @minLength(3)
 @maxLength(50)
@@ -6,10 +6,10 @@ param name string
 param location string
 param tags object
 
-@description('Who publishes to the topic.')
+@description('Principal ids of the publishers.')
 param publisherIds string[]
 
-@description('Where logs and metrics go; empty: nowhere.')
+@description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string
 
 var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'd5a91429-5739-47e2-a06b-3470a27159e7')

@@ -1,4 +1,4 @@
-metadata description = 'A Function app on a Flex Consumption plan that reads a subscription of its own, without any key.'
+metadata description = 'A Function app on a Flex Consumption plan that reads its own subscription, without keys.'
 
 param name string
 param storageName string

@@ -1,4 +1,4 @@
-metadata description = 'The Logic App that asks in Teams and sends the approve command: it reads a subscription of its own, as itself.'
+metadata description = 'The Logic App that asks in Teams and sends the approve command. It reads its own subscription with its own identity.'
 
 param name string
 param location string
@@ -8,7 +8,7 @@ param hostName string
 param topicName string
 param queueName string
 
-@description('Ids of the team and of the channel in it.')
+@description('Ids of the team and its channel.')
 param teamId string
 param channelId string
 
@@ -38,7 +38,7 @@ resource busConnection 'Microsoft.Web/connections@2016-06-01' = {
   })
 }
 
-// Teams knows no managed identities: somebody has to authorize this connection once, in the portal.
+// Teams does not support managed identities: a user has to authorize this connection once in the portal.
 resource teamsConnection 'Microsoft.Web/connections@2016-06-01' = {
   name: '${name}-teams'
   location: location

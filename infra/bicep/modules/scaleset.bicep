@@ -1,4 +1,4 @@
-metadata description = 'A scale set whose VMs are told before they are deleted or get a new OS image. It stands alone: the VMs may be elsewhere than the bus.'
+metadata description = 'A scale set whose VMs get notices of deletions and new OS images. It is independent of the other modules.'
 
 param name string
 param location string = resourceGroup().location
@@ -10,7 +10,7 @@ param subnetId string
 param adminUsername string = 'azureuser'
 param sshPublicKey string
 
-@description('Resource ids of the user-assigned identities of imds-bridge; without any, the set gets one of its own.')
+@description('Resource ids of the user-assigned identities of imds-bridge; if empty, the set gets a system-assigned one.')
 param identityIds string[] = []
 
 @description('General-purpose sizes: others, such as G, M, N and H, get no notice of a new OS image.')
@@ -30,12 +30,12 @@ param imageReference object = {
   version: 'latest'
 }
 
-@description('How long a deletion waits for its approval.')
+@description('Minutes that a deletion waits for its approval.')
 @minValue(5)
 @maxValue(15)
 param terminateNoticeMinutes int = 10
 
-@description('Whether a new OS image and a reimage are announced, 15 minutes ahead: the service takes no other time.')
+@description('Whether a new OS image and a reimage are announced; the notice is always 15 minutes.')
 param osImageNotice bool = true
 
 resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {

@@ -1,4 +1,4 @@
-metadata description = 'The namespace, the topic for events, the queue for approve commands, and who may send and receive there.'
+metadata description = 'The namespace, the topic for events, the queue for approve commands, and the roles of senders and receivers.'
 
 param name string
 param location string
@@ -9,24 +9,24 @@ param capacity int
 param topicName string
 param queueName string
 
-@description('Who publishes to the topic.')
+@description('Principal ids of the publishers.')
 param publisherIds string[]
 
-@description('Who takes commands off the queue.')
+@description('Principal ids of the receivers of commands.')
 param listenerIds string[]
 
-@description('Who sends commands to the queue.')
+@description('Object ids of the senders of commands.')
 param approverIds string[]
 @allowed(['Group', 'ServicePrincipal', 'User'])
 param approverType string
 
-@description('Where logs and metrics go; empty: nowhere.')
+@description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string
 
 var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
 var dataReceiver = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0')
 
-// Zone redundancy is not set: the service turns it on by itself where the region has zones.
+// Zone redundancy is not set: the service turns it on in regions with zones.
 resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' = {
   name: name
   location: location
@@ -47,10 +47,10 @@ resource topic 'Microsoft.ServiceBus/namespaces/topics@2024-01-01' = {
   name: topicName
   properties: {
     defaultMessageTimeToLive: 'P14D'
-    // A topic that is full refuses notices, too: room for a reader that is away for days.
+    // A full topic refuses new events: leave space for a reader that is down for days.
     maxSizeInMegabytes: 5120
-    // The VMs of a group send the same event under the same id within seconds, but one that had lost the bus
-    // sends when it is back. A day covers most outages; what comes later is told apart by its id.
+    // The VMs of a group send the same event under the same id within seconds, but one that could not
+    // reach the bus sends later. A day covers most outages; later duplicates are recognised by their id.
     requiresDuplicateDetection: true
     duplicateDetectionHistoryTimeWindow: 'P1D'
     supportOrdering: true
@@ -62,11 +62,11 @@ resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' = {
   name: queueName
   properties: {
     requiresSession: true // one session for each VM
-    lockDuration: 'PT1M' // renewed while a command waits; after a crash the session is free a minute later
+    lockDuration: 'PT1M' // renewed while a command waits; after a crash the session is released within a minute
     maxDeliveryCount: 10
     defaultMessageTimeToLive: 'PT1H' // most events are over by then
     deadLetteringOnMessageExpiration: true
-    // The listener answers a repeated command with its old receipt, which duplicate detection would prevent.
+    // The listener answers a repeated command with its receipt; duplicate detection would drop the command.
     requiresDuplicateDetection: false
   }
 }

@@ -1,4 +1,4 @@
-metadata description = 'A subscription of the topic, and who may read it.'
+metadata description = 'A subscription of the topic, and the identities that may read it.'
 
 param namespaceName string
 param topicName string
@@ -12,7 +12,7 @@ param filter string = '1=1'
 
 param timeToLive string = 'P14D'
 
-@description('Whether what nobody read in time is kept in the dead-letter queue.')
+@description('Whether expired messages are dead-lettered.')
 param deadLetterExpired bool = true
 
 param receiverIds string[]
@@ -42,7 +42,7 @@ resource sub 'Microsoft.ServiceBus/namespaces/topics/subscriptions@2024-01-01' =
   }
 }
 
-// The service makes a rule of this name that lets everything through; this one takes its place.
+// The service creates a rule with this name that matches everything; this one replaces it.
 resource rule 'Microsoft.ServiceBus/namespaces/topics/subscriptions/rules@2024-01-01' = {
   parent: sub
   name: '$Default'

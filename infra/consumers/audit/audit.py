@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prove that every event of imds-bridge has arrived, or say exactly which has not."""
+"""Verify that every event of imds-bridge has arrived, and list those that have not."""
 
 import argparse
 import json
@@ -18,8 +18,8 @@ from typing import Any
 
 EXAMPLE = """examples:
   audit.py --namespace contoso.servicebus.windows.net --topic scheduled-events --subscription audit
-  audit.py ... --consume archive.jsonl     (move what is there to the end of a file, then audit all of the file)
-  audit.py --file archive.jsonl --json     (one CloudEvent a line)
+  audit.py ... --consume archive.jsonl     (append the messages to a file, then audit the whole file)
+  audit.py --file archive.jsonl --json     (one CloudEvent per line)
 In place of --namespace: SERVICEBUS_CONNECTION_STRING in the environment.
 Exit codes: 0 complete, 1 the bus or a file cannot be read, 2 an option is wrong, 3 INCOMPLETE."""
 SILENT_SECONDS = 4200  # heartbeats are hourly
@@ -29,18 +29,18 @@ Json = dict[str, Any]
 
 @dataclass(kw_only=True)
 class Count:
-    """What has arrived of one reporter's count; `ranges` are [first, last], in order, with holes between them."""
+    """The numbers that have arrived from one reporter; `ranges` are [first, last], in order, with gaps between."""
 
     reporter: str
     epoch: str
-    began: float
-    beat: float
+    first_at: float
+    heartbeat_at: float
     ranges: list[list[int]] = field(default_factory=list)
-    claimed: int = 0  # the last number that a heartbeat speaks of
+    claimed: int = 0  # the highest LastReporterSeq of a heartbeat
     stopped: int = 0  # the number of the Stopping heartbeat
 
     def add(self, number: int) -> bool:
-        """Add a number; tell whether it is new."""
+        """Add a number; return whether it is new."""
         place = bisect_right(self.ranges, [number, sys.maxsize])
         before = self.ranges[place - 1] if place else [-1, -1]
         if number <= before[1]:
@@ -55,7 +55,7 @@ class Count:
         return True
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the holes between the first number seen and the last one known."""
+        """Return the gaps between the first number received and the last one known."""
         bounds = [*self.ranges, [max(self.claimed, self.ranges[-1][1]) + 1, 0]]
         return [(low[1] + 1, high[0] - 1) for low, high in pairwise(bounds) if high[0] > low[1] + 1]
 
@@ -65,36 +65,38 @@ class Count:
 
 
 class Audit:
-    """What has arrived. It keeps a few words for each reporter and hole, and the id of each scheduledevent."""
+    """What has arrived: the ranges of numbers for each reporter, and the id of each scheduledevent."""
 
     def __init__(self, since: float = 0.0) -> None:
         self.since, self.latest, self.duplicates = since, 0.0, 0
         self.counts: dict[tuple[str, str], Count] = {}
         self.arrived: set[str] = set()
-        self.listed: dict[str, tuple[str, str, int]] = {}  # ids that have not arrived, with who lists them
+        self.listed: dict[
+            str, tuple[str, str, int]
+        ] = {}  # ids that have not arrived, and the listing document
         self.unreadable: list[str] = []
-        self.blind: list[str] = []
+        self.unreachable: list[str] = []
 
-    def take(self, body: bytes, where: str) -> None:
-        """Take an event in."""
+    def add(self, body: bytes, where: str) -> None:
+        """Add an event; `where` names it in errors."""
         try:
             event = json.loads(body)
             if event["type"].startswith("io.imdsbridge.scheduledevent."):
-                self.take_scheduled(event["id"])
+                self.add_scheduled(event["id"])
             elif "reporter" in event:
                 reporter, epoch = str(event["reporter"]), str(event["reporterepoch"])
-                self.take_counted(event, reporter, epoch, int(event["reporterseq"]))
+                self.add_counted(event, reporter, epoch, int(event["reporterseq"]))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             self.unreadable.append(f"{where}: {error!r}")
 
-    def take_scheduled(self, name: str) -> None:
-        """Note any VM's copy of an event; those before `since` may be listed by a document after it."""
+    def add_scheduled(self, name: str) -> None:
+        """Add any VM's copy of an event, also from before `since`: a later document may list it."""
         self.duplicates += name in self.arrived
         self.arrived.add(name)
         self.listed.pop(name, None)
 
-    def take_counted(self, event: Json, reporter: str, epoch: str, number: int) -> None:
-        """Note one of a reporter's own events."""
+    def add_counted(self, event: Json, reporter: str, epoch: str, number: int) -> None:
+        """Add one of a reporter's own events."""
         if number < 1:
             raise ValueError(f"reporterseq {number}")
         at, data = seconds(event["time"]), event["data"]
@@ -102,24 +104,32 @@ class Audit:
         if at < self.since:
             return
         count = self.counts.setdefault(
-            (reporter, epoch), Count(reporter=reporter, epoch=epoch, began=at, beat=at)
+            (reporter, epoch), Count(reporter=reporter, epoch=epoch, first_at=at, heartbeat_at=at)
         )
         if not count.add(number):
             self.duplicates += 1
             return
-        count.began = min(count.began, at)
+        count.first_at = min(count.first_at, at)
         if event["type"] == "io.imdsbridge.bridge.heartbeat.v1":
-            count.beat = max(count.beat, at)
+            count.heartbeat_at = max(count.heartbeat_at, at)
             count.claimed = max(count.claimed, data["LastReporterSeq"])
             count.stopped = number if data["Reason"] == "Stopping" else count.stopped
         for name in data.get("CloudEventIds", ()):
             if name not in self.arrived:
                 self.listed.setdefault(name, (reporter, epoch, number))
         if event["type"] == "io.imdsbridge.imds.recovered.v1":
-            self.blind.append(f"{reporter} saw nothing of IMDS from {data['BlindFrom']} to {data['BlindTo']}")
+            self.unreachable.append(
+                f"{reporter} could not reach IMDS from {data['BlindFrom']} to {data['BlindTo']}"
+            )
 
     def missing(self, now: float, gone: list[str], expected: list[str]) -> list[Json]:
-        """Say what is missing, an entry for each thing."""
+        """Return what is missing.
+
+        Args:
+            now: the time at which heartbeats are checked.
+            gone: patterns of reporters that may have stopped without a heartbeat.
+            expected: reporters that must have published something.
+        """
         found: list[Json] = [{"kind": "unreadable", "what": what} for what in self.unreadable]
         for count in self.in_order():
             who = {"reporter": count.reporter, "epoch": count.epoch}
@@ -127,8 +137,8 @@ class Audit:
             is_over = count.stopped == count.ranges[-1][1] or any(
                 fnmatch(count.reporter, one) for one in gone
             )
-            if not is_over and now - count.beat > SILENT_SECONDS:
-                found.append({"kind": "silent", **who, "since": iso(count.beat)})
+            if not is_over and now - count.heartbeat_at > SILENT_SECONDS:
+                found.append({"kind": "silent", **who, "since": iso(count.heartbeat_at)})
         for name, (reporter, epoch, number) in self.listed.items():
             found.append(
                 {"kind": "event", "id": name, "reporter": reporter, "epoch": epoch, "document": number}
@@ -137,49 +147,49 @@ class Audit:
         return found + [{"kind": "reporter", "reporter": name} for name in expected if name not in seen]
 
     def remarks(self) -> list[str]:
-        """Say what a reader should know besides."""
-        told, before = [], ""
+        """Return notes for the reader of the report."""
+        notes, before = [], ""
         for count in self.in_order():
             if count.reporter == before:
-                told.append(
-                    f"{count.reporter} began its state anew about {iso(count.began)}: epoch {count.epoch}"
+                notes.append(
+                    f"{count.reporter} started with a new state about {iso(count.first_at)}: epoch {count.epoch}"
                 )
             if count.ranges[0][0] > 1:
-                told.append(
-                    f"{count.reporter} {count.epoch}: nothing can be proved before {count.ranges[0][0]}"
+                notes.append(
+                    f"{count.reporter} {count.epoch}: numbers before {count.ranges[0][0]} cannot be verified"
                 )
             before = count.reporter
-        return told + self.blind
+        return notes + self.unreachable
 
     def in_order(self) -> list[Count]:
         """Return the counts by reporter, the older epoch first."""
-        return sorted(self.counts.values(), key=lambda count: (count.reporter, count.began))
+        return sorted(self.counts.values(), key=lambda count: (count.reporter, count.first_at))
 
 
 SENTENCES = {
     "unreadable": "cannot be read: {what}",
     "numbers": "{reporter} {epoch}: numbers {first} to {last}",
-    "silent": "{reporter} {epoch}: no heartbeat since {since}, and none that says it stops",
+    "silent": "{reporter} {epoch}: no heartbeat since {since}, and no Stopping heartbeat",
     "event": "CloudEvent {id}, listed by document {document} of {reporter} {epoch}",
-    "reporter": "{reporter}: nothing at all",
+    "reporter": "{reporter}: no event has arrived",
 }
 
 
 def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
-    """Print what was found; return the exit code."""
+    """Print the result; return the exit code."""
     counts, remarks = audit.in_order(), audit.remarks()
     events = sum(count.count() for count in counts) + len(audit.arrived)
     reporters = len({count.reporter for count in counts})
     is_complete = bool(counts) and not missing
     names = ("reporter", "epoch", "first", "last", "count", "missing")
     rows = [
-        (one.reporter, one.epoch, one.ranges[0][0], one.ranges[-1][1], one.count(), holes(one))
+        (one.reporter, one.epoch, one.ranges[0][0], one.ranges[-1][1], one.count(), gaps(one))
         for one in counts
     ]
     if as_json:
-        told = {"complete": is_complete, "events": events, "duplicates": audit.duplicates}
+        summary = {"complete": is_complete, "events": events, "duplicates": audit.duplicates}
         table = [dict(zip(names, row, strict=True)) for row in rows]
-        print(json.dumps({**told, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
+        print(json.dumps({**summary, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
         return 0 if is_complete else 3
     cells = [[str(cell) for cell in row] for row in [tuple(map(str.upper, names)), *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -197,13 +207,13 @@ def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
     return 0 if is_complete else 3
 
 
-def holes(count: Count) -> str:
-    """Write what is missing between the numbers of a reporter."""
+def gaps(count: Count) -> str:
+    """Return a reporter's missing numbers as text."""
     return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in count.missing())
 
 
 def peek(receiver: Any) -> Iterator[bytes]:
-    """Look at all messages of a subscription and change nothing."""
+    """Peek at all messages of a subscription."""
     number = 1
     while messages := receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=30):
         yield from (b"".join(message.body) for message in messages)
@@ -211,7 +221,7 @@ def peek(receiver: Any) -> Iterator[bytes]:
 
 
 def consume(receiver: Any, archive: Path) -> None:
-    """Move all messages of a subscription to the end of a file: on the disk first, then off the bus."""
+    """Append all messages of a subscription to a file, sync it to disk, then complete them."""
     with archive.open("ab") as file:
         while messages := receiver.receive_messages(PEEK_MESSAGES, max_wait_time=2):
             for message in messages:
@@ -223,8 +233,8 @@ def consume(receiver: Any, archive: Path) -> None:
 
 
 def read_bus(options: argparse.Namespace) -> Iterator[bytes]:
-    """Give the events of a subscription."""
-    from azure.servicebus import ServiceBusClient  # noqa: PLC0415 - a file needs none of this
+    """Yield the events of a subscription."""
+    from azure.servicebus import ServiceBusClient  # noqa: PLC0415 - not needed with --file
 
     if options.namespace:
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415
@@ -241,24 +251,24 @@ def read_bus(options: argparse.Namespace) -> Iterator[bytes]:
 
 
 def read_file(path: Path) -> Iterator[bytes]:
-    """Give the events of a file, one a line."""
+    """Yield the events of a file, one per line."""
     with path.open("rb") as file:
         yield from (line for line in file if line.strip())
 
 
 def seconds(instant: str) -> float:
-    """Read an instant, as seconds since 1970; UTC where it says nothing."""
+    """Return an instant as seconds since 1970; UTC if it has no offset."""
     at = datetime.fromisoformat(instant)
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def iso(at: float) -> str:
-    """Write seconds since 1970."""
+    """Return seconds since 1970 as text."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def read_options() -> argparse.Namespace:
-    """Read the options; exit 2 where they do not fit."""
+    """Read the options; exit with 2 if they are invalid."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE, formatter_class=raw)
     add = parser.add_argument
@@ -267,34 +277,36 @@ def read_options() -> argparse.Namespace:
         help="NAME.servicebus.windows.net, with the managed identity (AZURE_CLIENT_ID chooses one)",
     )
     add("--topic")
-    add("--subscription", help="one that gets everything and that nobody else receives from")
+    add("--subscription", help="a subscription that gets everything and has no other receiver")
     add(
         "--consume",
         type=Path,
         metavar="FILE",
-        help="take the messages off the subscription, to the end of FILE",
+        help="move the messages from the subscription to the end of FILE",
     )
-    add("--file", type=Path, help="read a file and no bus")
-    add("--since", type=seconds, default=0.0, metavar="TIME", help="pass over what reporters told before")
+    add("--file", type=Path, help="read a file instead of the bus")
+    add(
+        "--since", type=seconds, default=0.0, metavar="TIME", help="ignore reporters' events before this time"
+    )
     add(
         "--now",
         type=seconds,
         metavar="TIME",
-        help="judge silence as of then (default: now; a file: its latest time)",
+        help="check heartbeats at this time (default: now; with --file its latest time)",
     )
     add(
         "--expect",
         action="append",
         default=[],
         metavar="REPORTER",
-        help="must be there, for example web-0/forward",
+        help="must have published something, for example web-0/forward",
     )
     add(
         "--gone",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="reporters that may be silent: 'spot-*'",
+        help="reporters that may have stopped without a heartbeat: 'spot-*'",
     )
     add("--json", action="store_true")
     options = parser.parse_args()
@@ -306,15 +318,15 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Read, judge and report."""
+    """Read the events, audit them and print the result."""
     options = read_options()
-    logging.getLogger("azure").setLevel(logging.CRITICAL)  # what fails is said below
+    logging.getLogger("azure").setLevel(logging.CRITICAL)  # errors are printed below
     audit = Audit(since=options.since)
     try:
         for number, body in enumerate(
             read_file(options.file) if options.file else read_bus(options), start=1
         ):
-            audit.take(body, f"event {number}")
+            audit.add(body, f"event {number}")
     except Exception as error:  # noqa: BLE001 - the SDK raises errors of many families
         print(f"audit: cannot read: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

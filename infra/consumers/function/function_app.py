@@ -1,4 +1,4 @@
-"""Keep every event of imds-bridge in a table, once each, however often it is delivered."""
+"""Store every event of imds-bridge once in a table, however often it is delivered."""
 
 import json
 import logging
@@ -20,26 +20,26 @@ ATTRIBUTES = (
 )
 FROM_DATA = ("EventType", "EventStatus", "Outcome")
 
-# The service takes 64 KiB a property and 1 MiB an entity, in UTF-16, in which a character has up to four bytes.
+# The limits are 64 KiB per property and 1 MiB per entity, in UTF-16, where a character has up to four bytes.
 BODY_PART_CHARACTERS = 16_000
 COLUMN_CHARACTERS = 1_000
 
-# Ten deliveries are the last, so each waits some three minutes for a storage that is out of order.
-PATIENCE: dict[str, Any] = {"retry_connect": 8, "retry_read": 8, "retry_status": 8, "retry_backoff_max": 60}
+# A message is dead-lettered after ten deliveries, so each retries for about three minutes if the storage fails.
+RETRIES: dict[str, Any] = {"retry_connect": 8, "retry_read": 8, "retry_status": 8, "retry_backoff_max": 60}
 
 app = func.FunctionApp()
 
 
 class AuditTable:
-    """A table with a row for each event, named by what makes an event the same one: source and id."""
+    """A table with a row for each event, whose keys are the source and the id."""
 
     def __init__(self, service: TableServiceClient) -> None:
         self._table = service.create_table_if_not_exists(TABLE)
 
     def add(self, row: Mapping[str, Any]) -> bool:
-        """Insert a row; False if it is there already."""
+        """Insert a row; return False if it exists."""
         try:
-            # The SDK repeats no POST of itself when the answer is lost; this one may be.
+            # By default the SDK does not retry a POST whose answer is lost; this one is idempotent.
             self._table.create_entity(row, retry_on_methods=["POST"])
         except ResourceExistsError:
             return False
@@ -48,9 +48,9 @@ class AuditTable:
 
 @cache
 def audit_table() -> AuditTable:
-    """Open the table, once for the process, with the managed identity of the Function app."""
+    """Open the table once per process, with the managed identity of the Function app."""
     endpoint, identity = os.environ["AUDIT_TABLE_ENDPOINT"], ManagedIdentityCredential()
-    return AuditTable(TableServiceClient(endpoint, credential=identity, **PATIENCE))
+    return AuditTable(TableServiceClient(endpoint, credential=identity, **RETRIES))
 
 
 @app.function_name("audit")
@@ -61,24 +61,24 @@ def audit_table() -> AuditTable:
     connection="ServiceBusConnection",
 )
 def audit(message: func.ServiceBusMessage) -> None:
-    """Keep the event; what is raised makes the host give the message back, and in the end dead-letter it."""
+    """Store the event; after an exception the host abandons the message, and finally dead-letters it."""
     row = to_row(message.get_body())
     is_new = audit_table().add(row)
-    logging.info("%s %s %s", "kept" if is_new else "kept before:", row["type"], row["id"])
+    logging.info("%s %s %s", "stored" if is_new else "stored before:", row["type"], row["id"])
 
 
 def to_row(body: bytes) -> dict[str, Any]:
-    """Lay an event down as an entity: columns to look for, and all of the body as it came.
+    """Return an event as a table entity: columns for queries, and the whole body as received.
 
     Raises:
-        ValueError: it is no CloudEvent.
+        ValueError: it is not a CloudEvent.
     """
     text = body.decode()
     event = read_event(text)
     data = event["data"] if isinstance(event.get("data"), dict) else {}
     parts = range(0, len(text), BODY_PART_CHARACTERS)
     return {
-        "PartitionKey": sha256(event["source"].encode()).hexdigest(),  # a source has slashes, a key must not
+        "PartitionKey": sha256(event["source"].encode()).hexdigest(),  # a key cannot contain slashes
         "RowKey": event["id"],
         **{name: column(event[name]) for name in ATTRIBUTES if event.get(name) is not None},
         **{name: column(data[name]) for name in FROM_DATA if data.get(name) is not None},
@@ -87,10 +87,10 @@ def to_row(body: bytes) -> dict[str, Any]:
 
 
 def read_event(text: str) -> dict[str, Any]:
-    """Read a CloudEvent; ValueError if it is none."""
+    """Parse a CloudEvent; raise ValueError if it is not one."""
     event = json.loads(text)
     if not isinstance(event, dict) or event.get("specversion") != "1.0":
-        raise ValueError("no CloudEvent 1.0")
+        raise ValueError("not a CloudEvent 1.0")
     for name in ("id", "source", "type"):
         if not isinstance(event.get(name), str) or not event[name]:
             raise ValueError(f"a CloudEvent without {name}")
@@ -98,5 +98,5 @@ def read_event(text: str) -> dict[str, Any]:
 
 
 def column(value: Any) -> str:
-    """Write a value as a text that fits into a column; the whole of it stands in the body."""
+    """Return a value as text, truncated for a column; the body has all of it."""
     return str(value)[:COLUMN_CHARACTERS].encode("utf-8", "replace").decode()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepare this VM for Azure's scheduled events, approve them, and recover afterwards: over imds-bridge's bus."""
+"""Prepare this VM for Azure's scheduled events, approve them, and recover afterwards, over imds-bridge's bus."""
 
 import argparse
 import base64
@@ -25,88 +25,88 @@ from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostEr
 EXAMPLE = """example:
   worker.py --namespace contoso.servicebus.windows.net --topic scheduled-events --subscription web-0 --vm web-0 \\
       --approvals approvals --prepare "/usr/local/bin/drain --all" --recover /usr/local/bin/undrain
-In place of --namespace: SERVICEBUS_CONNECTION_STRING. Commands are signed with SIGNING_SECRET, where that is set.
-SIGTERM ends it with exit code 0; 2 says that an option, a variable or the state file is wrong."""
+In place of --namespace: SERVICEBUS_CONNECTION_STRING. If SIGNING_SECRET is set, commands are signed with it.
+Exit codes: 0 after SIGTERM, 2 if an option, a variable or the state file is invalid."""
 VARIABLES = {"EVENT_ID": "EventId", "EVENT_TYPE": "EventType", "EVENT_STATUS": "EventStatus"}
 VARIABLES |= {
     "EVENT_SOURCE": "EventSource",
     "NOT_BEFORE": "NotBeforeUtc",
     "DURATION_SECONDS": "DurationInSeconds",
 }
-WORK = ("announced", "prepared", "ended")  # the phases with something to do; the others are waiting and over
+WORK = ("announced", "prepared", "ended")  # the phases with work to do; the others are waiting and over
 PAUSE_SECONDS = RENEW_SECONDS = 5
 log = logging.getLogger("worker")
 
 
 class Worker:
-    """What is known of this VM's events, the commands that run for them, and messages whose work is not recorded."""
+    """The VM's events, the commands that run for them, and messages whose work is not recorded yet."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.stopping, self.renewed_at = options, False, time.monotonic()
-        self.jobs: dict[str, tuple[subprocess.Popen[bytes], str, float]] = {}  # with the phase and the start
-        self.held: list[tuple[str, Any]] = []  # with the event's key
+        self.jobs: dict[str, tuple[subprocess.Popen[bytes], str, float]] = {}  # process, phase, start
+        self.pending: list[tuple[str, Any]] = []  # event key, message
         self.saved = options.state.read_text() if options.state.exists() else "{}"
         self.events: dict[str, dict[str, Any]] = json.loads(self.saved)
 
     def run(self) -> None:
-        """Work until the stop, whatever becomes of the bus."""
+        """Work until SIGTERM; after an error of the bus, connect again."""
         entity = (self.options.topic, self.options.subscription)
         while not self.stopping:
             try:
                 with connect(self.options) as bus, bus.get_subscription_receiver(*entity) as receiver:
                     while not self.stopping:
                         for message in receiver.receive_messages(max_message_count=20, max_wait_time=1):
-                            self.held.append((self.read(message), message))
+                            self.pending.append((self.read(message), message))
                         self.work()
                         self.settle(receiver)
-            except Exception as error:  # noqa: BLE001 - whatever the SDK raises, the bus is tried again
-                log.warning("trouble, again in %d s: %s: %s", PAUSE_SECONDS, type(error).__name__, error)
-                self.held.clear()  # they come again
+            except Exception as error:  # noqa: BLE001 - the SDK raises errors of many families
+                log.warning("bus error, retry in %d s: %s: %s", PAUSE_SECONDS, type(error).__name__, error)
+                self.pending.clear()  # they will be delivered again
                 self.work()
                 time.sleep(0 if self.stopping else PAUSE_SECONDS)
-        for process, *_ in self.jobs.values():  # the next start begins them anew
+        for process, *_ in self.jobs.values():  # the next start runs them again
             end(process, signal.SIGTERM)
 
     def read(self, message: Any) -> str:
-        """Note what a message says; return the key of the event that it is about."""
+        """Process a message; return the key of its event."""
         try:
-            told = json.loads(b"".join(message.body))
-            family, kind = told["type"].removeprefix("io.imdsbridge.").split(".")[:2]
-            key = str(told["data"].get("EventId")).lower()
+            event = json.loads(b"".join(message.body))
+            family, kind = event["type"].removeprefix("io.imdsbridge.").split(".")[:2]
+            key = str(event["data"].get("EventId")).lower()
             if family == "scheduledevent":
-                self.note(key, kind, told["data"], told["time"])
+                self.note(key, kind, event["data"], event["time"])
             elif family == "approval" and key in self.events:
-                log.info("%s: approval %s: %s", key, kind, told["data"]["Reason"])
+                log.info("%s: approval %s: %s", key, kind, event["data"]["Reason"])
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            log.warning("message %s is not understood, and passed over: %r", message.message_id, error)
+            log.warning("message %s is invalid and ignored: %r", message.message_id, error)
             return ""
         return key
 
     def note(self, key: str, kind: str, data: dict[str, Any], at: str) -> None:
-        """Bring what is known of an event up to date."""
+        """Update what is known of an event."""
         is_ours = fold(self.options.vm) in map(fold, data["Resources"] or [data["Vm"]["Name"]])
         is_end = kind in ("completed", "canceled", "ended") or not is_ours
         known = self.events.get(key, {"phase": "announced", "time": at})
         if key not in self.events and not (is_ours and data["EventType"].lower() in self.options.types):
             return
         if known["phase"] in ("ended", "over") or (at < known["time"] and not is_end):
-            return  # an end is final; what was seen earlier is old
+            return  # an end is final; an event with an earlier time is out of date
         is_moved = seconds(data["NotBeforeUtc"]) != seconds(known.get("NotBeforeUtc"))
         log.info("%s: %s of %s: %s", key, data["EventType"], ", ".join(data["Resources"]), kind)
         event = self.events[key] = known | data | {"time": at}
         if is_end:
             event["phase"] = "ended"
         elif data["EventStatus"] == "Started":
-            event["phase"] = "waiting"  # too late to prepare or to approve; a command that runs may go on
+            event["phase"] = "waiting"  # too late to prepare or to approve; a running command may continue
         elif event["phase"] == "waiting" and is_moved:
             event["phase"] = "prepared" if "drained" in event else "announced"
 
     def work(self) -> None:
-        """Do the next thing for each event that needs one; record what is known before and after."""
+        """Take the next step for each event; save the state before and after."""
         self.save()
         for key, event in self.events.items():
             if key in self.jobs:
-                self.tend(key, event, *self.jobs[key])
+                self.check(key, event, *self.jobs[key])
             elif event["phase"] == "prepared" and self.approve(key, event):
                 event["phase"] = "waiting"
             elif event["phase"] in ("announced", "ended"):
@@ -114,31 +114,31 @@ class Worker:
         self.save()
 
     def start(self, key: str, event: dict[str, Any], phase: str) -> None:
-        """Start the command of a phase, if there is time for it."""
+        """Start the command of a phase, if there is time left for it."""
         if self.deadline(event, phase, time.time()) <= time.time():
             log.error("%s: no time is left to prepare; not approved", key)
             event["phase"] = "waiting"
             return
         command = self.options.prepare if phase == "announced" else self.options.recover
-        words = {name: plain(event.get(source)) for name, source in VARIABLES.items()}
-        words["RESOURCES"] = plain(",".join(event["Resources"]))
+        variables = {name: plain(event.get(source)) for name, source in VARIABLES.items()}
+        variables["RESOURCES"] = plain(",".join(event["Resources"]))
         log.info("%s: running %s", key, command)
-        process = subprocess.Popen(  # noqa: S603 - the operator's own command, and no shell
-            shlex.split(command), env=os.environ | words, stdin=subprocess.DEVNULL, start_new_session=True
+        process = subprocess.Popen(  # noqa: S603 - the operator's command, run without a shell
+            shlex.split(command), env=os.environ | variables, stdin=subprocess.DEVNULL, start_new_session=True
         )
         self.jobs[key] = (process, phase, time.time())
 
-    def deadline(self, event: dict[str, Any], phase: str, begun: float) -> float:
-        """Say when a command must be over: after its time limit, and to prepare, before the event starts."""
-        limit: float = begun + self.options.timeout_seconds
+    def deadline(self, event: dict[str, Any], phase: str, started: float) -> float:
+        """Return when a command must be done: after its time limit, and for --prepare before the event starts."""
+        limit: float = started + self.options.timeout_seconds
         not_before = seconds(event["NotBeforeUtc"]) if phase == "announced" else None
         return min(limit, not_before - self.options.margin_seconds) if not_before else limit
 
-    def tend(self, key: str, event: dict[str, Any], process: Any, phase: str, begun: float) -> None:
-        """End a command that is late or in vain, or note what became of it."""
+    def check(self, key: str, event: dict[str, Any], process: Any, phase: str, started: float) -> None:
+        """Stop a command that is late or no longer needed, or process its exit code."""
         code = process.poll()
         if code is None:
-            late_seconds = time.time() - self.deadline(event, phase, begun)
+            late_seconds = time.time() - self.deadline(event, phase, started)
             if late_seconds >= 0 or event["phase"] == "ended" != phase:
                 is_too_late = late_seconds > self.options.margin_seconds
                 end(process, signal.SIGKILL if is_too_late else signal.SIGTERM)
@@ -147,7 +147,7 @@ class Worker:
         log.log(logging.ERROR if code else logging.INFO, "%s: the command ended with exit code %d", key, code)
         if phase == "ended":
             event.clear()
-            event["phase"] = "over"  # also if it failed: it is run once
+            event["phase"] = "over"  # even after a failure: it runs only once
             return
         if code == 0:
             event["drained"] = True
@@ -155,19 +155,19 @@ class Worker:
             event["phase"] = "waiting" if code else "prepared"
 
     def approve(self, key: str, event: dict[str, Any]) -> bool:
-        """Put the command on the queue, each time with the same Id; tell whether there is no more to do."""
+        """Send the approve command, always with the same Id; return False to try again later."""
         others = [name for name in event["Resources"] if fold(name) != fold(self.options.vm)]
         left_seconds = (seconds(event["NotBeforeUtc"]) or time.time() + 600) - time.time()
-        hindrance = (
-            (not self.options.approvals and "there is no --approvals")
+        obstacle = (
+            (not self.options.approvals and "--approvals is not set")
             or (not event["ApprovalSession"] and "ApprovalSession is null")
-            or (others and not self.options.group and f"that would release {', '.join(others)}, too")
+            or (others and not self.options.group and f"it would also release {', '.join(others)}")
             or (left_seconds <= 0 and "it is too late")
         )
-        if hindrance:
-            log.warning("%s: prepared, but not approved: %s", key, hindrance)
+        if obstacle:
+            log.warning("%s: prepared, but not approved: %s", key, obstacle)
             return True
-        self.save()  # that it is prepared, before anything can go wrong
+        self.save()  # the event is prepared, also if sending fails
         name = str(uuid.uuid5(uuid.NAMESPACE_URL, f"urn:imds-worker:{key}:{event['NotBeforeUtc']}"))
         expires = datetime.fromtimestamp(time.time() + left_seconds, UTC).isoformat()
         body = json.dumps(
@@ -179,14 +179,14 @@ class Worker:
         try:
             with connect(self.options) as bus, bus.get_queue_sender(self.options.approvals) as sender:
                 sender.send_messages(message, timeout=15)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again until it is too late
+        except Exception as error:  # noqa: BLE001 - any error is retried until it is too late
             log.warning("%s: not approved yet: %s: %s", key, type(error).__name__, error)
             return False
         log.info("%s: approve command %s sent", key, name)
         return True
 
     def save(self) -> None:
-        """Write the state, all of it or nothing."""
+        """Write the state atomically."""
         text, new = json.dumps(self.events), self.options.state.with_suffix(".new")
         if text == self.saved:
             return
@@ -198,18 +198,20 @@ class Worker:
         self.saved = text
 
     def settle(self, receiver: Any) -> None:
-        """Complete the messages whose work is recorded; keep the locks of the others, on this one thread."""
-        held, self.held = self.held, []
+        """Complete the messages whose work is recorded; renew the locks of the others."""
+        pending, self.pending = self.pending, []
         if is_due := time.monotonic() - self.renewed_at >= RENEW_SECONDS:
             self.renewed_at = time.monotonic()
-        for key, message in held:
-            with contextlib.suppress(MessageLockLostError, MessageAlreadySettled):  # then it comes again
+        for key, message in pending:
+            with contextlib.suppress(
+                MessageLockLostError, MessageAlreadySettled
+            ):  # it will be delivered again
                 if self.events.get(key, {}).get("phase") not in WORK:
                     receiver.complete_message(message)
                     continue
                 if is_due:
                     receiver.renew_message_lock(message, timeout=10)
-                self.held.append((key, message))
+                self.pending.append((key, message))
 
 
 def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -219,38 +221,38 @@ def end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def fold(name: str) -> str:
-    """Bring a VM's name into the form that is compared."""
+    """Normalise a VM's name for comparison."""
     return name.removeprefix("_").casefold()
 
 
 def plain(value: Any) -> str:
-    """Write a value as any environment can hold it."""
+    """Convert a value to text that any environment variable can hold."""
     return str("" if value is None else value).replace("\0", "").encode("ascii", "replace").decode()
 
 
 def seconds(instant: str | None) -> float | None:
-    """Read an instant, as seconds since 1970."""
+    """Return an instant as seconds since 1970."""
     return datetime.fromisoformat(instant).timestamp() if instant else None
 
 
 def sign(secret: str, name: str, body: str) -> dict[str | bytes, Any]:
-    """Make the headers of Standard Webhooks."""
+    """Return the headers of Standard Webhooks."""
     at, key = str(int(time.time())), base64.b64decode(secret.removeprefix("whsec_"))
     code = base64.b64encode(hmac.digest(key, f"{name}.{at}.{body}".encode(), "sha256")).decode()
     return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": f"v1,{code}"}
 
 
 def connect(options: argparse.Namespace) -> ServiceBusClient:
-    """Make a client, with the managed identity or a connection string."""
+    """Create a client, with the managed identity or a connection string."""
     if options.connection_string:
         return ServiceBusClient.from_connection_string(options.connection_string, retry_total=1)
-    from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - it takes memory, and a key does not need it
+    from azure.identity import DefaultAzureCredential  # noqa: PLC0415 - not needed with a connection string
 
     return ServiceBusClient(options.namespace, DefaultAzureCredential(), retry_total=1)
 
 
 def read_options() -> argparse.Namespace:
-    """Read the options and the secrets, which the commands do not get."""
+    """Read the options and the secrets, and remove the secrets from the environment of the commands."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE, formatter_class=raw)
     add = parser.add_argument
@@ -265,24 +267,24 @@ def read_options() -> argparse.Namespace:
         "--prepare",
         required=True,
         metavar="COMMAND",
-        help="split into words as a shell does, run without one",
+        help="split into words like in a shell, but run without one",
     )
-    add("--recover", required=True, metavar="COMMAND", help="runs once for each EventId that is over")
-    add("--approvals", metavar="QUEUE", help="where approve commands go; without it nothing is approved")
-    add("--group", action="store_true", help="approve, too, what releases other VMs besides this one")
+    add("--recover", required=True, metavar="COMMAND", help="run once at the end of each event")
+    add("--approvals", metavar="QUEUE", help="the queue for approve commands; without it nothing is approved")
+    add("--group", action="store_true", help="also approve events that release other VMs besides this one")
     add("--types", default="Reboot,Redeploy,Preempt,Terminate", help="of events (default: %(default)s)")
     add("--timeout-seconds", type=float, default=600, help="limit of each command (default: %(default)s)")
     add(
         "--margin-seconds",
         type=float,
         default=5,
-        help="prepare ends so long before NotBefore (default: %(default)s)",
+        help="stop --prepare this long before NotBefore (default: %(default)s)",
     )
     add(
         "--state",
         type=Path,
         default=Path("worker.json"),
-        help="file that must survive (default: %(default)s)",
+        help="state file, which must survive a restart (default: %(default)s)",
     )
     options = parser.parse_args()
     options.types = options.types.lower().split(",")
@@ -292,7 +294,7 @@ def read_options() -> argparse.Namespace:
         parser.error("give either --namespace or, in the environment, SERVICEBUS_CONNECTION_STRING")
     for command in (options.prepare, options.recover):
         if not shutil.which(shlex.split(command)[0]):
-            parser.error(f"{command!r} is no command that can be run")
+            parser.error(f"cannot run the command {command!r}")
     return options
 
 
@@ -303,7 +305,7 @@ def main() -> None:
     options = read_options()
     try:
         sign(options.secret, "", "")
-        connect(options).close()  # it has not gone anywhere yet
+        connect(options).close()  # checks the connection string, without connecting
         worker = Worker(options)
     except (OSError, ValueError) as error:
         print(

@@ -66,7 +66,7 @@ def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixtur
     assert shown == ["Reboot", ["web-0"], "User", 5, "soon"]
 
 
-def test_schedule_without_a_vm_takes_all(lab: ImdsLab) -> None:
+def test_schedule_without_a_vm_names_all_vms(lab: ImdsLab) -> None:
     assert drive(lab, "schedule", "--type", "Freeze") == 0
     assert lab.events[0]["Resources"] == ["web-0", "web-1"]
 
@@ -118,7 +118,7 @@ def test_scenarios_are_listed_with_their_titles(capsys: pytest.CaptureFixture[st
         (["fault", "503", "--count", "-1"], "count given: -1"),
     ],
 )
-def test_a_wrong_argument_is_told_and_exits_2(
+def test_a_wrong_argument_is_reported_with_exit_code_2(
     lab: ImdsLab, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert drive(lab, *arguments) == 2
@@ -135,14 +135,12 @@ def test_without_a_running_lab_the_error_says_how_to_start_one(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("address", ["nonsense", "https://127.0.0.1:1", "http://127.0.0.1:port"])
-def test_an_address_that_is_none_is_told(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_reported(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(parse("state", "--control", address)) == 2
     assert "--control given" in capsys.readouterr().err
 
 
-def test_an_address_where_something_else_answers_is_told(
-    lab: ImdsLab, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_address_of_another_server_is_reported(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.run(parse("state", "--control", lab.url("web-0"))) == 2
     assert "Not found" in capsys.readouterr().err
 

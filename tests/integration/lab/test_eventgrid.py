@@ -379,7 +379,9 @@ def inbox() -> Iterator[Inbox]:
         yield started
 
 
-def test_a_webhook_is_asked_first_and_then_gets_each_event_by_itself(lab: EventGridLab, inbox: Inbox) -> None:
+def test_a_webhook_is_validated_and_then_gets_each_event_in_its_own_request(
+    lab: EventGridLab, inbox: Inbox
+) -> None:
     lab.subscribe(f"{inbox.url}?code=1", name="ops")
     publish(lab, content=batch(2), content_type=BATCH)
     publish(lab, "namespace", {**EVENT, "id": "2"})
@@ -429,7 +431,7 @@ def test_a_webhook_that_does_not_consent_is_not_subscribed(lab: EventGridLab, or
 
 
 @pytest.mark.parametrize("url", ["https://127.0.0.1/", "127.0.0.1", "http://127.0.0.1:port/", "http://[/"])
-def test_a_url_that_is_none_is_told(lab: EventGridLab, url: str) -> None:
+def test_an_invalid_url_is_reported(lab: EventGridLab, url: str) -> None:
     with pytest.raises(LabError, match="url given"):
         lab.subscribe(url)
 
@@ -554,7 +556,7 @@ def test_waiting_counts_accepted_requests(lab: EventGridLab) -> None:
     sender.join(LIMIT_SECONDS)
 
 
-def test_what_happens_is_told() -> None:
+def test_every_change_is_reported() -> None:
     reports: list[str] = []
     with Inbox() as inbox, EventGridLab(report=reports.append) as lab:
         lab.subscribe(f"{inbox.url}?code=1")

@@ -277,7 +277,7 @@ def test_an_event_without_notice_is_started_from_the_first(lab: ImdsLab) -> None
     assert only_event(lab)["EventStatus"] == "Started"
 
 
-def test_an_unapproved_event_starts_by_itself_at_not_before_and_completes() -> None:
+def test_an_unapproved_event_starts_at_not_before_and_completes() -> None:
     reports: list[str] = []
     with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, report=reports.append) as lab:
         lab.schedule(
@@ -413,7 +413,7 @@ def test_one_unknown_id_among_several_refuses_them_all(lab: ImdsLab) -> None:
     assert (only_event(lab)["EventStatus"], lab.approvals) == ("Scheduled", [])
 
 
-def test_an_event_that_is_gone_is_unknown(lab: ImdsLab) -> None:
+def test_an_ended_event_is_unknown(lab: ImdsLab) -> None:
     event_id = lab.schedule(event_type="Reboot", resources=["web-0"])
     lab.cancel(event_id)
     assert approve(lab, event_id) == 400
@@ -487,7 +487,7 @@ def test_each_vm_approves_only_its_own_deletion(lab: ImdsLab) -> None:
     assert approve(lab, event_id, vm="web-0") == 200
 
 
-def test_an_unapproved_deletion_holds_back_an_approved_one_and_both_go_together(lab: ImdsLab) -> None:
+def test_an_unapproved_deletion_delays_an_approved_one_and_both_start_together(lab: ImdsLab) -> None:
     first = lab.schedule(event_type="Terminate", resources=["web-0"], notice_seconds=300)
     second = lab.schedule(event_type="Terminate", resources=["web-1"], notice_seconds=300)
     assert approve(lab, first, vm="web-0") == 200
@@ -768,7 +768,7 @@ def test_a_wait_that_times_out_reports_the_state(lab: ImdsLab) -> None:
         lab.wait_for(lambda: False, timeout=0.1)
 
 
-def test_what_happens_is_told() -> None:
+def test_every_change_is_reported() -> None:
     reports: list[str] = []
     with ImdsLab(vms=["web-0"], report=reports.append) as lab:
         lab.cancel(lab.schedule(event_type="Reboot", resources=["web-0"], event_id=EVENT_ID))

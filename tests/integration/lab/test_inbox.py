@@ -105,7 +105,7 @@ def test_binary_data_that_is_no_json_is_read_as_text_or_base64(
     assert field.items() <= event.items()
 
 
-def test_what_is_no_cloud_event_is_accepted_and_is_no_event(inbox: Inbox) -> None:
+def test_a_request_without_a_cloud_event_is_accepted_and_has_no_events(inbox: Inbox) -> None:
     for body in (b"{}", b"no json"):
         assert deliver(inbox, body, headers={"Content-Type": "application/json"}) == 200
     assert deliver(inbox, b"no json") == 200
@@ -144,14 +144,12 @@ WITHOUT_ID = {name: value for name, value in EVENT.items() if name != "id"}
         ({**EVENT, "extension": True, "data": None}, STRUCTURED, 200),
     ],
 )
-def test_a_strict_inbox_refuses_what_is_no_faultless_event(
-    content: object, content_type: str, status: int
-) -> None:
+def test_a_strict_inbox_refuses_an_invalid_event(content: object, content_type: str, status: int) -> None:
     with Inbox(strict=True) as inbox:
         assert deliver(inbox, content, headers={"Content-Type": content_type}) == status
 
 
-def test_a_strict_inbox_takes_binary_events_without_a_datacontenttype_header() -> None:
+def test_a_strict_inbox_accepts_binary_events_without_a_datacontenttype_header() -> None:
     headers = {f"ce-{name}": str(EVENT[name]) for name in ("specversion", "id", "source", "type")}
     headers["Content-Type"] = "application/json"
     with Inbox(strict=True) as inbox:
@@ -160,7 +158,7 @@ def test_a_strict_inbox_takes_binary_events_without_a_datacontenttype_header() -
         assert deliver(inbox, b"{", headers=headers) == 400
 
 
-def test_a_strict_inbox_takes_post_alone() -> None:
+def test_a_strict_inbox_accepts_only_post() -> None:
     with Inbox(strict=True) as inbox:
         assert requests.put(inbox.url, json={}, timeout=LIMIT_SECONDS).status_code == 405
 
@@ -197,7 +195,7 @@ def test_the_handshake_consents_to_whoever_asks() -> None:
         assert (len(inbox.received), inbox.accepted) == (1, [])
 
 
-def test_the_handshake_gives_no_consent_that_nobody_asked_for(inbox: Inbox) -> None:
+def test_the_handshake_gives_no_consent_without_a_request(inbox: Inbox) -> None:
     assert "WebHook-Allowed-Origin" not in shake(inbox, {}).headers
 
 
@@ -318,7 +316,7 @@ def test_closing_is_prompt_while_deliveries_hang() -> None:
     assert len(failures) == 1
 
 
-def test_what_arrives_is_told() -> None:
+def test_every_request_is_reported() -> None:
     reports: list[str] = []
     with Inbox(report=reports.append) as inbox:
         deliver(inbox)

@@ -151,7 +151,7 @@ def test_a_wrong_head_is_refused(head: str, words: str) -> None:
 # --- playing ---
 
 
-def test_steps_are_played_in_order_and_told(lab: ImdsLab) -> None:
+def test_steps_are_played_and_reported_in_order(lab: ImdsLab) -> None:
     story = SCHEDULE + step("update", event='"reboot"', fields='{ Description = "soon" }')
     assert [one.number for one in run(read(story), lab)] == [1, 2]
     assert [(event["EventType"], event["Description"]) for event in lab.events] == [("Reboot", "soon")]
@@ -168,7 +168,7 @@ def test_faults_and_resets_are_played(lab: ImdsLab) -> None:
     assert lab.incarnation == 40
 
 
-def test_a_step_that_has_become_impossible_is_skipped_and_told(lab: ImdsLab) -> None:
+def test_an_impossible_step_is_skipped_and_reported(lab: ImdsLab) -> None:
     story = (
         SCHEDULE + step("start", event='"reboot"') + step("cancel", event='"reboot"') + step("reset", to="9")
     )

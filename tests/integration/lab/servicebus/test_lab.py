@@ -210,7 +210,7 @@ def test_more_than_a_socket_holds_arrives_whole_and_in_order(lab: ServiceBusLab)
 # --- locks ---
 
 
-def test_a_lost_lock_is_told_at_settlement(lab: ServiceBusLab) -> None:
+def test_a_lost_lock_is_reported_at_settlement(lab: ServiceBusLab) -> None:
     put(lab, "1")
     with receiver_of(lab) as receiver:
         message = one(receiver)
@@ -299,9 +299,7 @@ def test_a_token_of_an_identity_is_accepted(lab: ServiceBusLab) -> None:
         ("disabled", MessagingEntityDisabledError),
     ],
 )
-def test_an_entity_that_cannot_be_reached_heals(
-    lab: ServiceBusLab, kind: str, error: type[Exception]
-) -> None:
+def test_an_entity_recovers_from_a_fault(lab: ServiceBusLab, kind: str, error: type[Exception]) -> None:
     lab.fault(kind, "plain")
     with client_of(lab) as client:
         for open_link in (client.get_queue_sender, client.get_queue_receiver):
@@ -479,13 +477,13 @@ def test_a_stalled_entity_holds_up_links_that_are_yet_to_open(lab: ServiceBusLab
     assert held(lab) == [b"1"]
 
 
-def test_a_stall_ends_by_itself_after_its_seconds(lab: ServiceBusLab) -> None:
+def test_a_stall_ends_after_its_seconds(lab: ServiceBusLab) -> None:
     lab.fault("stall", seconds=0.5)
     put(lab, "1")
     assert held(lab) == [b"1"]
 
 
-def test_a_stall_can_strike_in_the_middle_of_settlements(lab: ServiceBusLab) -> None:
+def test_a_stall_can_begin_between_settlements(lab: ServiceBusLab) -> None:
     put(lab, "1", "2")
     with receiver_of(lab) as receiver:
         lab.fault("stall", "plain", after=1)
@@ -501,7 +499,7 @@ def test_a_stall_can_strike_in_the_middle_of_settlements(lab: ServiceBusLab) -> 
     assert lab.entity("plain").counts.completed == 2
 
 
-def test_a_silent_peer_takes_connections_and_says_nothing_until_it_cuts_them(lab: ServiceBusLab) -> None:
+def test_a_silent_bus_accepts_connections_and_sends_nothing_until_it_closes_them(lab: ServiceBusLab) -> None:
     with sender_to(lab) as sender:
         lab.fault("silent")
         hung = Attempt(lambda: put(lab, "1"))
@@ -571,7 +569,7 @@ def test_the_limit_of_a_message_can_be_set() -> None:
 # --- many, and strangers ---
 
 
-def test_who_speaks_no_amqp_is_cut_and_disturbs_nobody(lab: ServiceBusLab) -> None:
+def test_a_client_without_amqp_is_disconnected_and_does_not_disturb_others(lab: ServiceBusLab) -> None:
     with sender_to(lab) as sender:
         for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00" + b"\xff" * 100, b""):
             with socket.create_connection(("127.0.0.1", lab.port), timeout=LIMIT_SECONDS) as stranger:

@@ -64,7 +64,7 @@ def test_messages_are_peeked_abandoned_and_deferred(ask: Ask) -> None:
     }
 
 
-def test_a_dead_letter_tells_reason_and_description(ask: Ask) -> None:
+def test_a_dead_letter_has_a_reason_and_a_description(ask: Ask) -> None:
     assert ask("dead_letter") == {"body": "bad", "reason": "malformed", "description": "no EventId"}
 
 

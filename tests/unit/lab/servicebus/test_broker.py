@@ -93,7 +93,7 @@ def test_messages_are_taken_in_the_order_in_which_they_came(clock: Clock) -> Non
     assert lab.queue.take() is None
 
 
-def test_a_completed_message_is_gone_and_counted(clock: Clock) -> None:
+def test_a_completed_message_is_removed_and_counted(clock: Clock) -> None:
     lab = Lab(clock)
     lab.send("1")
     lab.queue.complete(token(lab.take()))
@@ -314,7 +314,7 @@ def test_a_session_is_held_by_one_and_gives_its_own_messages_in_order(clock: Clo
     assert lab.queue.take("a") is None
 
 
-def test_the_next_session_is_the_one_with_the_oldest_message_that_nobody_holds(clock: Clock) -> None:
+def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clock) -> None:
     lab = Lab(clock, requires_session=True)
     for session_id in ("c", "a", "b"):
         lab.send("x", session_id=session_id)
@@ -334,7 +334,7 @@ def test_a_message_without_a_session_is_refused_and_so_is_its_whole_batch(clock:
     assert bodies(lab) == []
 
 
-def test_a_session_lock_that_ends_counts_its_messages_and_tells_the_owner(clock: Clock) -> None:
+def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(clock: Clock) -> None:
     lab = Lab(clock, requires_session=True, lock_seconds=30)
     lab.send("1", session_id="a")
     owner = Owner()
@@ -414,7 +414,7 @@ def held(broker: Broker, name: str) -> list[bytes]:
     return [message.content.body for message in broker.source(f"T/subscriptions/{name}").messages]
 
 
-def test_a_topic_gives_each_subscription_what_one_of_its_filters_takes(clock: Clock) -> None:
+def test_a_subscription_gets_the_messages_that_one_of_its_filters_matches(clock: Clock) -> None:
     broker = topic(clock)
     for kind in ("Reboot", "Freeze", "Preempt"):
         broker.send("t", [content(kind, session_id="s", properties={"EventType": kind})])

@@ -74,7 +74,7 @@ def test_a_correlation_filter_names_properties_of_the_message_and_of_the_applica
     assert not matches(content(subject="subject", correlation_id="c"))
 
 
-def test_the_action_of_a_rule_is_read_and_said_to_be_ignored() -> None:
+def test_the_action_of_a_rule_is_ignored_with_a_warning() -> None:
     rule = {
         "FilterType": "Sql",
         "SqlFilter": {"SqlExpression": "1=1"},

@@ -56,7 +56,7 @@ MESSAGE: dict[str, Any] = {
         "EventType = 'Freeze' OR Missing = 'x' OR EventType = 'Reboot'",
     ],
 )
-def test_an_expression_that_holds_takes_the_message(expression: str) -> None:
+def test_a_true_expression_matches_the_message(expression: str) -> None:
     assert sql(expression)(content(**MESSAGE)) is True
 
 
