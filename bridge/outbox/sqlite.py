@@ -101,6 +101,11 @@ class Database:
         )
         return int((pages - free) * size)
 
+    def find_damage(self) -> str | None:
+        """Return the first damage that SQLite's quick check finds, None if it finds none."""
+        (result,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        return None if result == "ok" else str(result)
+
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(sqlite3.Error):

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from bridge import __version__
+from bridge.cli import probes
 from bridge.cli.main import main
+from bridge.config.loader import load
 from bridge.events.filters import Filter
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
@@ -184,7 +186,7 @@ def test_a_check_of_what_works_shows_each_part_and_exits_0(
     told = call("check", "--config", config)
     assert told.code == 0
     lines = told.out.splitlines()
-    assert lines[0].split() == ["PART", "RESULT", "FOUND"]
+    assert lines[0].split() == ["CHECK", "RESULT", "MESSAGE"]
     assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
     assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in told.out
     assert "this VM is web-0" in told.out
@@ -197,13 +199,13 @@ def test_a_check_gives_the_same_as_json(call: Any, config: Path, lab: ImdsLab, i
     sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
     told = call("check", "--json", "--config", config)
     assert told.code == 0
-    assert [(row["part"], row["result"]) for row in told.json] == [
-        ("state", "ok"),
+    assert [(row["check"], row["result"]) for row in told.json] == [
+        ("state forward", "ok"),
         ("imds", "ok"),
         ("instance", "ok"),
         ("sink ops", "ok"),
     ]
-    assert all(set(row) == {"part", "result", "found", "mend"} for row in told.json)
+    assert all(set(row) == {"check", "result", "message", "remedy"} for row in told.json)
 
 
 def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_mend(
@@ -232,11 +234,11 @@ def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
         )
         told = call("check", "--json", "--config", config)
     assert told.code == 3
-    found = {row["part"]: row for row in told.json}
+    found = {row["check"]: row for row in told.json}
     assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
-    assert found["sink down"]["found"] == f"{down}: the connection failed: Connection refused"
-    assert found["sink down"]["mend"] == "events wait in the outbox until it is reached"
-    assert found["sink locked"]["mend"] == "look at the settings of [sinks.locked] and its secrets"
+    assert found["sink down"]["message"] == f"{down}: the connection failed: Connection refused"
+    assert found["sink down"]["remedy"] == "events wait in the outbox until the receiver can be reached"
+    assert found["sink locked"]["remedy"] == "check the settings of [sinks.locked] and its secrets"
     assert found["imds"]["result"] == "ok"
 
 
@@ -245,7 +247,7 @@ def test_a_check_finds_nonsense_from_imds(call: Any, config: Path, lab: ImdsLab)
     lab.fault("garbage")
     told = call("check", "--json", "--config", config)
     assert told.code == 3
-    assert {row["part"]: row["result"] for row in told.json}["imds"] == "FAIL"
+    assert {row["check"]: row["result"] for row in told.json}["imds"] == "FAIL"
 
 
 def test_a_check_finds_a_state_folder_that_cannot_be_used(
@@ -255,12 +257,60 @@ def test_a_check_finds_a_state_folder_that_cannot_be_used(
     sinks(config, lab)
     told = call("check", "--json", "--config", config)
     assert told.code == 3
-    (state,) = [row for row in told.json if row["part"] == "state"]
+    (state,) = [row for row in told.json if row["check"] == "state forward"]
     assert state["result"] == "FAIL"
-    assert state["mend"]
+    assert state["remedy"]
 
 
-# --- status ---
+BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "not a database": lambda _: b"not a database" * 100,
+    "a page of zeros": lambda body: body[:4096] + bytes(4096) + body[8192:],
+    "half of the file": lambda body: body[: len(body) // 2],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_check_looks_at_the_state_of_every_process_that_is_configured(
+    monkeypatch: pytest.MonkeyPatch, config: Path, damage: str
+) -> None:
+    for role in ("forward", "listen", "relay"):
+        folder = config.parent / "state" / role
+        outbox = open_outbox(folder, sinks={})
+        for number in range(50):
+            outbox.commit([event(f"{role}-{number}", size=500)], meta={})
+        outbox.close()
+    file = config.parent / "state" / "listen" / "outbox.db"
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    settings = {"approvals": {**BUS, "queue": "a"}, "relay": {**BUS, "queue": "b"}}
+    config.write_text(toml({"state_dir": config.parent / "state", **settings}))
+    for probe in ("_imds", "_sinks", "_approvals"):
+        monkeypatch.setattr(probes, probe, lambda *_, **__: ())
+    monkeypatch.setattr(probes, "_relay", lambda _: probes.Finding(check="relay", result="ok", message=""))
+    found = {finding.check: finding for finding in probes.check(load(config, {}))}
+    assert found["state forward"].result == found["state relay"].result == "ok"
+    assert found["state listen"].result == "FAIL"
+    assert str(file) in found["state listen"].message or str(file.parent) in found["state listen"].message
+    assert found["state listen"].remedy
+
+
+def test_a_check_of_a_relay_alone_needs_no_imds_and_no_forwarders_state(config: Path) -> None:
+    config.write_text(toml({"state_dir": config.parent / "state", "relay": {**BUS, "queue": "b"}}))
+    loaded = load(config, {})
+    assert list(probes.configured_roles(loaded)) == ["relay"]
+    (config.parent / "state" / "forward").mkdir(parents=True)
+    assert list(probes.configured_roles(loaded)) == ["forward", "relay"]
+
+
+def test_a_check_warns_of_a_value_that_looks_like_a_slip_and_exits_0(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    sinks(config, lab, screen={"kind": "stdout", "where": {"EventType": ["Rebot", "LiveMigrate"]}})
+    told = call("check", "--json", "--config", config)
+    assert told.code == 0
+    (warning,) = [row for row in told.json if row["result"] == "warn"]
+    assert warning["message"] == 'sinks.screen.where.EventType: given "Rebot", did you mean Reboot?'
+    assert warning["remedy"]
 
 
 def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test(
@@ -274,7 +324,7 @@ def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test
     )
     told = call("check", "--send", "--config", config)
     assert told.code == 0, told
-    assert told.out.count("it took a test message") == 2
+    assert told.out.count("accepted a test message") == 2
     event, message = (one.json() for one in inbox.accepted)
     assert event["type"] == "io.imdsbridge.bridge.test.v1"
     assert "test" in event["data"]["Message"]
@@ -289,8 +339,8 @@ def test_a_check_with_send_tells_of_a_sink_that_refuses_the_message(
     inbox.fault(422, body="no such field")
     told = call("check", "--send", "--json", "--config", config)
     assert told.code == 3
-    (row,) = [row for row in told.json if row["part"] == "sink ops"]
-    assert (row["result"], "no such field" in row["found"]) == ("FAIL", True)
+    (row,) = [row for row in told.json if row["check"] == "sink ops"]
+    assert (row["result"], "no such field" in row["message"]) == ("FAIL", True)
 
 
 # --- render ---
@@ -399,6 +449,9 @@ def test_what_a_sink_cannot_do_is_a_fault_of_the_configuration_and_told_with_the
     assert told.code == 2
     assert "sinks.ops" in told.err
     assert said in told.err
+
+
+# --- status ---
 
 
 def live_status(config: Path, **more: Any) -> StateFolder:

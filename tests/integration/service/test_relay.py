@@ -483,10 +483,10 @@ def test_check_tries_to_receive_and_takes_nothing(
 ) -> None:
     sinks = {"hook": {"kind": "webhook", "url": inbox.url}}
     path = write(tmp_path, {"relay": source(bus), "sinks": sinks})
-    assert "events do not wait there" in found(path)["relay"]["found"]
+    assert "events do not wait there" in found(path)["relay"]["message"]
     sender.send(told("a"))
     assert found(path)["relay"]["result"] == "ok"
-    assert "events wait there" in found(path)["relay"]["found"]
+    assert "events wait there" in found(path)["relay"]["message"]
     assert [(one.locked, one.delivery_count) for one in kept(bus).messages] == [(False, 0)]
 
 
@@ -496,13 +496,13 @@ def test_check_says_what_the_relay_would_refuse_and_what_is_not_there(
     sinks = {"hook": {"kind": "webhook", "url": inbox.url, "scope": "self"}}
     refused = found(write(tmp_path, {"relay": source(bus), "sinks": sinks}))["relay"]
     assert refused["result"] == "FAIL"
-    assert "sinks.hook.scope" in refused["found"]
+    assert "sinks.hook.scope" in refused["message"]
     del sinks["hook"]["scope"]
     missing = found(write(tmp_path, {"relay": {**source(bus), "subscription": "none"}, "sinks": sinks}))[
         "relay"
     ]
     assert missing["result"] == "FAIL"
-    assert "there is no such queue" in missing["found"]
+    assert "there is no such queue" in missing["message"]
 
 
 def found(path: Path) -> dict[str, dict[str, Any]]:
@@ -510,7 +510,7 @@ def found(path: Path) -> dict[str, dict[str, Any]]:
     checked = run(
         "check", "--json", "--config", path, env={"IMDS_BRIDGE__IMDS__ENDPOINT": "http://127.0.0.1:9"}
     )
-    return {finding["part"]: finding for finding in json.loads(checked.stdout)}
+    return {finding["check"]: finding for finding in json.loads(checked.stdout)}
 
 
 def test_status_shows_where_from_how_much_and_when(

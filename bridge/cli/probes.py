@@ -1,0 +1,208 @@
+"""What `imds-bridge check` tries: the settings, the state folders, IMDS, the bus and every sink."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.models import Config
+from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
+from bridge.formats.samples import check_event
+from bridge.imds.client import ImdsClient
+from bridge.imds.discovery import search
+from bridge.imds.document import parse_document
+from bridge.outbox.sqlite import Database
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.clock import Clock
+from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
+from bridge.service.identity import approval_session
+from bridge.sinks.base import Sink
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the table: what was checked, whether it works, what was found, and how to fix it."""
+
+    check: str
+    result: Literal["ok", "warn", "FAIL"]
+    message: str
+    remedy: str = ""
+
+
+def check(config: Config, *, send: bool = False) -> list[Finding]:
+    """Try everything that the configuration names; nothing changes, and only `send` publishes, a test message."""
+    return [
+        *_settings(config),
+        *(_state(state_folder(config, role)) for role in configured_roles(config)),
+        *(_imds(config) if _needs_imds(config) else ()),
+        *_sinks(config, send=send),
+        *(_approvals(config, config.approvals) if config.approvals else ()),
+        *([_relay(config)] if config.relay else ()),
+    ]
+
+
+def _needs_imds(config: Config) -> bool:
+    # With [relay] alone it is a relay's configuration, and its machine need not be an Azure VM.
+    return config.approvals is not None or config.relay is None
+
+
+def configured_roles(config: Config) -> Iterator[str]:
+    """Yield the role of each process that the configuration describes."""
+    if _needs_imds(config) or state_folder(config, "forward").path.exists():
+        yield "forward"
+    if config.approvals:
+        yield "listen"
+    if config.relay:
+        yield "relay"
+
+
+def _settings(config: Config) -> Iterator[Finding]:
+    for name, sink in sinks_of(config).items():
+        for warning in sink.warnings():
+            yield Finding(
+                check=f"settings {name}",
+                result="warn",
+                message=f"sinks.{name}.{warning}",
+                remedy="correct it, unless it is a value that Azure has added",
+            )
+
+
+def _state(folder: StateFolder) -> Finding:
+    name = f"state {folder.path.name}"
+    try:
+        _try_to_write(folder)
+        damage = _find_damage(folder)
+    except StateError as error:
+        return Finding(check=name, result="FAIL", message=str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is wrong with the folder
+        remedy = "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
+        return Finding(check=name, result="FAIL", message=f"{folder.path}: {error}", remedy=remedy)
+    if damage:
+        remedy = "restart the process: it salvages the readable rows into a new file"
+        return Finding(check=name, result="FAIL", message=f"{folder.database}: {damage}", remedy=remedy)
+    holder = folder.holder()
+    return Finding(
+        check=name, result="ok", message=f"{folder.path}{f', locked by {holder}' if holder else ''}"
+    )
+
+
+def _try_to_write(folder: StateFolder) -> None:
+    """Create a folder where the state is, or will be: it shows more than permissions do, and leaves nothing."""
+    nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
+    with TemporaryDirectory(dir=nearest):
+        pass
+
+
+def _find_damage(folder: StateFolder) -> str | None:
+    if not folder.database.exists():
+        return None
+    with closing(Database(folder.database, read_only=True)) as database:
+        return database.find_damage()
+
+
+def _imds(config: Config) -> Iterator[Finding]:
+    if config.imds.endpoint == "discover":
+        yield _discovery()
+    with closing(ImdsClient(config.imds, clock=Clock())) as client:
+        yield _document(client)
+        yield _instance(client)
+
+
+def _document(client: ImdsClient) -> Finding:
+    try:
+        document = parse_document(client.document())
+    except (ImdsError, ValueError) as error:
+        remedy = "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
+        return Finding(check="imds", result="FAIL", message=str(error), remedy=remedy)
+    message = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
+    return Finding(check="imds", result="ok", message=message)
+
+
+def _instance(client: ImdsClient) -> Finding:
+    try:
+        return Finding(check="instance", result="ok", message=f"this VM is {client.instance().name}")
+    except ImdsError as error:
+        remedy = "events are published without AffectsThisVm, and with the host's name in source"
+        return Finding(check="instance", result="warn", message=str(error), remedy=remedy)
+
+
+def _discovery() -> Finding:
+    result = search(environ=os.environ)
+    if result.found:
+        message = f"{result.found.address} from {result.found.found_in}"
+        return Finding(check="discovery", result="ok", message=message)
+    notes = "; ".join(result.notes) or "no DHCP lease was found"
+    remedy = "inside a virtual network, leave out `endpoint`; otherwise set SCHEDULEDEVENTSIP"
+    return Finding(check="discovery", result="FAIL", message=notes, remedy=remedy)
+
+
+def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
+    for name, sink in build_sinks(sinks_of(config)).items():
+        with closing(sink):
+            yield _sink(name, sink, send=send)
+
+
+def _sink(name: str, sink: Sink, *, send: bool) -> Finding:
+    try:
+        if send:
+            sink.send([check_event(Clock().now(), vm=socket.gethostname())])
+        message = "accepted a test message" if send else sink.check()
+    except DeliveryError as error:
+        remedy = next(text for kind, text in _REMEDIES if isinstance(error, kind)).format(name=name)
+        return Finding(check=f"sink {name}", result="FAIL", message=str(error), remedy=remedy)
+    return Finding(check=f"sink {name}", result="ok", message=message)
+
+
+_REMEDIES: tuple[tuple[type[DeliveryError], str], ...] = (
+    (Misconfigured, "check the settings of [sinks.{name}] and its secrets"),
+    (
+        Rejected,
+        "events that get this answer are dead-lettered; `imds-bridge render --sink {name}` shows what is sent",
+    ),
+    (Gone, "the receiver wants no more events; the sink would stop until a restart"),
+    (DeliveryError, "events wait in the outbox until the receiver can be reached"),
+)
+
+
+def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
+    from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+
+    with closing(ImdsClient(config.imds, clock=Clock())) as client:
+        try:
+            vm = client.instance()
+        except ImdsError:
+            vm = None
+    session = approval_session(settings.session, vm)
+    if session is None:
+        message = "the session id needs instance data of IMDS, which is not available"
+        yield Finding(check="approvals", result="warn", message=message)
+        return
+    yield _receive(
+        "approvals",
+        lambda: try_to_receive(settings, what="commands", session=session),
+    )
+
+
+def _relay(config: Config) -> Finding:
+    from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
+
+    try:
+        settings = relay_settings(config)
+    except UsageError as error:
+        remedy = "correct the sinks that it names"
+        return Finding(check="relay", result="FAIL", message=str(error), remedy=remedy)
+    return _receive("relay", lambda: try_to_receive(settings, what="events"))
+
+
+def _receive(section: str, attempt: Callable[[], str]) -> Finding:
+    try:
+        return Finding(check=section, result="ok", message=attempt())
+    except DeliveryError as error:
+        remedy = f"check [{section}], and whether the identity has the right to receive"
+        return Finding(check=section, result="FAIL", message=str(error), remedy=remedy)
