@@ -1,4 +1,4 @@
-"""What `imds-bridge status` shows: read from the file that the process replaces, never asked of IMDS."""
+"""What `imds-bridge status` shows: read from the file that the process replaces; IMDS is never asked."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bridge.runtime.instants import iso_utc, parse_iso
 
 
 def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
-    """Return what the process last wrote, with `running`, its age and each event's countdown as of `now`.
+    """Read the status that the process last wrote; add `running`, its age and each event's countdown.
 
     Raises:
-        UsageError: no process ever wrote its status there.
+        UsageError: no process has written a status there.
     """
     status = folder.read_status()
     if status is None:
         raise UsageError(
             f"there is no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
-            "and may you read it (sudo)?"
+            "and may this user read it (sudo)?"
         )
     status["running"] = bool(status.get("running")) and folder.holder() is not None
     status["age_seconds"] = _age(status.get("written_at"), now)
@@ -54,40 +54,40 @@ def render(status: dict[str, Any]) -> str:
 def _head(status: dict[str, Any]) -> str:
     age = format_duration(status["age_seconds"] or 0, exact=True)
     lines = [
-        f"imds-bridge {status['version']}, process {status['pid']}, told {age} ago"
+        f"imds-bridge {status['version']}, process {status['pid']}, updated {age} ago"
         if status["running"]
-        else f"NOT RUNNING: what follows is from {age} ago"
+        else f"NOT RUNNING, last updated {age} ago"
     ]
     if relay := status.get("relay"):
         lines.append(f"BUS   {relay['from']}, {_relay(relay)}")
     else:
-        lines.append(f"VM    {status['vm'] or 'not known yet'}")
+        lines.append(f"VM    {status['vm'] or 'not available yet'}")
         lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
     if commands := status.get("commands"):
-        trouble = f"; NOT RECEIVED: {commands['last_error']}" if commands["last_error"] else ""
+        error = f"; NOT RECEIVING: {commands['last_error']}" if commands["last_error"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
-        lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) wait{dry}{trouble}")
+        lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) waiting{dry}{error}")
     if status.get("storage_error"):
-        lines.append(f"STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
+        lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
     return "\n".join(lines)
 
 
 def _imds(status: dict[str, Any]) -> str:
     last = _age(status.get("last_good_at"), datetime.now(UTC))
-    seen = "never answered yet"
+    seen = "no answer yet"
     if last is not None:
-        seen = f"last good answer {format_duration(last, exact=True)} ago"
-    return f"{seen}; NO GOOD ANSWER NOW: {status['last_error']}" if status.get("last_error") else seen
+        seen = f"last valid answer {format_duration(last, exact=True)} ago"
+    return f"{seen}; NO VALID ANSWER NOW: {status['last_error']}" if status.get("last_error") else seen
 
 
 def _relay(relay: dict[str, Any]) -> str:
     parts = [f"{relay['relayed']} event(s) relayed, the last {relay['last_event_at'] or 'never'}"]
     if relay["malformed"]:
-        parts.append(f"{relay['malformed']} message(s) dead-lettered that are no events")
+        parts.append(f"{relay['malformed']} message(s) dead-lettered that are not events")
     if relay["uncompleted"]:
-        parts.append(f"{relay['uncompleted']} event(s) stay on the bus until disk or sinks have them")
+        parts.append(f"{relay['uncompleted']} event(s) stay on the bus until they are stored or delivered")
     if relay["last_error"]:
-        parts.append(f"NOT RECEIVED: {relay['last_error']}")
+        parts.append(f"NOT RECEIVING: {relay['last_error']}")
     return "; ".join(parts)
 
 
@@ -96,7 +96,7 @@ def _events(status: dict[str, Any]) -> str:
     if "commands" in status or "relay" in status:
         return ""
     if not document:
-        return "No document has been seen."
+        return "No document received yet."
     if not status["events"]:
         return f"Document {document.get('DocumentIncarnation')}: no events."
     rows = [
@@ -120,7 +120,7 @@ def _starts(event: dict[str, Any]) -> str:
         return "-"
     if seconds > 0:
         return format_relative(seconds, exact=True)
-    return f"due since {format_duration(seconds, exact=True)}"
+    return f"{format_duration(seconds, exact=True)} overdue"
 
 
 def _sinks(status: dict[str, Any]) -> str:
@@ -128,49 +128,50 @@ def _sinks(status: dict[str, Any]) -> str:
         (
             name,
             sink["state"],
-            str(sink["backlog"])
-            + (
-                f" (oldest {format_duration(wait, exact=True)})"
-                if (wait := sink["oldest_waits_seconds"])
-                else ""
-            ),
+            _backlog(sink),
             sink["last_success_at"] or "never",
             str(sink["dead_letters"]),
+            sink.get("next_retry_at") or "-",
             f"{sink['last_error_at']} {sink['last_error']}" if sink["last_error"] else "-",
         )
         for name, sink in status["sinks"].items()
     ]
-    return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "LAST ERROR"), rows)
+    return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "NEXT RETRY", "LAST ERROR"), rows)
+
+
+def _backlog(sink: dict[str, Any]) -> str:
+    wait = sink["oldest_waits_seconds"]
+    return f"{sink['backlog']} (oldest {format_duration(wait, exact=True)})" if wait else str(sink["backlog"])
 
 
 def headline(status: dict[str, Any]) -> str:
-    """Say in a line what a process is at: what is coming, what waits, what is wrong."""
-    parts = [_at_work(status)]
+    """Describe a process in one line: upcoming events, backlogs and errors."""
+    parts = [_summary(status)]
     if status.get("last_error"):
-        parts.append("IMDS GIVES NO GOOD ANSWER")
+        parts.append("IMDS GIVES NO VALID ANSWER")
     if (status.get("commands") or status.get("relay") or {}).get("last_error"):
-        parts.append("NOTHING IS RECEIVED FROM THE BUS")
+        parts.append("NOT RECEIVING FROM THE BUS")
     if status.get("storage_error"):
         parts.append("THE STATE STORE IS UNAVAILABLE")
     parts += [
-        f"{sink['backlog']} event(s) wait for {name} ({sink['state']})"
+        f"{sink['backlog']} event(s) waiting for {name} ({sink['state']})"
         for name, sink in status["sinks"].items()
         if sink["backlog"] or sink["state"] != "ok"
     ]
     return "; ".join(parts)
 
 
-def _at_work(status: dict[str, Any]) -> str:
+def _summary(status: dict[str, Any]) -> str:
     if relay := status.get("relay"):
         return f"{relay['relayed']} event(s) relayed"
     vm = status["vm"] or "this VM"
     if "commands" in status:
-        return f"{vm}: {status['waiting_commands']} command(s) wait"
+        return f"{vm}: {status['waiting_commands']} command(s) waiting"
     events = list(read_document(status["document"]).events.values()) if status["document"] else []
-    told = [
+    shown = [
         f"{event.raw.get('EventType')} {event.status}"
         + (f", not before {iso_utc(event.not_before)}" if event.not_before else "")
         for event in events[:3]
     ]
-    more = [f"{len(events) - 3} more"] if len(events) > len(told) else []
-    return f"{vm}: " + ("; ".join(told + more) or "no events")
+    more = [f"{len(events) - 3} more"] if len(events) > len(shown) else []
+    return f"{vm}: " + ("; ".join(shown + more) or "no events")

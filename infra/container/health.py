@@ -32,7 +32,7 @@ def main() -> int:
         Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / (arguments.role or _role())
     )
     status = folder.read_status()
-    reason = _fault(folder, status) or (arguments.ready and _trouble(status or {}))
+    reason = _fault(folder, status) or (arguments.ready and _input_error(status or {}))
     print(reason or "healthy")
     return 1 if reason else 0
 
@@ -53,7 +53,7 @@ def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:
     return ""
 
 
-def _trouble(status: dict[str, Any]) -> str:
+def _input_error(status: dict[str, Any]) -> str:
     """Return the error of the process's input, or an empty text."""
     if status["role"] == "forward" and not status["last_good_at"]:
         return "IMDS has given no good answer yet"

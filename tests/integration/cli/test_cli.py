@@ -488,6 +488,7 @@ def live_status(config: Path, **more: Any) -> StateFolder:
                     "backlog": 3,
                     "oldest_waits_seconds": 65.0,
                     "last_success_at": None,
+                    "next_retry_at": "2026-01-01T00:00:07.000Z",
                     "last_error": "503",
                     "last_error_at": "2026-01-01T00:00:00.000Z",
                     "dead_letters": 2,
@@ -504,12 +505,13 @@ def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path)
     told = call("status", "--config", config)
     folder.release()
     assert told.code == 0
-    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, told \d+ s ago", told.out)
+    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, updated \d+ s ago", told.out)
     assert "Document 7:" in told.out
     assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", told.out)
     assert re.search(r"Freeze +Started +- +- +C7061BAC +-", told.out)
     assert re.search(
-        r"ops +retrying +3 \(oldest 1 min 5 s\) +never +2 +2026-01-01T00:00:00.000Z 503", told.out
+        r"ops +retrying +3 \(oldest 1 min 5 s\) +never +2 +2026-01-01T00:00:07.000Z +2026-01-01T00:00:00.000Z 503",
+        told.out,
     )
 
 
@@ -528,7 +530,7 @@ def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config:
     live_status(config, storage_error="no space").release()
     told = call("status", "--config", config)
     assert told.code == 3
-    assert re.match(r"NOT RUNNING: what follows is from \d+ s ago", told.out)
+    assert re.match(r"NOT RUNNING, last updated \d+ s ago", told.out)
     assert "STORE UNAVAILABLE, events are buffered in memory: no space" in told.out
 
 

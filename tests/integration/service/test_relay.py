@@ -527,6 +527,6 @@ def test_status_shows_where_from_how_much_and_when(
     assert status["last_event_at"]
     assert shown.returncode == 0, shown
     assert f"127.0.0.1:{bus.port}/{TOPIC}, 3 event(s) relayed, the last 20" in shown.stdout
-    assert "1 message(s) dead-lettered that are no events" in shown.stdout
+    assert "1 message(s) dead-lettered that are not events" in shown.stdout
     assert "IMDS" not in shown.stdout
     assert all(name in listed.stdout for name in names(3))
