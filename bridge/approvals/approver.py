@@ -1,4 +1,7 @@
-"""Read the document and POST approvals, within the listener's share of IMDS's request limit."""
+"""Read the document and POST approvals, within the listener's share of IMDS's request limit.
+
+I/O: IMDS, the clock and the log.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Each text is rendered by itself, so that no value can break the JSON. The author of a template is trusted, values are
 not: a template reaches nothing of Python, and no value is evaluated.
+
+I/O: the file in `template_file`, once.
 """
 
 from __future__ import annotations

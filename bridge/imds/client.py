@@ -1,4 +1,7 @@
-"""Ask IMDS: the Scheduled Events document, and who this VM is."""
+"""Ask IMDS: the Scheduled Events document, and who this VM is.
+
+I/O: HTTP and the clock.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Every VM of Azure Resource Manager is in a virtual network, where the address is 169.254.169.254, and does not need
 this module. It only reads files, and raises nothing for what they contain. On Windows only the environment variable
 counts.
+
+I/O: the environment and the DHCP lease files.
 """
 
 import ipaddress

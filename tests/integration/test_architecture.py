@@ -1,28 +1,21 @@
-"""The house rules of CONTRIBUTING.md that a tool can check."""
+"""The rules of CONTRIBUTING.md that a tool can check."""
 
 from __future__ import annotations
 
 import ast
+import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
 
-PURE = [
-    "imds/document.py",
-    "imds/diff.py",
-    "events/builder.py",
-    "events/filters.py",
-    "approvals/command.py",
-    "contract/data.py",
-    "contract/schema.py",
-    "events/envelope.py",
-    "approvals/policy.py",
-    *(f"formats/{name}.py" for name in ("approvals", "cloudevents", "notice", "pagerduty", "view")),
-    *(f"formats/{name}.py" for name in ("scheduled", "slack", "teams", "template", "text")),
-]
+DECISIONS = ("contract", "imds", "events", "formats", "approvals")
+DOES_IO = re.compile(r"^I/O: ", re.MULTILINE)  # in a module's docstring, followed by what it reads or writes
 FORBIDDEN = {
     "asyncio",
     "azure",
@@ -34,47 +27,82 @@ FORBIDDEN = {
     "requests",
     "socket",
     "sqlite3",
-} | {
     "subprocess",
     "tempfile",
     "threading",
     "time",
     "urllib3",
 }
-CLOCKS = {"now", "today", "utcnow", "fromtimestamp", "time", "monotonic"}
+CLOCKS = {"now", "today", "utcnow", "fromtimestamp", "monotonic"}  # `time` cannot be imported
 
 
-def test_a_module_imports_only_from_the_floors_below_its_own() -> None:
-    # In a process of its own, because import-linter silences every logger.
+def pure_modules() -> list[Path]:
+    files = [file for package in DECISIONS for file in sorted((ROOT / "bridge" / package).rglob("*.py"))]
+    return [file for file in files if not DOES_IO.search(ast.get_docstring(parse(file)) or "")]
+
+
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    # In its own process, because import-linter disables every logger.
     script = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
-    result = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False
     )
+
+
+def copied_tree(folder: Path) -> Path:
+    shutil.copytree(ROOT / "bridge", folder / "bridge", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_a_package_imports_only_from_the_layers_below_its_own() -> None:
+    result = lint_imports(ROOT)
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_a_pure_module_does_no_io(name: str) -> None:
-    tree = ast.parse((ROOT / "bridge" / name).read_text(encoding="utf-8"))
+def test_a_sink_that_imports_from_the_command_line_breaks_the_layers(tmp_path: Path) -> None:
+    tree = copied_tree(tmp_path)
+    assert lint_imports(tree).returncode == 0
+    (tree / "bridge" / "sinks" / "x.py").write_text("import bridge.cli.main\n")
+    result = lint_imports(tree)
+    assert result.returncode == 1
+    assert "bridge.sinks is not allowed to import bridge.cli" in result.stdout
+
+
+def test_a_new_module_beside_the_packages_breaks_the_layers(tmp_path: Path) -> None:
+    tree = copied_tree(tmp_path)
+    (tree / "bridge" / "x.py").write_text("")
+    result = lint_imports(tree)
+    assert result.returncode == 1
+    assert "bridge.x" in result.stdout
+
+
+def test_contributing_lists_the_layers_of_the_linter() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert [" | ".join(re.findall(r"`(\w+)`", row)) for row in rows] == layers
+
+
+@pytest.mark.parametrize("file", pure_modules(), ids=lambda file: str(file.relative_to(ROOT / "bridge")))
+def test_a_decision_does_no_io(file: Path) -> None:
+    nodes = list(ast.walk(parse(file)))
     imported = {
-        alias.name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    } | {
-        node.module.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module
-    }
+        alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    } | {node.module.split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     assert not imported & FORBIDDEN
 
 
-@pytest.mark.parametrize("name", PURE)
-def test_a_pure_module_reads_no_clock(name: str) -> None:
-    tree = ast.parse((ROOT / "bridge" / name).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("file", pure_modules(), ids=lambda file: str(file.relative_to(ROOT / "bridge")))
+def test_a_decision_reads_no_clock(file: Path) -> None:
     called = {
         node.func.attr
-        for node in ast.walk(tree)
+        for node in ast.walk(parse(file))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert not called & CLOCKS
