@@ -133,7 +133,7 @@ def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
             yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
 
 
-class _Parts:
+class Parts:
     """What every process has; the flow and the dispatchers are built on it."""
 
     def __init__(self, config: Config, role: Role) -> None:
@@ -187,21 +187,21 @@ class _Parts:
         )
 
 
-def _run(config: Config, role: Role, build: Callable[[_Parts], Flow]) -> int:
+def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
     with Signals() as signals:
-        parts = _Parts(config, role)
+        parts = Parts(config, role)
         return parts.process().run(build(parts), signals, parts.dispatchers)
 
 
-def _forward(parts: _Parts) -> Flow:
+def _forward(parts: Parts) -> Flow:
     imds = ImdsClient(parts.config.imds, clock=parts.clock)
     forwarder = Forwarder(parts.config, imds=imds, outbox=parts.outbox, clock=parts.clock, stop=parts.stop)
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
-def _listen(parts: _Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
+def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.listener import Listener  # noqa: PLC0415
 
@@ -229,7 +229,7 @@ def _listen(parts: _Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow
     )
 
 
-def _relay(parts: _Parts, settings: RelaySettings) -> Flow:
+def _relay(parts: Parts, settings: RelaySettings) -> Flow:
     from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.relay import Relay  # noqa: PLC0415
 

@@ -1,0 +1,37 @@
+"""The clock: what counts as a jump of the wall clock, and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.clock import MovedClock
+
+
+@pytest.mark.parametrize("seconds", [60.0, 61.0, 300.0, 600.0, 86_400.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_jump_of_a_minute_or_more_is_noticed_until_it_is_accepted(seconds: float, sign: int) -> None:
+    clock = MovedClock()
+    before = clock.steady()
+    clock.jump(sign * seconds)
+    assert clock.jump_seconds() == pytest.approx(sign * seconds)
+    assert clock.steady() == pytest.approx(before)
+    clock.accept_jump(clock.jump_seconds())
+    assert clock.jump_seconds() == pytest.approx(0)
+    assert clock.steady() == pytest.approx(before + sign * seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 59.0, -59.0])
+def test_less_than_a_minute_is_followed_without_a_word(seconds: float) -> None:
+    clock = MovedClock()
+    clock.jump(seconds)
+    assert clock.jump_seconds() == 0
+    assert clock.steady() == pytest.approx(clock.wall())
+
+
+def test_a_clock_that_drifts_slowly_never_jumps() -> None:
+    clock = MovedClock()
+    for _ in range(60):
+        clock.advance(3600)
+        clock.jump(30)
+        assert clock.jump_seconds() == 0
+    assert clock.steady() == pytest.approx(clock.wall())
