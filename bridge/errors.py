@@ -1,19 +1,17 @@
 """Every error that imds-bridge raises, in one tree.
 
-    BridgeError
-    ├── ConfigError        the settings are wrong                 the process exits 2
-    ├── UsageError         a command was called wrongly           the process exits 2
-    ├── StateError         the state folder cannot be used        the process exits 3
-    ├── HungError          a library's call does not return  tried afresh, or the process exits 1 when final
-    ├── HttpFailure        no HTTP answer came            mapped to one of the two below
-    ├── ImdsError          no usable answer from IMDS             asked again, never an exit
-    └── DeliveryError      a sink did not take an event
-        ├── Unavailable    it may take it later                   sent again with backoff
-        ├── Misconfigured  its address or credentials are wrong   sent again, loudly, secrets read anew
-        ├── Rejected       it will never take this event          dead-lettered, the next one goes on
-        └── Gone           it wants no more events                stopped until the process restarts
-
-`retryable` says whether doing the same again can help.
+BridgeError
+├── ConfigError        the settings are wrong                 the process exits 2
+├── UsageError         a command was called wrongly           the process exits 2
+├── StateError         the state folder cannot be used        the process exits 3
+├── HungError          a library's call does not return       retried; the process exits 1 if it is final
+├── HttpFailure        no HTTP response arrived               mapped to ImdsError or DeliveryError
+├── ImdsError          no valid answer from IMDS              retried, never an exit
+└── DeliveryError      a sink did not take an event
+├── Unavailable    it may take it later                   retried with backoff
+├── Misconfigured  its address or credentials are wrong   retried and logged as an error
+├── Rejected       it will never take this event          dead-lettered, the next one follows
+└── Gone           it wants no more events                stopped until the process restarts
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from __future__ import annotations
 class BridgeError(Exception):
     """Anything that imds-bridge raises on purpose; its text is written for an operator."""
 
-    retryable = False
-
 
 class ConfigError(BridgeError):
-    """The configuration is wrong; `faults` names each mistake on a line of its own."""
+    """The configuration is wrong; `faults` describes each mistake in one line."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
@@ -36,7 +32,7 @@ class ConfigError(BridgeError):
 
 
 class SecretFault(str):
-    """A fault of the configuration that matters only to whoever needs the secret."""
+    """An error of the configuration that matters only to a command that uses the secret."""
 
     __slots__ = ()
 
@@ -50,9 +46,7 @@ class StateError(BridgeError):
 
 
 class HungError(BridgeError):
-    """A library's call has not returned in time and was left behind; `final`: too many were."""
-
-    retryable = True
+    """A library's call has not returned in time and was left behind; it is `final` if too many were."""
 
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
@@ -60,13 +54,13 @@ class HungError(BridgeError):
 
 
 class HttpFailure(BridgeError):
-    """No usable HTTP answer came.
+    """No valid HTTP response arrived.
 
-    `permanent` when the address or TLS is at fault rather than the moment; `unreached` when there was not even a
-    connection.
+    Args:
+        message: what happened.
+        permanent: whether the address or TLS is wrong, so that it will not work later either.
+        unreached: whether there was no connection at all.
     """
-
-    retryable = True
 
     def __init__(self, message: str, *, permanent: bool = False, unreached: bool = False) -> None:
         super().__init__(message)
@@ -75,9 +69,13 @@ class HttpFailure(BridgeError):
 
 
 class ImdsError(BridgeError):
-    """IMDS gave no usable answer; `retry_after_seconds` is what it asked for, if it did."""
+    """IMDS gave no valid answer.
 
-    retryable = True
+    Args:
+        message: what happened.
+        status: the HTTP status, if there was a response.
+        retry_after_seconds: the wait that IMDS asked for, if it did.
+    """
 
     def __init__(
         self, message: str, *, status: int | None = None, retry_after_seconds: float | None = None
@@ -90,8 +88,11 @@ class ImdsError(BridgeError):
 class DeliveryError(BridgeError):
     """A sink did not take an event.
 
-    `delivered` counts the events at the front of the batch that it did take; the error is about the next
-    one. `retry_after_seconds` is how long the receiver asked to be left alone, if it did.
+    Args:
+        message: what happened.
+        delivered: how many events at the front of the batch it took; the error is about the next one.
+        status: the HTTP status, if there was a response.
+        retry_after_seconds: the wait that the receiver asked for, if it did.
     """
 
     def __init__(
@@ -109,15 +110,11 @@ class DeliveryError(BridgeError):
 
 
 class Unavailable(DeliveryError):
-    """The receiver cannot take it now; sending again later can help."""
-
-    retryable = True
+    """The receiver cannot take it now, but may later."""
 
 
 class Misconfigured(DeliveryError):
-    """The receiver's address or the credentials are wrong; a changed secret or address can help."""
-
-    retryable = True
+    """The receiver's address or the credentials are wrong; a changed secret may help."""
 
 
 class Rejected(DeliveryError):
@@ -125,4 +122,4 @@ class Rejected(DeliveryError):
 
 
 class Gone(DeliveryError):
-    """The receiver asks to be sent nothing any more (HTTP 410)."""
+    """The receiver asks to be sent nothing more (HTTP 410)."""

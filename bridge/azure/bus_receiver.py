@@ -28,7 +28,8 @@ from bridge.config.bus import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.logging import redact
-from bridge.runtime.threads import Stop, Worker, report_progress
+from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.worker import Worker
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

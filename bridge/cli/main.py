@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BridgeError as error:
         print(f"imds-bridge: {error}", file=sys.stderr)
         return _exit_code(error)
-    except BrokenPipeError:  # whoever reads our output has closed it
+    except BrokenPipeError:
+        # Whoever reads our output has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except KeyboardInterrupt:

@@ -25,7 +25,8 @@ examples:
 _DEAD_LETTER_KEYS = ("number", "sink", "dead_at", "reason", "retry", "id", "detail")
 _EVENT_KEYS = ("seq", "stored_at", "id", "type")
 
-Actions = Any  # argparse's own type for what add_subparsers returns is private
+# Argparse's own type for what add_subparsers returns is private.
+Actions = Any
 
 
 def configure(command: argparse.ArgumentParser) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-Json = Any  # whatever json.loads gives
+# Whatever json.loads gives.
+Json = Any
 
 _TOO_DEEP = "JSON nested too deeply"
 

@@ -58,7 +58,8 @@ class Supervisor:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_SECONDS)
-                sender.sendto(state.encode("utf-8", "replace"), self._address)  # text of IMDS may be anything
+                # Text of IMDS may be anything.
+                sender.sendto(state.encode("utf-8", "replace"), self._address)
         except OSError as error:
             log.warning("%s cannot be reported to the supervisor: %s", state.partition("=")[0], error)
 

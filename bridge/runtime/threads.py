@@ -1,4 +1,4 @@
-"""What every loop stands on: the clock, backoff, the stop flag, signals and named threads."""
+"""The stop flag, and threads whose loops report progress."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, TypeVar
-
-from bridge.errors import HungError
+from typing import TypeVar
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-STOP_POLL_SECONDS = 0.5  # how soon a worker's call notices the stop
-STALL_SECONDS = 60.0  # what a busy machine or a slow disk may add to what a loop says
+# What a busy machine or a slow disk may add to a deadline that a loop sets.
+STALL_SECONDS = 60.0
 
 
 class Stop:
@@ -26,33 +23,33 @@ class Stop:
         self._event = threading.Event()
 
     def set(self) -> None:
-        """Ask every loop to end."""
+        """Request that every loop ends."""
         self._event.set()
 
     def __bool__(self) -> bool:
         return self._event.is_set()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for at most `seconds`; tell whether the stop has been asked for."""
+        """Wait for at most `seconds`; return whether a stop was requested."""
         extend_deadline(seconds)
         return self._event.wait(None if seconds is None else max(0.0, seconds))
 
 
 class _Thread(threading.Thread):
-    """A thread whose loop shows its life: until `deadline` (monotonic) it need not."""
+    """A thread that is stalled if it reports no progress before `deadline` (monotonic)."""
 
     deadline = math.inf
 
 
 def report_progress() -> None:
-    """Show that the loop of this thread goes round; from the first beat on it has to."""
+    """Report that the loop of this thread makes progress; after the first report it has to go on reporting."""
     thread = threading.current_thread()
     if isinstance(thread, _Thread):
         thread.deadline = time.monotonic() + STALL_SECONDS
 
 
 def extend_deadline(seconds: float | None) -> None:
-    """Say how long a call or a wait of this thread may last (None: for ever), where its loop shows its life."""
+    """Allow a call or a wait of this thread to last `seconds` (None: without limit), if its loop reports progress."""
     thread = threading.current_thread()
     if isinstance(thread, _Thread) and thread.deadline < math.inf:
         limit_seconds = math.inf if seconds is None else max(0.0, seconds)
@@ -60,7 +57,7 @@ def extend_deadline(seconds: float | None) -> None:
 
 
 def stalled_threads() -> list[str]:
-    """Name the threads that have shown no life for longer than they may."""
+    """Return the names of the threads that have passed their deadline without progress."""
     now = time.monotonic()
     return sorted(
         thread.name
@@ -70,7 +67,7 @@ def stalled_threads() -> list[str]:
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
-    """Start a daemon thread that logs whatever ends it unexpectedly; `is_alive` tells that it ended."""
+    """Start a daemon thread; log the exception if one ends it."""
 
     def run() -> None:
         try:
@@ -81,128 +78,3 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     thread = _Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread
-
-
-class Worker:
-    """A thread for a library whose calls can block without bound. It is used from one thread.
-
-    A call that outlives its limit is left behind with its thread, and the next call gets a new thread; once
-    `max_hung` of them hang at the same time, the process has to be started afresh.
-    """
-
-    def __init__(
-        self, name: str, *, max_hung: int = 3, stop: Stop | None = None, stop_seconds: float = 0.0
-    ) -> None:
-        """Prepare the thread; the first call starts it.
-
-        Args:
-            name: of the thread, and for errors.
-            max_hung: how many calls may hang before the process has to be restarted.
-            stop: shortens every limit once it is set.
-            stop_seconds: what all calls together may take after the stop.
-        """
-        self._name = name
-        self._max_hung = max_hung
-        self._stop = stop
-        self._stop_seconds = stop_seconds
-        self._stop_at = math.inf  # when calls are left behind because of the stop
-        self._left: list[_Outcome] = []
-        self._calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None] | None = None
-
-    def call(
-        self,
-        function: Callable[[], T],
-        *,
-        limit_seconds: float,
-        afterwards: Callable[[], object] | None = None,
-    ) -> T:
-        """Run `function` on the thread and return what it returns, or raise what it raises.
-
-        Args:
-            function: what may block.
-            limit_seconds: when it is left behind.
-            afterwards: what a call that was left behind runs should it return after all, to clean up.
-
-        Raises:
-            HungError: it took longer; `final` once too many hang.
-        """
-        self._refuse_if_too_many_hang()
-        outcome = self._put(function, limit_seconds)
-        extend_deadline(limit_seconds)
-        if not self._wait(outcome, limit_seconds):
-            self._left.append(outcome)
-            if afterwards is not None:
-                self._put(afterwards, limit_seconds)
-            self.close()
-            raise HungError(
-                f"{self._name}: a call has not returned within {limit_seconds:g} s",
-                final=self._hanging() >= self._max_hung,
-            )
-        if outcome.error is not None:
-            raise outcome.error
-        result: T = outcome.result
-        return result
-
-    def _wait(self, outcome: _Outcome, limit_seconds: float) -> bool:
-        """Wait for a call; return whether it has returned in time."""
-        if self._stop is None:
-            return outcome.done.wait(limit_seconds)
-        deadline = time.monotonic() + limit_seconds
-        while not outcome.done.is_set():
-            now = time.monotonic()
-            if self._stop and self._stop_at == math.inf:
-                self._stop_at = now + self._stop_seconds
-            left_seconds = min(deadline, self._stop_at) - now
-            if left_seconds <= 0:
-                return False
-            outcome.done.wait(min(STOP_POLL_SECONDS, left_seconds))
-        return True
-
-    def leave(self, last: Callable[[], object], *, limit_seconds: float) -> None:
-        """Let the thread end with `last`, and wait for neither; should that hang, it counts as such."""
-        self._left.append(self._put(last, limit_seconds))
-        self.close()
-
-    def close(self) -> None:
-        """Let the thread end after its calls, whenever that is."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
-
-    def _put(self, function: Callable[[], Any], limit_seconds: float) -> _Outcome:
-        if self._calls is None:
-            self._calls = SimpleQueue()
-            calls = self._calls
-            start_thread(self._name, lambda: _work(calls))
-        outcome = _Outcome(time.monotonic() + limit_seconds)
-        self._calls.put((function, outcome))
-        return outcome
-
-    def _hanging(self) -> int:
-        self._left = [outcome for outcome in self._left if not outcome.done.is_set()]
-        now = time.monotonic()
-        return sum(outcome.late_at <= now for outcome in self._left)
-
-    def _refuse_if_too_many_hang(self) -> None:
-        if (hanging := self._hanging()) >= self._max_hung:
-            raise HungError(f"{self._name}: {hanging} calls have not returned", final=True)
-
-
-class _Outcome:
-    """What came of one call; from `late_at` (monotonic) on it hangs."""
-
-    def __init__(self, late_at: float) -> None:
-        self.late_at = late_at
-        self.done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-
-def _work(calls: SimpleQueue[tuple[Callable[[], Any], _Outcome] | None]) -> None:
-    while (call := calls.get()) is not None:
-        function, outcome = call
-        try:
-            outcome.result = function()
-        except BaseException as error:  # noqa: BLE001 - it is raised again in the thread that asked
-            outcome.error = error
-        outcome.done.set()

@@ -14,7 +14,7 @@ from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
 from bridge.runtime.logging import redact, register_secret, register_token
-from bridge.runtime.threads import Worker
+from bridge.runtime.worker import Worker
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
 from bridge.sinks.http_base import Poster, post_batches, refusal, shown
 from bridge.sinks.responses import event_grid_error

@@ -29,7 +29,7 @@ from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
 from bridge.runtime.clock import Clock
-from bridge.runtime.threads import Worker
+from bridge.runtime.worker import Worker
 from bridge.sinks.base import Request
 
 T = TypeVar("T")

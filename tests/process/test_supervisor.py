@@ -17,14 +17,8 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.runtime import threads as runtime
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.threads import (
-    Stop,
-    Worker,
-    extend_deadline,
-    report_progress,
-    stalled_threads,
-    start_thread,
-)
+from bridge.runtime.threads import Stop, extend_deadline, report_progress, stalled_threads, start_thread
+from bridge.runtime.worker import Worker
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd is not there")

@@ -168,11 +168,10 @@ def test_a_redirect_or_any_other_4xx_means_a_wrong_address_or_credentials(status
     assert webhook_error(status) is Misconfigured
 
 
-def test_only_a_refused_event_and_a_gone_receiver_are_beyond_retrying() -> None:
+def test_every_http_error_is_one_of_the_four_delivery_errors() -> None:
     errors: set[type[DeliveryError]] = {
         error for status in range(300, 600) if (error := webhook_error(status)) is not None
     }
-    assert {error for error in errors if not error.retryable} == {Rejected, Gone}
     assert errors == {Rejected, Gone, Unavailable, Misconfigured}
 
 

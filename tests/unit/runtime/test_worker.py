@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from bridge.errors import HungError
-from bridge.runtime.threads import Worker
+from bridge.runtime.worker import Worker
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 SHORT = 0.05
