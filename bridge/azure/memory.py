@@ -33,10 +33,17 @@ class MemoryQueue:
         """Make an empty queue; `now` dates what is enqueued."""
         self._now = now
         self._next_number = 1
-        self.changed = threading.Condition()
-        self.messages: list[QueuedMessage] = []
+        self._free: dict[int, QueuedMessage] = {}
+        self._locked: dict[int, QueuedMessage] = {}
+        self._changed = threading.Condition()
         self.completed: list[QueuedMessage] = []
         self.dead_letters: list[QueuedMessage] = []
+
+    @property
+    def messages(self) -> list[QueuedMessage]:
+        """The messages that are neither completed nor dead-lettered, locked or not, in their order."""
+        with self._changed:
+            return [message for _, message in sorted({**self._free, **self._locked}.items())]
 
     def send(
         self,
@@ -54,46 +61,49 @@ class MemoryQueue:
             properties: its application properties.
             enqueued_at: when the broker accepted it; now by default.
         """
-        with self.changed:
-            self.messages.append(
-                QueuedMessage(
-                    body=body,
-                    message_id=message_id,
-                    properties=properties or {},
-                    enqueued_at=enqueued_at or self._now(),
-                    sequence_number=self._next_number,
-                )
+        with self._changed:
+            self._free[self._next_number] = QueuedMessage(
+                body=body,
+                message_id=message_id,
+                properties=properties or {},
+                enqueued_at=enqueued_at or self._now(),
+                sequence_number=self._next_number,
             )
             self._next_number += 1
-            self.changed.notify_all()
+            self._changed.notify_all()
 
     def lock_next(self, receiver: MemoryReceiver, wait_seconds: float) -> QueuedMessage | None:
         """Wait up to `wait_seconds` for a message that is free, and lock it for a receiver."""
-        with self.changed:
-            self.changed.wait_for(self._first_free, wait_seconds)
-            message = self._first_free()
-            if message is not None:
-                message.locked_by = receiver
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free, wait_seconds):
+                return None
+            number = next(iter(self._free))
+            message = self._locked[number] = self._free.pop(number)
+            message.locked_by = receiver
             return message
 
-    def unlock_all(self, receiver: MemoryReceiver) -> None:
-        """Make what a receiver has not settled available again."""
-        with self.changed:
-            for message in self.messages:
-                if message.locked_by is receiver:
-                    message.locked_by = None
-                    message.delivery_count += 1
-            self.changed.notify_all()
+    def locked_by(self, receiver: MemoryReceiver) -> list[QueuedMessage]:
+        """Return the messages that a receiver has not settled yet."""
+        with self._changed:
+            return [message for message in self._locked.values() if message.locked_by is receiver]
+
+    def abandon_all(self, receiver: MemoryReceiver) -> None:
+        """Make what a receiver has not settled available again, before everything else."""
+        with self._changed:
+            abandoned = {message.sequence_number: message for message in self.locked_by(receiver)}
+            for number, message in abandoned.items():
+                message.locked_by = None
+                message.delivery_count += 1
+                del self._locked[number]
+            self._free = dict(sorted({**abandoned, **self._free}.items()))
+            self._changed.notify_all()
 
     def settle(self, message: QueuedMessage, settlement: Settlement) -> None:
-        """Complete or dead-letter a message."""
-        message.settlement = settlement
-        self.messages.remove(message)
-        (self.dead_letters if settlement.dead_letter_reason else self.completed).append(message)
-        self.changed.notify_all()
-
-    def _first_free(self) -> QueuedMessage | None:
-        return next((message for message in self.messages if message.locked_by is None), None)
+        """Complete or dead-letter a locked message."""
+        with self._changed:
+            message.settlement = settlement
+            del self._locked[message.sequence_number]
+            (self.dead_letters if settlement.dead_letter_reason else self.completed).append(message)
 
 
 class MemoryReceiver:
@@ -112,8 +122,7 @@ class MemoryReceiver:
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows."""
-        with self._queue.changed:
-            unsettled = sum(message.locked_by is self for message in self._queue.messages)
+        unsettled = len(self._queue.locked_by(self))
         return {"from": "memory", "unsettled": unsettled, "last_error": self.last_error or None}
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
@@ -124,10 +133,9 @@ class MemoryReceiver:
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Settle a message at once; a delivery of an earlier connection is left as it is."""
-        with self._queue.changed:
-            self.settled.append((message, settlement))
-            if message.generation == self._generation and message.handle in self._queue.messages:
-                self._queue.settle(message.handle, settlement)
+        self.settled.append((message, settlement))
+        if message.generation == self._generation and message.handle.settlement is None:
+            self._queue.settle(message.handle, settlement)
 
     def run(self) -> None:
         """Wait for the stop, then abandon what is not settled."""
@@ -137,7 +145,7 @@ class MemoryReceiver:
     def disconnect(self) -> None:
         """Lose the connection: what is not settled is delivered again."""
         self._generation += 1
-        self._queue.unlock_all(self)
+        self._queue.abandon_all(self)
 
     def _deliver(self, message: QueuedMessage) -> ReceivedMessage:
         return ReceivedMessage(

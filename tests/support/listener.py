@@ -1,0 +1,251 @@
+"""The listener on doubles: a queue and IMDS in memory, a clock that the test moves, one pass at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from bridge.azure.memory import MemoryQueue, MemoryReceiver
+from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.config.approvals import ApprovalSettings, PolicySettings
+from bridge.config.base import Secret
+from bridge.config.models import Config
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
+from bridge.imds.instance import Vm
+from bridge.imds.memory import ImdsDouble
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.json import Json
+from bridge.runtime.threads import Stop
+from bridge.service.identity import VmIdentity
+from bridge.service.listener import PASS_SECONDS, Listener
+from tests.support.clock import MovedClock
+
+ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
+PREFIX = "io.imdsbridge.approval."
+
+
+class ImdsOfGroup(ImdsDouble):
+    """IMDS with a list of events, which an approval leaves Scheduled; `journal` gets a line for each POST."""
+
+    def __init__(self, journal: list[str]) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+        self.incarnation = 1
+        self._journal = journal
+
+    def schedule(self, *resources: str, event_id: str = "", **changes: Json) -> str:
+        """Add an event for `resources`, web-0 by default; return its EventId."""
+        event_id = event_id or str(uuid4()).upper()
+        event = {
+            "EventId": event_id,
+            "EventType": "Reboot",
+            "ResourceType": "VirtualMachine",
+            "Resources": list(resources or ["web-0"]),
+            "EventStatus": "Scheduled",
+            "NotBefore": "Mon, 19 Jan 2037 22:26:58 GMT",
+            "EventSource": "Platform",
+            "DurationInSeconds": 9,
+            **changes,
+        }
+        self.show(*self.events, event)
+        return event_id
+
+    def show(self, *events: dict[str, Any]) -> None:
+        """Serve a document with these events."""
+        self.events, self.incarnation = list(events), self.incarnation + 1
+        self.serve({"DocumentIncarnation": self.incarnation, "Events": self.events})
+
+    def change(self, event_id: str, **changes: Json) -> None:
+        """Change properties of an event."""
+        self.show(*[{**one, **changes} if one["EventId"] == event_id else one for one in self.events])
+
+    def remove(self, event_id: str) -> None:
+        """Remove an event from the document."""
+        self.show(*[one for one in self.events if one["EventId"] != event_id])
+
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+        """Record the POST."""
+        self._journal.append(f"POST {' '.join(event_ids)}")
+        super().approve(event_ids, incarnation=incarnation)
+
+    @property
+    def posts(self) -> list[tuple[str, ...]]:
+        """The EventIds of every POST, also of those that failed."""
+        return [call.event_ids for call in self.calls if call.method == "approve"]
+
+    def asked(self, method: str = "document") -> int:
+        """Return how often a method was called."""
+        return sum(call.method == method for call in self.calls)
+
+
+class _JournalReceiver(MemoryReceiver):
+    def __init__(self, queue: MemoryQueue, journal: list[str]) -> None:
+        super().__init__(queue, stop=Stop())
+        self._journal = journal
+
+    def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
+        self._journal.append(f"settle {message.message_id}")
+        super().settle(message, settlement)
+
+
+class _JournalOutbox(Outbox):
+    journal: list[str]
+
+    def commit(self, events: Any, *, meta: Any, occurrences: Any = None, records: Any = None) -> bool:
+        durable = super().commit(events, meta=meta, occurrences=occurrences, records=records)
+        receipts = [event.subject for event, _ in events if event.type.startswith(PREFIX)]
+        if receipts:
+            self.journal.append(f"commit receipt {' '.join(receipts)}")
+        for value in (records or {}).values():
+            if isinstance(value, dict) and value.get("intended"):
+                self.journal.append(f"commit intent {' '.join(value['intended'])}")
+        return durable
+
+
+class ListenerRig:
+    """The real listener and outbox on the doubles. `restart` keeps the state, the queue and IMDS."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        policy: Mapping[str, Any] = ALLOW_ALL,
+        dry_run: bool = False,
+        **approvals: Any,
+    ) -> None:
+        self.journal: list[str] = []
+        self.clock = MovedClock()
+        self.queue = MemoryQueue(now=self.clock.now)
+        self.imds = ImdsOfGroup(self.journal)
+        self.settings = ApprovalSettings(
+            connection_string=Secret("Endpoint=sb://memory"),
+            queue="approvals",
+            policy=PolicySettings(**policy),
+            **approvals,
+        )
+        self.dry_run = dry_run
+        self._folder = folder
+        self._events: list[dict[str, Any]] = []
+        self._start()
+
+    def _start(self) -> None:
+        self.outbox = _JournalOutbox(
+            StateFolder(self._folder),
+            clock=self.clock,
+            sinks={"audit": (Filter(types=("io.imdsbridge.*",)), True)},
+            max_bytes=2**30,
+            retain_seconds=3600.0,
+        )
+        self.outbox.journal = self.journal
+        self.receiver = _JournalReceiver(self.queue, self.journal)
+        self.stop = Stop()
+        self.listener = Listener(
+            self.settings,
+            imds=self.imds,
+            receiver=self.receiver,
+            outbox=self.outbox,
+            clock=self.clock,
+            stop=self.stop,
+            identity=VmIdentity(
+                Config(approvals=self.settings),
+                "listen",
+                imds=self.imds,
+                outbox=self.outbox,
+                clock=self.clock,
+            ),
+            dry_run=self.dry_run,
+        )
+
+    def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:
+        """End the process without a word, and start it again with changed `settings`, perhaps on another VM."""
+        self.events()
+        self.receiver.disconnect()
+        self.outbox.close()
+        self.settings = self.settings.model_copy(update=settings)
+        self.imds.vm = vm or self.imds.vm
+        self.dry_run = dry_run
+        self._start()
+
+    def finish(self) -> None:
+        """Stop as the process does when it gets a signal."""
+        self.stop.set()
+        self.listener.run()
+        self.receiver.disconnect()
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Make a pass now, and one every quarter of a second until so many seconds have passed."""
+        self.listener.run_once(0.0)
+        for _ in range(round(seconds / PASS_SECONDS)):
+            self.clock.advance(PASS_SECONDS)
+            self.listener.run_once(0.0)
+
+    def send(
+        self,
+        *event_ids: str,
+        id: str = "c",  # noqa: A002 - the attribute is called so
+        properties: Mapping[str, str] | None = None,
+        **data: Any,
+    ) -> None:
+        """Send a command as a CloudEvent; `data` adds Vm, Reason, ExpiresAt and so on."""
+        self.queue.send(
+            command_body(*event_ids, id=id, **data), message_id=id, properties=dict(properties or {})
+        )
+
+    def decide(self, *event_ids: str, **command: Any) -> dict[str, Any]:
+        """Send a command a second later, make a pass, and return the data of the only new receipt."""
+        self.clock.advance(1.0)
+        known = len(self.receipts())
+        self.send(*event_ids, **command)
+        self.run()
+        (receipt,) = self.receipts()[known:]
+        return dict(receipt["data"])
+
+    def in_seconds(self, seconds: float) -> str:
+        """Write the instant in so many seconds."""
+        return iso_utc(self.clock.now() + timedelta(seconds=seconds))
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return every event that was committed so far, repeated ones too."""
+        page: list[StoredEvent]
+        while (found := self.outbox.pending("audit", 1000))[1]:
+            generation, page = found
+            self.outbox.acknowledge("audit", generation, page)
+            self._events += [event.envelope for event in page]
+        return self._events
+
+    def receipts(self, command_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the receipts so far in their order, all or those of a command."""
+        return [
+            event
+            for event in self.events()
+            if event["type"].startswith(PREFIX)
+            and (command_id is None or event.get("causationid") == command_id)
+        ]
+
+    def reasons(self, command_id: str | None = None) -> list[str]:
+        """Return the reasons of the receipts."""
+        return [receipt["data"]["Reason"] for receipt in self.receipts(command_id)]
+
+    def close(self) -> None:
+        """Close the outbox."""
+        self.outbox.close()
+
+
+def command_body(*event_ids: str, id: str = "c", **data: Any) -> bytes:  # noqa: A002 - the attribute is called so
+    """Write a command as a CloudEvent."""
+    return json.dumps(
+        {
+            "specversion": "1.0",
+            "id": id,
+            "source": "urn:test",
+            "type": "io.imdsbridge.command.approve.v1",
+            "data": {"EventIds": list(event_ids), **data},
+        }
+    ).encode()

@@ -1,0 +1,778 @@
+"""The listener's decisions, on doubles and with a clock that the test moves."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.base import Secret
+from bridge.errors import ImdsError
+from bridge.http.signing import sign
+from bridge.imds.instance import Vm
+from bridge.service.listener import IMDS_WAIT_SECONDS, not_recorded
+from tests.support.bus import SECRET
+from tests.support.listener import ListenerRig, command_body
+
+OTHER_SECRET = "whsec_" + "QUJD" * 8
+NOT_RECORDED_DETAIL = not_recorded(None).detail
+
+MakeRig = Callable[..., ListenerRig]
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path) -> Iterator[MakeRig]:
+    rigs: list[ListenerRig] = []
+
+    def make(**options: Any) -> ListenerRig:
+        rigs.append(ListenerRig(tmp_path / f"state-{len(rigs)}", **options))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.close()
+
+
+@pytest.fixture
+def rig(make_rig: MakeRig) -> ListenerRig:
+    return make_rig()
+
+
+# Outcomes and reasons
+
+
+def test_an_approval_is_posted_and_has_a_receipt_with_all_resources(rig: ListenerRig) -> None:
+    event = rig.imds.schedule("web-0", "web-1")
+    rig.send(event, id="c", Reason="now", RequestedBy="jo")
+    rig.run()
+    (receipt,) = rig.receipts("c")
+    data = receipt["data"]
+    assert (receipt["type"], data["Outcome"], data["Reason"]) == (
+        "io.imdsbridge.approval.accepted.v1",
+        "Accepted",
+        "approved",
+    )
+    assert (receipt["subject"], receipt["correlationid"], receipt["causationid"]) == (event, event, "c")
+    assert data["Resources"] == ["web-0", "web-1"]
+    assert data["Command"] == {
+        "Id": "c",
+        "RequestedBy": "jo",
+        "Reason": "now",
+        "Vm": "",
+        "ExpiresAt": None,
+    }
+    assert rig.imds.approved == [event]
+    assert len(rig.queue.completed) == 1
+
+
+def test_the_intent_is_committed_before_the_post_and_the_receipt_before_the_message_is_settled(
+    rig: ListenerRig,
+) -> None:
+    event = rig.imds.schedule(event_id="e-1")
+    rig.send(event, id="c")
+    rig.run()
+    assert rig.journal == ["commit intent e-1", "POST e-1", "commit receipt e-1", "settle c"]
+
+
+def test_the_event_id_is_posted_as_imds_spells_it(rig: ListenerRig) -> None:
+    event = rig.imds.schedule(event_id="4cAeA225-A741-474D-A72E-428C86FCD853")
+    assert rig.decide(event.upper())["EventId"] == event
+    assert rig.imds.posts == [(event,)]
+
+
+def test_the_document_incarnation_is_posted_as_received(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.imds.serve({"DocumentIncarnation": "7", "Events": rig.imds.events})
+    rig.decide(event)
+    assert [call.incarnation for call in rig.imds.calls if call.method == "approve"] == ["7"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"nonsense",
+        b"",
+        b"\xff\xfe" * 50,
+        b"[" * 200_000,
+        b'{"EventId": "' + b"x" * 200 * 1024 + b'"}',
+        '{"EventId": "A"}'.encode("utf-16"),
+        b'{"specversion": "1.0", "type": "com.example.other", "id": "1", "data": {}}',
+        b'{"EventId": "A", "ExpiresAt": "0001-01-01T00:00:00+14:00"}',
+    ],
+    ids=["text", "empty", "bytes", "deep", "200 KiB", "UTF-16", "another event", "odd time"],
+)
+def test_a_malformed_message_is_dead_lettered_with_a_short_receipt(rig: ListenerRig, body: bytes) -> None:
+    rig.queue.send(body, message_id="m")
+    rig.run()
+    (receipt,) = rig.receipts("m")
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"], data["EventId"]) == ("Rejected", "malformed", None)
+    assert len(json.dumps(data)) < 2000
+    (dead,) = rig.queue.dead_letters
+    assert dead.settlement is not None
+    assert (dead.settlement.dead_letter_reason, dead.settlement.description) == ("malformed", data["Detail"])
+
+
+def test_messages_without_an_id_are_different_commands(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    for _ in range(2):
+        rig.queue.send(json.dumps({"EventId": event}).encode())
+    rig.run()
+    assert len({one["id"] for one in rig.receipts()}) == 2
+
+
+def test_an_expired_command_is_rejected_without_reading_the_document(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    assert rig.decide(event, ExpiresAt=rig.in_seconds(-1))["Reason"] == "expired"
+    assert rig.imds.asked() == 0
+    assert rig.queue.messages == []
+
+
+def test_an_unknown_event_is_rejected_after_its_grace(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=30)
+    rig.send("unknown")
+    rig.run(29)
+    assert rig.receipts() == []
+    rig.run(2)
+    (receipt,) = rig.receipts("c")
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"], data["EventId"]) == ("Rejected", "unknown_event", "unknown")
+    assert rig.queue.messages == []
+
+
+def test_the_grace_counts_from_when_the_broker_accepted_the_command(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=30)
+    rig.queue.send(
+        command_body("unknown"), message_id="c", enqueued_at=rig.clock.now() - timedelta(seconds=29)
+    )
+    rig.run(0.5)
+    assert rig.receipts() == []
+    rig.run(1)
+    assert rig.reasons() == ["unknown_event"]
+
+
+def test_a_broker_whose_clock_is_ahead_does_not_prolong_the_grace(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=30)
+    rig.queue.send(command_body("unknown"), message_id="c", enqueued_at=rig.clock.now() + timedelta(hours=1))
+    rig.run(32)
+    assert rig.reasons() == ["unknown_event"]
+
+
+@pytest.mark.parametrize(("grace_seconds", "reason"), [(30, "approved"), (0, "unknown_event")])
+def test_an_event_that_appears_within_the_grace_is_approved(
+    make_rig: MakeRig, grace_seconds: float, reason: str
+) -> None:
+    rig = make_rig(grace_seconds=grace_seconds)
+    rig.send("E-1")
+    rig.run(1)
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == [reason]
+
+
+def test_an_event_is_not_unknown_because_of_a_document_from_before_the_command(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=0)
+    assert rig.decide(rig.imds.schedule(), id="1")["Reason"] == "approved"
+    rig.imds.schedule(event_id="E-2")
+    rig.clock.advance(0.5)  # within the second for which the last document is used
+    rig.send("E-2", id="2")
+    rig.run()
+    assert rig.receipts("2") == []
+    rig.run(1)
+    assert rig.reasons("2") == ["approved"]
+
+
+def test_an_event_that_has_started_is_rejected(rig: ListenerRig) -> None:
+    assert rig.decide(rig.imds.schedule(EventStatus="Started"))["Reason"] == "already_started"
+    assert rig.imds.posts == []
+
+
+@pytest.mark.parametrize("given", [{"Vm": "web-1"}, {}])
+def test_a_command_or_an_event_for_another_vm_is_rejected(rig: ListenerRig, given: dict[str, str]) -> None:
+    event = rig.imds.schedule("web-0" if given else "web-1")
+    assert rig.decide(event, **given)["Reason"] == "other_vm"
+    assert rig.imds.posts == []
+
+
+def test_scope_group_approves_events_of_other_vms_except_terminate(make_rig: MakeRig) -> None:
+    rig = make_rig(policy={"scope": "group", "allow": [{}]})
+    other, deletion = rig.imds.schedule("web-1"), rig.imds.schedule("web-1", EventType="Terminate")
+    rig.send(other, deletion)
+    rig.run()
+    assert {one["subject"]: one["data"]["Reason"] for one in rig.receipts()} == {
+        other: "approved",
+        deletion: "other_vm",
+    }
+
+
+def test_an_event_that_a_deny_rule_matches_is_rejected(make_rig: MakeRig) -> None:
+    rig = make_rig(policy={"allow": [{}], "deny": [{"event_source": ["Platform"]}]})
+    assert rig.decide(rig.imds.schedule(EventSource="Platform"))["Reason"] == "denied"
+    assert rig.imds.posts == []
+
+
+def test_a_post_that_imds_refuses_has_failed(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(400, methods=["approve"], count=1)
+    data = rig.decide(event)
+    assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_refused")
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_second_command_for_an_approved_event_is_accepted_without_a_post(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    assert rig.decide(event.lower(), id="2")["Reason"] == "already_approved"
+    rig.imds.change(event, EventStatus="Started")
+    data = rig.decide(event, id="3")
+    assert (data["Outcome"], data["Reason"]) == ("Accepted", "already_approved")
+    assert len(rig.imds.posts) == 1
+
+
+def test_an_event_that_was_approved_before_does_not_excuse_a_command_for_another_vm(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="a")
+    assert rig.decide(event, id="b")["Reason"] == "already_approved"
+    assert rig.decide(event, id="c", Vm="web-9")["Reason"] == "other_vm"
+
+
+# Signatures
+
+
+def signed_headers(
+    rig: ListenerRig, body: bytes, *, at: datetime | None = None, secret: str = SECRET
+) -> dict[str, str]:
+    return sign([secret], "c", at or rig.clock.now(), body)
+
+
+def send_signed(
+    rig: ListenerRig,
+    event: str,
+    *,
+    id: str = "c",  # noqa: A002 - the attribute is called so
+    ago_seconds: float = 0,
+    secret: str = SECRET,
+) -> None:
+    body = command_body(event, id=id)
+    at = rig.clock.now() - timedelta(seconds=ago_seconds)
+    rig.queue.send(body, message_id=id, properties=signed_headers(rig, body, at=at, secret=secret))
+
+
+def test_a_command_may_be_signed_with_any_of_the_secrets(make_rig: MakeRig) -> None:
+    rig = make_rig(signing_secrets=Secret(f"{OTHER_SECRET}\n{SECRET}"))
+    send_signed(rig, rig.imds.schedule(), id="c")
+    send_signed(rig, rig.imds.schedule(), id="d", secret=OTHER_SECRET, ago_seconds=250)
+    rig.run()
+    assert rig.reasons() == ["approved", "approved"]
+
+
+@pytest.mark.parametrize("fault", ["unsigned", "another secret", "too old", "from the future"])
+def test_a_badly_signed_command_is_dead_lettered_with_a_receipt(make_rig: MakeRig, fault: str) -> None:
+    rig = make_rig(signing_secrets=Secret(SECRET))
+    event = rig.imds.schedule()
+    if fault == "unsigned":
+        rig.send(event)
+    else:
+        changes: dict[str, Any] = {
+            "another secret": {"secret": OTHER_SECRET},
+            "too old": {"ago_seconds": 400},
+            "from the future": {"ago_seconds": -400},
+        }[fault]
+        send_signed(rig, event, **changes)
+    rig.run()
+    assert rig.reasons("c") == ["bad_signature"]
+    (dead,) = rig.queue.dead_letters
+    assert dead.settlement is not None
+    assert dead.settlement.dead_letter_reason == "bad_signature"
+    assert rig.imds.posts == []
+
+
+@pytest.mark.parametrize(("signed_ago_seconds", "reason"), [(3600, "approved"), (0, "bad_signature")])
+def test_the_age_of_a_signature_counts_until_the_broker_accepted_the_message(
+    make_rig: MakeRig, signed_ago_seconds: float, reason: str
+) -> None:
+    rig = make_rig(signing_secrets=Secret(SECRET))
+    event, now = rig.imds.schedule(), rig.clock.now()
+    body = command_body(event)
+    rig.queue.send(
+        body,
+        message_id="c",
+        properties=signed_headers(rig, body, at=now - timedelta(seconds=signed_ago_seconds)),
+        enqueued_at=now - timedelta(seconds=3600),
+    )
+    rig.run()
+    assert rig.reasons("c") == [reason]
+
+
+def test_signing_secrets_are_read_again_for_each_command(make_rig: MakeRig, tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(OTHER_SECRET)
+    rig = make_rig(signing_secrets=Secret(file=file))
+    send_signed(rig, rig.imds.schedule(), id="1", secret=OTHER_SECRET)
+    rig.run()
+    file.write_text(SECRET)
+    send_signed(rig, rig.imds.schedule(), id="2")
+    send_signed(rig, rig.imds.schedule(), id="3", secret=OTHER_SECRET)
+    rig.run(1)
+    assert [rig.reasons(name) for name in "123"] == [["approved"], ["approved"], ["bad_signature"]]
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", "whsec_!!!"], ids=["gone", "empty", "blank", "invalid"])
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_while_the_signing_secrets_cannot_be_used_every_command_is_refused(
+    make_rig: MakeRig,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    content: str | None,
+    is_signed: bool,
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(SECRET)
+    rig = make_rig(signing_secrets=Secret(file=file))
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    event = rig.imds.schedule()
+    if is_signed:
+        send_signed(rig, event)
+    else:
+        rig.send(event)
+    with caplog.at_level(logging.ERROR):
+        rig.run(2)
+    assert rig.reasons("c") == ["bad_signature"]
+    assert rig.imds.posts == []
+    assert "the signing secrets cannot be used" in caplog.text
+    file.write_text(SECRET)
+    send_signed(rig, event, id="d")
+    rig.run(1)
+    assert rig.reasons("d") == ["approved"]
+
+
+# Repeated messages and restarts
+
+
+def test_a_second_message_with_a_waiting_command_is_settled_with_it(rig: ListenerRig) -> None:
+    for _ in range(2):
+        rig.send("E-1")
+        rig.run()
+    assert len(rig.queue.messages) == 2
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.queue.completed) == 2
+
+
+def test_a_command_that_is_delivered_again_over_a_new_connection_is_settled_once(rig: ListenerRig) -> None:
+    rig.send("E-1")
+    rig.run()
+    rig.receiver.disconnect()
+    rig.run()
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.queue.completed) == len(rig.receiver.settled) == 1
+
+
+def test_a_command_seen_before_gives_its_old_receipt_also_after_a_restart(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event)
+    rig.decide(event)
+    rig.restart()
+    rig.decide(event)
+    first, second, third = rig.receipts("c")
+    assert first == second == third
+    assert len(rig.imds.posts) == 1
+    assert len(rig.queue.completed) == 3
+
+
+def test_the_same_malformed_message_sent_three_times_gets_the_same_receipt(rig: ListenerRig) -> None:
+    for _ in range(3):
+        rig.queue.send(b"nonsense", message_id="m")
+    rig.run()
+    receipts = rig.receipts()
+    assert len(receipts) == len(rig.queue.dead_letters) == 3
+    assert len({json.dumps(receipt, sort_keys=True) for receipt in receipts}) == 1
+
+
+def test_several_events_are_approved_by_one_post(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule(), rig.imds.schedule(), rig.imds.schedule("web-1")]
+    rig.send(*events)
+    rig.run()
+    assert Counter(rig.reasons()) == {"approved": 2, "other_vm": 1}
+    assert rig.imds.posts == [tuple(events[:2])]
+
+
+def test_after_a_refusal_of_several_events_each_is_posted_alone(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(3)]
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(*events)
+    rig.run(5)
+    assert [len(post) for post in rig.imds.posts] == [3, 1, 1, 1]
+    assert rig.reasons() == ["approved"] * 3
+    assert len(rig.queue.completed) == 1
+
+
+def test_an_event_that_is_decided_early_has_its_receipt_early(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=600)
+    event = rig.imds.schedule()
+    rig.send("not-yet", event)
+    rig.run()
+    (receipt,) = rig.receipts()
+    assert receipt["subject"] == event
+    assert len(rig.queue.messages) == 1
+    rig.imds.schedule(event_id="not-yet")
+    rig.run(2)
+    assert rig.reasons() == ["approved", "approved"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_restart_continues_where_only_some_events_were_decided(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=600)
+    event = rig.imds.schedule()
+    rig.send("never", event)
+    rig.run()
+    assert rig.reasons() == ["approved"]
+    rig.restart(grace_seconds=0.0)
+    rig.run()
+    assert rig.reasons() == ["approved", "unknown_event"]
+    assert len(rig.imds.posts) == 1
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_event_that_was_posted_before_a_kill_and_started_since_is_accepted(
+    rig: ListenerRig, gone: bool
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    assert rig.receipts() == []
+    rig.restart()
+    if gone:
+        rig.imds.remove(event)
+    else:
+        rig.imds.change(event, EventStatus="Started")
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert receipt["data"]["Outcome"] == "Accepted"
+    assert receipt["data"]["Detail"] == NOT_RECORDED_DETAIL
+    assert len(rig.imds.posts) == 1
+
+
+def test_an_event_that_was_posted_before_a_kill_and_is_still_scheduled_is_posted_again(
+    rig: ListenerRig,
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    rig.restart()
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.imds.posts) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "reason"),
+    [
+        (ImdsError("the answer was lost"), "Accepted", "approved"),
+        (500, "Accepted", "approved"),
+        (503, "Accepted", "approved"),
+        (404, "Rejected", "already_started"),
+        (429, "Rejected", "already_started"),
+    ],
+    ids=str,
+)
+def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refused_the_post(
+    rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(answer, methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(3)
+    (receipt,) = rig.receipts()
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"]) == (outcome, reason)
+    assert (data["Detail"] == NOT_RECORDED_DETAIL) == (outcome == "Accepted")
+
+
+# While IMDS fails
+
+
+@pytest.mark.parametrize("fault", [ImdsError("no answer"), 400, 410, 429, 500], ids=str)
+@pytest.mark.parametrize("method", ["document", "approve"])
+def test_a_command_waits_until_imds_answers_well_again(
+    rig: ListenerRig, fault: ImdsError | int, method: str
+) -> None:
+    if (fault, method) == (400, "approve"):
+        pytest.skip("a POST that IMDS answers with 400 has failed for good")
+    event = rig.imds.schedule()
+    rig.imds.fail(fault, methods=[method])
+    rig.send(event)
+    rig.run(10)
+    assert rig.receipts() == []
+    assert rig.listener.status()["last_error"]
+    rig.imds.restore()
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert rig.listener.status()["last_error"] is None
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_document_that_is_not_one_is_a_failure_of_imds(rig: ListenerRig) -> None:
+    rig.imds.serve(b"<html>")
+    rig.send("E-1")
+    rig.run(2)
+    assert rig.receipts() == []
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+
+
+def test_imds_is_left_alone_for_as_long_as_it_asks(rig: ListenerRig) -> None:
+    rig.imds.fail(ImdsError("busy", status=429, retry_after_seconds=20.0), methods=["document"], count=1)
+    rig.send(rig.imds.schedule())
+    rig.run(19)
+    assert rig.imds.asked() == 1
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+
+
+def test_while_imds_fails_a_command_waits_until_it_expires_and_has_failed_then(rig: ListenerRig) -> None:
+    rig.imds.fail(500, methods=["document"])
+    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(60))
+    rig.run(59)
+    assert rig.receipts() == []
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_unavailable")
+    assert "500" in data["Detail"]
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("method", ["document", "approve", "instance"])
+def test_a_command_that_never_expires_waits_for_imds_for_ten_minutes(rig: ListenerRig, method: str) -> None:
+    rig.imds.fail(500, methods=[method])
+    rig.send(rig.imds.schedule())
+    rig.run(IMDS_WAIT_SECONDS - 1)
+    assert rig.receipts() == []
+    rig.run(2)
+    assert rig.reasons() == ["imds_unavailable"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_imds_is_asked_at_most_five_times_a_second_whatever_waits(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(20)]
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(*events)
+    for _ in range(20):
+        before = len(rig.imds.calls)
+        rig.run(0.75)
+        rig.clock.advance(0.25)
+        assert len(rig.imds.calls) - before <= 4  # with `forward`'s poll, five
+    assert rig.reasons() == ["approved"] * 20
+
+
+# Floods
+
+
+def test_a_waiting_command_delays_no_other(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=600)
+    for number in range(99):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run()
+    assert rig.decide(rig.imds.schedule(), id="c")["Reason"] == "approved"
+    assert len(rig.queue.completed) == 1
+    assert len(rig.queue.messages) == 99
+
+
+def test_of_many_refused_messages_ten_a_minute_have_receipts_and_the_others_are_counted(
+    rig: ListenerRig,
+) -> None:
+    for number in range(25):
+        rig.queue.send(b"nonsense", message_id=f"m{number}")
+    rig.run()
+    assert len(rig.receipts()) == 10
+    rig.run(61)
+    assert len(rig.receipts()) == 11
+    assert rig.receipts()[-1]["data"]["Count"] == 15
+    assert len(rig.queue.dead_letters) == 25
+
+
+def test_at_the_stop_the_refused_messages_without_a_receipt_are_counted(rig: ListenerRig) -> None:
+    for number in range(25):
+        rig.queue.send(b"nonsense", message_id=f"m{number}")
+    rig.run()
+    rig.finish()
+    assert rig.receipts()[-1]["data"]["Count"] == 15
+    assert rig.events()[-1]["data"]["Reason"] == "Stopping"
+
+
+def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
+    rig.send("unknown")
+    rig.run()
+    rig.finish()
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+    assert rig.receipts() == []
+
+
+# Dry run
+
+
+def test_a_dry_run_decides_and_publishes_but_never_posts_and_leaves_nothing_that_counts(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(dry_run=True)
+    event = rig.imds.schedule()
+    rig.send(event, id="c")
+    rig.send("unknown", id="d", Vm="web-9")
+    rig.run(1)
+    (first,), (second,) = rig.receipts("c"), rig.receipts("d")
+    assert (first["data"]["DryRun"], first["data"]["Reason"]) == (True, "approved")
+    assert second["data"]["Reason"] == "other_vm"
+    assert rig.imds.posts == []
+    rig.restart()
+    rig.send(event, id="c")
+    rig.run(1)
+    real = rig.receipts("c")[-1]
+    assert (real["data"]["DryRun"], real["data"]["Reason"]) == (False, "approved")
+    assert real["id"] != first["id"]
+    assert len(rig.imds.posts) == 1
+
+
+def test_a_dry_run_of_auto_rules_publishes_once_and_never_posts(make_rig: MakeRig) -> None:
+    rig = make_rig(auto=[{}], dry_run=True)
+    rig.imds.schedule()
+    rig.run(5)
+    assert len(rig.receipts()) == 1
+    assert rig.imds.posts == []
+
+
+# Auto rules
+
+
+def test_an_auto_rule_approves_what_it_matches_and_nothing_else(make_rig: MakeRig) -> None:
+    rig = make_rig(policy={}, auto=[{"event_source": ["User"], "max_duration_seconds": 10}])
+    matching = rig.imds.schedule(EventSource="User", DurationInSeconds=0)
+    rig.imds.schedule(EventSource="User", DurationInSeconds=-1)
+    rig.imds.schedule(EventSource="User", DurationInSeconds=11)
+    rig.imds.schedule(EventSource="Platform", DurationInSeconds=0)
+    rig.imds.schedule("web-0", "web-1", EventSource="User", DurationInSeconds=0)
+    rig.run(60)
+    (receipt,) = rig.receipts()
+    assert (receipt["subject"], receipt["data"]["Detail"]) == (matching, "an auto rule")
+    assert rig.imds.approved == [matching]
+
+
+def test_a_deny_rule_wins_over_an_auto_rule(make_rig: MakeRig) -> None:
+    rig = make_rig(policy={"deny": [{}]}, auto=[{}])
+    rig.imds.schedule()
+    rig.run(5)
+    assert rig.receipts() == []
+    assert rig.imds.posts == []
+
+
+def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_rig: MakeRig) -> None:
+    rig = make_rig(auto=[{"event_type": ["Reboot"]}])
+    rig.imds.fail(500, methods=["approve"])
+    event = rig.imds.schedule()
+    rig.run(3)
+    rig.imds.change(event, EventType="Terminate")
+    rig.run(4)
+    rig.imds.restore()
+    rig.run(4)
+    assert {one["data"]["Detail"] for one in rig.receipts()} == {NOT_RECORDED_DETAIL}
+    assert rig.imds.approved == []
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_post_of_an_auto_rule_without_an_outcome_is_followed_up_after_a_restart(
+    make_rig: MakeRig, has_started: bool
+) -> None:
+    rig = make_rig(auto=[{}])
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    event = rig.imds.schedule()
+    rig.run()
+    assert len(rig.imds.posts) == 1
+    rig.restart()
+    if has_started:
+        rig.imds.change(event, EventStatus="Started")
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert (receipt["subject"], receipt["data"]["Outcome"]) == (event, "Accepted")
+    assert (receipt["data"]["Detail"] == NOT_RECORDED_DETAIL) == has_started
+    assert len(rig.imds.posts) == 1 + (not has_started)
+    rig.restart()
+    rig.run(2)
+    assert len(rig.receipts()) == 1
+
+
+# Who this VM is
+
+
+def test_nothing_is_approved_until_imds_has_confirmed_a_remembered_identity(rig: ListenerRig) -> None:
+    rig.run()
+    assert rig.outbox.meta("vm_id")
+    rig.restart()
+    rig.imds.fail(500, methods=["instance"])
+    rig.send(rig.imds.schedule())
+    rig.run(10)
+    assert rig.imds.posts == []
+    assert rig.receipts() == []
+    rig.imds.restore()
+    rig.run(40)
+    assert rig.reasons() == ["approved"]
+
+
+def test_on_another_vm_nothing_is_continued_that_the_state_and_its_messages_began(make_rig: MakeRig) -> None:
+    rig = make_rig(auto=[{"event_source": ["User"]}])
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"])
+    rig.imds.schedule(EventSource="User")
+    rig.run()
+    posted = len(rig.imds.posts)
+    assert posted == 1
+    clone = Vm(name="web-0", vm_id="a-clone")
+    rig.restart(vm=clone)
+    rig.imds.restore()
+    rig.imds.fail(500, methods=["instance"], count=1)
+    rig.send("E-9")
+    rig.run()  # the identity is not known yet, and the command waits
+    assert rig.listener.status()["waiting_commands"] == 1
+    rig.imds.show()
+    rig.run(3)
+    assert rig.listener.status()["waiting_commands"] == 0
+    assert rig.receipts() == []
+    assert len(rig.imds.posts) == posted
+
+
+# Ten thousand
+
+
+def test_ten_thousand_commands_half_of_them_nonsense_are_all_settled_and_answered(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(20)]
+    for number in range(10_000):
+        if number % 2:
+            rig.send(events[number // 2 % 20], id=f"c{number}")
+        else:
+            rig.queue.send(number.to_bytes(4) + b"\xff nonsense", message_id=f"m{number}")
+    rig.run(62)
+    counted = Counter(rig.reasons())
+    assert rig.listener.status()["waiting_commands"] == 0
+    assert (len(rig.queue.completed), len(rig.queue.dead_letters)) == (5000, 5000)
+    answered = {one.get("causationid") for one in rig.receipts()}
+    assert answered >= {f"c{number}" for number in range(1, 10_000, 2)}
+    assert counted["approved"] + counted["already_approved"] == 5000
+    assert counted["malformed"] == 11  # ten of the minute, and their count
+    assert sorted(rig.imds.approved) == sorted(events)
