@@ -111,7 +111,6 @@ class Listener:
             return
         if self._identity.resolve():  # the state was another VM's, and so are the pending commands
             self._pending.clear()
-            self._batch = Batch()
         if self._identity.resolved:
             for event_id in self._outbox.record(self._kind, AUTO_POSTED) or ():
                 self._add_auto(event_id)
