@@ -15,7 +15,7 @@ from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
 from bridge.service.composition import build_sinks, filter_of, sinks_of
-from bridge.sinks.base import Request
+from bridge.sinks.base import RequestPreview
 
 _EPILOG = """\
 Sends nothing. Secrets are shown as ***.
@@ -81,7 +81,7 @@ def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetim
                 yield f"# {event.type}: not sent, types, where or scope of [sinks.{name}] leave it out\n"
                 continue
             try:
-                yield f"# {event.type}\n{_text(built.show(event), indent=indent)}\n"
+                yield f"# {event.type}\n{_text(built.preview(event), indent=indent)}\n"
             except Rejected as error:
                 yield f"# {event.type}: dead-lettered, {error}\n"
     finally:
@@ -92,7 +92,7 @@ def _matches(event_type: str, pattern: str) -> bool:
     return not pattern or any(fnmatchcase(event_type, known) for known in (pattern, type_of(pattern)))
 
 
-def _text(request: Request, *, indent: bool) -> str:
+def _text(request: RequestPreview, *, indent: bool) -> str:
     body = request.body.decode()
     if indent:
         body = json.dumps(json.loads(body), indent=2, ensure_ascii=False)

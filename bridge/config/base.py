@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -14,6 +15,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DAY_SECONDS = 86_400.0
 
@@ -40,6 +44,15 @@ class Secret:
         if not text:
             raise ValueError(f"{self.file} is empty")
         return text
+
+
+def read_or_keep(read: Callable[[], T], known: T) -> T:
+    """Return what `read` makes of secret files, or `known` if one of them cannot be used."""
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        log.warning("a secret file cannot be used; keeping the previous value: %s", error)
+        return known
 
 
 class Settings(BaseModel):

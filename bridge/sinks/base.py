@@ -1,4 +1,4 @@
-"""What a sink is: the port between the outbox and a receiver."""
+"""The port between the outbox and a receiver of events."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Protocol
 
 from bridge.events.model import StoredEvent
 
+RETRY_BASE_SECONDS = 0.5
+RETRY_LIMIT_SECONDS = 60.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """What a sink sends for an event, for a person to read: lines above the body, secrets shown as ***."""
+class RequestPreview:
+    """What a sink sends for an event: the lines above the body, and the body; secrets are shown as ***."""
 
     head: tuple[str, ...]
     body: bytes
@@ -20,53 +23,56 @@ class Request:
 class Sink(Protocol):
     """A receiver of events.
 
-    Duties: all methods are called from one thread of the sink's own, never two at a time; `send` may block,
-    but not beyond a time limit of its own; no call changes the outbox; nothing that is raised or logged holds
-    a secret. Only DeliveryError may be raised for what the receiver or the network does.
+    Duties:
+        - All methods are called from one thread, the sink's own; no two calls overlap.
+        - Every call may block, but not longer than a time limit of its own.
+        - What the receiver or the network does is raised as a DeliveryError and nothing else: Unavailable may be
+          sent again later, Misconfigured needs another address or credential (`reload` is called before the next
+          try), Rejected will never be accepted, Gone ends all deliveries.
+        - No error and no log line contains a secret.
+        - A receiver may get an event twice, but never in an order that `send` was not given.
     """
 
     max_batch: int
-    """How many events one `send` takes at the most."""
+    """How many events one `send` takes at most."""
 
     retry_limit_seconds: float
-    """The longest wait between two tries of what failed."""
+    """The longest wait between two tries."""
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """Hand over `events` in their order, and return when the receiver has them all.
+        """Deliver `events` in their order, and return when the receiver has accepted them all.
+
+        Args:
+            events: at least one, at most `max_batch`.
 
         Raises:
-            DeliveryError: with `delivered`, the number at the front that the receiver has; the error is about
-                the next one. Rejected is about that one alone, the others about the receiver.
+            DeliveryError: with `delivered`, the number of events at the front that the receiver has; the error is
+                about the next one. Rejected is about that event alone, the others about the receiver.
         """
 
     def keep_alive(self) -> None:
-        """Do what keeps the way open while nothing is sent; called every few seconds.
+        """Keep the connection usable while nothing is sent; called every few seconds.
 
         Raises:
-            DeliveryError: it could not be done; the next `send` tries by itself.
+            DeliveryError: that failed; the next `send` connects again.
         """
 
     def reload(self) -> None:
-        """Read secrets again before the next `send`; keep the old ones where that fails."""
+        """Read secrets again before the next `send`; keep the previous ones if that fails. Never raises."""
 
     def check(self) -> str:
-        """Try what can be tried without sending an event; return what was found, for an operator.
+        """Test what can be tested without sending an event; return the result for an operator.
 
         Raises:
-            DeliveryError: it does not work; the text says why.
+            DeliveryError: the sink does not work; the text says why.
         """
 
-    def show(self, event: StoredEvent) -> Request:
-        """Return what `send` would hand over for an event; nothing is sent.
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return what `send` would send for an event, without sending anything.
 
         Raises:
             Rejected: the event cannot be sent in this form.
         """
 
     def close(self) -> None:
-        """Give up connections; nothing is sent afterwards."""
-
-
-RETRY_BASE_SECONDS = 0.5
-
-RETRY_LIMIT_SECONDS = 60.0
+        """Close connections; can be called at any time and more than once. Nothing is sent afterwards."""

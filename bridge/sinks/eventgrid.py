@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from bridge.azure.credentials import make_credential
+from bridge.config.base import read_or_keep
 from bridge.config.eventgrid import EventGridSettings
 from bridge.config.validators import check_token
-from bridge.errors import DeliveryError, HungError, Misconfigured, Unavailable
+from bridge.errors import DeliveryError, Gone, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
 from bridge.runtime.logging import redact, register_secret, register_token
 from bridge.runtime.worker import Worker
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
-from bridge.sinks.http_base import Poster, post_batches, refusal, shown
-from bridge.sinks.responses import event_grid_error
-
-log = logging.getLogger(__name__)
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.http_base import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview
+from bridge.sinks.responses import webhook_error
 
 SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
-MAX_BATCH_BYTES = 1_000_000  # of the documented 1 MB
 # The libraries' limits do not bound a token endpoint that answers byte by byte, nor all that "default" tries.
 TOKEN_SECONDS = 30.0
 
 _UNAUTHORIZED = 401
+_FORBIDDEN = 403
+# What Event Grid answers with 400 if the topic is set up for other events, or the address is wrong.
+_SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")
 
 
 class EventGridSink:
@@ -52,8 +52,8 @@ class EventGridSink:
         """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
-        """Read the key again, and forget the token."""
-        self._forget()
+        """Read the key again, and ask for a new token."""
+        self._renew()
         self._poster.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
@@ -65,14 +65,14 @@ class EventGridSink:
         answer = self._exchange(b"[]")
         error = self._error(answer, 0)
         if error in (Misconfigured, Unavailable):
-            raise refusal(error, self._url, answer)
-        return f"{origin(self._url)} lets us send, it answered {answer.status} to an empty batch"
+            raise answer_error(error, self._url, answer)
+        return f"{origin(self._url)}: ready to send, it answered {answer.status} to an empty batch"
 
-    def show(self, event: StoredEvent) -> Request:
-        """Show the POST for an event."""
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the POST for an event."""
         name = "aeg-sas-key" if self._key and self._flavor == "custom" else "Authorization"
         headers = {"Content-Type": BATCH_CONTENT_TYPE, name: "***"}
-        return shown("POST", self._url, headers, batch([event]))
+        return preview("POST", self._url, headers, batch([event]))
 
     def close(self) -> None:
         """Close the connections."""
@@ -83,7 +83,7 @@ class EventGridSink:
         body = batch(events)
         answer = self._exchange(body)
         if error := self._error(answer, len(body)):
-            raise refusal(error, self._url, answer)
+            raise answer_error(error, self._url, answer)
 
     def _error(self, answer: Answer, size: int) -> type[DeliveryError] | None:
         return event_grid_error(
@@ -91,15 +91,15 @@ class EventGridSink:
             answer.status,
             answer.body,
             asks_to_wait="Retry-After" in answer.headers,
-            oversized=size > MAX_BATCH_BYTES,
+            is_oversized=size > MAX_BATCH_BYTES,
         )
 
     def _exchange(self, body: bytes) -> Answer:
-        """POST a body; where the key was rotated, or a clock took a token for valid, once more with a new one."""
+        """POST a body; if the key or the token is refused, once more with the current one."""
         headers = self._headers()
         answer = self._poster.exchange("POST", self._url, headers, body)
         if answer.status == _UNAUTHORIZED:
-            self._forget()
+            self._renew()
             if (renewed := self._headers()) != headers:
                 answer = self._poster.exchange("POST", self._url, renewed, body)
         return answer
@@ -114,23 +114,20 @@ class EventGridSink:
             return {"aeg-sas-key": self._key}
         return {"Authorization": f"SharedAccessKey {self._key}"}
 
-    def _forget(self) -> None:
-        """Take the key as it stands now, and no token that is known."""
+    def _renew(self) -> None:
+        """Read the key again, and forget the token."""
         self._tokens.forget()
-        try:
-            self._key = self._read_key()
-        except (OSError, ValueError) as error:
-            log.warning("a secret file cannot be used; the old value stays: %s", error)
+        self._key = read_or_keep(self._read_key, self._key)
 
     def _read_key(self) -> str:
-        """Return the key, or "" where the identity sends."""
+        """Return the key, or "" if the identity sends."""
         key = check_token(self._settings.key.read()) if self._settings.key else ""
         register_secret(key)
         return key
 
 
 class _Tokens:
-    """The identity's tokens, asked for on a thread of their own because the libraries can block without bound."""
+    """The identity's tokens, requested on a thread of their own because the libraries can block without bound."""
 
     def __init__(self, settings: EventGridSettings) -> None:
         self._settings = settings
@@ -138,10 +135,10 @@ class _Tokens:
         self._credential: Any = None
 
     def get(self) -> str:
-        """Return a token; the credential keeps it and renews it in time.
+        """Return a token, which the credential caches and renews in time.
 
         Raises:
-            DeliveryError: there is none.
+            DeliveryError: no token came.
             HungError: too many calls hang.
         """
         try:
@@ -152,25 +149,58 @@ class _Tokens:
                 afterwards=credential.close,
             )
         except HungError as error:
-            self._credential = None  # it stays with the thread that hangs
+            self._credential = None  # the hanging thread still uses it
             if error.final:
                 raise
             raise Unavailable(f"no token for the identity: {error}") from error
         except Exception as error:  # the libraries raise more than their own errors
-            told = redact(" ".join(str(error).split()))[:300]
+            detail = redact(" ".join(str(error).split()))[:300]
             raise Misconfigured(
-                f"no token for the identity; is one assigned to this VM, and does IMDS answer? ({told})"
+                f"no token for the identity; is one assigned to this VM, and does IMDS answer? ({detail})"
             ) from error
         register_token(token)
         return token
 
     def forget(self) -> None:
-        """Ask for a new token next time."""
+        """Request a new token next time."""
         credential, self._credential = self._credential, None
         if credential is not None:
             credential.close()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """End the thread."""
         self.forget()
         self._worker.close()
+
+
+def event_grid_error(
+    flavor: str, status: int, body: bytes = b"", *, asks_to_wait: bool = False, is_oversized: bool = False
+) -> type[DeliveryError] | None:
+    """Return what Event Grid's answer means; None is success.
+
+    A topic that is missing (404, or 410 of a namespace) may still be created: unlike a webhook's 410, it is retried.
+    A namespace answers 403 if a role is missing, but also to what is too large and when its quota is used up; its
+    text and the size of the request tell these apart.
+
+    Args:
+        flavor: custom or namespace.
+        status: of HTTP.
+        body: of the answer.
+        asks_to_wait: whether the answer has `Retry-After`, so that the request may be accepted later.
+        is_oversized: whether the request was larger than allowed.
+    """
+    error = webhook_error(status)
+    if error and asks_to_wait:
+        return Unavailable
+    if status == _FORBIDDEN and flavor == "namespace":
+        return _forbidden(body.lower(), is_oversized=is_oversized)
+    is_setup_error = any(mark in body for mark in _SETUP_MARKS)
+    return Misconfigured if error is Gone or (error is Rejected and is_setup_error) else error
+
+
+def _forbidden(text: bytes, *, is_oversized: bool) -> type[DeliveryError]:
+    if is_oversized:
+        return Rejected
+    if b"quota" in text or b"throttl" in text:
+        return Unavailable
+    return Rejected if b"maximum" in text or b"too large" in text else Misconfigured

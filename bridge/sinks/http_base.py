@@ -1,32 +1,32 @@
-"""What the sinks over HTTP share: one exchange with its errors mapped, batches, and how a request is shown."""
+"""What the sinks over HTTP share: one exchange with its errors mapped, batches, and previews."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote_plus, urlsplit
 
+from bridge.config.base import read_or_keep
 from bridge.config.http import HttpSettings
 from bridge.config.validators import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
 from bridge.runtime.logging import redact, register_secret
-from bridge.sinks.base import Request
-from bridge.sinks.responses import RETRY_AFTER_LIMIT_SECONDS
+from bridge.sinks.base import RequestPreview
 
-log = logging.getLogger(__name__)
-
+MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
 MAX_ANSWER_BYTES = 64 * 1024
 EXCERPT_CHARACTERS = 500
-LONG_WORD = 16  # in a URL; shorter ones may be settings, or words that logs need
-TELL_SKEW_SECONDS = 60.0
+LONG_PART = 16  # shorter parts of a URL may be words that logs need
+REPORTED_SKEW_SECONDS = 60.0
+# A receiver that asks for more is asked again after this time, so that its mistake does not stop a sink for days.
+RETRY_AFTER_LIMIT_SECONDS = 3600.0
 
 
 class Poster:
-    """HTTP as a sink's settings have it: certificates, proxy and time limit; for one thread at a time."""
+    """HTTP requests as a sink's settings describe them: certificates, proxy and time limit; for one thread."""
 
     def __init__(self, settings: HttpSettings) -> None:
         """Prepare to send.
@@ -38,26 +38,18 @@ class Poster:
         self._http = self._make_client()
 
     def reload(self) -> None:
-        """Take the proxy and the certificates as they stand now; open connections are given up."""
+        """Read the proxy and the certificates again; open connections are closed."""
         self._http.reset()
-        try:
-            self._http = self._make_client()
-        except (OSError, ValueError) as error:
-            log.warning("a secret file cannot be used; the old value stays: %s", error)
-
-    def _make_client(self) -> HttpClient:
-        settings = self._settings
-        proxy = check_proxy(settings.proxy.read()) if settings.proxy else ""
-        register_url(proxy)
-        return HttpClient(
-            ca_file=settings.ca_file,
-            client_certificate_file=settings.client_certificate_file,
-            client_key_file=settings.client_key_file,
-            proxy=proxy,
-        )
+        self._http = read_or_keep(self._make_client, self._http)
 
     def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """Send one request and read its answer.
+
+        Args:
+            method: of HTTP.
+            url: the whole URL; only its origin appears in errors.
+            headers: in addition to the client's own.
+            body: None for a request without one.
 
         Raises:
             DeliveryError: no answer came.
@@ -78,11 +70,30 @@ class Poster:
         """Close the connections."""
         self._http.close()
 
+    def _make_client(self) -> HttpClient:
+        settings = self._settings
+        proxy = check_proxy(settings.proxy.read()) if settings.proxy else ""
+        register_url(proxy)
+        return HttpClient(
+            ca_file=settings.ca_file,
+            client_certificate_file=settings.client_certificate_file,
+            client_key_file=settings.client_key_file,
+            proxy=proxy,
+        )
 
-def refusal(kind: type[DeliveryError], url: str, answer: Answer) -> DeliveryError:
-    """Make the error for an answer that is no success, with what an operator needs of it."""
+
+def answer_error(kind: type[DeliveryError], url: str, answer: Answer) -> DeliveryError:
+    """Make the error for an answer that is not a success.
+
+    Args:
+        kind: what the answer means.
+        url: where the request went.
+        answer: its status, the start of its body and a wrong clock are part of the text.
+    """
     skew = clock_skew_seconds(answer.headers, time.time()) or 0.0
-    clock = f" (this VM's clock is {skew:+.0f} s off the receiver's)" if abs(skew) > TELL_SKEW_SECONDS else ""
+    clock = (
+        f" (this VM's clock is {skew:+.0f} s off the receiver's)" if abs(skew) > REPORTED_SKEW_SECONDS else ""
+    )
     return kind(
         f"{origin(url)} answered {answer.status}{excerpt(answer.body)}{clock}",
         status=answer.status,
@@ -93,15 +104,20 @@ def refusal(kind: type[DeliveryError], url: str, answer: Answer) -> DeliveryErro
 def post_batches(
     events: Sequence[StoredEvent], post: Callable[[Sequence[StoredEvent]], None], *, max_bytes: int
 ) -> None:
-    """Post events in their order in as few batches as `max_bytes` allows.
+    """Post events in their order, in as few batches as possible.
 
-    A batch that is refused is posted in halves, until the event that is meant stands alone.
+    A batch that is rejected is posted again in halves, until the rejected event is alone.
+
+    Args:
+        events: at least one.
+        post: posts one batch.
+        max_bytes: the size of a batch, unless a single event is larger.
 
     Raises:
-        DeliveryError: with the number of events that were taken before.
+        DeliveryError: with the number of events that were accepted before.
     """
     delivered = 0
-    waiting = _cut(events, max_bytes)[::-1]
+    waiting = _batches(events, max_bytes)[::-1]
     while waiting:
         batch = waiting.pop()
         try:
@@ -116,7 +132,7 @@ def post_batches(
             delivered += len(batch)
 
 
-def _cut(events: Sequence[StoredEvent], max_bytes: int) -> list[Sequence[StoredEvent]]:
+def _batches(events: Sequence[StoredEvent], max_bytes: int) -> list[Sequence[StoredEvent]]:
     batches: list[Sequence[StoredEvent]] = []
     start, size = 0, 2
     for number, event in enumerate(events):
@@ -127,24 +143,32 @@ def _cut(events: Sequence[StoredEvent], max_bytes: int) -> list[Sequence[StoredE
     return [*batches, events[start:]]
 
 
-def shown(method: str, url: str, headers: Mapping[str, str], body: bytes) -> Request:
-    """Show a request without the secrets in it: the URL's path may be one, too."""
+def preview(method: str, url: str, headers: Mapping[str, str], body: bytes) -> RequestPreview:
+    """Describe a request without its secrets, of which the URL's path may be one.
+
+    Args:
+        method: of HTTP.
+        url: of which only the origin is shown.
+        headers: their values are shown as far as they are not secret.
+        body: likewise.
+    """
     head = [f"{method} {origin(url)}/...", *(f"{name}: {redact(value)}" for name, value in headers.items())]
-    return Request(head=tuple(head), body=redact(body.decode()).encode())
+    return RequestPreview(head=tuple(head), body=redact(body.decode()).encode())
 
 
 def register_url(url: str) -> None:
-    """Keep out of every log what a receiver may repeat of a URL: path, query, and what is long in them."""
+    """Keep out of the logs what a receiver may repeat of a URL: path, query, user, and long parts of them."""
     parts = urlsplit(url)
-    words = [word for word in re.split("[/?&=]", f"{parts.path}?{parts.query}") if len(word) >= LONG_WORD]
+    target = f"{parts.path}?{parts.query}"
+    long_parts = [part for part in re.split("[/?&=]", target) if len(part) >= LONG_PART]
     user = parts.netloc.rpartition("@")[0]
-    secrets = [f"{parts.path}?{parts.query}", parts.path, parts.query, user, parts.password or "", *words]
+    secrets = [target, parts.path, parts.query, user, parts.password or "", *long_parts]
     for secret in (*secrets, *map(unquote_plus, secrets)):
         register_secret(secret)
 
 
 def excerpt(body: bytes) -> str:
-    """Show the beginning of an answer on one line, without secrets that it may repeat and what moves a cursor."""
+    """Return the start of an answer on one line, without secrets and control characters."""
     text = redact(body.decode("utf-8", errors="replace"))
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return f": {text[:EXCERPT_CHARACTERS]}" if text else ""

@@ -1,4 +1,4 @@
-"""A sink that keeps what it gets: the double for tests, with failures on demand."""
+"""A sink that keeps events in memory: the double of the port, with failures on demand."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from collections.abc import Sequence
 
 from bridge.errors import DeliveryError
 from bridge.events.model import StoredEvent
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 
 class MemorySink:
-    """Takes events into `received`, unless `failures` holds an error for the call."""
+    """Puts events into `received`, unless `failures` has an error for the call."""
+
+    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, *, max_batch: int = 1) -> None:
         self.max_batch = max_batch
-        self.retry_limit_seconds = RETRY_LIMIT_SECONDS
-        self.rests = 0
         self.received: list[StoredEvent] = []
         self.failures: deque[DeliveryError] = deque()
+        self.keep_alives = 0
         self.reloads = 0
-        self.closed = False
+        self.is_closed = False
         self._changed = threading.Condition()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
@@ -34,7 +35,7 @@ class MemorySink:
             raise failure
 
     def wait_for(self, count: int, *, timeout_seconds: float = 10.0) -> list[StoredEvent]:
-        """Return what came once it is at least `count` events.
+        """Return the received events once there are `count` of them.
 
         Raises:
             TimeoutError: fewer came in time.
@@ -46,20 +47,20 @@ class MemorySink:
 
     def keep_alive(self) -> None:
         """Count the call."""
-        self.rests += 1
+        self.keep_alives += 1
 
     def reload(self) -> None:
         """Count the call."""
         self.reloads += 1
 
     def check(self) -> str:
-        """Tell how much came."""
+        """Return how many events came."""
         return f"{len(self.received)} events"
 
-    def show(self, event: StoredEvent) -> Request:
-        """Show the event."""
-        return Request(head=(), body=event.body)
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the event as it is."""
+        return RequestPreview(head=(), body=event.body)
 
     def close(self) -> None:
-        """Remember the call."""
-        self.closed = True
+        """Note the call."""
+        self.is_closed = True

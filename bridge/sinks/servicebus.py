@@ -30,11 +30,11 @@ from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
 from bridge.runtime.clock import Clock
 from bridge.runtime.worker import Worker
-from bridge.sinks.base import Request
+from bridge.sinks.base import RequestPreview
 
 T = TypeVar("T")
 
-# Time limits of the SDK do not always hold; what is longer over them than this is left behind.
+# The SDK does not always keep its time limits; a call that exceeds them by more than this is abandoned.
 GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 20.0
 
@@ -45,13 +45,15 @@ class ServiceBusSink:
     """One long-lived sender, on a thread of its own because the SDK can block without bound."""
 
     max_batch = 100
-    retry_limit_seconds = 3.5  # with a try that fails late and the time to connect, within five of its return
+    retry_limit_seconds = (
+        3.5  # with a slow failure and the time to connect: delivery within 5 s of a recovery
+    )
 
     def __init__(self, settings: ServiceBusSettings, *, clock: Clock | None = None) -> None:
         self._given = settings
         self._settings = with_current_secret(settings)
         self._clock = clock or Clock()
-        self._place = address_of(self._settings)
+        self._address = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
         self._identity = _Identity(self._settings)
         self._link: _Link | None = None
@@ -60,7 +62,7 @@ class ServiceBusSink:
         """Send the events in as few batches as the link allows, in their order."""
         messages, fault = _messages(events, self._settings.session)
         delivered = 0
-        once_more = self._link is not None  # an open link may have been lost while nothing was sent
+        once_more = self._link is not None  # an idle link may have been closed meanwhile
         while delivered < len(messages):
             try:
                 for transfer, count in self._transfers(messages[delivered:]):
@@ -77,32 +79,32 @@ class ServiceBusSink:
             raise fault
 
     def keep_alive(self) -> None:
-        """Reopen the sender before the service gives it up for being idle."""
+        """Reopen the sender before the service closes the idle link."""
         if self._link and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
             self._drop()
             self._open()
 
     def reload(self) -> None:
-        """Connect anew, with the connection string as it stands now and a new token."""
+        """Connect again, with the current connection string and a new token."""
         self._drop(identity=True)
         self._settings = with_current_secret(self._given, known=self._settings)
-        self._place = address_of(self._settings)
+        self._address = address_of(self._settings)
         self._identity = _Identity(self._settings)
 
     def check(self) -> str:
         """Open a sender, which needs the entity and the right to send."""
         self._drop()
         self._open()
-        return f"{self._place} lets us send"
+        return f"{self._address}: ready to send"
 
-    def show(self, event: StoredEvent) -> Request:
-        """Show the message for an event."""
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the message for an event."""
         messages, fault = _messages([event], self._settings.session)
         if fault:
             raise fault
         message = messages[0]
         broker: dict[Any, Any] = {
-            "to": self._place,
+            "to": self._address,
             "content_type": message.content_type,
             "message_id": message.message_id,
             "subject": message.subject,
@@ -110,13 +112,13 @@ class ServiceBusSink:
             "session_id": message.session_id,
         }
         named = {**broker, **(message.application_properties or {})}
-        return Request(
+        return RequestPreview(
             head=tuple(f"{name}: {value}" for name, value in named.items() if value is not None),
             body=event.body,
         )
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self._drop(identity=True)
         self._worker.close()
 
@@ -132,31 +134,31 @@ class ServiceBusSink:
     def _send(self, transfer: _Transfer) -> None:
         link, timeout_seconds = self._link, self._settings.timeout_seconds
         if link is None:
-            raise Unavailable(f"{self._place}: not connected")
+            raise Unavailable(f"{self._address}: not connected")
         self._call(
             link, lambda: link.send(transfer, timeout_seconds), limit_seconds=timeout_seconds + GRACE_SECONDS
         )
 
     def _call(self, link: _Link, function: Callable[[], T], *, limit_seconds: float) -> T:
-        """Run on the worker; most of what fails costs the connection, so that the next try starts from nothing."""
+        """Run on the worker; most errors close the connection, so that the next try starts with a new one."""
         try:
             return self._worker.call(function, limit_seconds=limit_seconds, afterwards=link.close_all)
         except HungError as error:
-            link.cut()
-            self._link = None  # it stays with the thread that hangs, and so does what that may have locked
+            link.abort()
+            self._link = None  # the hanging thread still uses it, and may hold its locks
             self._identity = _Identity(self._settings)
             if error.final:
                 raise
-            raise Unavailable(f"{self._place}: {error}") from error
+            raise Unavailable(f"{self._address}: {error}") from error
         except Exception as error:
             if not link_is_intact(error):
                 self._drop()
             if isinstance(error, DeliveryError):
                 raise
-            raise delivery_error(error, self._place) from error
+            raise delivery_error(error, self._address) from error
 
     def _drop(self, *, identity: bool = False) -> None:
-        """Give up the link without waiting for its end: that alone can take the SDK a second, or for ever."""
+        """Close the link without waiting: the SDK can take a second for it, or forever."""
         link, self._link = self._link, None
         if link:
             last = link.close_all if identity else link.close
@@ -167,7 +169,7 @@ _Transfer = ServiceBusMessage | ServiceBusMessageBatch
 
 
 class _Identity:
-    """The credential, made when it is first needed and kept over connections, as it keeps the token."""
+    """The credential, made when it is first needed and kept across connections, because it caches the token."""
 
     def __init__(self, settings: ServiceBusSettings) -> None:
         self._settings = settings
@@ -197,7 +199,7 @@ class _Link:
         self.used_at = clock.monotonic()
 
     def open(self) -> ServiceBusSender:
-        """Connect, unless that is done, and return the sender."""
+        """Connect unless connected, and return the sender."""
         if self._sender is None:
             self._client = connect(self._settings, credential=self._identity.credential())
             get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
@@ -214,8 +216,8 @@ class _Link:
         self.open().send_messages(transfer, timeout=timeout_seconds)
         self.used_at = self._clock.monotonic()
 
-    def cut(self) -> None:
-        """End the connection, from any thread: what hangs on it may come back."""
+    def abort(self) -> None:
+        """End the connection, from any thread: a call that hangs on it may return."""
         abort_connection(self._sender)
 
     def close(self) -> None:
@@ -234,7 +236,7 @@ class _Link:
 def _batches(
     sender: ServiceBusSender, messages: Sequence[ServiceBusMessage]
 ) -> Iterator[tuple[_Transfer, int]]:
-    """Cut messages into what one transfer can carry; a batch is of one session."""
+    """Split messages into transfers; all messages of a batch have one session."""
     for _, same_session in groupby(messages, key=lambda message: message.session_id):
         batch, count = sender.create_message_batch(), 0
         for message in same_session:
@@ -246,7 +248,7 @@ def _batches(
             if fits:
                 count += 1
             else:
-                yield message, 1  # the broker decides: alone, a message may be larger than in a batch
+                yield message, 1  # the broker decides: a single message may be larger than a batch
         if count:
             yield batch, count
 
@@ -260,20 +262,20 @@ def _add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
 
 
 def _messages(events: Sequence[StoredEvent], session: str) -> tuple[list[ServiceBusMessage], Rejected | None]:
-    """Lay events down as messages, up to the first of which none can be made: that must not hold up the others."""
+    """Convert events to messages, up to the first that cannot be converted: it must not delay those before it."""
     messages: list[ServiceBusMessage] = []
     for event in events:
         try:
             messages.append(to_message(event, session))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it would be the same at each try
+        except Exception as error:  # noqa: BLE001 - any error would be the same at each try
             return messages, Rejected(
-                f"no message can be made of the event ({type(error).__name__}: {error})"
+                f"the event cannot be converted to a message ({type(error).__name__}: {error})"
             )
     return messages, None
 
 
 def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
-    """Lay an event down as a message: the id for duplicate detection, properties for filters, JSON as body."""
+    """Convert an event to a message: the id for duplicate detection, properties for filters, JSON as body."""
     envelope = event.envelope
     data = _mapping(envelope.get("data"))
     properties: dict[str | bytes, Any] = {
@@ -299,10 +301,10 @@ def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
 
 
 def _session_id(event: StoredEvent, template: str) -> str:
-    """Fill the template; a session-enabled entity takes no message without one, so an empty one is the subject."""
+    """Fill in the template; an empty result becomes the subject, because a session-enabled entity needs an id."""
     envelope = event.envelope
     vm = _mapping(_mapping(envelope.get("data")).get("Vm"))
-    subject = str(envelope.get("subject") or event.id)  # what a relay brings need not have one
+    subject = str(envelope.get("subject") or event.id)  # a relayed event may have none
     given = template.format(
         event=envelope.get("correlationid") or subject,
         vm=str(vm.get("Name") or "").lower(),
@@ -317,6 +319,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Write a value as a text that UTF-8 can hold: JSON may have half a surrogate pair, AMQP not."""
+    """Convert a value to text that UTF-8 can encode: JSON allows lone surrogates, AMQP does not."""
     text = str(value)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

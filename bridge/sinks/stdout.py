@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 
 class StdoutSink:
-    """The process's standard output; whoever reads it slowly delays only this sink.
+    """The process's standard output; a slow reader delays only this sink.
 
     It is written without Python's buffer, which would keep what failed and write it once more later.
     """
@@ -23,21 +23,21 @@ class StdoutSink:
 
     def __init__(self, settings: StdoutSettings) -> None:
         self._settings = settings
-        self._cut_off = b""  # what is missing of a line that was begun
+        self._unwritten = b""  # the rest of a line that was interrupted
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """Write the event and a line's end; a line that broke off earlier is ended first."""
+        """Write the event as a line; a line that was interrupted earlier is finished first."""
         (event,) = events
-        begun = len(self._cut_off)
-        text = self._cut_off + _line(event.body) + b"\n"
+        rest = len(self._unwritten)
+        text = self._unwritten + _line(event.body) + b"\n"
         written = 0
         try:
             while written < len(text):
                 written += os.write(_descriptor(), text[written:])
         except OSError as error:
-            raise Unavailable(f"standard output cannot be written: {error.strerror or error}") from error
+            raise _unwritable(error) from error
         finally:
-            self._cut_off = text[written : begun if written <= begun else None]
+            self._unwritten = text[written : rest if written <= rest else None]
 
     def keep_alive(self) -> None:
         """Do nothing."""
@@ -46,28 +46,32 @@ class StdoutSink:
         """Do nothing: there is no secret."""
 
     def check(self) -> str:
-        """Tell that the output is there."""
+        """Test whether the output is open."""
         try:
             os.fstat(_descriptor())
         except OSError as error:
-            raise Unavailable(f"standard output cannot be written: {error.strerror or error}") from error
+            raise _unwritable(error) from error
         return "standard output is open"
 
-    def show(self, event: StoredEvent) -> Request:
-        """Show the line."""
-        return Request(head=(), body=_line(event.body))
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the line."""
+        return RequestPreview(head=(), body=_line(event.body))
 
     def close(self) -> None:
         """Leave the output to the process."""
 
 
+def _unwritable(error: OSError) -> Unavailable:
+    return Unavailable(f"standard output cannot be written: {error.strerror or error}")
+
+
 def _line(body: bytes) -> bytes:
-    """Bring JSON onto one line: what a relay brings may be laid out, and line breaks stand only between tokens."""
+    """Put JSON onto one line: a relayed event may be indented, and line breaks are only between tokens."""
     return body.translate(bytes.maketrans(b"\r\n", b"  "))
 
 
 def _descriptor() -> int:
-    """Return the number of the standard output.
+    """Return the descriptor of the standard output.
 
     Raises:
         OSError: the process was started without one.

@@ -1,12 +1,13 @@
-"""POST events to a URL: as CloudEvents over HTTP, or in a format for people."""
+"""POST events to a URL, in the format that its settings name."""
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from uuid import uuid5
 
+from bridge.config.base import read_or_keep
 from bridge.config.registry import format_class
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
@@ -18,117 +19,131 @@ from bridge.http.client import origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
 from bridge.runtime.logging import register_secret
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, Request
-from bridge.sinks.http_base import Poster, excerpt, post_batches, refusal, register_url, shown
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.http_base import (
+    MAX_BATCH_BYTES,
+    Poster,
+    answer_error,
+    excerpt,
+    post_batches,
+    preview,
+    register_url,
+)
 from bridge.sinks.responses import webhook_error
 
-log = logging.getLogger(__name__)
+# Other answers to OPTIONS may only mean that the receiver does not support it.
+_DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})
 
-MAX_BATCH_BYTES = 1_000_000
 
-_DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})  # others may only mean that OPTIONS is not known
+@dataclass(frozen=True, kw_only=True)
+class _Access:
+    """What comes from secrets: where and how to send."""
+
+    url: str
+    headers: dict[str, str]
+    signing_secrets: list[str]
+    format: Format
 
 
 class WebhookSink:
-    """A URL that takes events, one in each request but for `mode = "batch"`."""
+    """A URL that takes events, one in each request unless the format has batches."""
 
     retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, settings: WebhookSettings, *, clock: Clock | None = None) -> None:
         """Prepare to send.
 
+        Args:
+            settings: of the format that is sent.
+            clock: dates signatures and chat messages.
+
         Raises:
-            ValueError: the template is faulty.
+            OSError, ValueError: a secret cannot be used, or the template is faulty.
         """
         self._settings = settings
         self._clock = clock or Clock()
         self._poster = Poster(settings)
-        self._url = ""
-        self._headers: dict[str, str] = {}
-        self._signing_secrets: list[str] = []
-        self._read_secrets()
-        self.max_batch = self._format.max_batch
+        self._access = self._read_access()
+        self.max_batch = self._access.format.max_batch
 
     def keep_alive(self) -> None:
         """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
         """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
-        try:
-            self._read_secrets()
-        except (OSError, ValueError) as error:
-            log.warning("a secret file cannot be used; the old value stays: %s", error)
+        self._access = read_or_keep(self._read_access, self._access)
         self._poster.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """POST the events, each by itself or as batches."""
+        """POST the events, one at a time or in batches."""
         post_batches(events, self._post, max_bytes=MAX_BATCH_BYTES)
 
     def check_format(self, events: Sequence[StoredEvent]) -> None:
         """Try the format on samples of the events that will come.
 
         Raises:
-            ValueError: one cannot be shown, or the template names what no event has.
+            ValueError: one cannot be shown, or the template names a property that no event has.
         """
-        self._format.check([event.envelope for event in events], self._clock.now())
+        self._access.format.check([event.envelope for event in events], self._clock.now())
 
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
-        headers = {"WebHook-Request-Origin": _origin(), **self._headers}
-        answer = self._poster.exchange("OPTIONS", self._url, headers, None)
-        found = f"{origin(self._url)} is reached, it answered {answer.status} to OPTIONS"
+        url, headers = self._access.url, {"WebHook-Request-Origin": _origin(), **self._access.headers}
+        answer = self._poster.exchange("OPTIONS", url, headers, None)
+        result = f"{origin(url)}: reachable, it answered {answer.status} to OPTIONS"
         if 300 <= answer.status < 400:  # noqa: PLR2004 - the redirects
-            raise Misconfigured(f"{found}: redirects are not followed, give the final URL")
+            raise Misconfigured(f"{result}: redirects are not followed, set the final URL")
         if answer.status in (401, 403):
-            raise Misconfigured(f"{found}: look at the URL, the token and the headers")
+            raise Misconfigured(f"{result}: check the URL, the token and the headers")
         if answer.status in _DOWN:
-            raise Unavailable(found)
-        return found
+            raise Unavailable(result)
+        return result
 
-    def show(self, event: StoredEvent) -> Request:
-        """Show the POST for an event."""
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the POST for an event."""
         headers, body = self._write([event])
-        return shown("POST", self._url, {**headers, **dict.fromkeys(self._headers, "***")}, body)
+        return preview(
+            "POST", self._access.url, {**headers, **dict.fromkeys(self._access.headers, "***")}, body
+        )
 
     def close(self) -> None:
         """Close the connections."""
         self._poster.close()
 
-    def _read_secrets(self) -> None:
-        """Take all secrets as they stand now, or leave all as they were."""
+    def _read_access(self) -> _Access:
         settings = self._settings
         url = check_url(settings.url.read(), allow_http=settings.allow_http)
         headers = parse_headers(settings.headers.read()) if settings.headers else {}
         token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
         secrets = check_signing_secrets(settings.signing_secrets.read()) if settings.signing_secrets else []
-        self._format: Format = format_class(settings.format)(settings)
         register_url(url)
         for secret in (*headers.values(), token, *secrets):
-            register_secret(secret.removeprefix("whsec_"))  # it is known without, too
+            register_secret(secret.removeprefix("whsec_"))  # receivers may show it without the prefix
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._url, self._headers, self._signing_secrets = url, headers, secrets
+        format_: Format = format_class(settings.format)(settings)
+        return _Access(url=url, headers=headers, signing_secrets=secrets, format=format_)
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         headers, body = self._write(events)
-        answer = self._poster.exchange("POST", self._url, headers, body)
+        answer = self._poster.exchange("POST", self._access.url, headers, body)
         error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)
-        if error is Rejected and self._signing_secrets and b"signature" in answer.body.lower():
+        if error is Rejected and self._access.signing_secrets and b"signature" in answer.body.lower():
             error = Misconfigured  # many verifiers answer 400 to a rotated key or a wrong clock
         if error:
-            raise refusal(error, self._url, answer)
+            raise answer_error(error, self._access.url, answer)
 
-    def _write(self, events: Sequence[StoredEvent]) -> tuple[dict[str, str], bytes]:
-        """Return the headers and the body that carry the events."""
+    def _write(self, events: Sequence[StoredEvent]) -> Encoded:
+        """Return the headers and the body for events."""
         headers, body = self._encode(events)
-        if self._signing_secrets:
-            headers |= sign(self._signing_secrets, _message_id(events), self._clock.now(), body)
-        return {"WebHook-Request-Origin": _origin(), **headers, **self._headers}, body
+        if self._access.signing_secrets:
+            headers |= sign(self._access.signing_secrets, _message_id(events), self._clock.now(), body)
+        return {"WebHook-Request-Origin": _origin(), **headers, **self._access.headers}, body
 
     def _encode(self, events: Sequence[StoredEvent]) -> Encoded:
         try:
-            return self._format.encode(events, self._clock.now())
-        except Exception as error:  # whatever it is, it would be the same at each try
+            return self._access.format.encode(events, self._clock.now())
+        except Exception as error:  # any error would be the same at each try
             reason = str(error) if isinstance(error, ValueError) else repr(error)
             raise Rejected(
                 f"the event cannot be shown as {self._settings.format}{excerpt(reason.encode(errors='replace'))}"
@@ -136,12 +151,12 @@ class WebhookSink:
 
 
 def _message_id(events: Sequence[StoredEvent]) -> str:
-    """Name a message by its event, or by all events of a batch: the same in every try."""
-    return (
-        events[0].id if len(events) == 1 else str(uuid5(NAMESPACE, "\n".join(event.id for event in events)))
-    )
+    """Return the id of a message, the same in every try: of its event, or of all events in a batch."""
+    if len(events) == 1:
+        return events[0].id
+    return str(uuid5(NAMESPACE, "\n".join(event.id for event in events)))
 
 
 def _origin() -> str:
-    """Say who sends, in what may stand in a header."""
+    """Return this machine's name as a header can contain it."""
     return socket.gethostname().encode("ascii", "replace").decode()

@@ -243,7 +243,7 @@ def send_at_last(sink: Sink, events: Sequence[StoredEvent]) -> None:
 
 def test_no_error_and_no_log_shows_a_secret(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="bridge")
-    told = [rig.sink.check(), *rig.sink.show(EVENTS[0]).head, rig.sink.show(EVENTS[0]).body.decode()]
+    told = [rig.sink.check(), *rig.sink.preview(EVENTS[0]).head, rig.sink.preview(EVENTS[0]).body.decode()]
     for fail in rig.failures:
         fail()
         with pytest.raises(DeliveryError) as raised:
@@ -259,7 +259,7 @@ def test_a_check_sends_no_event_and_tells_what_it_found(rig: Rig) -> None:
 
 
 def test_what_is_shown_is_what_is_sent_but_for_secrets_and_showing_sends_nothing(rig: Rig) -> None:
-    shown = rig.sink.show(EVENTS[0])
+    shown = rig.sink.preview(EVENTS[0])
     assert rig.bodies() == []
     rig.sink.send(EVENTS[:1])
     (sent,) = rig.bodies()

@@ -190,7 +190,7 @@ def test_a_check_of_what_works_shows_each_part_and_exits_0(
     assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
     assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in told.out
     assert "this VM is web-0" in told.out
-    assert f"{inbox.base_url} is reached" in told.out
+    assert f"{inbox.base_url}: reachable" in told.out
     assert {one.method for one in inbox.received} == {"OPTIONS"}
     assert not (config.parent / "state").exists()
 

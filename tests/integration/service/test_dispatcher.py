@@ -122,7 +122,7 @@ def test_events_arrive_in_their_order(make: Make) -> None:
     rig.run_to_the_end()
     assert rig.received() == names
     assert rig.outbox.backlog("a") == (0, None)
-    assert rig.sink.closed
+    assert rig.sink.is_closed
 
 
 def test_an_event_that_is_committed_while_it_waits_is_sent_at_once(make: Make) -> None:
@@ -278,7 +278,7 @@ def test_a_receiver_that_is_gone_is_left_alone_and_loses_nothing(
     rig.dispatcher.stop_when_drained()
     rig.thread.join(LIMIT_SECONDS)
     assert not rig.thread.is_alive()
-    assert (rig.received(), rig.dead(), rig.sink.closed) == ([], [], True)
+    assert (rig.received(), rig.dead(), rig.sink.is_closed) == ([], [], True)
     status = rig.dispatcher.status()
     assert (status["state"], status["backlog"]) == ("gone", 3)
     assert [record.levelno for record in caplog.records if "410 Gone" in record.message] == [logging.ERROR]

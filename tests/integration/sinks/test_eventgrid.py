@@ -25,8 +25,7 @@ from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import EventGridLab, rules
 from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as module
-from bridge.sinks.eventgrid import EventGridSink
-from bridge.sinks.responses import event_grid_error
+from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import RawServer, dripping, environment, nobody_there, stored_event, toml
@@ -402,7 +401,7 @@ def test_the_old_key_stays_while_its_file_cannot_be_used(
             target.reload()
             target.send([EVENT])
     assert statuses(lab) == [200] * 3
-    assert caplog.text.count("the old value stays") == 3
+    assert caplog.text.count("keeping the previous value") == 3
 
 
 def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_identity(
@@ -634,7 +633,7 @@ def test_what_the_service_repeats_of_our_secrets_is_not_shown(
                 lab.clear_faults()
                 assert secret not in f"{error}{error.__cause__}"
                 assert f"answered {status}" in str(error)
-            assert secret not in "\n".join(target.show(EVENT).head)
+            assert secret not in "\n".join(target.preview(EVENT).head)
         assert secret not in caplog.text
 
 
@@ -645,7 +644,7 @@ def test_a_check_needs_the_topic_and_the_right_to_send_and_sends_no_event(
     lab: EventGridLab, flavor: str, tmp_path: Path
 ) -> None:
     with closing(with_key(lab, flavor, tmp_path)) as target:
-        assert target.check() == f"{lab.base_url} lets us send, it answered 400 to an empty batch"
+        assert target.check() == f"{lab.base_url}: ready to send, it answered 400 to an empty batch"
         for status, kind in (
             (401, Misconfigured),
             (404, Misconfigured),
@@ -667,7 +666,7 @@ def test_a_request_is_shown_with_the_header_that_would_be_sent_and_without_its_s
     lab: EventGridLab, flavor: str, tmp_path: Path, imds: TokenEndpoint, has_key: bool
 ) -> None:
     with closing((with_key if has_key else sink)(lab, flavor, tmp_path)) as target:
-        shown = target.show(EVENT)
+        shown = target.preview(EVENT)
     name = "aeg-sas-key" if has_key and flavor == "custom" else "Authorization"
     assert shown.head == (
         f"POST {lab.base_url}/...",

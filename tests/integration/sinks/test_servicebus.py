@@ -267,7 +267,7 @@ def test_an_event_that_fits_alone_but_in_no_batch_is_sent_alone(lab: ServiceBusL
 def test_an_event_of_which_no_message_can_be_made_is_rejected_alone(lab: ServiceBusLab) -> None:
     events = [event(0), event(1, id=LONG), event(2)]
     with closing(ServiceBusSink(settings(lab))) as sink:
-        with pytest.raises(Rejected, match="no message can be made") as raised:
+        with pytest.raises(Rejected, match="cannot be converted to a message") as raised:
             sink.send(events)
         assert raised.value.delivered == 1
     assert ids(lab.entity(QUEUE).messages) == [events[0].id]
@@ -467,7 +467,7 @@ def test_without_its_package_the_websocket_is_a_fault_that_names_the_extra(
 
 def test_a_check_needs_the_entity_and_the_right_to_send_and_sends_nothing(lab: ServiceBusLab) -> None:
     with closing(build_sink(settings(lab))) as sink:
-        assert sink.check() == f"127.0.0.1:{lab.port}/{QUEUE} lets us send"
+        assert sink.check() == f"127.0.0.1:{lab.port}/{QUEUE}: ready to send"
         for kind, reason in (("unauthorized", "role"), ("disabled", "disabled"), ("refuse_cbs", "refused")):
             lab.fault(kind)
             with pytest.raises(Misconfigured, match=reason):

@@ -18,6 +18,7 @@ import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.formats.samples import samples
+from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
 from bridge.runtime.logging import redact
@@ -227,7 +228,7 @@ def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
     with caplog.at_level(logging.WARNING):
         target.reload()
     target.send([EVENT])
-    assert "the old value stays" in caplog.text
+    assert "keeping the previous value" in caplog.text
     tokens = [one.headers["authorization"] for one in inbox.accepted]
     assert tokens == ["Bearer token-one", "Bearer token-one", "Bearer token-two", "Bearer token-two"]
 
@@ -303,7 +304,7 @@ def test_what_would_be_sent_is_shown_without_any_secret(
         proxy="http://user:secret-proxy@127.0.0.1:9",
     )
     (event, *_) = (one for one in samples(datetime.now(UTC)) if "scheduledevent" in one.type)
-    shown = target.show(event)
+    shown = target.preview(event)
     text = "\n".join(shown.head) + shown.body.decode()
     assert shown.head[0] == f"POST {inbox.base_url}/..."
     for name in ("X-Key", "X-Long", "Authorization"):
@@ -314,18 +315,6 @@ def test_what_would_be_sent_is_shown_without_any_secret(
 
 
 # --- what cannot be shown ---
-
-
-class Faulty:
-    """A format that fails, or returns what JSON does not know."""
-
-    def __init__(self, outcome: Any) -> None:
-        self._outcome = outcome
-
-    def write(self, *_: object) -> Any:
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
 
 
 @pytest.mark.parametrize(
@@ -343,17 +332,22 @@ class Faulty:
     ids=repr,
 )
 def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_raises(
-    inbox: Inbox, tmp_path: Path, outcome: Any
+    inbox: Inbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
+    def write(*_: object) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(Slack, "write", write)
     target = sink(tmp_path, inbox.url, format="slack")
-    target._format = Faulty(outcome)
     error = failure(target)
     assert type(error) is Rejected
     assert str(error).startswith("the event cannot be shown as slack: ")
     assert str(error).isprintable()
     str(error).encode()
     with pytest.raises(Rejected):
-        target.show(EVENT)
+        target.preview(EVENT)
     assert inbox.received == []
 
 
@@ -400,7 +394,7 @@ def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox,
 
 def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, tmp_path: Path) -> None:
     found = sink(tmp_path, f"{inbox.url}?sig=secret").check()
-    assert found == f"{inbox.base_url} is reached, it answered 200 to OPTIONS"
+    assert found == f"{inbox.base_url}: reachable, it answered 200 to OPTIONS"
     (one,) = inbox.received
     assert (one.method, one.body) == ("OPTIONS", b"")
     assert one.headers["webhook-request-origin"]

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
+from bridge.formats.cloudevents import MAX_BATCH_EVENTS
+from bridge.formats.cloudevents import batch as written_batch
 from bridge.lab.inbox import Inbox
-from bridge.sinks.http_base import join, post_batches
-from bridge.sinks.webhook import MAX_BATCH_BYTES, MAX_BATCH_EVENTS
+from bridge.sinks.http_base import MAX_BATCH_BYTES, post_batches
 from tests.support.diff import thorough
 from tests.support.process import stored_event
 from tests.support.webhook import failure, running, sink
@@ -114,10 +115,10 @@ def test_no_request_is_longer_than_it_may_be_and_none_is_empty(lengths: list[int
     posted: list[Sequence[StoredEvent]] = []
     post_batches(events, posted.append, max_bytes=max_bytes)
     assert [event for batch in posted for event in batch] == events
-    assert all(len(batch) == 1 or len(join(batch)) <= max_bytes for batch in posted)
+    assert all(len(batch) == 1 or len(written_batch(batch)) <= max_bytes for batch in posted)
     assert all(posted)
     for batch, following in pairwise(posted):  # nothing more would have fitted
-        assert len(join([*batch, following[0]])) >= max_bytes
+        assert len(written_batch([*batch, following[0]])) >= max_bytes
 
 
 # --- what is refused ---

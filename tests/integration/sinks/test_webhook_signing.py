@@ -145,7 +145,7 @@ def test_a_changed_file_of_secrets_is_used_after_the_reload_and_a_broken_one_is_
         target.reload()
     target.send([EVENT])
     assert [signers(one) for one in inbox.accepted] == [[SECRET], [SECRET], [SECRET, NEXT], [NEXT], [NEXT]]
-    assert caplog.text.count("the old value stays") == 5
+    assert caplog.text.count("keeping the previous value") == 5
     assert not [part for part in ("c2hvcnQ", OTHER[6:], "no-base64") if part in caplog.text]
 
 
@@ -220,6 +220,6 @@ def test_a_signing_secret_is_told_nowhere(
             error = failure(target)
             assert SECRET.removeprefix("whsec_") not in str(error)
             assert NEXT not in str(error)
-    text = "\n".join(target.show(EVENT).head) + caplog.text + repr(target._settings)
+    text = "\n".join(target.preview(EVENT).head) + caplog.text + repr(target._settings)
     assert SECRET.removeprefix("whsec_") not in text
     assert NEXT not in text

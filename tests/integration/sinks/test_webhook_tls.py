@@ -235,7 +235,7 @@ def test_a_proxy_that_cannot_be_used_keeps_the_old_one_and_is_not_shown(
             rig.sink.reload()
         rig.sink.send([EVENT])
         assert (len(proxy.requests), len(server.requests)) == (1, 1)
-    assert "the old value stays" in caplog.text
+    assert "keeping the previous value" in caplog.text
     assert "secret" not in caplog.text.replace("a secret file cannot be used", "")
 
 
@@ -248,7 +248,7 @@ def test_a_proxy_that_is_not_there_may_come_back_and_its_login_is_told_nowhere(
         assert type(error) is Unavailable
         with pytest.raises(Unavailable) as raised:
             rig.sink.check()
-    told = f"{error} {raised.value} {rig.sink.show(EVENT)} {rig.sink._settings!r} {caplog.text}"
+    told = f"{error} {raised.value} {rig.sink.preview(EVENT)} {rig.sink._settings!r} {caplog.text}"
     assert "secret-password" not in told
     assert "secret-query" not in told
     assert server.requests == []
