@@ -64,7 +64,7 @@ class ApprovalSettings(ReceiverSettings):
     signing_secrets: Secret | None = None
     receipts_topic: str = ""
     receipts_subscription: str = ""
-    policy: PolicySettings = PolicySettings()
+    policy: PolicySettings = Field(default_factory=PolicySettings)
     auto: tuple[AutoSettings, ...] = ()
 
     @model_validator(mode="before")

@@ -8,7 +8,6 @@ from typing import ClassVar
 from pydantic import Field, model_validator
 
 from bridge.config.base import Secret, Settings
-from bridge.config.tls import check_ca, check_certificate
 from bridge.config.validators import (
     check_proxy,
 )
@@ -30,6 +29,10 @@ class HttpSettings(Settings):
 
     @model_validator(mode="after")
     def _check_certificates(self) -> HttpSettings:
+        if not (self.ca_file or self.client_certificate_file or self.client_key_file):
+            return self
+        from bridge.config.tls import check_ca, check_certificate  # noqa: PLC0415 - few need ssl this early
+
         if self.client_key_file and not self.client_certificate_file:
             raise ValueError("client_key_file: expected a client_certificate_file, too")
         try:

@@ -6,15 +6,20 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from bridge.config.approvals import ApprovalSettings
 from bridge.config.base import DAY_SECONDS, Settings
-from bridge.config.bus import RelaySettings
 from bridge.config.imds import ImdsSettings
-from bridge.config.sinks import SinkSettings
+
+if TYPE_CHECKING:
+    from bridge.config.approvals import ApprovalSettings
+    from bridge.config.bus import RelaySettings
+    from bridge.config.sinks import SinkSettings
+else:
+    # The loader validates each part with its own settings, and imports only those that are configured.
+    ApprovalSettings = RelaySettings = SinkSettings = Any
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -41,7 +46,7 @@ class Config(Settings):
     log_format: Literal["auto", "json", "text"] = "auto"
     source: Annotated[str, AfterValidator(_check_source)] = ""
     vm_source: Annotated[str, AfterValidator(_check_source)] = ""
-    imds: ImdsSettings = ImdsSettings()
+    imds: ImdsSettings = Field(default_factory=ImdsSettings)
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
     approvals: ApprovalSettings | None = None
     relay: RelaySettings | None = None
