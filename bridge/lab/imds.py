@@ -182,6 +182,7 @@ class ImdsLab:
         event_status: str = "Scheduled",
         completes: bool = False,
         impact_seconds: float = 10,
+        hold: bool = False,
     ) -> str:
         """Add an event.
 
@@ -196,6 +197,7 @@ class ImdsLab:
             event_status: "Started" for an event without notice.
             completes: whether it completes on its own, `impact_seconds` after its start.
             impact_seconds: lab seconds.
+            hold: whether an approval starts it only after `release`, whatever the lab's `approvals`.
 
         Returns: its EventId.
         """
@@ -215,6 +217,7 @@ class ImdsLab:
                 fields=fields,
                 notice_seconds=notice_seconds,
                 impact_seconds=impact_seconds if completes else None,
+                hold=hold,
             )
         return str(fields["EventId"])
 

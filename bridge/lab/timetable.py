@@ -53,6 +53,7 @@ class Timetable:
         fields: dict[str, Any],
         notice_seconds: float,
         impact_seconds: float | None,
+        hold: bool = False,
     ) -> None:
         """Add an event, and start it if its EventStatus is Started.
 
@@ -60,13 +61,15 @@ class Timetable:
             fields: as a document of the newest version shows them.
             notice_seconds: lab seconds until NotBefore.
             impact_seconds: lab seconds until it completes; None: only by hand.
+            hold: whether an approval starts it only after `release`.
         """
         key = str(fields["EventId"]).casefold()
         if key in self._events:
             raise LabError(
                 f"event_id given: {fields['EventId']!r}, which is in the document; expected: a new one"
             )
-        event = _Event(fields=fields, start_at=None, impact_seconds=impact_seconds, released=self._ready)
+        released = self._ready and not hold
+        event = _Event(fields=fields, start_at=None, impact_seconds=impact_seconds, released=released)
         self._events[key] = event
         if event.pending:
             self._give_notice(event, notice_seconds)

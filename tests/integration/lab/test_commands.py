@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,58 @@ def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixtur
 def test_schedule_without_a_vm_names_all_vms(lab: ImdsLab) -> None:
     assert drive(lab, "schedule", "--type", "Freeze") == 0
     assert lab.events[0]["Resources"] == ["web-0", "web-1"]
+
+
+@pytest.mark.parametrize(
+    ("event_type", "seconds"),
+    [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)],
+)
+def test_each_type_has_its_documented_minimum_notice_by_default(
+    lab: ImdsLab, event_type: str, seconds: int
+) -> None:
+    earliest = time.time() + seconds - 1  # NotBefore has whole seconds
+    assert drive(lab, "schedule", "--type", event_type) == 0
+    not_before = parsedate_to_datetime(lab.events[0]["NotBefore"]).timestamp()
+    assert earliest <= not_before <= time.time() + seconds
+
+
+def test_an_event_can_be_started_when_it_is_first_seen(lab: ImdsLab) -> None:
+    assert drive(lab, "schedule", "--type", "Reboot", "--status", "Started") == 0
+    assert [event["EventStatus"] for event in lab.events] == ["Started"]
+
+
+def test_an_event_can_complete_after_its_impact(lab: ImdsLab) -> None:
+    assert drive(lab, "schedule", "--type", "Reboot", "--status", "Started", "--impact", "0") == 0
+    lab.wait_for(lambda: lab.incarnation == 3)
+    assert lab.events == []
+
+
+def test_an_event_can_name_no_vm_and_vms_of_elsewhere(lab: ImdsLab) -> None:
+    assert drive(lab, "schedule", "--type", "Reboot", "--no-vm") == 0
+    assert drive(lab, "schedule", "--type", "Reboot", "--other-vm", "db-0") == 0
+    assert drive(lab, "schedule", "--type", "Reboot", "--vm", "web-0", "--other-vm", "db-0") == 0
+    assert [event["Resources"] for event in lab.events] == [[], ["db-0"], ["web-0", "db-0"]]
+
+
+def test_an_unknown_type_is_scheduled_with_a_note(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drive(lab, "schedule", "--type", "Rebot") == 0
+    assert lab.events[0]["EventType"] == "Rebot"
+    assert "note: --type Rebot is not one of Freeze" in capsys.readouterr().err
+
+
+def test_a_held_event_starts_after_its_approval_and_its_release(lab: ImdsLab) -> None:
+    assert drive(lab, "schedule", "--type", "Reboot", "--hold") == 0
+    event_id = lab.events[0]["EventId"]
+    answer = requests.post(
+        f"{lab.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01",
+        json={"StartRequests": [{"EventId": event_id}]},
+        headers={"Metadata": "true"},
+        timeout=LIMIT_SECONDS,
+    )
+    assert answer.status_code == 200
+    assert lab.events[0]["EventStatus"] == "Scheduled"
+    assert drive(lab, "release", event_id) == 0
+    assert lab.events[0]["EventStatus"] == "Started"
 
 
 def test_events_are_started_completed_and_canceled(lab: ImdsLab) -> None:
@@ -179,10 +233,10 @@ def test_the_configurations_that_the_lab_prints_are_good_ones(tmp_path: Path) ->
     command = [sys.executable, "-c", COMMAND, "lab", "--port-base", "0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = list(iter(process.stdout.readline, "Make something happen, from another terminal:\n"))
+        lines = list(iter(process.stdout.readline, "Create events and faults from another terminal:\n"))
         process.terminate()
         process.stdout.read()
-    second = next(number for number, line in enumerate(lines) if line.startswith("One voice"))
+    second = next(number for number, line in enumerate(lines) if line.startswith("For one message"))
     vm, relay = (_saved(tmp_path / "lab.toml", part) for part in (lines[:second], lines[second:]))
     assert sorted(vm.sinks) == ["bus", "grid", "inbox"]
     assert vm.approvals is not None
@@ -231,4 +285,21 @@ def test_the_lab_prints_its_addresses_and_the_scenario_until_a_signal(number: si
     assert re.search(r"^Service Bus: +Endpoint=sb://127\.0\.0\.1:\d+;", text, re.MULTILINE)
     assert "The host of db-2 fails" in text
     assert "--control http://127.0.0.1:" in text
-    assert lines[-1].endswith("stops\n")
+    assert lines[-1].endswith("stopping\n")
+
+
+def test_the_lab_stops_however_often_it_is_signalled() -> None:
+    command = [sys.executable, "-c", COMMAND, "lab", "--port-base", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "What happens" in line:
+                break
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+        try:
+            assert process.poll() == 0
+        finally:
+            process.kill()
