@@ -22,6 +22,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
+from bridge.azure.internals import close_socket_on_close
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
@@ -179,6 +180,7 @@ class BusReceiver:
         self._credential = self._credential or make_credential(self._settings)
         self._client = connect(self._settings, credential=self._credential)
         receiver = _receiver(self._client, self._settings, session)
+        close_socket_on_close(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
         self._renew_session_at = None

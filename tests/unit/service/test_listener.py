@@ -279,12 +279,12 @@ def test_a_badly_signed_command_is_dead_lettered_with_a_receipt(make_rig: MakeRi
     if fault == "unsigned":
         rig.send(event)
     else:
-        changes: dict[str, Any] = {
+        changes: dict[str, dict[str, Any]] = {
             "another secret": {"secret": OTHER_SECRET},
             "too old": {"ago_seconds": 400},
             "from the future": {"ago_seconds": -400},
-        }[fault]
-        send_signed(rig, event, **changes)
+        }
+        send_signed(rig, event, **changes[fault])
     rig.run()
     assert rig.reasons("c") == ["bad_signature"]
     (dead,) = rig.queue.dead_letters
