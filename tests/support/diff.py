@@ -1,4 +1,4 @@
-"""What the tests of the first flow's pure half share: documents, a watch in steps, a clock, the envelope's rules."""
+"""What the tests of documents and changes share: documents, a watch in steps, the rules of CloudEvents."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def document(incarnation: Any, *entries: Any, **fields: Any) -> Document:
 
 
 class Watcher:
-    """Compares one document after another, with a second between them unless it is told otherwise."""
+    """Compares one document after another, with a second between them unless a test says otherwise."""
 
     def __init__(self, *documents: Document) -> None:
         self.watch = Watch()
@@ -136,7 +136,7 @@ def faults_of(envelope: Mapping[str, Any]) -> list[str]:
 
 
 def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not JSON")
 
 
 def is_uuid5(text: str) -> bool:

@@ -1,6 +1,6 @@
 """What the tests of the contract share: validators, and real output of the real processes as examples.
 
-`python -m tests.support.schemas` writes `schemas/examples/` anew.
+`python -m tests.support.schemas` writes `schemas/examples/` again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def faults(envelope: Envelope) -> list[str]:
 
 
 def record(folder: Path) -> list[Envelope]:
-    """Run the real processes on the lab until each has told everything that it can; return all that was told."""
+    """Run the real processes on the lab until each has published every type of event; return all events."""
     with (
         ImdsLab(vms=("web-0", "web-1"), scale_set="", rate_limit=None) as imds,
         ServiceBusLab(bus_config()) as bus,
@@ -71,20 +71,20 @@ def record(folder: Path) -> list[Envelope]:
                 "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
             },
         }
-        told = [*_watched(Forward(folder / "forward", given), imds)]
-        told += _approved(Listen(folder / "listen", given), imds, bus)
+        events = [*_watched(Forward(folder / "forward", given), imds)]
+        events += _approved(Listen(folder / "listen", given), imds, bus)
         config = folder / "check.toml"
         sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
         config.write_text(toml({"state_dir": folder / "check", "imds": given["imds"], "sinks": sinks}))
         assert run("check", "--send", "--config", config).returncode == 0
-        told += inbox.events()
-        return json.loads(json.dumps(told).replace(imds.url("web-0"), "http://169.254.169.254"))  # type: ignore[no-any-return]
+        events += inbox.events()
+        return json.loads(json.dumps(events).replace(imds.url("web-0"), "http://169.254.169.254"))  # type: ignore[no-any-return]
 
 
-def examples(told: list[Envelope]) -> dict[str, Envelope]:
+def examples(events: list[Envelope]) -> dict[str, Envelope]:
     """Choose one event of each type: the first that is not about nothing."""
     found: dict[str, Envelope] = {}
-    for envelope in told:
+    for envelope in events:
         is_empty = envelope["data"].get("CloudEventIds") == [] or envelope["data"].get("EventId", "") is None
         if not is_empty:
             found.setdefault(name_of(envelope), envelope)
@@ -103,10 +103,10 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
         _wait(forward, "scheduledevent.started")
         imds.complete(first)
         _wait(forward, "scheduledevent.completed")
-        while not _told(forward, "scheduledevent.canceled"):  # on a slow machine, a watch may have a gap
+        while not _printed(forward, "scheduledevent.canceled"):  # on a slow machine, a watch may have a gap
             with _seen_scheduled(forward):
                 second = _schedule(imds, "Freeze")
-            ends = len(_told(forward, "scheduledevent.canceled", "scheduledevent.ended"))
+            ends = len(_printed(forward, "scheduledevent.canceled", "scheduledevent.ended"))
             imds.cancel(second)
             _wait(forward, "scheduledevent.canceled", "scheduledevent.ended", more_than=ends)
         imds.fault(500, count=None)
@@ -120,7 +120,7 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
     with forward:
         _wait(forward, "scheduledevent.ended")
         assert forward.stop() == 0, forward
-    return _told(forward)
+    return _printed(forward)
 
 
 def _approved(listen: Listen, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelope]:
@@ -141,7 +141,7 @@ def _approved(listen: Listen, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelop
         sender.send(*nonsense)
         wait_until(lambda: bus.entity(FLEET).counts.dead_letters == MALFORMED, describe=lambda: listen)
         assert listen.stop() == 0, listen
-    return [command, *_told(listen)]
+    return [command, *_printed(listen)]
 
 
 def _schedule(imds: ImdsLab, event_type: str) -> str:
@@ -156,26 +156,26 @@ def _approve(listen: Listen, event_id: str) -> None:
     assert done.returncode == 0, done
 
 
-def _told(process: Forward, *names: str) -> list[Envelope]:
+def _printed(process: Forward, *names: str) -> list[Envelope]:
     """Return what it printed so far, of these types or of all."""
     text = process.output.read_text() if process.output.exists() else ""
-    told = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [envelope for envelope in told if not names or name_of(envelope) in names]
+    events = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [envelope for envelope in events if not names or name_of(envelope) in names]
 
 
 def _wait(process: Forward, *names: str, more_than: int = 0) -> None:
-    wait_until(lambda: len(_told(process, *names)) > more_than, describe=lambda: process)
+    wait_until(lambda: len(_printed(process, *names)) > more_than, describe=lambda: process)
 
 
 @contextmanager
 def _seen_scheduled(forward: Forward) -> Iterator[None]:
-    before = len(_told(forward, "scheduledevent.scheduled"))
+    before = len(_printed(forward, "scheduledevent.scheduled"))
     yield
     _wait(forward, "scheduledevent.scheduled", more_than=before)
 
 
 def _write() -> None:
-    """Write the examples; this machine's name is nobody's business."""
+    """Write the examples; the name of this machine is replaced."""
     EXAMPLES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         found = examples(record(Path(folder)))

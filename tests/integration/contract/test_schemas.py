@@ -41,23 +41,23 @@ NOBODY = Reporter(name="host 1", role="forward", epoch="e1")
 COMMAND = VALIDATORS[COMMAND_APPROVE]
 
 
-def tell(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[CloudEvent]:
+def build(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[CloudEvent]:
     """Tell of the documents one after another, as the forwarder does."""
     watch = Watch()
     for sequence, document in enumerate(documents, start=1):
         before = watch.document
         watch, changes = compare(watch, document, Observation(at=400.0 * sequence, gap_seconds=1.0))
-        told = [
+        built = [
             reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=AT)
             for change in changes
         ]
-        yield from told
-        ids = [event.id for event in told]
+        yield from built
+        ids = [event.id for event in built]
         yield reporter.document(document, previous=before, event_ids=ids, sequence=sequence, at=AT)
 
 
-def faults_in(told: Iterator[CloudEvent]) -> list[str]:
-    return [f"{event.type}: {fault}" for event in told for fault in faults(envelope_of(structured(event)))]
+def faults_in(built: Iterator[CloudEvent]) -> list[str]:
+    return [f"{event.type}: {fault}" for event in built for fault in faults(envelope_of(structured(event)))]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_without_a_name_the_command_lists_the_names() -> None:
         (("--write", "/proc/here"), "schema: cannot write to /proc/here: No such file or directory"),
     ],
 )
-def test_what_the_command_cannot_do_it_says(arguments: tuple[str, ...], said: str) -> None:
+def test_the_command_reports_what_it_cannot_do(arguments: tuple[str, ...], said: str) -> None:
     done = run("schema", *arguments)
     assert done.returncode == 2
     assert said in done.stderr
@@ -109,27 +109,29 @@ def test_what_the_command_cannot_do_it_says(arguments: tuple[str, ...], said: st
 
 def properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Give all properties, those of properties and of items too."""
-    for name, told in schema.get("properties", {}).items():
-        yield name, told
-        yield from properties(told)
-        yield from properties(told.get("items", {}))
+    for name, described in schema.get("properties", {}).items():
+        yield name, described
+        yield from properties(described)
+        yield from properties(described.get("items", {}))
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_a_schema_is_valid_and_says_of_every_property_what_it_is(name: str) -> None:
+def test_a_schema_is_valid_and_describes_every_property(name: str) -> None:
     schema = schemas()[name]
     Draft202012Validator.check_schema(schema)
     assert schema["$id"] == f"urn:imds-bridge:schema:{name}:1"
     assert schema["description"]
-    for property_name, told in properties(schema):
-        assert told["title"] == property_name
-        assert "Source: " in told["description"], property_name
-        kinds = {told["type"]} if isinstance(told.get("type"), str) else set(told.get("type", ()))
-        if kinds & {"integer", "number"} or told.get("format") == "date-time":
-            assert "Unit: " in told["description"], property_name
-        assert told.get("examples") or told.get("properties"), property_name
-        validator = Draft202012Validator(told, format_checker=Draft202012Validator.FORMAT_CHECKER)
-        assert all(validator.is_valid(example) for example in told.get("examples", ())), property_name
+    for property_name, described in properties(schema):
+        assert described["title"] == property_name
+        assert "Source: " in described["description"], property_name
+        kinds = (
+            {described["type"]} if isinstance(described.get("type"), str) else set(described.get("type", ()))
+        )
+        if kinds & {"integer", "number"} or described.get("format") == "date-time":
+            assert "Unit: " in described["description"], property_name
+        assert described.get("examples") or described.get("properties"), property_name
+        validator = Draft202012Validator(described, format_checker=Draft202012Validator.FORMAT_CHECKER)
+        assert all(validator.is_valid(example) for example in described.get("examples", ())), property_name
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -142,7 +144,7 @@ def test_a_schema_needs_no_other_file_and_lets_further_properties_pass(name: str
 
 
 @pytest.mark.parametrize("name", [name for name in DATA if name != COMMAND_APPROVE])
-def test_a_schema_refuses_data_that_lack_what_is_promised_or_have_another_type(name: str) -> None:
+def test_a_schema_refuses_data_without_required_properties_or_with_other_types(name: str) -> None:
     data = read(EXAMPLES / file_name(name))["data"]
     for required in schemas()[name]["required"]:
         assert not VALIDATORS[name].is_valid({key: data[key] for key in data if key != required}), required
@@ -150,7 +152,7 @@ def test_a_schema_refuses_data_that_lack_what_is_promised_or_have_another_type(n
 
 
 @pytest.mark.parametrize("end", ["completed", "canceled", "ended"])
-def test_the_words_for_an_end_are_closed(end: str) -> None:
+def test_the_statuses_of_ends_are_closed(end: str) -> None:
     name = f"scheduledevent.{end}"
     data = read(EXAMPLES / file_name(name))["data"]
     assert not VALIDATORS[name].is_valid({**data, "EventStatus": "Scheduled"})
@@ -163,7 +165,7 @@ def links() -> set[str]:
     return set(re.findall(r"\]\(([^)]+)\)", (SCHEMAS / "README.md").read_text()))
 
 
-def test_readme_leads_to_every_schema_and_to_nothing_that_is_not_there() -> None:
+def test_readme_links_every_schema_and_nothing_that_does_not_exist() -> None:
     assert {path.name for path in SCHEMAS.glob("*.json")} < links()
     assert [link for link in links() if not (SCHEMAS / link).exists()] == []
 
@@ -174,7 +176,7 @@ def sql_filters() -> list[str]:
 
 
 @pytest.mark.parametrize("expression", sql_filters())
-def test_a_filter_of_readme_takes_some_events_and_not_others(expression: str) -> None:
+def test_a_filter_of_readme_matches_some_events_and_not_others(expression: str) -> None:
     matches, taken = sql(expression), []
     for path in EXAMPLES.iterdir():
         envelope = read(path)
@@ -209,23 +211,23 @@ def test_an_example_is_a_valid_event_of_its_type(name: str) -> None:
         assert envelope["dataschema"] == schemas()[name]["$id"]
 
 
-def test_the_samples_of_every_type_keep_to_the_schemas() -> None:
-    told = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
-    assert [fault for envelope in told for fault in faults(envelope)] == []
-    assert {envelope["dataschema"] for envelope in told} == {
+def test_the_samples_of_every_type_match_the_schemas() -> None:
+    built = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
+    assert [fault for envelope in built for fault in faults(envelope)] == []
+    assert {envelope["dataschema"] for envelope in built} == {
         schema["$id"] for name, schema in schemas().items() if name != COMMAND_APPROVE
     }
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 @pytest.mark.parametrize("reporter", [REPORTER, NOBODY], ids=["known", "unknown"])
-def test_recorded_documents_make_events_that_keep_to_the_schemas(path: Path, reporter: Reporter) -> None:
+def test_events_of_recorded_documents_match_the_schemas(path: Path, reporter: Reporter) -> None:
     documents = [parse_document(json.dumps(raw).encode()) for raw in read(path)["documents"]]
-    assert faults_in(tell(documents, reporter)) == []
+    assert faults_in(build(documents, reporter)) == []
 
 
 @pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_documents_of_every_api_version_make_events_that_keep_to_the_schemas(version: str) -> None:
+def test_events_of_every_api_version_match_the_schemas(version: str) -> None:
     lives: list[Document] = []
     for status in ("Scheduled", "Started", ""):
         events = [
@@ -243,9 +245,9 @@ def test_documents_of_every_api_version_make_events_that_keep_to_the_schemas(ver
             if status
         ]
         lives.append(parse_document(json.dumps(render_document(7 + len(lives), events, version)).encode()))
-    told = list(tell(lives))
-    assert len(told) > len(lives)
-    assert faults_in(iter(told)) == []
+    built = list(build(lives))
+    assert len(built) > len(lives)
+    assert faults_in(iter(built)) == []
 
 
 texts = st.text(max_size=8) | st.none()
@@ -277,10 +279,10 @@ documents = st.builds(
 
 @thorough
 @given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, NOBODY]))
-def test_whatever_documents_say_in_documented_types_becomes_events_that_keep_to_the_schemas(
+def test_events_of_any_document_with_documented_types_match_the_schemas(
     life: list[Document], reporter: Reporter
 ) -> None:
-    assert faults_in(tell(life, reporter)) == []
+    assert faults_in(build(life, reporter)) == []
 
 
 @thorough
@@ -288,13 +290,13 @@ def test_whatever_documents_say_in_documented_types_becomes_events_that_keep_to_
     st.dictionaries(st.sampled_from(["EventType", "Resources", "NotBefore"]), st.none() | st.integers()),
     st.text(max_size=5),
 )
-def test_a_document_of_any_kind_is_told_whole_by_an_event_that_keeps_to_the_schema(
+def test_any_document_is_published_whole_by_an_event_that_matches_the_schema(
     odd: dict[str, Any], name: str
 ) -> None:
     raw = {"DocumentIncarnation": [name], "Events": [entry(**odd), 5, None], name: odd}
-    told = [*tell([parse_document(json.dumps(raw).encode())])][-1]
-    assert faults_in(iter([told])) == []
-    assert told.data["Document"] == raw
+    built = [*build([parse_document(json.dumps(raw).encode())])][-1]
+    assert faults_in(iter([built])) == []
+    assert built.data["Document"] == raw
 
 
 # --- what really runs ---
@@ -309,14 +311,14 @@ def paths(value: Any, at: str = "") -> set[str]:
     return {at}
 
 
-def test_the_processes_tell_what_the_examples_show_and_all_of_it_keeps_to_the_schemas(tmp_path: Path) -> None:
-    told = record(tmp_path)
-    assert [(name_of(envelope), fault) for envelope in told for fault in faults(envelope)] == []
-    for name, envelope in examples(told).items():
+def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schemas(tmp_path: Path) -> None:
+    built = record(tmp_path)
+    assert [(name_of(envelope), fault) for envelope in built for fault in faults(envelope)] == []
+    for name, envelope in examples(built).items():
         assert paths(envelope) == paths(read(EXAMPLES / file_name(name))), name
-    reasons = Counter(envelope["data"].get("Reason") for envelope in told)
+    reasons = Counter(envelope["data"].get("Reason") for envelope in built)
     assert {"approved", "denied", "imds_refused", "malformed", "Started", "Stopping"} <= reasons.keys()
-    assert [e["data"]["Count"] for e in told if "Count" in e["data"]] == [2]
+    assert [e["data"]["Count"] for e in built if "Count" in e["data"]] == [2]
 
 
 # --- commands ---
@@ -383,13 +385,13 @@ INVALID_COMMANDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("data", VALID_COMMANDS, ids=str)
-def test_a_command_that_keeps_to_the_schema_is_taken(data: dict[str, Any]) -> None:
+def test_a_command_that_matches_the_schema_is_accepted(data: dict[str, Any]) -> None:
     assert list(COMMAND.iter_errors(data)) == []
     assert accepts(data)
 
 
 @pytest.mark.parametrize("data", INVALID_COMMANDS, ids=str)
-def test_what_is_no_command_is_refused_by_the_schema_and_by_the_listener(data: dict[str, Any]) -> None:
+def test_an_invalid_command_is_refused_by_the_schema_and_by_the_listener(data: dict[str, Any]) -> None:
     assert not COMMAND.is_valid(data)
     assert not accepts(data)
 
@@ -403,7 +405,7 @@ def test_what_is_no_command_is_refused_by_the_schema_and_by_the_listener(data: d
     ],
     ids=str,
 )
-def test_the_listener_also_takes_what_the_schema_does_not_promise(data: dict[str, Any]) -> None:
+def test_the_listener_also_accepts_what_the_schema_does_not_promise(data: dict[str, Any]) -> None:
     assert not COMMAND.is_valid(data)
     assert accepts(data)
 
@@ -430,13 +432,15 @@ printable = st.text(st.characters(exclude_categories=("C", "Zl", "Zp", "Zs")), m
         },
     ),
 )
-def test_whatever_the_schema_takes_the_listener_takes(which: dict[str, Any], more: dict[str, Any]) -> None:
+def test_the_listener_accepts_whatever_the_schema_accepts(
+    which: dict[str, Any], more: dict[str, Any]
+) -> None:
     data = {**which, **more}
     assert accepts(data) or not COMMAND.is_valid(data)
 
 
-def test_a_receipt_without_a_known_event_keeps_to_the_schema() -> None:
-    told = replace(REPORTER, role="listen").receipt(
+def test_a_receipt_without_a_known_event_matches_the_schema() -> None:
+    built = replace(REPORTER, role="listen").receipt(
         outcome="rejected",
         key="k",
         command_id="",
@@ -453,4 +457,4 @@ def test_a_receipt_without_a_known_event_keeps_to_the_schema() -> None:
             "DryRun": True,
         },
     )
-    assert faults_in(iter([told])) == []
+    assert faults_in(iter([built])) == []

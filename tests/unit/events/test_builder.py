@@ -1,4 +1,4 @@
-"""Changes become CloudEvents whose ids are a contract and whose data keeps Microsoft's own names."""
+"""CloudEvents of changes: their ids, which are part of the contract, their attributes and their data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, document, entry, i
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)
 REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", vm=VM)
-NOBODY = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef")
+UNKNOWN_VM = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef")
 SCALE_SET_VM = replace(VM, scale_set="front")
 
 
@@ -31,7 +31,7 @@ def scheduled(**fields: Any) -> Change:
     return Change(kind="scheduled", event=seen(**fields))
 
 
-def tell(
+def build(
     change: Change, *, by: events.Reporter = REPORTER, seen_before: int = 0, at: datetime = AT
 ) -> CloudEvent:
     return by.scheduled_event(change, seen_before=seen_before, incarnation=2, at=at)
@@ -48,10 +48,10 @@ def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() 
     started = Change(kind="started", event=seen(status="Started"), previous=seen())
     gone = seen(status="Started")
     assert [
-        tell(scheduled()).id,
-        tell(scheduled(), seen_before=1).id,
-        tell(started).id,
-        tell(Change(kind="completed", event=gone, previous=gone)).id,
+        build(scheduled()).id,
+        build(scheduled(), seen_before=1).id,
+        build(started).id,
+        build(Change(kind="completed", event=gone, previous=gone)).id,
         document_event().id,
     ] == [
         "17f94873-8642-5b8d-83a6-070d8696464a",
@@ -63,19 +63,19 @@ def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() 
 
 
 def test_the_id_of_a_change_can_be_computed_by_hand() -> None:
-    told = (
+    normal_form = (
         '["c7061bac-afdc-4513-b24b-aa5f13a16123", "scheduled", {"DurationInSeconds": -1, '
         '"EventId": "c7061bac-afdc-4513-b24b-aa5f13a16123", "EventSource": "Platform", '
         '"EventStatus": "scheduled", "EventType": "Reboot", "NotBefore": "2022-04-11T22:26:58+00:00", '
         '"ResourceType": "VirtualMachine", "Resources": ["web-0"]}]'
     )
     namespace = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
-    by_hand = uuid5(namespace, f"{sha256(told.encode()).hexdigest()}:0")
-    assert tell(scheduled()).id == str(by_hand)
+    by_hand = uuid5(namespace, f"{sha256(normal_form.encode()).hexdigest()}:0")
+    assert build(scheduled()).id == str(by_hand)
 
 
 def test_every_id_is_a_uuid_of_version_5() -> None:
-    assert is_uuid5(tell(scheduled()).id)
+    assert is_uuid5(build(scheduled()).id)
     assert is_uuid5(document_event().id)
 
 
@@ -90,44 +90,44 @@ def test_every_id_is_a_uuid_of_version_5() -> None:
     ],
     ids=repr,
 )
-def test_the_same_change_spelled_otherwise_has_the_same_id(respelled: dict[str, Any]) -> None:
-    assert tell(scheduled(**respelled)).id == tell(scheduled()).id
+def test_the_same_change_in_another_spelling_has_the_same_id(respelled: dict[str, Any]) -> None:
+    assert build(scheduled(**respelled)).id == build(scheduled()).id
 
 
 @pytest.mark.parametrize(
     "reporter",
     [
-        NOBODY,
+        UNKNOWN_VM,
         events.Reporter(name="web-1", role="forward", epoch="fedc", vm=SCALE_SET_VM),
         events.Reporter(name="web-0", role="listen", epoch="fedc", group_source="https://example.com/"),
     ],
     ids=lambda reporter: reporter.name,
 )
-def test_the_id_of_a_change_depends_on_no_vm_no_epoch_and_no_time(reporter: events.Reporter) -> None:
-    later = tell(scheduled(), by=reporter, at=AT + timedelta(days=3))
-    assert later.id == tell(scheduled()).id
+def test_the_id_of_a_change_does_not_depend_on_vm_epoch_or_time(reporter: events.Reporter) -> None:
+    later = build(scheduled(), by=reporter, at=AT + timedelta(days=3))
+    assert later.id == build(scheduled()).id
 
 
 def test_another_event_kind_content_or_occurrence_has_another_id() -> None:
     ids = [
-        tell(scheduled()).id,
-        tell(scheduled(), seen_before=1).id,
-        tell(scheduled(), seen_before=2).id,
-        tell(scheduled(event_id=SECOND)).id,
-        tell(scheduled(NotBefore="Mon, 11 Apr 2022 22:30:00 GMT")).id,
-        tell(scheduled(Resources=["web-1"])).id,
-        tell(scheduled(SomethingNew=1)).id,
-        tell(Change(kind="updated", event=seen(), previous=seen(Description="x"))).id,
-        tell(Change(kind="canceled", event=seen(), previous=seen())).id,
-        tell(Change(kind="ended", event=seen(), previous=seen())).id,
+        build(scheduled()).id,
+        build(scheduled(), seen_before=1).id,
+        build(scheduled(), seen_before=2).id,
+        build(scheduled(event_id=SECOND)).id,
+        build(scheduled(NotBefore="Mon, 11 Apr 2022 22:30:00 GMT")).id,
+        build(scheduled(Resources=["web-1"])).id,
+        build(scheduled(SomethingNew=1)).id,
+        build(Change(kind="updated", event=seen(), previous=seen(Description="x"))).id,
+        build(Change(kind="canceled", event=seen(), previous=seen())).id,
+        build(Change(kind="ended", event=seen(), previous=seen())).id,
     ]
     assert len(set(ids)) == len(ids)
 
 
-def test_the_id_of_a_change_does_not_depend_on_what_was_before() -> None:
+def test_the_id_of_a_change_does_not_depend_on_the_previous_content() -> None:
     one = Change(kind="updated", event=seen(), previous=seen(Description="a"), changed=("Description",))
     other = Change(kind="updated", event=seen(), previous=seen(DurationInSeconds=9))
-    assert tell(one).id == tell(other).id
+    assert build(one).id == build(other).id
 
 
 def test_the_vms_own_events_have_ids_by_vm_epoch_and_counter() -> None:
@@ -146,14 +146,14 @@ def test_the_vms_own_events_have_ids_by_vm_epoch_and_counter() -> None:
 
 @pytest.mark.parametrize("kind", ["scheduled", "started", "updated", "completed", "canceled", "ended"])
 def test_the_attributes_of_a_change_name_the_event(kind: Any) -> None:
-    event = tell(Change(kind=kind, event=seen(), previous=seen()))
+    event = build(Change(kind=kind, event=seen(), previous=seen()))
     assert event.type == f"io.imdsbridge.scheduledevent.{kind}.v1"
     assert event.dataschema == f"urn:imds-bridge:schema:scheduledevent.{kind}:1"
     assert (event.subject, event.time) == (FIRST, AT)
     assert event.extensions == {"correlationid": FIRST, "partitionkey": FIRST}
 
 
-def test_the_vms_own_events_carry_who_reports_and_a_padded_counter() -> None:
+def test_the_vms_own_events_have_a_reporter_and_a_padded_counter() -> None:
     event = document_event(sequence=42)
     assert (event.type, event.subject) == ("io.imdsbridge.document.changed.v1", "web-0")
     assert event.dataschema == "urn:imds-bridge:schema:document.changed:1"
@@ -179,15 +179,15 @@ def test_the_vms_own_events_carry_who_reports_and_a_padded_counter() -> None:
         ),
         (replace(REPORTER, vm=replace(VM, subscription_id="")), "urn:imds-bridge:vm:web-0"),
         (replace(REPORTER, vm=replace(VM, resource_group="")), "urn:imds-bridge:vm:web-0"),
-        (NOBODY, "urn:imds-bridge:vm:host%201"),
+        (UNKNOWN_VM, "urn:imds-bridge:vm:host%201"),
         (replace(REPORTER, group_source="urn:shop"), "urn:shop"),
     ],
     ids=["group", "scale set", "odd letters", "no subscription", "no group", "unknown vm", "set"],
 )
-def test_the_source_of_a_change_is_what_the_vms_have_in_common(
+def test_the_source_of_a_change_is_the_scale_set_or_the_resource_group(
     reporter: events.Reporter, source: str
 ) -> None:
-    assert tell(scheduled(), by=reporter).source == source
+    assert build(scheduled(), by=reporter).source == source
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_source_of_a_change_is_what_the_vms_have_in_common(
             "/resourceGroups/gr%C3%B6%C3%9Fe%20(1)/x%20y",
         ),
         (replace(REPORTER, vm=replace(VM, resource_id="")), "urn:imds-bridge:vm:web-0"),
-        (NOBODY, "urn:imds-bridge:vm:host%201"),
+        (UNKNOWN_VM, "urn:imds-bridge:vm:host%201"),
         (replace(REPORTER, vm_source="urn:mine", group_source="urn:shop"), "urn:mine"),
     ],
     ids=["vm", "odd letters", "no id", "unknown vm", "set"],
@@ -211,9 +211,9 @@ def test_the_source_of_the_vms_own_events_is_the_vm(reporter: events.Reporter, s
 # Data of a change
 
 
-def test_the_data_of_a_scheduled_event_is_the_entry_as_received_and_what_is_added() -> None:
+def test_the_data_of_a_scheduled_event_are_the_entry_as_received_and_the_added_properties() -> None:
     raw = entry(Resources=["_WEB-0", "web-1"], SomethingNew={"a": [1]})
-    event = tell(Change(kind="scheduled", event=ScheduledEvent(raw=raw)))
+    event = build(Change(kind="scheduled", event=ScheduledEvent(raw=raw)))
     assert event.data == {
         **raw,
         "PreviousStatus": None,
@@ -236,11 +236,11 @@ def test_the_data_of_a_scheduled_event_is_the_entry_as_received_and_what_is_adde
     }
 
 
-def test_the_data_of_an_update_tell_what_it_was_before() -> None:
+def test_the_data_of_an_update_have_the_previous_values() -> None:
     before = seen(Description="soon", Extra=1)
     now = seen(Description="later")
     change = Change(kind="updated", event=now, previous=before, changed=("Description", "Extra", "New"))
-    data = tell(change).data
+    data = build(change).data
     assert data["PreviousStatus"] == "Scheduled"
     assert data["Changed"] == ["Description", "Extra", "New"]
     assert data["Previous"] == {"Description": "soon", "Extra": 1, "New": None}
@@ -249,9 +249,9 @@ def test_the_data_of_an_update_tell_what_it_was_before() -> None:
 @pytest.mark.parametrize(
     ("kind", "status"), [("completed", "Completed"), ("canceled", "Canceled"), ("ended", "Ended")]
 )
-def test_an_end_has_a_status_of_its_own_and_the_last_one_as_the_previous(kind: Any, status: str) -> None:
+def test_an_end_has_its_own_status_and_the_last_one_as_the_previous(kind: Any, status: str) -> None:
     gone = seen()
-    data = tell(Change(kind=kind, event=gone, previous=gone)).data
+    data = build(Change(kind=kind, event=gone, previous=gone)).data
     assert (data["EventStatus"], data["PreviousStatus"]) == (status, "Scheduled")
     assert (data["Changed"], data["Previous"]) == ([], {})
     assert gone.raw["EventStatus"] == "Scheduled"
@@ -259,12 +259,12 @@ def test_an_end_has_a_status_of_its_own_and_the_last_one_as_the_previous(kind: A
 
 @pytest.mark.parametrize("not_before", ["", None, ..., "soon", 5])
 def test_without_a_readable_not_before_there_is_no_notice(not_before: Any) -> None:
-    data = tell(scheduled(NotBefore=not_before)).data
+    data = build(scheduled(NotBefore=not_before)).data
     assert (data["NotBeforeUtc"], data["NoticeSeconds"]) == (None, None)
 
 
 def test_a_not_before_that_has_passed_is_a_negative_notice() -> None:
-    assert tell(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
+    assert build(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
 
 
 @pytest.mark.parametrize(
@@ -284,23 +284,23 @@ def test_a_not_before_that_has_passed_is_a_negative_notice() -> None:
     ],
     ids=repr,
 )
-def test_whether_this_vm_is_affected_is_unknown_where_resources_names_nobody(
+def test_whether_this_vm_is_affected_is_unknown_without_resources(
     resources: Any, affects: bool | None
 ) -> None:
-    assert tell(scheduled(Resources=resources)).data["AffectsThisVm"] is affects
+    assert build(scheduled(Resources=resources)).data["AffectsThisVm"] is affects
 
 
 def test_whether_this_vm_is_affected_is_unknown_while_the_vm_is() -> None:
-    data = tell(scheduled(), by=NOBODY).data
+    data = build(scheduled(), by=UNKNOWN_VM).data
     assert data["AffectsThisVm"] is None
     assert data["Vm"]["Name"] == "host 1"
     assert data["Vm"]["VmId"] == ""
 
 
-def test_whether_this_vm_is_affected_goes_by_its_name_and_not_its_host_name() -> None:
+def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> None:
     reporter = events.Reporter(name="host", role="forward", epoch="e", vm=Vm(name="front_1"))
-    assert tell(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
-    assert tell(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
+    assert build(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
+    assert build(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
 
 
 def test_an_unknown_incarnation_is_null() -> None:
@@ -311,7 +311,7 @@ def test_an_unknown_incarnation_is_null() -> None:
 # Data of the VM's own events
 
 
-def test_a_changed_document_is_told_as_it_came_with_the_ids_of_what_came_of_it() -> None:
+def test_a_changed_document_is_published_as_received_with_the_ids_of_its_events() -> None:
     invalid_entries = {"EventId": None, "Nonsense": [1]}
     current = document("9", entry(NotBefore=NOT_BEFORE), invalid_entries, 5, Unknown="x")
     event = REPORTER.document(current, previous=document(8), event_ids=["id-1", "id-2"], sequence=3, at=AT)
@@ -330,14 +330,14 @@ def test_the_first_document_has_no_previous_incarnation() -> None:
     assert document_event().data["PreviousIncarnation"] is None
 
 
-def test_an_outage_is_told_with_its_beginning_and_its_reason() -> None:
+def test_an_outage_has_its_start_and_its_reason() -> None:
     event = REPORTER.unreachable(since=AT, reason="no answer within 10 s", sequence=4, at=AT)
     assert event.type == "io.imdsbridge.imds.unreachable.v1"
     assert event.data["Since"] == "2022-04-11T22:11:58.123Z"
     assert event.data["Reason"] == "no answer within 10 s"
 
 
-def test_a_recovery_tells_from_when_to_when_the_watch_was_blind() -> None:
+def test_a_recovery_has_the_start_and_the_end_of_the_gap() -> None:
     event = REPORTER.recovered(since=AT, sequence=5, at=AT + timedelta(seconds=61.5))
     assert event.type == "io.imdsbridge.imds.recovered.v1"
     assert event.data["BlindFrom"] == "2022-04-11T22:11:58.123Z"
@@ -345,9 +345,9 @@ def test_a_recovery_tells_from_when_to_when_the_watch_was_blind() -> None:
     assert event.data["BlindSeconds"] == 61.5
 
 
-def test_where_imds_never_answered_the_beginning_is_null() -> None:
-    assert NOBODY.unreachable(since=None, reason="x", sequence=1, at=AT).data["Since"] is None
-    recovered = NOBODY.recovered(since=None, sequence=2, at=AT).data
+def test_the_start_of_an_outage_is_null_if_imds_never_answered() -> None:
+    assert UNKNOWN_VM.unreachable(since=None, reason="x", sequence=1, at=AT).data["Since"] is None
+    recovered = UNKNOWN_VM.recovered(since=None, sequence=2, at=AT).data
     assert (recovered["BlindFrom"], recovered["BlindSeconds"]) == (None, None)
 
 
@@ -355,10 +355,10 @@ def test_where_imds_never_answered_the_beginning_is_null() -> None:
     ("resources", "session"),
     [(["Web-1", "web-0"], "shop.web-1"), (["_web-1"], "shop.web-1"), ([], "shop.web-0")],
 )
-def test_the_session_for_a_command_is_that_of_the_first_vm_concerned_and_the_same_on_every_vm(
+def test_the_session_for_a_command_is_that_of_the_first_affected_vm_on_every_vm(
     resources: list[str], session: str
 ) -> None:
     for name in ("web-0", "Web-0"):
         vm = Vm(name=name, resource_group="Shop")
         reporter = replace(REPORTER, vm=vm, session="{resource_group}.{vm}")
-        assert tell(scheduled(Resources=resources), by=reporter).data["ApprovalSession"] == session
+        assert build(scheduled(Resources=resources), by=reporter).data["ApprovalSession"] == session

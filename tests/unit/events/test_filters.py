@@ -38,7 +38,7 @@ def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
 # Filters
 
 
-def test_without_a_filter_a_sink_takes_everything() -> None:
+def test_without_a_filter_a_sink_receives_everything() -> None:
     assert Filter().matches(stored())
     assert Filter().matches(stored("anything at all"))
 
@@ -62,7 +62,7 @@ def test_without_a_filter_a_sink_takes_everything() -> None:
         ("", SCHEDULED, False),
     ],
 )
-def test_a_pattern_takes_a_whole_type_and_only_the_star_stands_for_anything(
+def test_a_pattern_matches_a_whole_type_and_only_the_star_is_a_wildcard(
     pattern: str, event_type: str, taken: bool
 ) -> None:
     assert Filter(types=[pattern]).matches(stored(event_type)) is taken
@@ -111,13 +111,13 @@ def test_one_matching_pattern_of_several_is_enough() -> None:
     ],
     ids=repr,
 )
-def test_where_asks_each_named_attribute_or_property_for_one_of_its_values(
+def test_where_matches_if_each_attribute_or_property_has_one_of_its_values(
     where: dict[str, Any], taken: bool
 ) -> None:
     assert Filter(where=where).matches(stored()) is taken
 
 
-def test_a_sink_takes_what_both_its_types_and_its_where_take() -> None:
+def test_a_sink_receives_what_matches_both_types_and_where() -> None:
     wanted = Filter(types=["*.scheduled.v1"], where={"EventType": "Reboot"})
     assert wanted.matches(stored())
     assert not wanted.matches(stored(EventType="Freeze"))
@@ -133,7 +133,7 @@ def test_a_sink_takes_what_both_its_types_and_its_where_take() -> None:
         max_leaves=5,
     ),
 )
-def test_no_filter_fails_whatever_an_event_holds(where: dict[str, Any], data: Any) -> None:
+def test_no_filter_fails_whatever_an_event_contains(where: dict[str, Any], data: Any) -> None:
     body = json.dumps({"type": "t", "data": data}).encode()
     event = StoredEvent(seq=1, id="1", type="t", stored_at=0.0, body=body)
     assert Filter(where=where).matches(event) in (True, False)
@@ -180,13 +180,15 @@ def test_every_http_error_is_one_of_the_four_delivery_errors() -> None:
     ("resources", "taken"),
     [(["web-0"], True), (["_WEB-0", "web-1"], True), ([], True), (["web-1", "web-2"], False)],
 )
-def test_a_scope_takes_what_names_this_vm_or_none(scope: str, resources: list[str], taken: bool) -> None:
+def test_a_scope_matches_events_that_list_this_vm_or_none(
+    scope: str, resources: list[str], taken: bool
+) -> None:
     event = stored(Resources=resources, Vm={"Name": "web-0", "VmId": "1"})
     assert Filter(scope=scope).matches(event) is taken
     assert Filter(scope="all").matches(event)
 
 
-def test_the_first_that_is_named_speaks_alone_and_who_does_not_know_itself_speaks_too() -> None:
+def test_the_scope_first_matches_on_the_first_vm_and_on_an_unknown_vm() -> None:
     vm = {"Name": "web-0", "VmId": "1"}
     second = stored(Resources=["web-1", "web-0"], Vm=vm)
     assert Filter(scope="self").matches(second)
@@ -195,7 +197,7 @@ def test_the_first_that_is_named_speaks_alone_and_who_does_not_know_itself_speak
 
 
 @pytest.mark.parametrize("scope", ["self", "first"])
-def test_a_receipt_is_told_by_the_one_vm_that_has_it_whomever_it_concerns(scope: str) -> None:
+def test_a_receipt_is_published_by_its_vm_whatever_it_affects(scope: str) -> None:
     event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
     own = {**event.envelope, "reporter": "web-0/listen"}
     assert Filter(scope=scope).matches(replace(event, body=json.dumps(own).encode()))

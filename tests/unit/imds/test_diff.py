@@ -32,7 +32,7 @@ def test_an_event_first_seen_with_an_unknown_status_is_updated(status: Any) -> N
     assert Watcher(document(1)).see(document(2, entry(status=status))) == [f"updated {FIRST}"]
 
 
-def test_events_that_stand_in_the_very_first_document_are_told_as_they_are() -> None:
+def test_events_in_the_first_document_are_new_with_the_status_that_they_have() -> None:
     first = document(5, entry(FIRST), entry(SECOND, "Started"))
     assert Watcher().see(first, restarted=True) == [f"scheduled {FIRST}", f"started {SECOND}"]
 
@@ -59,7 +59,7 @@ def test_a_known_status_that_becomes_unknown_is_updated(before: str) -> None:
     ]
 
 
-def test_an_unknown_status_that_becomes_known_is_told_as_what_it_became() -> None:
+def test_an_unknown_status_that_becomes_known_is_that_transition() -> None:
     watcher = Watcher(document(1, entry(FIRST, "Postponed"), entry(SECOND, "Postponed")))
     assert watcher.see(document(2, entry(FIRST), entry(SECOND, "Started"))) == [
         f"scheduled {FIRST}",
@@ -123,7 +123,7 @@ def test_another_incarnation_alone_changes_no_event() -> None:
     ],
     ids=json.dumps,
 )
-def test_an_event_that_is_only_spelled_otherwise_has_not_changed(respelled: dict[str, Any]) -> None:
+def test_an_event_in_another_spelling_has_not_changed(respelled: dict[str, Any]) -> None:
     assert Watcher(document(7, entry())).see(document(7, respelled)) == []
 
 
@@ -153,7 +153,7 @@ def test_changes_come_in_the_order_of_the_document_and_ends_last() -> None:
     ]
 
 
-def test_a_strange_entry_hides_no_change_of_the_others() -> None:
+def test_an_unreadable_entry_hides_no_change_of_the_others() -> None:
     watcher = Watcher(document(1, entry(FIRST), entry(SECOND)))
     assert watcher.see(document(2, None, entry(FIRST, "Started"), {"EventId": 5}, entry(SECOND))) == [
         f"started {FIRST}"
@@ -169,7 +169,7 @@ def test_an_event_gone_after_started_is_completed() -> None:
 
 @pytest.mark.parametrize("incarnation", [7, 8], ids=["the same incarnation", "the next incarnation"])
 @pytest.mark.parametrize("gap", [0.2, 1.0, 5.0])
-def test_an_event_gone_while_scheduled_is_canceled_where_the_watch_was_continuous(
+def test_an_event_gone_while_scheduled_is_canceled_under_a_continuous_watch(
     incarnation: int, gap: float
 ) -> None:
     assert Watcher(document(7, entry())).see(document(incarnation), after=gap) == [f"canceled {FIRST}"]
@@ -205,7 +205,7 @@ def test_an_event_gone_after_started_is_completed_however_the_watch_was(doubt: d
     assert Watcher(document(7, entry(status="Started"))).see(document(20), **doubt) == [f"completed {FIRST}"]
 
 
-def test_only_the_document_right_after_a_doubt_is_doubted() -> None:
+def test_a_gap_affects_only_the_first_document_after_it() -> None:
     watcher = Watcher(document(7, entry()))
     assert watcher.see(document(9, entry()), after=60.0) == []
     assert watcher.see(document(10)) == [f"canceled {FIRST}"]
@@ -235,14 +235,14 @@ in_grace = pytest.mark.parametrize(("empty", "circumstances"), GRACE.values(), i
 
 
 @in_grace
-def test_events_missing_after_a_new_beginning_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
+def test_events_missing_after_a_reset_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
     assert watcher.see(empty, **circumstances) == []
     assert not watcher.watch.is_due(watcher.at)
 
 
 @in_grace
-def test_an_event_that_comes_back_unchanged_within_the_grace_is_no_change(
+def test_an_event_that_comes_back_unchanged_within_five_minutes_is_not_a_change(
     empty: Any, circumstances: Any
 ) -> None:
     watcher = Watcher(document(7, entry()))
@@ -253,7 +253,7 @@ def test_an_event_that_comes_back_unchanged_within_the_grace_is_no_change(
 
 
 @in_grace
-def test_an_event_that_comes_back_otherwise_is_compared_with_what_it_was(
+def test_an_event_that_comes_back_changed_is_compared_with_its_last_content(
     empty: Any, circumstances: Any
 ) -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
@@ -274,7 +274,7 @@ def test_events_that_do_not_come_back_end_when_five_minutes_are_over(empty: Any,
     assert not watcher.watch.is_due(watcher.at + 1_000)
 
 
-def test_the_grace_lasts_over_a_restart_and_over_further_documents() -> None:
+def test_the_five_minutes_continue_over_a_restart_and_further_documents() -> None:
     watcher = Watcher(document(7, entry()), document(1))
     watcher.watch = Watch.load(watcher.watch.dump())
     assert watcher.see(document(2, entry(SECOND)), restarted=True, after=100.0) == [f"scheduled {SECOND}"]
@@ -282,30 +282,30 @@ def test_the_grace_lasts_over_a_restart_and_over_further_documents() -> None:
     assert watcher.see(document(4), after=GRACE_SECONDS - 101.0) == [f"ended {FIRST}"]
 
 
-def test_a_second_reset_does_not_prolong_the_grace() -> None:
+def test_a_second_reset_does_not_prolong_the_five_minutes() -> None:
     watcher = Watcher(document(7, entry()), document(3))
     assert watcher.see(document(1), after=200.0) == []
     assert watcher.see(document(1), after=100.0) == [f"ended {FIRST}"]
 
 
-def test_an_event_that_comes_back_after_the_grace_is_scheduled_again() -> None:
+def test_an_event_that_comes_back_after_five_minutes_is_scheduled_again() -> None:
     watcher = Watcher(document(7, entry()), document(1))
     assert watcher.see(document(2), after=GRACE_SECONDS) == [f"ended {FIRST}"]
     assert watcher.see(document(3, entry())) == [f"scheduled {FIRST}"]
 
 
-def test_an_event_that_stays_over_a_reset_is_no_change() -> None:
+def test_an_event_that_stays_over_a_reset_has_not_changed() -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
     assert watcher.see(document(1, entry(FIRST))) == []
     assert watcher.see(document(2)) == [f"canceled {FIRST}"]
 
 
-def test_an_event_that_appears_with_a_reset_is_told_at_once() -> None:
+def test_an_event_that_appears_with_a_reset_is_new_at_once() -> None:
     watcher = Watcher(document(7, entry(FIRST)))
     assert watcher.see(document(1, entry(SECOND))) == [f"scheduled {SECOND}"]
 
 
-def test_an_unknown_incarnation_is_no_reset() -> None:
+def test_an_unknown_incarnation_is_not_a_reset() -> None:
     assert Watcher(document(7, entry())).see(document(...)) == [f"ended {FIRST}"]
 
 
@@ -321,7 +321,7 @@ EXPECTED = {
         [f"scheduled {PREEMPT}"],
         [f"updated {REDEPLOY}", f"started {PREEMPT}"],
         [f"completed {PREEMPT}"],
-        [],  # the count starts anew: the redeployment may come back
+        [],  # the incarnation starts again: the redeployment may come back
     ],
     "host-failure": [[], [f"started {THIRD}"], [f"completed {THIRD}"]],
     "live-migration": [[], [f"scheduled {FIRST}"], [f"started {FIRST}"], [f"completed {FIRST}"]],
@@ -340,7 +340,7 @@ def test_every_recording_has_its_expected_transitions_here() -> None:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_a_recorded_life_is_told_as_expected(path: Any) -> None:
+def test_a_recorded_life_has_the_expected_changes(path: Any) -> None:
     watcher = Watcher()
     documents = [
         parse_document(json.dumps(each).encode()) for each in json.loads(path.read_text())["documents"]
@@ -348,14 +348,14 @@ def test_a_recorded_life_is_told_as_expected(path: Any) -> None:
     assert [watcher.see(each) for each in documents] == EXPECTED[path.stem]
 
 
-def test_the_redeployment_that_a_reset_hid_ends_after_the_grace() -> None:
+def test_the_redeployment_that_a_reset_hid_ends_after_five_minutes() -> None:
     recorded = json.loads(next(path for path in RECORDED if path.stem.startswith("degraded")).read_text())
     watcher = Watcher(*(parse_document(json.dumps(each).encode()) for each in recorded["documents"]))
     assert watcher.see(document(1), after=GRACE_SECONDS) == [f"ended {REDEPLOY}"]
 
 
 @pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_a_life_is_told_alike_in_every_api_version(version: str) -> None:
+def test_a_life_has_the_same_changes_in_every_api_version(version: str) -> None:
     lives: list[list[dict[str, Any]]] = [
         [],
         [entry()],
@@ -364,12 +364,12 @@ def test_a_life_is_told_alike_in_every_api_version(version: str) -> None:
         [],
     ]
     watcher = Watcher()
-    told = []
+    changes = []
     for incarnation, events in enumerate(lives, start=1):
         shown = render_document(incarnation, events, version)
         watcher.see(parse_document(json.dumps(shown).encode()))
-        told += kinds(watcher.changes)
-    assert told == [f"scheduled {FIRST}", f"updated {FIRST}", f"started {FIRST}", f"completed {FIRST}"]
+        changes += kinds(watcher.changes)
+    assert changes == [f"scheduled {FIRST}", f"updated {FIRST}", f"started {FIRST}", f"completed {FIRST}"]
 
 
 def test_a_change_of_the_api_version_over_a_restart_is_an_update_at_most() -> None:

@@ -50,7 +50,7 @@ plain_documents = st.builds(
     st.integers(0, 6) | st.none(),
     st.lists(plain_entries, max_size=4),
 )
-# Odd ones: IMDS's names with any values, entries that are none, fields that nobody knows.
+# Unusual ones: properties of IMDS with any values, entries that are not events, unknown properties.
 odd_entries = st.dictionaries(
     st.sampled_from(["EventId", "EventStatus", "NotBefore", "Resources", "EventType", "Vm", "Changed"])
     | json_texts,
@@ -88,20 +88,20 @@ def walk(life: Sequence[Step]) -> list[tuple[Watch, Watch, Document, tuple[Chang
     return steps
 
 
-def tell(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
+def publish(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
     """Tell a life as the forwarder does, counting what was seen before."""
     seen: Counter[str] = Counter()
-    told = []
+    published = []
     for _, _, document, changes in walk(life):
         for change in changes:
             name = change.fingerprint
-            told.append(
+            published.append(
                 reporter.scheduled_event(
                     change, seen_before=seen[name], incarnation=document.incarnation, at=AT
                 )
             )
             seen[name] += 1
-    return told
+    return published
 
 
 def said(known: Mapping[str, ScheduledEvent]) -> dict[str, Mapping[str, Any]]:
@@ -130,7 +130,7 @@ REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", vm=VM)
 
 @thorough
 @given(lives)
-def test_applying_the_changes_to_what_was_known_gives_what_is_known_now(life: list[Step]) -> None:
+def test_applying_the_changes_to_the_known_events_gives_those_known_now(life: list[Step]) -> None:
     for before, now, document, changes in walk(life):
         assert said(apply(known_in(before), changes)) == said(known_in(now))
         assert now.document == document
@@ -165,7 +165,7 @@ def test_every_change_differs_from_what_was_and_no_event_changes_twice_at_once(l
 
 @thorough
 @given(lives)
-def test_canceled_is_said_only_over_a_continuous_watch(life: list[Step]) -> None:
+def test_an_event_is_canceled_only_under_a_continuous_watch(life: list[Step]) -> None:
     for (before, _, document, changes), (_, (after, restarted, service_was_off)) in zip(
         walk(life), life, strict=True
     ):
@@ -189,7 +189,7 @@ def test_seeing_the_same_document_again_changes_nothing(life: list[Step]) -> Non
 
 @thorough
 @given(plain_documents, st.randoms(use_true_random=False))
-def test_a_document_that_is_only_spelled_otherwise_changes_nothing(document: Document, random: Any) -> None:
+def test_a_document_in_another_spelling_changes_nothing(document: Document, random: Any) -> None:
     def respelled(entry: Mapping[str, Any]) -> dict[str, Any]:
         spelled = {name: value for name, value in entry.items() if value not in (None, "")}
         spelled["EventId"] = random.choice([str.upper, str.lower])(entry["EventId"])
@@ -213,7 +213,7 @@ def test_the_same_documents_always_give_the_same_ids(life: list[Step]) -> None:
     again = [
         (parse_document(json.dumps(document.raw).encode()), observation) for document, observation in life
     ]
-    assert [event.id for event in tell(life, REPORTER)] == [event.id for event in tell(again, REPORTER)]
+    assert [event.id for event in publish(life, REPORTER)] == [event.id for event in publish(again, REPORTER)]
 
 
 @thorough
@@ -224,14 +224,14 @@ def test_two_vms_that_saw_the_same_documents_give_the_same_ids(
     other = events.Reporter(
         name=name, role="forward", epoch="e2", vm=Vm(name=name, vm_id="another", resource_group=group)
     )
-    mine, theirs = tell(life, REPORTER), tell(life, other)
+    mine, theirs = publish(life, REPORTER), publish(life, other)
     assert [(event.id, event.type) for event in mine] == [(event.id, event.type) for event in theirs]
 
 
 @thorough
 @given(lives)
 def test_no_id_is_given_twice_in_one_run(life: list[Step]) -> None:
-    ids = [event.id for event in tell(life, REPORTER)]
+    ids = [event.id for event in publish(life, REPORTER)]
     assert len(ids) == len(set(ids))
 
 
@@ -263,7 +263,7 @@ def test_json_of_any_kind_is_read_or_refused(value: Any) -> None:
     st.datetimes(timezones=st.just(UTC)),
     st.sampled_from([0.0, 400.0]),
 )
-def test_any_document_with_events_is_compared_told_and_written_as_valid_cloudevents(
+def test_any_document_with_events_is_compared_and_written_as_valid_cloudevents(
     raws: list[dict[str, Any]], at: datetime, after: float
 ) -> None:
     watch = Watch()
@@ -274,20 +274,20 @@ def test_any_document_with_events_is_compared_told_and_written_as_valid_cloudeve
         before = watch.document
         watch, changes = compare(watch, document, Observation(at=sequence * after, gap_seconds=1.0))
         assert Watch.load(watch.dump()) == watch
-        told = [
+        published = [
             REPORTER.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=at)
             for change in changes
         ]
-        told.append(
+        published.append(
             REPORTER.document(
                 document,
                 previous=before,
-                event_ids=[event.id for event in told],
+                event_ids=[event.id for event in published],
                 sequence=sequence,
                 at=at,
             )
         )
-        for event in told:
+        for event in published:
             envelope = envelope_of(structured(event))
             assert faults_of(envelope) == []
             headers, body = binary(envelope)

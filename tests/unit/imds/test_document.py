@@ -45,7 +45,7 @@ def test_the_document_of_every_api_version_is_read(version: str) -> None:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_every_recorded_document_is_read_without_a_strange_entry(path: Path) -> None:
+def test_every_recorded_document_is_read_without_an_unreadable_entry(path: Path) -> None:
     for recorded in json.loads(path.read_text())["documents"]:
         found = parse_document(json.dumps(recorded).encode())
         assert found.raw == recorded
@@ -76,7 +76,7 @@ def test_every_recorded_document_is_read_without_a_strange_entry(path: Path) -> 
         (..., None),
     ],
 )
-def test_an_incarnation_is_a_number_or_one_written_as_text_else_unknown(given: Any, read: int | None) -> None:
+def test_an_incarnation_is_a_number_or_a_string_with_one_else_unknown(given: Any, read: int | None) -> None:
     found = document(given, entry())
     assert found.incarnation == read
     assert list(found.events) == [FIRST.lower()]
@@ -87,11 +87,11 @@ def test_an_incarnation_is_a_number_or_one_written_as_text_else_unknown(given: A
     [b"\xef\xbb\xbf", b"\r\n\t ", b"\x00junk ", b"\x00\x00\x00", b"\xff\xfe", b"1f4\r\n", b"\x01", b"[]"],
     ids=repr,
 )
-def test_a_byte_order_mark_or_bytes_before_the_json_are_passed_over(prefix: bytes) -> None:
+def test_a_byte_order_mark_or_bytes_before_the_json_are_ignored(prefix: bytes) -> None:
     assert parse_document(prefix + body(5, entry())) == document(5, entry())
 
 
-def test_bytes_after_the_json_are_passed_over() -> None:
+def test_bytes_after_the_json_are_ignored() -> None:
     assert parse_document(body(5, entry()) + b"\r\n0\r\n\x00}") == document(5, entry())
 
 
@@ -152,12 +152,12 @@ def test_a_lone_surrogate_is_kept() -> None:
     assert Watch.load(Watch(document=found).dump()).document == found
 
 
-def test_bytes_that_are_no_utf8_inside_the_json_do_not_hide_the_document() -> None:
+def test_invalid_utf8_inside_the_json_does_not_hide_the_document() -> None:
     found = parse_document(body(5, entry(Description="HERE")).replace(b"HERE", b"\xff\xfe"))
     assert only(found).event_id == FIRST
 
 
-def test_nesting_that_readers_can_follow_is_kept() -> None:
+def test_moderate_nesting_is_kept() -> None:
     deep: Any = []
     for _ in range(90):
         deep = [deep]
@@ -192,14 +192,14 @@ def test_nesting_that_readers_can_follow_is_kept() -> None:
     ],
     ids=lambda value: json.dumps(value)[:40],
 )
-def test_one_strange_entry_does_not_hide_the_others_and_is_kept(invalid_entries: Any) -> None:
+def test_an_unreadable_entry_does_not_hide_the_others_and_is_kept(invalid_entries: Any) -> None:
     found = document(5, entry(FIRST), invalid_entries, entry(SECOND))
     assert [one.event_id for one in found.events.values()] == [FIRST, SECOND]
     assert found.invalid_entries == (invalid_entries,)
     assert found.raw["Events"][1] == invalid_entries
 
 
-def test_a_second_entry_with_the_same_event_id_is_strange_whatever_its_letter_case() -> None:
+def test_a_second_entry_with_the_same_event_id_is_invalid_whatever_its_letter_case() -> None:
     twin = entry(FIRST.lower(), "Started")
     found = document(5, entry(FIRST), twin)
     assert only(found).event_id == FIRST
@@ -215,7 +215,7 @@ def test_an_event_id_is_compared_without_case_and_kept_as_received(spelled: str)
 
 @pytest.mark.parametrize("name", [name for name in entry() if name != "EventId"])
 @pytest.mark.parametrize("value", [..., None, "", [], {}, 5, "nonsense"], ids=repr)
-def test_any_other_field_may_be_missing_null_empty_or_nonsense(name: str, value: Any) -> None:
+def test_any_other_field_may_be_missing_null_empty_or_invalid(name: str, value: Any) -> None:
     whole = {**entry(), name: value}
     one = only(document(5, {key: given for key, given in whole.items() if given is not ...}))
     assert one.event_id == FIRST
@@ -238,7 +238,7 @@ def test_any_other_field_may_be_missing_null_empty_or_nonsense(name: str, value:
         ({"b": 1, "a": 2}, ""),
     ],
 )
-def test_a_status_is_read_without_case_and_what_is_no_text_is_none(given: Any, read: str) -> None:
+def test_a_status_is_read_without_case_and_is_empty_if_it_is_not_a_text(given: Any, read: str) -> None:
     assert event(status=given).status == read
 
 
@@ -280,9 +280,7 @@ def test_a_status_is_read_without_case_and_what_is_no_text_is_none(given: Any, r
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_a_not_before_is_read_in_every_spelling_and_nonsense_is_none(
-    given: Any, read: datetime | None
-) -> None:
+def test_a_not_before_is_read_in_every_format_and_else_none(given: Any, read: datetime | None) -> None:
     assert event(NotBefore=given).not_before == read
 
 
@@ -299,7 +297,7 @@ def test_a_not_before_is_read_in_every_spelling_and_nonsense_is_none(
         (["a", 5, None, ["b"], "c"], ("a", "c")),
     ],
 )
-def test_names_are_taken_from_a_list_or_a_single_text(given: Any, read: tuple[str, ...]) -> None:
+def test_names_are_read_from_a_list_or_a_single_text(given: Any, read: tuple[str, ...]) -> None:
     assert names(given) == read
 
 
@@ -331,7 +329,7 @@ def test_only_the_first_underscore_of_a_name_is_ignored() -> None:
     ],
     ids=repr,
 )
-def test_different_spellings_say_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_spellings_have_the_same_content(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert event(**one).content == event(**other).content
 
 
@@ -348,7 +346,7 @@ def test_different_spellings_say_the_same(one: dict[str, Any], other: dict[str, 
     ],
     ids=repr,
 )
-def test_different_contents_say_something_else(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_contents_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert event(**one).content != event(**other).content
 
 
@@ -382,6 +380,6 @@ def test_an_empty_text_is_an_empty_watch() -> None:
     assert Watch.load(Watch().dump()) == Watch()
 
 
-def test_a_stored_event_opens_its_body() -> None:
+def test_a_stored_event_parses_its_body() -> None:
     stored = StoredEvent(seq=1, id="a", type="t", stored_at=0.0, body=b'{"id": "a"}')
     assert stored.envelope == {"id": "a"}
