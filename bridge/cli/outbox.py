@@ -118,7 +118,7 @@ def _change(arguments: argparse.Namespace) -> int:
     known = [row["number"] for row in inspect.dead_letters(folder, arguments.sink)]
     if missing := [number for number in arguments.numbers if number not in known]:
         raise UsageError(
-            f"no such dead letter: {', '.join(map(str, missing))}; see `imds-bridge outbox list --dead`"
+            f"unknown dead letter: {', '.join(map(str, missing))}; see `imds-bridge outbox list --dead`"
         )
     chosen = known if arguments.all else arguments.numbers
     changed = inspect.mark(folder, arguments.statement, chosen)

@@ -1,4 +1,4 @@
-"""What `imds-bridge render` shows: exactly what a sink would send, for a sample of every event type."""
+"""The command `render`: show exactly what a sink would send, for a sample of every event type."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetim
     """Write each request with a heading above it.
 
     Args:
-        config: with the sink.
-        sink: its name; "" where there is only one.
+        config: the configuration with the sink.
+        sink: its name; "" if there is only one.
         pattern: the types to show, whole, with `*`, or short such as scheduledevent.started; "" for all.
-        indent: whether JSON is laid out for reading instead of shown byte for byte.
-        at: as of when.
+        indent: whether to indent the JSON, instead of showing it byte for byte.
+        at: the time of the samples.
 
     Raises:
-        UsageError: there is no such sink or type.
+        UsageError: the sink or the type is unknown.
     """
     settings = sinks_of(config)
     name = sink or next(iter(settings))

@@ -55,7 +55,7 @@ class ApprovalSettings(ReceiverSettings):
     """Where approve commands come from, and what they may do.
 
     `session` is a template of {resource_group} and {vm}, in lower case. With `signing_secrets`, one a line, a
-    command needs a Standard Webhooks signature. A command for an event that does not stand in the document
+    command needs a Standard Webhooks signature. A command for an event that is not in the document
     yet waits for `grace_seconds`. `receipts_subscription` is where `approve --wait` looks for the receipt.
     """
 

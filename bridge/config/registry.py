@@ -58,7 +58,7 @@ def sink_settings(kind: object) -> Any:
     """Import the settings of a kind of sink.
 
     Raises:
-        UnknownNameError: there is no such kind.
+        UnknownNameError: the kind is unknown.
     """
     if not isinstance(kind, str) or kind not in SINK_KINDS:
         raise UnknownNameError("kind", kind, SINK_KINDS)
@@ -74,7 +74,7 @@ def format_class(name: object) -> Any:
     """Import the class of a webhook format.
 
     Raises:
-        UnknownNameError: there is no such format.
+        UnknownNameError: the format is unknown.
     """
     if not isinstance(name, str) or name not in FORMATS:
         raise UnknownNameError("format", name, FORMATS)

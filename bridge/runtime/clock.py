@@ -1,4 +1,4 @@
-"""The time of day, the time that only passes, and waits that grow."""
+"""The wall clock, the monotonic clock, and retry delays."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ CLOCK_JUMP_SECONDS = 60.0
 
 
 class Clock:
-    """The time of day and the time that only passes; tests give a double that they move.
+    """The wall clock and the monotonic clock; tests use a double that they move.
 
-    Ages inside the process are counted on `steady`, which follows the wall clock's date but not its jumps.
+    Ages inside the process are counted on `steady`, which shows the wall clock's date without its jumps.
     """
 
     def __init__(self) -> None:
         self._offset = self.wall() - self.monotonic()
 
     def wall(self) -> float:
-        """Return the time of day in seconds since 1970, as the machine believes it to be."""
+        """Return the machine's time in seconds since 1970."""
         return time.time()
 
     def monotonic(self) -> float:
@@ -27,15 +27,15 @@ class Clock:
         return time.monotonic()
 
     def now(self) -> datetime:
-        """Return the time of day in UTC."""
+        """Return the machine's time in UTC."""
         return datetime.fromtimestamp(self.wall(), UTC)
 
     def steady(self) -> float:
-        """Return seconds since 1970 that pass as `monotonic` does, whatever happens to the wall clock."""
+        """Return seconds since 1970 that advance as `monotonic` does."""
         return self.monotonic() + self._offset
 
     def jump_seconds(self) -> float:
-        """Tell by how much the wall clock has left the steady one; follow it unless that is a jump."""
+        """Return how far the wall clock has jumped; follow it if it has only drifted."""
         drift = self.wall() - self.steady()
         if abs(drift) < CLOCK_JUMP_SECONDS:
             self._offset += drift
@@ -43,11 +43,11 @@ class Clock:
         return drift
 
     def accept_jump(self, seconds: float) -> None:
-        """Let `steady` show the new time of day from now on."""
+        """Let `steady` follow a jump."""
         self._offset += seconds
 
 
 def full_jitter(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
-    """Choose a wait after failure number `attempt` (from 0): anywhere below an exponentially growing limit."""
+    """Return a random delay after failure number `attempt` (from 0), below an exponentially growing limit."""
     ceiling = min(limit_seconds, base_seconds * 2 ** min(attempt, 32))
-    return random.uniform(0.0, ceiling)  # noqa: S311 - it spreads load, it guards nothing
+    return random.uniform(0.0, ceiling)  # noqa: S311 - it spreads load

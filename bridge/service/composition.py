@@ -79,7 +79,7 @@ def run_forward(config: Config) -> int:
     """Run the forwarder until it is stopped; return the exit code.
 
     Raises:
-        StateError: the state is held or from a newer version.
+        StateError: the state is locked by another process, or a newer version wrote it.
     """
     return _run(config, "forward", _forward)
 
@@ -88,12 +88,12 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     """Run the approval listener until it is stopped; return the exit code.
 
     Raises:
-        UsageError: there are no approvals in the configuration.
-        StateError: the state is held or from a newer version.
+        UsageError: the configuration has no [approvals].
+        StateError: the state is locked by another process, or a newer version wrote it.
     """
     settings = config.approvals
     if settings is None:
-        raise UsageError("listen: there is no [approvals] in the configuration; see README.md")
+        raise UsageError("listen: the configuration has no [approvals]; see README.md")
     return _run(config, "listen", lambda parts: _listen(parts, settings, dry_run=dry_run))
 
 
@@ -101,25 +101,25 @@ def run_relay(config: Config) -> int:
     """Run the relay until it is stopped; return the exit code.
 
     Raises:
-        UsageError: there is no relay in the configuration, or a sink of it cannot be relayed to.
-        StateError: the state is held or from a newer version.
+        UsageError: the configuration has no [relay], or a sink cannot be used with a relay.
+        StateError: the state is locked by another process, or a newer version wrote it.
     """
     settings = relay_settings(config)
     return _run(config, "relay", lambda parts: _relay(parts, settings))
 
 
 def relay_settings(config: Config) -> RelaySettings:
-    """Return where the relay reads.
+    """Return the settings of what the relay receives from.
 
     Raises:
-        UsageError: there is no relay in the configuration, or a sink asks for what only one VM can tell.
+        UsageError: the configuration has no [relay], or a sink filters by the VM.
     """
     if config.relay is None:
-        raise UsageError("relay: there is no [relay] in the configuration; see README.md")
+        raise UsageError("relay: the configuration has no [relay]; see README.md")
     faults = [fault for name, sink in sinks_of(config).items() for fault in _faults_of_relayed(name, sink)]
     if faults:
         raise UsageError(
-            "relay: which VM's copy of an event comes is chance, so no sink can choose by it\n"
+            "relay: any VM's copy of an event may arrive, so no sink can filter by the VM\n"
             + "\n".join(f"  {fault}" for fault in faults)
         )
     return config.relay

@@ -22,7 +22,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     status = folder.read_status()
     if status is None:
         raise UsageError(
-            f"there is no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
+            f"no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
             "and may this user read it (sudo)?"
         )
     status["running"] = bool(status.get("running")) and folder.holder() is not None

@@ -71,7 +71,7 @@ def test_a_module_uses_nothing_that_windows_lacks(name: str) -> None:
     assert only_posix((ROOT / name).read_text(encoding="utf-8")) == set()
 
 
-def test_what_windows_lacks_is_found_unless_it_is_asked_for() -> None:
+def test_what_windows_lacks_is_found_unless_its_presence_is_checked() -> None:
     bad = "import fcntl, os\nfrom signal import SIGKILL\nos.fork()\nsocket.AF_UNIX\nos.replace('a', 'b')"
     assert only_posix(bad) == {"fcntl", "signal.SIGKILL", "os.fork", "socket.AF_UNIX"}
     assert only_posix("if sys.platform == 'win32':\n  import msvcrt\nelse:\n  import fcntl") == set()
@@ -131,7 +131,7 @@ def test_a_change_reaches_a_webhook_and_ctrl_c_or_ctrl_break_ends_the_process_in
         assert forward.status()["running"] is False
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_folder_and_status_sees_it_run(
+def test_a_second_process_is_refused_with_the_holder_and_status_sees_the_first_running(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     with SimulatedForward(tmp_path, lab, inbox) as forward:
@@ -186,7 +186,7 @@ def test_a_configuration_that_begins_with_a_byte_order_mark_is_read(tmp_path: Pa
 
 
 @pytest.mark.parametrize("folder", [r"C:\ProgramData\x", r"C:\Users\x"])
-def test_a_path_in_double_quotes_is_a_fault_that_names_single_ones(tmp_path: Path, folder: str) -> None:
+def test_a_path_in_double_quotes_is_an_error_that_suggests_single_quotes(tmp_path: Path, folder: str) -> None:
     file = tmp_path / "config.toml"
     file.write_text(f'state_dir = "{folder}"\n', encoding="utf-8")
     with pytest.raises(ConfigError, match="in single quotes"):

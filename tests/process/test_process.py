@@ -24,8 +24,8 @@ from tests.support.process import (
     LIMIT_SECONDS,
     SLACK_SECONDS,
     Forward,
+    closed_port,
     environment,
-    nobody_there,
     read_outbox,
     run,
     toml,
@@ -99,7 +99,7 @@ def test_an_event_that_appears_just_before_the_signal_is_delivered(
     assert SCHEDULED in types_at(inbox)
 
 
-def test_the_last_poll_comes_at_once_however_rarely_it_polls(
+def test_the_last_poll_comes_at_once_whatever_the_interval(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     sinks = {"inbox": webhook(inbox)}
@@ -111,7 +111,7 @@ def test_the_last_poll_comes_at_once_however_rarely_it_polls(
     assert SCHEDULED in types_at(inbox)
 
 
-def test_what_waits_for_a_failing_sink_is_tried_again_before_the_end(
+def test_waiting_events_of_a_failing_sink_are_retried_before_the_end(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault(503, retry_after=3600)
@@ -129,9 +129,9 @@ def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
     with Forward(tmp_path, settings(lab, sinks, stop_seconds=STOP_SECONDS)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-        begun = time.monotonic()
+        started_at = time.monotonic()
         assert forward.stop() == 0, forward
-        assert STOP_SECONDS <= time.monotonic() - begun < STOP_SECONDS + SLACK_SECONDS
+        assert STOP_SECONDS <= time.monotonic() - started_at < STOP_SECONDS + SLACK_SECONDS
         assert forward.status()["running"] is False
         assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
 
@@ -148,7 +148,7 @@ def test_a_sink_that_is_full_at_the_stop_does_not_keep_the_process(lab: ImdsLab,
         os.close(unread)
 
 
-def test_a_reader_of_stdout_that_leaves_does_not_end_the_process(lab: ImdsLab, tmp_path: Path) -> None:
+def test_a_closed_stdout_pipe_does_not_end_the_process(lab: ImdsLab, tmp_path: Path) -> None:
     with Forward(tmp_path, settings(lab, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
         assert forward.process is not None
         assert forward.process.stdout is not None
@@ -200,9 +200,9 @@ def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
     with forward:
         inbox.wait_for(2, LIMIT_SECONDS)
         assert types_at(inbox)[0] == SCHEDULED
-        begun = time.monotonic()
+        started_at = time.monotonic()
         assert forward.stop() == 0, forward
-        assert time.monotonic() - begun < 0.5 + SLACK_SECONDS
+        assert time.monotonic() - started_at < 0.5 + SLACK_SECONDS
 
 
 def test_the_first_request_after_the_start_asks_for_the_document(lab: ImdsLab, tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def has_scheduled(inbox: Inbox, count: int) -> bool:
 
 
 def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
-    with Inbox() as slow, nobody_there() as dead_url:
+    with Inbox() as slow, closed_port() as dead_url:
         slow.fault("timeout", count=None)
         dead = {**webhook(inbox), "url": dead_url}
         sinks = {"slow": webhook(slow), "dead": dead, "inbox": webhook(inbox)}
@@ -349,7 +349,7 @@ def test_a_dead_letter_is_sent_again_while_the_process_runs(
         assert forward.stop() == 0
 
 
-def test_a_receiver_that_is_gone_is_left_alone_until_the_restart_and_the_others_go_on(
+def test_a_receiver_that_is_gone_gets_nothing_until_the_restart_and_the_others_go_on(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     with Inbox() as leaving:
@@ -367,7 +367,7 @@ def test_a_receiver_that_is_gone_is_left_alone_until_the_restart_and_the_others_
         assert [event["id"] for event in leaving.events()] == [event["id"] for event in inbox.events()]
 
 
-# --- what nobody may see ---
+# --- secrets ---
 
 
 def test_no_secret_appears_in_any_output_even_at_debug_level(
@@ -396,8 +396,8 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
     inbox.fault(401, body=echo)
     inbox.fault(400, body=echo)
     inbox.fault(503, body=echo)
-    loudly = settings(lab, sinks, log_level="debug", stop_seconds=0.5)
-    with Forward(tmp_path / "run", loudly) as forward:
+    debugging = settings(lab, sinks, log_level="debug", stop_seconds=0.5)
+    with Forward(tmp_path / "run", debugging) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         token.write_text(secrets["token"])
         schedule(lab)
@@ -432,7 +432,7 @@ def test_the_state_can_be_read_by_its_owner_alone(lab: ImdsLab, tmp_path: Path) 
         assert forward.stop() == 0
 
 
-def test_an_imds_that_answers_nonsense_and_errors_never_ends_the_process(
+def test_invalid_answers_and_errors_of_imds_never_end_the_process(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     kinds = ["404", "429", "500", "drop", "garbage", "huge", "redirect"]
@@ -443,14 +443,14 @@ def test_an_imds_that_answers_nonsense_and_errors_never_ends_the_process(
         schedule(lab)
         inbox.wait_for(lambda: SCHEDULED in types_at(inbox), LIMIT_SECONDS)
         assert forward.stop() == 0
-    told = types_at(inbox)
-    assert told.count("io.imdsbridge.imds.unreachable.v1") == told.count("io.imdsbridge.imds.recovered.v1")
+    types = types_at(inbox)
+    assert types.count("io.imdsbridge.imds.unreachable.v1") == types.count("io.imdsbridge.imds.recovered.v1")
     asked = [request.at for request in lab.requests() if request.path == EVENTS_PATH]
     apart = [later - earlier for earlier, later in pairwise(asked)]
     assert max(apart) < 5 + SLACK_SECONDS, apart  # what the wait may be, and a slow machine's answer
 
 
-def test_many_events_that_waited_arrive_in_their_order(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+def test_many_waiting_events_arrive_in_order(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     inbox.fault(503, count=None, retry_after=1)
     with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
         for _ in range(10):

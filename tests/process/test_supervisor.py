@@ -1,4 +1,4 @@
-"""What systemd is told: over a socket of ours, by the class alone and by the real process."""
+"""What systemd receives: over a socket of the test, from the class alone and from the real process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd is not 
 
 
 class NotifySocket:
-    """Stands for systemd: keeps what it is told, line by line."""
+    """Stands in for systemd: keeps each line that it receives."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class NotifySocket:
 
 
 @pytest.fixture(params=["a path", "an abstract name"])
-def told(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NotifySocket]:
+def systemd_socket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NotifySocket]:
     name = (
         str(tmp_path / "notify")
         if request.param == "a path"
@@ -80,17 +80,17 @@ def lab() -> Iterator[ImdsLab]:
 # --- the protocol ---
 
 
-def test_what_the_process_does_reaches_the_socket(told: NotifySocket) -> None:
-    supervisor = Supervisor({"NOTIFY_SOCKET": told.name, "WATCHDOG_USEC": "120000000"})
+def test_what_the_process_does_reaches_the_socket(systemd_socket: NotifySocket) -> None:
+    supervisor = Supervisor({"NOTIFY_SOCKET": systemd_socket.name, "WATCHDOG_USEC": "120000000"})
     supervisor.ready()
     supervisor.alive()
     supervisor.report_status("web-0: no\nevents")
     supervisor.stopping(5.5)
-    told.wait_for("EXTEND_TIMEOUT_USEC=5500000")
-    assert told.lines[:4] == ["READY=1", "WATCHDOG=1", "STATUS=web-0: no events", "STOPPING=1"]
+    systemd_socket.wait_for("EXTEND_TIMEOUT_USEC=5500000")
+    assert systemd_socket.lines[:4] == ["READY=1", "WATCHDOG=1", "STATUS=web-0: no events", "STOPPING=1"]
 
 
-def test_a_status_is_told_only_when_it_is_new(systemd: NotifySocket) -> None:
+def test_a_status_is_reported_only_when_it_changed(systemd: NotifySocket) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.name})
     for status in ("one", "one", "two", "x" * 100_000):
         supervisor.report_status(status)
@@ -99,14 +99,14 @@ def test_a_status_is_told_only_when_it_is_new(systemd: NotifySocket) -> None:
     assert [len(line) for line in systemd.lines] == [10, 10, 407, 7]
 
 
-def test_a_status_of_any_letters_is_told(systemd: NotifySocket) -> None:
+def test_a_status_with_any_characters_is_reported(systemd: NotifySocket) -> None:
     Supervisor({"NOTIFY_SOCKET": systemd.name}).report_status(
         "web-0: \ud800 Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t"
     )
     systemd.wait_for("STATUS=web-0: ? Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t")
 
 
-def test_without_a_supervisor_nothing_is_told() -> None:
+def test_without_a_supervisor_nothing_is_reported() -> None:
     for environ in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}):
         supervisor = Supervisor({**environ, "WATCHDOG_USEC": "1000000"})
         supervisor.ready()
@@ -115,8 +115,8 @@ def test_without_a_supervisor_nothing_is_told() -> None:
         assert supervisor.watchdog_seconds is None
 
 
-def test_a_supervisor_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Supervisor({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
+def test_a_supervisor_that_is_gone_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Supervisor({"NOTIFY_SOCKET": str(tmp_path / "absent")}).ready()
     assert "READY cannot be reported to the supervisor" in caplog.text
 
 
@@ -131,13 +131,13 @@ def test_a_supervisor_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.L
         ({}, None),
     ],
 )
-def test_a_watchdog_counts_only_where_it_watches_this_very_process(
+def test_a_watchdog_counts_only_if_it_watches_this_process(
     environ: dict[str, str], seconds: float | None
 ) -> None:
     assert Supervisor({"NOTIFY_SOCKET": "/nowhere", **environ}).watchdog_seconds == seconds
 
 
-# --- which thread lives ---
+# --- stalled threads ---
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def is_silent(thread: threading.Thread) -> bool:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_thread_that_goes_round_no_more_is_named_until_it_ends() -> None:
+def test_a_stalled_thread_is_named_until_it_ends() -> None:
     goes_on = threading.Event()
 
     def loop() -> None:
@@ -171,7 +171,7 @@ def test_a_thread_that_goes_round_no_more_is_named_until_it_ends() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_thread_that_never_showed_life_is_not_held_to_it(stop: Stop) -> None:
+def test_a_thread_that_never_reported_progress_does_not_count_as_stalled(stop: Stop) -> None:
     thread = start_thread("worker", lambda: bool(stop.wait(None)))  # type: ignore[arg-type]
     other = start_thread("other", report_progress)
     wait_until(lambda: not other.is_alive())
@@ -180,7 +180,7 @@ def test_a_thread_that_never_showed_life_is_not_held_to_it(stop: Stop) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("seconds", [3600.0, None])
-def test_a_wait_that_was_told_beforehand_is_life_however_long(stop: Stop, seconds: float | None) -> None:
+def test_an_announced_wait_is_not_a_stall_however_long(stop: Stop, seconds: float | None) -> None:
     waits, hangs = threading.Event(), threading.Event()
 
     def patient() -> None:
@@ -256,7 +256,7 @@ def under(systemd: NotifySocket, *, watchdog_seconds: float) -> dict[str, str]:
     return {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": str(int(watchdog_seconds * 1e6))}
 
 
-def test_the_process_tells_that_it_is_ready_lives_and_stops(
+def test_the_process_reports_ready_alive_and_stopping(
     lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     with Inbox() as inbox:
@@ -281,7 +281,7 @@ def blocking(folder: Path, given: dict[str, Any], env: dict[str, str]) -> Forwar
     return forward
 
 
-def test_it_is_ready_before_imds_has_answered_and_lives_through_the_first_call(
+def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
     lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     lab.fault("slow_first_call", seconds=130)

@@ -244,7 +244,7 @@ def read_outbox(state: Path) -> Stored:
 
 
 def _copy(files: Sequence[Path], place: Path) -> bool:
-    """Copy what is there; tell whether no process wrote to it meanwhile, so that the copies fit together."""
+    """Copy the files that exist; return whether no process wrote to them meanwhile, so that the copies match."""
 
     def looks() -> list[tuple[Path, int, int]]:
         there = [(file, file.stat()) for file in files if file.exists()]
@@ -262,8 +262,8 @@ def _copy(files: Sequence[Path], place: Path) -> bool:
 
 
 @contextmanager
-def nobody_there() -> Iterator[str]:
-    """Give a URL at which every connection is refused, and which nobody else can take meanwhile."""
+def closed_port() -> Iterator[str]:
+    """Yield a URL that refuses every connection, and whose port stays reserved."""
     with closing(socket.socket()) as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -304,7 +304,7 @@ class RawServer:
             connection.close()
 
     def read_head(self, connection: socket.socket) -> bool:
-        """Take a request's head, note it, and read its body; tell whether there was one."""
+        """Read a request; keep its head; return whether there was one."""
         text = b""
         while b"\r\n\r\n" not in text:
             if not (more := connection.recv(65536)):
@@ -363,7 +363,7 @@ def silent(server: RawServer, _: socket.socket) -> None:
 
 
 def self_signed(folder: Path) -> ssl.SSLContext:
-    """Return a server's context with a certificate for 127.0.0.1 that nobody vouches for."""
+    """Return a server's context with a self-signed certificate for 127.0.0.1."""
     openssl = shutil.which("openssl")
     if openssl is None:
         assert "CI" not in os.environ, "openssl is needed"

@@ -54,7 +54,7 @@ def _msvcrt(fcntl: Any) -> Any:
     """Return a `locking` whose locks belong to who opened the file, and whose refusal is EACCES."""
 
     def locking(descriptor: int, _mode: int, _length: int) -> None:
-        assert os.lseek(descriptor, 0, os.SEEK_CUR) > 0, "nobody could read what is locked"
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) > 0, "a locked byte cannot be read"
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

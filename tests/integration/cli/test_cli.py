@@ -29,8 +29,8 @@ from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.process import (
     COMMAND,
     LIMIT_SECONDS,
+    closed_port,
     environment,
-    nobody_there,
     run,
     toml,
     wait_until,
@@ -79,7 +79,7 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-class Told:
+class CommandResult:
     """What a command in this process returned and printed."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
@@ -92,9 +92,9 @@ class Told:
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str]) -> Any:
-    def call(*arguments: str | Path) -> Told:
+    def call(*arguments: str | Path) -> CommandResult:
         code = main([str(argument) for argument in arguments])
-        return Told(code, *capfd.readouterr())
+        return CommandResult(code, *capfd.readouterr())
 
     return call
 
@@ -124,7 +124,7 @@ def test_each_action_of_outbox_has_help(action: str) -> None:
     assert run("outbox", action, "--help").returncode == 0
 
 
-def test_the_version_is_told() -> None:
+def test_version_prints_the_version() -> None:
     assert run("--version").stdout == f"imds-bridge {__version__}\n"
 
 
@@ -141,24 +141,24 @@ def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["forwrad"], ["check", "--nonsense"], ["outbox"]])
-def test_a_command_that_does_not_exist_exits_2_and_says_how_it_is_used(arguments: list[str]) -> None:
+def test_an_unknown_command_exits_2_with_the_usage(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert "usage: imds-bridge" in done.stderr
 
 
 @pytest.mark.parametrize("command", [["forward"], ["check"], ["status"], ["outbox", "list"]])
-def test_every_command_exits_2_with_all_faults_of_the_configuration(
+def test_every_command_exits_2_with_all_errors_of_the_configuration(
     call: Any, tmp_path: Path, command: list[str]
 ) -> None:
     file = tmp_path / "config.toml"
     file.write_text("a = 1\nb = 2")
-    told = call(*command, "--config", file)
-    assert (told.code, told.out) == (2, "")
-    assert "2 errors in the configuration\n  a: unknown key" in told.err
+    done = call(*command, "--config", file)
+    assert (done.code, done.out) == (2, "")
+    assert "2 errors in the configuration\n  a: unknown key" in done.err
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(config: Path) -> None:
+def test_a_closed_output_pipe_is_not_an_error(config: Path) -> None:
     fill(config)
     reading = [*COMMAND, "outbox", "list", "--config", str(config)]
     with subprocess.Popen(
@@ -178,53 +178,53 @@ def sinks(config: Path, lab: ImdsLab, **sinks: dict[str, Any]) -> None:
     )
 
 
-def test_a_check_of_what_works_shows_each_part_and_exits_0(
+def test_a_check_of_a_working_configuration_shows_each_part_and_exits_0(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
     lab.schedule(event_type="Reboot", resources=["web-0"])
     sinks(config, lab, ops={"kind": "webhook", "url": inbox.url}, screen={"kind": "stdout"})
-    told = call("check", "--config", config)
-    assert told.code == 0
-    lines = told.out.splitlines()
+    done = call("check", "--config", config)
+    assert done.code == 0
+    lines = done.out.splitlines()
     assert lines[0].split() == ["CHECK", "RESULT", "MESSAGE"]
     assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
-    assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in told.out
-    assert "this VM is web-0" in told.out
-    assert f"{inbox.base_url}: reachable" in told.out
+    assert f"document 2 with 1 event(s) from {lab.url('web-0')}" in done.out
+    assert "this VM is web-0" in done.out
+    assert f"{inbox.base_url}: reachable" in done.out
     assert {one.method for one in inbox.received} == {"OPTIONS"}
     assert not (config.parent / "state").exists()
 
 
 def test_a_check_gives_the_same_as_json(call: Any, config: Path, lab: ImdsLab, inbox: Inbox) -> None:
     sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
-    told = call("check", "--json", "--config", config)
-    assert told.code == 0
-    assert [(row["check"], row["result"]) for row in told.json] == [
+    done = call("check", "--json", "--config", config)
+    assert done.code == 0
+    assert [(row["check"], row["result"]) for row in done.json] == [
         ("state forward", "ok"),
         ("imds", "ok"),
         ("instance", "ok"),
         ("sink ops", "ok"),
     ]
-    assert all(set(row) == {"check", "result", "message", "remedy"} for row in told.json)
+    assert all(set(row) == {"check", "result", "message", "remedy"} for row in done.json)
 
 
-def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_mend(
+def test_a_check_with_imds_down_exits_3_with_the_reason_and_the_remedy(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
     sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
     url = lab.url("web-0")
     lab.close()
-    told = call("check", "--config", config)
-    assert told.code == 3
-    assert f"IMDS at {url}: the connection failed: Connection refused" in told.out
-    assert "-> on an Azure VM, look for a firewall or proxy" in told.out
-    assert "sink ops" in told.out
+    done = call("check", "--config", config)
+    assert done.code == 3
+    assert f"IMDS at {url}: the connection failed: Connection refused" in done.out
+    assert "-> on an Azure VM, look for a firewall or proxy" in done.out
+    assert "sink ops" in done.out
 
 
-def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
+def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_remedy(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
-    with nobody_there() as down:
+    with closed_port() as down:
         inbox.fault(401, method="OPTIONS")
         sinks(
             config,
@@ -232,9 +232,9 @@ def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
             down={"kind": "webhook", "url": f"{down}/hook?sig=topsecret"},
             locked={"kind": "webhook", "url": inbox.url},
         )
-        told = call("check", "--json", "--config", config)
-    assert told.code == 3
-    found = {row["check"]: row for row in told.json}
+        done = call("check", "--json", "--config", config)
+    assert done.code == 3
+    found = {row["check"]: row for row in done.json}
     assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
     assert found["sink down"]["message"] == f"{down}: the connection failed: Connection refused"
     assert found["sink down"]["remedy"] == "events wait in the outbox until the receiver can be reached"
@@ -242,12 +242,12 @@ def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_mend(
     assert found["imds"]["result"] == "ok"
 
 
-def test_a_check_finds_nonsense_from_imds(call: Any, config: Path, lab: ImdsLab) -> None:
+def test_a_check_finds_an_invalid_answer_of_imds(call: Any, config: Path, lab: ImdsLab) -> None:
     sinks(config, lab)
     lab.fault("garbage")
-    told = call("check", "--json", "--config", config)
-    assert told.code == 3
-    assert {row["check"]: row["result"] for row in told.json}["imds"] == "FAIL"
+    done = call("check", "--json", "--config", config)
+    assert done.code == 3
+    assert {row["check"]: row["result"] for row in done.json}["imds"] == "FAIL"
 
 
 def test_a_check_finds_a_state_folder_that_cannot_be_used(
@@ -255,9 +255,9 @@ def test_a_check_finds_a_state_folder_that_cannot_be_used(
 ) -> None:
     (tmp_path / "state").write_text("a file")
     sinks(config, lab)
-    told = call("check", "--json", "--config", config)
-    assert told.code == 3
-    (state,) = [row for row in told.json if row["check"] == "state forward"]
+    done = call("check", "--json", "--config", config)
+    assert done.code == 3
+    (state,) = [row for row in done.json if row["check"] == "state forward"]
     assert state["result"] == "FAIL"
     assert state["remedy"]
 
@@ -306,14 +306,14 @@ def test_a_check_warns_of_a_value_that_looks_like_a_slip_and_exits_0(
     call: Any, config: Path, lab: ImdsLab
 ) -> None:
     sinks(config, lab, screen={"kind": "stdout", "where": {"EventType": ["Rebot", "LiveMigrate"]}})
-    told = call("check", "--json", "--config", config)
-    assert told.code == 0
-    (warning,) = [row for row in told.json if row["result"] == "warn"]
+    done = call("check", "--json", "--config", config)
+    assert done.code == 0
+    (warning,) = [row for row in done.json if row["result"] == "warn"]
     assert warning["message"] == 'sinks.screen.where.EventType: given "Rebot", did you mean Reboot?'
     assert warning["remedy"]
 
 
-def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test(
+def test_a_check_with_send_sends_each_sink_a_message_marked_as_a_test(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
     sinks(
@@ -322,9 +322,9 @@ def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test
         ops={"kind": "webhook", "url": inbox.url},
         chat={"kind": "webhook", "format": "slack", "url": f"{inbox.base_url}/chat"},
     )
-    told = call("check", "--send", "--config", config)
-    assert told.code == 0, told
-    assert told.out.count("accepted a test message") == 2
+    done = call("check", "--send", "--config", config)
+    assert done.code == 0, done
+    assert done.out.count("accepted a test message") == 2
     event, message = (one.json() for one in inbox.accepted)
     assert event["type"] == "io.imdsbridge.bridge.test.v1"
     assert "test" in event["data"]["Message"]
@@ -332,14 +332,14 @@ def test_a_check_with_send_has_each_sink_take_a_message_that_is_marked_as_a_test
     assert "nothing is scheduled" in message["text"]
 
 
-def test_a_check_with_send_tells_of_a_sink_that_refuses_the_message(
+def test_a_check_with_send_reports_a_sink_that_refuses_the_message(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:
     sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
     inbox.fault(422, body="no such field")
-    told = call("check", "--send", "--json", "--config", config)
-    assert told.code == 3
-    (row,) = [row for row in told.json if row["check"] == "sink ops"]
+    done = call("check", "--send", "--json", "--config", config)
+    assert done.code == 3
+    (row,) = [row for row in done.json if row["check"] == "sink ops"]
     assert (row["result"], "no such field" in row["message"]) == ("FAIL", True)
 
 
@@ -375,18 +375,16 @@ def test_render_shows_every_type_of_event_as_it_is_sent_without_secrets(
     call: Any, config: Path, lab: ImdsLab, sink: dict[str, Any]
 ) -> None:
     sinks(config, lab, it=sink)
-    told = call("render", "--config", config)
-    assert told.code == 0, told
-    headings = [line.split()[1].rstrip(":") for line in told.out.splitlines() if line.startswith("# ")]
+    done = call("render", "--config", config)
+    assert done.code == 0, done
+    headings = [line.split()[1].rstrip(":") for line in done.out.splitlines() if line.startswith("# ")]
     assert headings == EVENT_TYPES_IN_ORDER
-    assert "topsecret" not in told.out
-    assert "secret-part" not in told.out
-    assert "dead-lettered" not in told.out
+    assert "topsecret" not in done.out
+    assert "secret-part" not in done.out
+    assert "dead-lettered" not in done.out
 
 
-def test_render_shows_the_very_bytes_and_lays_them_out_when_asked(
-    call: Any, config: Path, lab: ImdsLab
-) -> None:
+def test_render_shows_the_exact_bytes_or_indented_json(call: Any, config: Path, lab: ImdsLab) -> None:
     sinks(config, lab, it={"kind": "stdout"})
     arguments = ("render", "--type", "scheduledevent.started", "--config", config)
     heading, body, *_ = call(*arguments).out.splitlines()
@@ -396,10 +394,10 @@ def test_render_shows_the_very_bytes_and_lays_them_out_when_asked(
     assert laid_out.startswith('{\n  "specversion": "1.0",')
 
 
-def test_render_says_which_events_a_sink_leaves_out(call: Any, config: Path, lab: ImdsLab) -> None:
+def test_render_names_the_events_that_a_sink_does_not_take(call: Any, config: Path, lab: ImdsLab) -> None:
     sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Freeze"}})
-    told = call("render", "--type", "scheduledevent.*", "--config", config)
-    assert told.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
+    done = call("render", "--type", "scheduledevent.*", "--config", config)
+    assert done.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
 
 
 @pytest.mark.parametrize(
@@ -410,13 +408,13 @@ def test_render_says_which_events_a_sink_leaves_out(call: Any, config: Path, lab
         (["--sink", "ops", "--type", "scheduled"], "given --type scheduled, expected one of io.imdsbridge."),
     ],
 )
-def test_render_of_what_there_is_not_exits_2_with_what_there_is(
-    call: Any, config: Path, lab: ImdsLab, arguments: list[str], said: str
+def test_render_of_an_unknown_sink_or_type_exits_2_with_the_known_ones(
+    call: Any, config: Path, lab: ImdsLab, arguments: list[str], expected: str
 ) -> None:
     sinks(config, lab, ops={"kind": "stdout"}, it={"kind": "stdout"})
-    told = call("render", *arguments, "--config", config)
-    assert told.code == 2
-    assert said in told.err
+    done = call("render", *arguments, "--config", config)
+    assert done.code == 2
+    assert expected in done.err
 
 
 @pytest.mark.parametrize(
@@ -440,15 +438,15 @@ def test_render_of_what_there_is_not_exits_2_with_what_there_is(
     ],
 )
 @pytest.mark.parametrize("command", ["forward", "check", "render"])
-def test_what_a_sink_cannot_do_is_a_fault_of_the_configuration_and_told_with_the_mend(
+def test_settings_that_a_sink_cannot_use_are_a_configuration_error_with_the_remedy(
     call: Any, config: Path, lab: ImdsLab, command: str, faulty: tuple[dict[str, Any], str]
 ) -> None:
-    sink, said = faulty
+    sink, expected = faulty
     sinks(config, lab, ops={"kind": "webhook", "url": "https://example.org/", **sink})
-    told = call(command, "--config", config)
-    assert told.code == 2
-    assert "sinks.ops" in told.err
-    assert said in told.err
+    done = call(command, "--config", config)
+    assert done.code == 2
+    assert "sinks.ops" in done.err
+    assert expected in done.err
 
 
 # --- status ---
@@ -502,42 +500,42 @@ def live_status(config: Path, **more: Any) -> StateFolder:
 
 def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path) -> None:
     folder = live_status(config)
-    told = call("status", "--config", config)
+    done = call("status", "--config", config)
     folder.release()
-    assert told.code == 0
-    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, updated \d+ s ago", told.out)
-    assert "Document 7:" in told.out
-    assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", told.out)
-    assert re.search(r"Freeze +Started +- +- +C7061BAC +-", told.out)
+    assert done.code == 0
+    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, updated \d+ s ago", done.out)
+    assert "Document 7:" in done.out
+    assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", done.out)
+    assert re.search(r"Freeze +Started +- +- +C7061BAC +-", done.out)
     assert re.search(
         r"ops +retrying +3 \(oldest 1 min 5 s\) +never +2 +2026-01-01T00:00:07.000Z +2026-01-01T00:00:00.000Z 503",
-        told.out,
+        done.out,
     )
 
 
 def test_status_gives_the_same_as_json(call: Any, config: Path) -> None:
     folder = live_status(config)
-    told = call("status", "--json", "--config", config)
+    done = call("status", "--json", "--config", config)
     folder.release()
-    assert told.code == 0
-    assert told.json["running"] is True
-    assert 900 < told.json["events"][0]["StartsInSeconds"] <= 930
-    assert told.json["events"][1]["StartsInSeconds"] is None
-    assert told.json["sinks"]["ops"]["backlog"] == 3
+    assert done.code == 0
+    assert done.json["running"] is True
+    assert 900 < done.json["events"][0]["StartsInSeconds"] <= 930
+    assert done.json["events"][1]["StartsInSeconds"] is None
+    assert done.json["sinks"]["ops"]["backlog"] == 3
 
 
-def test_status_of_a_process_that_is_gone_says_so_and_exits_3(call: Any, config: Path) -> None:
+def test_status_of_a_stopped_process_reports_it_and_exits_3(call: Any, config: Path) -> None:
     live_status(config, storage_error="no space").release()
-    told = call("status", "--config", config)
-    assert told.code == 3
-    assert re.match(r"NOT RUNNING, last updated \d+ s ago", told.out)
-    assert "STORE UNAVAILABLE, events are buffered in memory: no space" in told.out
+    done = call("status", "--config", config)
+    assert done.code == 3
+    assert re.match(r"NOT RUNNING, last updated \d+ s ago", done.out)
+    assert "STORE UNAVAILABLE, events are buffered in memory: no space" in done.out
 
 
-def test_status_without_a_process_ever_exits_2_and_says_why(call: Any, config: Path) -> None:
-    told = call("status", "--config", config)
-    assert told.code == 2
-    assert "there is no status in" in told.err
+def test_status_before_the_first_start_exits_2_with_the_reason(call: Any, config: Path) -> None:
+    done = call("status", "--config", config)
+    assert done.code == 2
+    assert "no status in" in done.err
 
 
 def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: Any) -> None:
@@ -551,11 +549,11 @@ def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: An
     ) as process:
         folder = config.parent / "state" / "forward"
         wait_until((folder / "status.json").exists)
-        told = wait_until(
-            lambda: (told := call("status", "--json", "--config", config)).json["events"] and told
+        done = wait_until(
+            lambda: (done := call("status", "--json", "--config", config)).json["events"] and done
         )
-        assert (told.code, told.json["pid"], told.json["vm"]) == (0, process.pid, "web-0")
-        assert told.json["sinks"]["stdout"]["state"] == "ok"
+        assert (done.code, done.json["pid"], done.json["vm"]) == (0, process.pid, "web-0")
+        assert done.json["sinks"]["stdout"]["state"] == "ok"
         process.terminate()
         assert process.wait(LIMIT_SECONDS) == 0
     assert call("status", "--config", config).code == 3
@@ -586,11 +584,11 @@ def fill(config: Path) -> None:
 
 def test_outbox_list_shows_the_newest_events(call: Any, config: Path) -> None:
     fill(config)
-    told = call("outbox", "list", "--config", config)
-    assert told.code == 0
-    assert [line.split()[0] for line in told.out.splitlines()] == ["SEQ", "1", "2", "3"]
-    told = call("outbox", "list", "--json", "--limit", "2", "--config", config)
-    assert [(row["seq"], row["id"], row["type"]) for row in told.json] == [
+    done = call("outbox", "list", "--config", config)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == ["SEQ", "1", "2", "3"]
+    done = call("outbox", "list", "--json", "--limit", "2", "--config", config)
+    assert [(row["seq"], row["id"], row["type"]) for row in done.json] == [
         (2, "two", OTHER_TYPE),
         (3, "three", OTHER_TYPE),
     ]
@@ -598,10 +596,10 @@ def test_outbox_list_shows_the_newest_events(call: Any, config: Path) -> None:
 
 def test_outbox_list_shows_dead_letters_with_the_reason(call: Any, config: Path) -> None:
     fill(config)
-    told = call("outbox", "list", "--dead", "--config", config)
-    assert re.search(r"1 +ops +\S+ +rejected +False +one +one was refused", told.out)
-    told = call("outbox", "list", "--dead", "--json", "--config", config)
-    assert [(row["number"], row["reason"], row["can_be_sent"]) for row in told.json] == [
+    done = call("outbox", "list", "--dead", "--config", config)
+    assert re.search(r"1 +ops +\S+ +rejected +False +one +one was refused", done.out)
+    done = call("outbox", "list", "--dead", "--json", "--config", config)
+    assert [(row["number"], row["reason"], row["can_be_sent"]) for row in done.json] == [
         (1, "rejected", True),
         (2, "overflow", False),
     ]
@@ -611,25 +609,25 @@ def test_outbox_list_shows_dead_letters_with_the_reason(call: Any, config: Path)
 @pytest.mark.parametrize("which", ["two", "2"])
 def test_outbox_show_prints_an_event_as_it_is_sent(call: Any, config: Path, which: str) -> None:
     fill(config)
-    told = call("outbox", "show", which, "--config", config)
-    assert told.json["id"] == "two"
-    assert "\n  " in told.out
-    assert call("outbox", "show", which, "--json", "--config", config).json == told.json
+    done = call("outbox", "show", which, "--config", config)
+    assert done.json["id"] == "two"
+    assert "\n  " in done.out
+    assert call("outbox", "show", which, "--json", "--config", config).json == done.json
 
 
-def test_outbox_retry_marks_what_can_be_sent_and_says_what_cannot(call: Any, config: Path) -> None:
+def test_outbox_retry_marks_what_can_be_sent_and_reports_the_rest(call: Any, config: Path) -> None:
     fill(config)
-    told = call("outbox", "retry", "--all", "--config", config)
-    assert told.code == 3
+    done = call("outbox", "retry", "--all", "--config", config)
+    assert done.code == 3
     assert (
-        told.out
+        done.out
         == "1 dead letter(s) will be sent again; 1 cannot be sent: the size limit left no space for the body\n"
     )
     rows = call("outbox", "list", "--dead", "--json", "--config", config).json
     assert [row["retry"] for row in rows] == [True, False]
 
 
-def test_outbox_drop_forgets_dead_letters(call: Any, config: Path) -> None:
+def test_outbox_drop_deletes_dead_letters(call: Any, config: Path) -> None:
     fill(config)
     assert call("outbox", "drop", "1", "2", "--config", config).out == "2 dead letter(s) dropped\n"
     assert call("outbox", "list", "--dead", "--config", config).out == "no dead letters\n"
@@ -639,32 +637,32 @@ def test_outbox_drop_forgets_dead_letters(call: Any, config: Path) -> None:
     ("arguments", "why"),
     [
         (["show", "nothing"], "nothing: no such event is stored"),
-        (["retry", "7"], "no such dead letter: 7"),
+        (["retry", "7"], "unknown dead letter: 7"),
         (["retry"], "give the numbers of dead letters, or --all"),
         (["drop", "1", "--all"], "give the numbers of dead letters, or --all"),
-        (["drop", "1", "--sink", "other"], "no such dead letter: 1"),
+        (["drop", "1", "--sink", "other"], "unknown dead letter: 1"),
     ],
 )
-def test_what_outbox_cannot_do_exits_2_and_says_why(
+def test_outbox_with_wrong_arguments_exits_2_with_the_reason(
     call: Any, config: Path, arguments: list[str], why: str
 ) -> None:
     fill(config)
-    told = call("outbox", *arguments, "--config", config)
-    assert told.code == 2
-    assert why in told.err
+    done = call("outbox", *arguments, "--config", config)
+    assert done.code == 2
+    assert why in done.err
 
 
-def test_outbox_without_a_state_exits_2_and_says_why(call: Any, config: Path) -> None:
-    told = call("outbox", "list", "--config", config)
-    assert told.code == 2
-    assert "there is no outbox in" in told.err
+def test_outbox_without_a_state_exits_2_with_the_reason(call: Any, config: Path) -> None:
+    done = call("outbox", "list", "--config", config)
+    assert done.code == 2
+    assert "there is no outbox in" in done.err
 
 
-def test_the_state_can_be_looked_at_by_whoever_cannot_read_the_secrets(call: Any, tmp_path: Path) -> None:
+def test_reading_the_state_does_not_need_readable_secrets(call: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(
         f'state_dir = "{tmp_path.as_posix()}"\n[sinks.a]\nkind = "webhook"\nurl_file = "{tmp_path.as_posix()}/none"'
     )
-    told = call("status", "--config", file)
-    assert (told.code, f"there is no status in {tmp_path / 'forward'}" in told.err) == (2, True)
+    done = call("status", "--config", file)
+    assert (done.code, f"no status in {tmp_path / 'forward'}" in done.err) == (2, True)
     assert call("check", "--config", file).code == 2

@@ -20,8 +20,8 @@ from tests.support.process import (
     RawServer,
     Serve,
     answering,
+    closed_port,
     dripping,
-    nobody_there,
     self_signed,
     silent,
 )
@@ -227,7 +227,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(client: HttpClient, tm
 
 
 def test_no_connection_is_a_fault_of_the_moment(client: HttpClient) -> None:
-    with nobody_there() as url:
+    with closed_port() as url:
         error = failure(client, url)
     assert str(error) == "the connection failed: Connection refused"
     assert not error.permanent

@@ -13,7 +13,7 @@ from bridge.lab.imds import EVENT_VERSIONS, EVENTS_PATH, ImdsLab
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST
 from tests.support.forward import Station, name_of
-from tests.support.process import nobody_there
+from tests.support.process import closed_port
 
 Start = Callable[[ImdsSettings], Station]
 
@@ -79,7 +79,7 @@ def test_after_every_failure_imds_is_asked_again(lab: ImdsLab, start: Start, kin
 
 
 def test_an_imds_that_is_not_there_is_asked_again(start: Start) -> None:
-    with nobody_there() as url:
+    with closed_port() as url:
         station = start(ImdsSettings(endpoint=url))
         wait = station.poll()
         assert wait is not None

@@ -446,7 +446,7 @@ def write(folder: Path, settings: dict[str, Any]) -> Path:
 HOOK = {"kind": "webhook", "url": "http://127.0.0.1:9/hook"}
 RELAY = {"namespace": "contoso.servicebus.windows.net", "topic": TOPIC, "subscription": "chat"}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no relay": ({}, "there is no [relay]"),
+    "no relay": ({}, "the configuration has no [relay]"),
     "a topic alone": ({"relay": {**RELAY, "subscription": ""}}, "a topic needs a subscription"),
     "a circle": (
         {

@@ -28,7 +28,7 @@ from bridge.sinks import eventgrid as module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
-from tests.support.process import RawServer, dripping, environment, nobody_there, stored_event, toml
+from tests.support.process import RawServer, closed_port, dripping, environment, stored_event, toml
 from tests.support.sink import TOKEN, TokenEndpoint, write
 
 FLAVORS = ("custom", "namespace")
@@ -592,7 +592,7 @@ def test_no_token_is_asked_for_through_a_proxy_of_the_environment(
 ) -> None:
     for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    with nobody_there() as proxy:
+    with closed_port() as proxy:
         monkeypatch.setenv("http_proxy", proxy)
         lab.require_token(TOKEN)
         with closing(sink(lab, "custom", tmp_path, credential=credential)) as target:

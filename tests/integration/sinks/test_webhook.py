@@ -28,8 +28,8 @@ from tests.support.process import (
     SLACK_SECONDS,
     RawServer,
     answering,
+    closed_port,
     dripping,
-    nobody_there,
     self_signed,
     silent,
     stored_event,
@@ -188,7 +188,7 @@ def test_an_answer_that_is_no_text_is_shown_as_far_as_it_is(inbox: Inbox, tmp_pa
 
 
 def test_a_receiver_that_is_not_there_may_take_it_later(tmp_path: Path) -> None:
-    with nobody_there() as url:
+    with closed_port() as url:
         error = failure(sink(tmp_path, url))
     assert type(error) is Unavailable
     assert str(error) == f"{url}: the connection failed: Connection refused"
@@ -427,5 +427,5 @@ def test_a_check_finds_what_would_keep_events_away(
 
 
 def test_a_check_of_a_receiver_that_is_not_there_says_so(tmp_path: Path) -> None:
-    with nobody_there() as url, pytest.raises(Unavailable, match="Connection refused"):
+    with closed_port() as url, pytest.raises(Unavailable, match="Connection refused"):
         sink(tmp_path, url, timeout_seconds=LIMIT_SECONDS).check()

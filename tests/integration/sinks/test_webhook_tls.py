@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import Misconfigured, Unavailable
-from tests.support.process import RawServer, answering, nobody_there
+from tests.support.process import RawServer, answering, closed_port
 from tests.support.tls import Authority, Pair, proxying
 from tests.support.webhook import EVENT, failure, running, sink
 
@@ -242,7 +242,7 @@ def test_a_proxy_that_cannot_be_used_keeps_the_old_one_and_is_not_shown(
 def test_a_proxy_that_is_not_there_may_come_back_and_its_login_is_told_nowhere(
     authority: Authority, server: RawServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with nobody_there() as url, caplog.at_level(logging.DEBUG, logger="bridge"):
+    with closed_port() as url, caplog.at_level(logging.DEBUG, logger="bridge"):
         rig = Rig(tmp_path, authority, server, with_login(url))
         error = failure(rig.sink)
         assert type(error) is Unavailable

@@ -1,4 +1,4 @@
-"""The configuration: every fault at once, in words, with no secret shown."""
+"""The configuration: every error at once, and no secret in any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
 from bridge.errors import ConfigError
 from tests.support.process import toml
 
-SECRET = "topsecret"  # noqa: S105 - nobody's
+SECRET = "topsecret"  # noqa: S105 - made up
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.Monk
     assert str(DEFAULT_PATH) == "/etc/imds-bridge/config.toml"
 
 
-def test_the_usual_file_is_read_where_it_exists(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+def test_the_default_file_is_read_if_it_exists(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
     file.write_text("stop_seconds = 9")
     assert load(None, {}).stop_seconds == 9
@@ -165,12 +165,12 @@ def test_a_secret_of_the_environment_replaces_a_file_and_a_file_a_secret(file: P
     assert only_sink(config).bearer_token == Secret(file=token)
 
 
-def test_variables_with_a_single_underscore_are_no_settings(file: Path) -> None:
+def test_variables_with_a_single_underscore_are_not_settings(file: Path) -> None:
     kubernetes = {"IMDS_BRIDGE_PORT": "tcp://10.0.0.1:80", "IMDS_BRIDGE_SERVICE_HOST": "10.0.0.1"}
     assert read(file, "", kubernetes) == read(file, "")
 
 
-def test_a_fault_in_the_environment_names_the_variable(file: Path) -> None:
+def test_an_error_in_the_environment_names_the_variable(file: Path) -> None:
     found = faults(
         file,
         "",
@@ -204,7 +204,7 @@ def test_a_fault_in_the_environment_names_the_variable(file: Path) -> None:
 # --- faults ---
 
 
-def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expected(file: Path) -> None:
+def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expected_one(file: Path) -> None:
     found = faults(
         file,
         f"""
@@ -307,18 +307,18 @@ def test_all_faults_are_told_at_once_each_with_what_was_given_and_what_was_expec
         (webhook(max_age_seconds=-1), "sinks.ops.max_age_seconds: given -1, expected greater than 0"),
     ],
 )
-def test_a_fault_says_what_was_given_and_what_was_expected(file: Path, text: str, fault: str) -> None:
+def test_an_error_shows_the_given_value_and_the_expected_one(file: Path, text: str, fault: str) -> None:
     (found,) = faults(file, text)
     assert found.startswith(fault)
 
 
-def test_a_secret_and_its_file_together_are_a_fault(file: Path) -> None:
+def test_a_secret_and_its_file_together_are_an_error(file: Path) -> None:
     assert faults(file, webhook(url=f"https://example.org/?{SECRET}", url_file="/url")) == [
         'sinks.ops.url_file: given "/url", expected either url or url_file, not both'
     ]
 
 
-def test_a_secret_file_that_is_empty_or_no_text_is_a_fault(file: Path, tmp_path: Path) -> None:
+def test_a_secret_file_that_is_empty_or_not_text_is_an_error(file: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     for content, reason in ((b" \n", "is empty"), (b"\xff" + SECRET.encode(), "is not UTF-8 text")):
         token.write_bytes(content)
@@ -328,12 +328,12 @@ def test_a_secret_file_that_is_empty_or_no_text_is_a_fault(file: Path, tmp_path:
         ]
 
 
-def test_a_file_that_was_asked_for_must_exist_and_be_readable_toml(file: Path, tmp_path: Path) -> None:
-    for path, told in (
+def test_a_file_given_with_config_must_exist_and_be_valid_toml(file: Path, tmp_path: Path) -> None:
+    for path, reason in (
         (file, "the file does not exist; expected a TOML file"),
         (tmp_path, "cannot be read"),
     ):
-        with pytest.raises(ConfigError, match=told) as raised:
+        with pytest.raises(ConfigError, match=reason) as raised:
             load(path, {})
         assert raised.value.source == str(path)
     (bad,) = faults(file, "[imds\npoll = 1")
@@ -344,7 +344,7 @@ def test_a_file_that_was_asked_for_must_exist_and_be_readable_toml(file: Path, t
         load(file, {})
 
 
-def test_a_long_value_is_shown_in_short(file: Path) -> None:
+def test_a_long_value_is_shortened(file: Path) -> None:
     (fault,) = faults(file, toml({"log_level": "x" * 10_000}))
     assert len(fault) < 200
 
@@ -360,7 +360,7 @@ def test_a_secret_is_never_shown() -> None:
     assert SECRET not in repr(settings) + str(settings)
 
 
-def test_a_secret_file_is_read_anew_each_time(tmp_path: Path) -> None:
+def test_a_secret_file_is_read_again_on_each_use(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(" one \n")
     secret = Secret(file=file)
@@ -372,7 +372,7 @@ def test_a_secret_file_is_read_anew_each_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["https://x", "https://[::1]:1/a?b=c", "http://127.0.0.1:1", "http://localhost/", "http://[::1]/"]
 )
-def test_https_anywhere_and_plain_http_to_this_machine_are_taken(url: str) -> None:
+def test_https_anywhere_and_plain_http_to_this_machine_are_accepted(url: str) -> None:
     assert check_url(url, allow_http=False) == url
 
 
@@ -400,12 +400,12 @@ def test_https_anywhere_and_plain_http_to_this_machine_are_taken(url: str) -> No
         ),
     ],
 )
-def test_everything_else_is_refused(url: str) -> None:
+def test_every_other_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         check_url(url, allow_http=False)
 
 
-def test_headers_are_one_a_line_and_comments_do_not_count() -> None:
+def test_headers_are_one_per_line_and_comments_are_ignored() -> None:
     text = "# comment\n\nX-One: 1: and more\n  X-Two:2  \nX_Three:\n"
     assert parse_headers(text) == {"X-One": "1: and more", "X-Two": "2", "X_Three": ""}
 
@@ -452,7 +452,7 @@ def test_a_tag_of_the_vm_is_accepted_in_where(file: Path) -> None:
         ({"where": {"Outcome": "Denied"}}, "expected one of Accepted, Rejected, Failed"),
     ],
 )
-def test_a_filter_that_can_never_match_is_a_fault_with_the_nearest_name(
+def test_a_filter_that_can_never_match_is_an_error_with_the_nearest_name(
     settings: dict[str, Any], hint: str, file: Path
 ) -> None:
     (found,) = faults(file, stdout(**settings))
@@ -487,7 +487,7 @@ def test_a_value_within_two_letters_of_a_known_one_is_accepted_with_a_warning(
     ("rule", "meant"),
     [('event_type = ["Rebot"]', "Reboot"), ('event_source = ["Usr"]', "User")],
 )
-def test_a_slip_in_a_policy_is_a_fault_and_permits_nothing(rule: str, meant: str, file: Path) -> None:
+def test_a_slip_in_a_policy_is_an_error_and_permits_nothing(rule: str, meant: str, file: Path) -> None:
     (found,) = faults(file, approvals(rule))
     assert found.endswith(f"; did you mean {meant}?")
 
@@ -506,7 +506,7 @@ def approvals(rule: str) -> str:
 
 
 @pytest.mark.parametrize("value", ["nan", "2026-11-20"])
-def test_a_template_holds_only_what_json_can(file: Path, value: str) -> None:
+def test_a_template_holds_only_json_values(file: Path, value: str) -> None:
     text = (
         f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\nformat = "template"\ntemplate = {{ a = {value} }}'
     )

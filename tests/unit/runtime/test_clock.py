@@ -21,7 +21,7 @@ def test_a_jump_of_a_minute_or_more_is_noticed_until_it_is_accepted(seconds: flo
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, 59.0, -59.0])
-def test_less_than_a_minute_is_followed_without_a_word(seconds: float) -> None:
+def test_a_change_of_less_than_a_minute_is_followed_silently(seconds: float) -> None:
     clock = MovedClock()
     clock.jump(seconds)
     assert clock.jump_seconds() == 0

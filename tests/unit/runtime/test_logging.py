@@ -21,7 +21,7 @@ from bridge.runtime.logging import (
     set_up,
 )
 
-SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - nobody's
+SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - made up
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def json_line(*args: Any, **extra: Any) -> dict[str, Any]:
     return line
 
 
-def test_a_line_holds_time_level_message_and_what_was_given_beside() -> None:
+def test_a_line_holds_time_level_message_and_extra_fields() -> None:
     line = json_line("sink %s: %d", "ops", 5, failures=3, waiting={"ops": 1}, changed=("a", "b"))
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -65,7 +65,7 @@ def test_a_line_holds_time_level_message_and_what_was_given_beside() -> None:
     }
 
 
-def test_an_error_is_told_with_where_it_came_from() -> None:
+def test_an_error_is_logged_with_its_traceback() -> None:
     try:
         int("what happened")
     except ValueError as error:
@@ -74,10 +74,10 @@ def test_an_error_is_told_with_where_it_came_from() -> None:
     assert "test_logging.py" in line["error"]
 
 
-def test_a_hidden_secret_appears_nowhere_in_a_line() -> None:
+def test_a_registered_secret_appears_nowhere_in_a_line() -> None:
     register_secret(SECRET)
     line = json_line(
-        "told %s",
+        "sent %s",
         SECRET,
         error=ValueError(SECRET),
         plain=SECRET,
@@ -87,7 +87,7 @@ def test_a_hidden_secret_appears_nowhere_in_a_line() -> None:
     text = json.dumps(line)
     assert "se\\" not in text
     assert "cret" not in text
-    assert line["message"] == "told ***"
+    assert line["message"] == "sent ***"
     assert line["deep"] == {"a": ["***"], "***": 1}
 
 
@@ -96,12 +96,12 @@ def test_a_secret_that_a_receiver_repeats_inside_json_is_found() -> None:
     assert redact(json.dumps({"you sent": SECRET})) == '{"you sent": "***"}'
 
 
-def test_each_line_of_a_secret_of_several_is_hidden() -> None:
+def test_each_line_of_a_secret_with_several_is_redacted() -> None:
     register_secret("first-secret\nsecond-secret\nx")
     assert redact("first-secret, second-secret and x") == "***, *** and x"
 
 
-def test_the_longest_of_two_secrets_goes_first() -> None:
+def test_the_longer_of_two_secrets_is_redacted_first() -> None:
     register_secret("secret")
     register_secret("secret-and-more")
     assert redact("secret-and-more secret") == "*** ***"
@@ -124,34 +124,34 @@ def test_queries_of_urls_and_bearer_tokens_are_never_shown(text: str, shown: str
 @pytest.mark.parametrize(
     "text", ['say "https://x/?a=1"', "https://x/?a=\\", 'https://x/?a="\\"', "\ud800 \x00 €"]
 )
-def test_a_line_stays_json_whatever_is_taken_out_of_it(text: str) -> None:
+def test_a_line_stays_json_whatever_is_redacted(text: str) -> None:
     register_secret("whatever")
-    assert json_line("%s", text, extra={"told": [text]})["level"] == "warning"
+    assert json_line("%s", text, extra={"sent": [text]})["level"] == "warning"
 
 
 def test_a_terminal_gets_text_without_secrets() -> None:
     register_secret("secret-token")
-    made = record("told %s", "secret-token", error=ValueError("secret-token"), sink="ops")
+    made = record("sent %s", "secret-token", error=ValueError("secret-token"), sink="ops")
     text = TextFormatter().format(made)
     assert text[2] == ":"
-    assert "warning told ***  [sink=ops]\nValueError: ***" in text
+    assert "warning sent ***  [sink=ops]\nValueError: ***" in text
 
 
 @pytest.mark.parametrize(
     ("style", "terminal", "as_json"),
     [("auto", True, False), ("auto", False, True), ("json", True, True), ("text", False, False)],
 )
-def test_a_terminal_gets_text_and_everything_else_json_unless_it_is_set(
+def test_a_terminal_gets_text_and_everything_else_json_unless_configured(
     monkeypatch: pytest.MonkeyPatch, root: logging.Logger, style: str, terminal: bool, as_json: bool
 ) -> None:
     output = io.StringIO()
     monkeypatch.setattr(output, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", output)
     set_up(level="info", style=style)
-    logging.getLogger("bridge.x").info("told")
-    logging.getLogger("bridge.x").debug("not told")
+    logging.getLogger("bridge.x").info("sent")
+    logging.getLogger("bridge.x").debug("not sent")
     assert output.getvalue().startswith("{") is as_json
-    assert output.getvalue().count("told") == 1
+    assert output.getvalue().count("sent") == 1
     assert root.level == logging.INFO
 
 

@@ -35,7 +35,7 @@ def hang(worker: Worker, gate: threading.Event) -> HungError:
     return raised.value
 
 
-def test_a_call_gives_what_the_function_returns_or_raises() -> None:
+def test_a_call_returns_or_raises_the_functions_result() -> None:
     worker = Worker("w-result")
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
     with pytest.raises(ZeroDivisionError):
@@ -44,7 +44,7 @@ def test_a_call_gives_what_the_function_returns_or_raises() -> None:
     worker.close()
 
 
-def test_all_calls_run_on_one_thread_of_the_name_which_ends_with_the_worker() -> None:
+def test_all_calls_run_on_one_named_thread_that_ends_with_the_worker() -> None:
     worker = Worker("w-one")
     threads = {worker.call(threading.get_ident, limit_seconds=LIMIT_SECONDS) for _ in range(20)}
     assert len(threads) == 1
@@ -58,7 +58,7 @@ def test_without_a_call_there_is_no_thread() -> None:
     assert alive("w-none") == 0
 
 
-def test_it_can_be_used_again_after_its_end() -> None:
+def test_it_can_be_used_again_after_close() -> None:
     worker = Worker("w-again")
     for number in range(3):
         assert worker.call(partial(int, number), limit_seconds=LIMIT_SECONDS) == number
@@ -71,15 +71,15 @@ def test_a_call_that_hangs_is_left_behind_and_the_next_one_runs_at_once(gate: th
     error = hang(worker, gate)
     assert not error.final
     assert "w-hang" in str(error)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
-    assert time.monotonic() - begun < LIMIT_SECONDS / 2
+    assert time.monotonic() - started_at < LIMIT_SECONDS / 2
     gate.set()
     worker.close()
     wait_until(lambda: alive("w-hang") == 0)
 
 
-def test_what_comes_back_late_cleans_up_on_its_own_thread_and_ends(gate: threading.Event) -> None:
+def test_a_call_that_returns_late_cleans_up_on_its_own_thread_which_ends(gate: threading.Event) -> None:
     worker, ran = Worker("w-late"), threading.Event()
     with pytest.raises(HungError):
         worker.call(gate.wait, limit_seconds=SHORT, afterwards=ran.set)
@@ -89,7 +89,7 @@ def test_what_comes_back_late_cleans_up_on_its_own_thread_and_ends(gate: threadi
     wait_until(lambda: alive("w-late") == 0)
 
 
-def test_as_many_as_hang_at_once_is_too_much(gate: threading.Event) -> None:
+def test_too_many_hung_calls_are_final(gate: threading.Event) -> None:
     worker = Worker("w-final", max_hung=3)
     assert [hang(worker, gate).final for _ in range(3)] == [False, False, True]
     with pytest.raises(HungError) as raised:
@@ -97,7 +97,7 @@ def test_as_many_as_hang_at_once_is_too_much(gate: threading.Event) -> None:
     assert raised.value.final
 
 
-def test_those_that_came_back_do_not_count() -> None:
+def test_calls_that_returned_late_do_not_count_as_hung() -> None:
     worker = Worker("w-back", max_hung=2)
     for _ in range(6):
         gate = threading.Event()
@@ -106,7 +106,7 @@ def test_those_that_came_back_do_not_count() -> None:
         wait_until(lambda: alive("w-back") == 0)
 
 
-def test_a_thread_that_is_left_ends_with_its_last_call_and_nobody_waits(gate: threading.Event) -> None:
+def test_a_thread_that_is_left_ends_after_its_last_call_without_a_wait(gate: threading.Event) -> None:
     worker = Worker("w-leave")
     worker.leave(gate.wait, limit_seconds=LIMIT_SECONDS)
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
@@ -116,7 +116,7 @@ def test_a_thread_that_is_left_ends_with_its_last_call_and_nobody_waits(gate: th
     wait_until(lambda: alive("w-leave") == 0)
 
 
-def test_last_calls_that_hang_count_once_they_are_late(gate: threading.Event) -> None:
+def test_last_calls_that_hang_count_after_their_limit(gate: threading.Event) -> None:
     worker = Worker("w-lasts", max_hung=3)
     for _ in range(3):
         worker.leave(gate.wait, limit_seconds=SHORT)
@@ -136,7 +136,7 @@ def test_last_calls_that_hang_count_once_they_are_late(gate: threading.Event) ->
     worker.close()
 
 
-def test_a_thread_stays_useful_whatever_was_raised_on_it() -> None:
+def test_a_thread_goes_on_after_any_exception() -> None:
     worker = Worker("w-raise")
     for error in (SystemExit(1), KeyboardInterrupt()):
 
