@@ -401,7 +401,7 @@ def test_render_names_the_events_that_a_sink_does_not_take(call: Any, config: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (["--sink", "opps"], "given --sink opps, expected one of ops, it"),
         ([], "given --sink nothing, expected one of ops, it"),
