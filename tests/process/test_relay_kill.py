@@ -14,7 +14,7 @@ from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender
 from tests.support.process import LIMIT_SECONDS, wait_until
-from tests.support.relay import TOPIC, RelayProcess, body_of, fleet_bus, kept, told
+from tests.support.relay import TOPIC, RelayProcess, body_of, event_message, fleet_bus, subscription
 
 KILLS = 30
 SENT_AT_ONCE = 8
@@ -49,7 +49,7 @@ class Traffic:
             while not self._stop_when_drained.wait(self._rng.uniform(0, 0.06)):
                 count = self._rng.randint(1, SENT_AT_ONCE)
                 names = [f"e{len(self.sent) + number:06}" for number in range(count)]
-                sender.send(*map(told, names))
+                sender.send(*map(event_message, names))
                 self.sent += names
 
 
@@ -64,13 +64,13 @@ def test_kill_9_at_random_instants_of_continuous_traffic_loses_nothing(tmp_path:
         traffic.finish()
         with relay:
             wait_until(
-                lambda: kept(bus).counts.active == 0,
+                lambda: subscription(bus).counts.active == 0,
                 timeout_seconds=3 * LIMIT_SECONDS,
                 describe=lambda: relay,
             )
             relay.wait_until_relayed(bus)
             assert relay.stop() == 0, relay
-        counts = kept(bus).counts
+        counts = subscription(bus).counts
         arrived = Counter(one.body for one in inbox.accepted)
         assert bus.failures == ()
     assert traffic.sent
@@ -82,7 +82,7 @@ def test_kill_9_at_random_instants_of_continuous_traffic_loses_nothing(tmp_path:
 
 def run_and_kill(relay: RelayProcess, bus: ServiceBusLab, inbox: Inbox, rng: random.Random) -> None:
     """Kill a new process while it starts, or in the midst of its work; now and then the sink fails meanwhile."""
-    completed, came = kept(bus).counts.completed, len(inbox.received)
+    completed, came = subscription(bus).counts.completed, len(inbox.received)
     is_failing = rng.random() < 0.3
     if is_failing:
         inbox.fault(503, count=None)
@@ -90,7 +90,10 @@ def run_and_kill(relay: RelayProcess, bus: ServiceBusLab, inbox: Inbox, rng: ran
         if rng.random() < 0.9:
             more = rng.randint(1, 60)
             wait_until(
-                lambda: kept(bus).counts.completed >= completed + more or len(inbox.received) >= came + more,
+                lambda: (
+                    subscription(bus).counts.completed >= completed + more
+                    or len(inbox.received) >= came + more
+                ),
                 describe=lambda: relay,
             )
         threading.Event().wait(rng.uniform(0, 0.1))

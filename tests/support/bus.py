@@ -178,7 +178,7 @@ class Rig:
         )
         self.stopping = Stop()
         self._threads: list[Thread] = []
-        self._told: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
         self.is_open = False
 
     def __enter__(self) -> Self:
@@ -228,7 +228,7 @@ class Rig:
         for thread in self._threads:
             thread.join(LIMIT_SECONDS)
             assert not thread.is_alive(), f"{thread.name} does not stop"
-        self.told()
+        self.events()
         self.is_open = False
         self.outbox.close()
         self._imds.close()
@@ -240,19 +240,19 @@ class Rig:
         """Tell whether both threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
-    def told(self) -> list[dict[str, Any]]:
+    def events(self) -> list[dict[str, Any]]:
         """Return every event that was committed so far, also before a restart, repeated ones too."""
         while self.is_open:
             generation, page = self.outbox.pending("audit", 1000)
             if not page:
                 break
             self.outbox.acknowledge("audit", generation, page)
-            self._told += [event.envelope for event in page]
-        return self._told
+            self._events += [event.envelope for event in page]
+        return self._events
 
     def receipts(self) -> list[dict[str, Any]]:
         """Return the receipts so far, in their order."""
-        return [event for event in self.told() if event["type"].startswith(PREFIX)]
+        return [event for event in self.events() if event["type"].startswith(PREFIX)]
 
     def wait_for(
         self, predicate: Callable[[list[dict[str, Any]]], T | None], *, timeout_seconds: float = LIMIT_SECONDS

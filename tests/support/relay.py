@@ -36,18 +36,18 @@ LOCK_SECONDS = 5  # the shortest that Service Bus has
 
 def fleet_bus(**topic: Any) -> Mapping[str, Any]:
     """Describe a namespace with one topic that has properties, and one subscription."""
-    kept = {"LockDuration": f"PT{LOCK_SECONDS}S", "MaxDeliveryCount": 1000}
-    subscriptions = [{"Name": SUBSCRIPTION, "Properties": kept}]
+    properties = {"LockDuration": f"PT{LOCK_SECONDS}S", "MaxDeliveryCount": 1000}
+    subscriptions = [{"Name": SUBSCRIPTION, "Properties": properties}]
     topics = [{"Name": TOPIC, "Properties": topic, "Subscriptions": subscriptions}]
     return {"UserConfig": {"Namespaces": [{"Name": "lab", "Topics": topics}]}}
 
 
-def kept(bus: ServiceBusLab) -> Entity:
+def subscription(bus: ServiceBusLab) -> Entity:
     """Return what the subscription holds."""
     return bus.entity(PATH)
 
 
-def told(name: str, **changes: Any) -> ServiceBusMessage:
+def event_message(name: str, **changes: Any) -> ServiceBusMessage:
     """Make a message with an event; `changes` are attributes, None for none."""
     return message(body_of(name, **changes), message_id=name)
 
@@ -70,7 +70,7 @@ class RelayProcess(Forward):
 
     def wait_until_relayed(self, bus: ServiceBusLab) -> None:
         """Wait until nothing is on the subscription any more and no event waits for a sink."""
-        wait_until(lambda: kept(bus).counts.active == 0, describe=lambda: self)
+        wait_until(lambda: subscription(bus).counts.active == 0, describe=lambda: self)
         self.wait_for_status(lambda status: not any(sink["backlog"] for sink in status["sinks"].values()))
 
 
@@ -170,7 +170,10 @@ class RelayRig:
 
     def wait_until_settled(self) -> None:
         """Wait until nothing is on the subscription any more."""
-        wait_until(lambda: kept(self._bus).counts.active == 0, describe=lambda: kept(self._bus).messages)
+        wait_until(
+            lambda: subscription(self._bus).counts.active == 0,
+            describe=lambda: subscription(self._bus).messages,
+        )
 
 
 def die(*sinks: MortalSink) -> None:

@@ -1,4 +1,4 @@
-"""The bus fails in every way; no command is lost, and the listener recovers by itself and stops in time."""
+"""The bus fails in every way; no command is lost, and the listener recovers without a restart and stops in time."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_connection_that_is_cut_while_commands_wait_loses_none(
 
 
 @pytest.mark.parametrize("fault", ["drop_before_settle", "drop_after_settle"])
-def test_a_settlement_that_is_cut_short_answers_nobody_in_two_ways(
+def test_a_settlement_that_is_cut_short_leads_to_no_second_answer(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
 ) -> None:
     bus.fault(fault, count=2)
@@ -97,7 +97,7 @@ def test_a_settlement_that_is_cut_short_answers_nobody_in_two_ways(
     assert set(reasons(receipts)) == {"approved"}
 
 
-def test_a_wrong_key_is_said_once_and_healed_without_a_restart(
+def test_a_wrong_key_is_logged_once_and_a_new_one_is_used_without_a_restart(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = tmp_path / "key"
@@ -111,9 +111,9 @@ def test_a_wrong_key_is_said_once_and_healed_without_a_restart(
         key.write_text(bus.connection_string)
         assert rig.receipt_of("c")["Reason"] == "approved"
         wait_settled(bus)
-    said = [line for line in caplog.messages if "no commands can be received" in line]
-    assert len(said) == 1
-    assert "key or identity is refused" in said[0]
+    logged = [line for line in caplog.messages if "no commands can be received" in line]
+    assert len(logged) == 1
+    assert "key or identity is refused" in logged[0]
     assert "d3Jvbmc=" not in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_a_missing_entity_is_received_from_once_it_is_there(
     assert sum("there is no such queue" in line for line in caplog.messages) == 1
 
 
-def test_a_silent_peer_does_not_hold_up_the_stop(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
+def test_a_silent_peer_does_not_delay_the_stop(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
     with RawServer(silent) as peer:
         port = peer.url.rpartition(":")[2]
         text = bus.connection_string.replace(str(bus.port), port)
@@ -141,7 +141,7 @@ def test_a_silent_peer_does_not_hold_up_the_stop(tmp_path: Path, imds: ImdsLab, 
 
 
 @pytest.mark.parametrize("fault", ["silent_cbs", "stall"])
-def test_a_broker_that_says_nothing_does_not_hold_up_the_stop(
+def test_a_broker_that_stops_answering_does_not_delay_the_stop(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
 ) -> None:
     if fault == "silent_cbs":

@@ -1,0 +1,332 @@
+"""The relay's decisions, on doubles and with a clock that the test moves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.azure.memory import MemoryQueue, MemoryReceiver
+from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.events.filters import Filter
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.threads import Stop
+from bridge.service.relay import REPEAT_LOG_SECONDS, Relay
+from tests.support.clock import MovedClock
+from tests.support.outbox import failing_disk
+from tests.support.relay import body_of
+
+
+class RelayOnDoubles:
+    """The real relay and outbox with a queue in memory; sinks are cursors that the test moves."""
+
+    def __init__(self, folder: Path, *, sinks: int = 1) -> None:
+        self._folder = folder
+        self._sinks = [f"sink{number}" for number in range(sinks)]
+        self.clock = MovedClock()
+        self.queue = MemoryQueue(now=self.clock.now)
+        self._start()
+
+    def _start(self) -> None:
+        self.outbox = Outbox(
+            StateFolder(self._folder),
+            clock=self.clock,
+            sinks={name: (Filter(), True) for name in self._sinks},
+            max_bytes=2**30,
+            retain_seconds=3600.0,
+        )
+        self.stop, self.settled = Stop(), Stop()
+        self.receiver = MemoryReceiver(self.queue, stop=self.settled)
+        self.relay = Relay(
+            receiver=self.receiver,
+            outbox=self.outbox,
+            clock=self.clock,
+            stop=self.stop,
+            settled=self.settled,
+        )
+
+    def restart(self) -> None:
+        """End the process without a word, and start it again on the same state."""
+        self.receiver.disconnect()
+        self.outbox.close()
+        self._start()
+
+    def send(self, *names: str) -> None:
+        """Put events on the queue."""
+        for name in names:
+            self.queue.send(body_of(name), message_id=name)
+
+    def run(self, passes: int = 1) -> None:
+        """Make passes, a second apart."""
+        for _ in range(passes):
+            self.relay.run_once(0.0)
+            self.clock.advance(1.0)
+
+    def deliver(self, sink: int = 0) -> list[str]:
+        """Let a sink have everything that waits for it; return the ids."""
+        delivered: list[str] = []
+        while True:
+            generation, page = self.outbox.pending(self._sinks[sink], 100)
+            if not page:
+                return delivered
+            self.outbox.acknowledge(self._sinks[sink], generation, page)
+            delivered += [event.id for event in page]
+
+    @property
+    def completed(self) -> int:
+        return len(self.queue.completed)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[RelayOnDoubles]:
+    made = RelayOnDoubles(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+@pytest.fixture
+def two_sinks(tmp_path: Path) -> Iterator[RelayOnDoubles]:
+    made = RelayOnDoubles(tmp_path, sinks=2)
+    yield made
+    made.outbox.close()
+
+
+def names(count: int, start: int = 0) -> list[str]:
+    return [f"e{number:03}" for number in range(start, start + count)]
+
+
+def test_events_are_committed_in_their_order_and_byte_for_byte_and_then_completed(
+    rig: RelayOnDoubles,
+) -> None:
+    rig.send(*names(120))
+    rig.run(3)
+    _, page = rig.outbox.pending("sink0", 1000)
+    assert [event.body for event in page] == [body_of(name) for name in names(120)]
+    assert rig.completed == 120
+    assert rig.relay.status()["relayed"] == 120
+
+
+def test_an_event_is_committed_before_its_message_is_completed(
+    rig: RelayOnDoubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    settle = rig.receiver.settle
+
+    def count_and_settle(message: ReceivedMessage, settlement: Settlement) -> None:
+        counted.append(rig.outbox.backlog("sink0")[0])
+        settle(message, settlement)
+
+    monkeypatch.setattr(rig.receiver, "settle", count_and_settle)
+    rig.send("a")
+    rig.run()
+    assert counted == [1]
+
+
+def test_a_pass_takes_no_more_than_fifty_messages(rig: RelayOnDoubles) -> None:
+    rig.send(*names(51))
+    rig.run()
+    assert rig.completed == 50
+    rig.run()
+    assert rig.completed == 51
+
+
+def test_malformed_messages_are_dead_lettered_with_the_reason_while_events_go_on(
+    rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names(20):
+        rig.queue.send(b"nonsense " * 3, message_id=f"bad-{name}")
+        rig.send(name)
+    rig.run()
+    assert rig.deliver() == names(20)
+    assert len(rig.queue.dead_letters) == rig.relay.status()["malformed"] == 20
+    settlement = rig.queue.dead_letters[0].settlement
+    assert settlement is not None
+    assert settlement.dead_letter_reason == "malformed"
+    assert "not JSON" in settlement.description
+    assert "expected one CloudEvent 1.0 as a JSON object" in settlement.description
+    assert len([line for line in caplog.messages if "not events" in line]) == 1
+
+
+def test_malformed_messages_are_logged_again_after_a_while_with_their_number(
+    rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        rig.queue.send(b"nonsense")
+    rig.run()
+    rig.clock.advance(REPEAT_LOG_SECONDS)
+    rig.queue.send(b"nonsense")
+    rig.run()
+    assert [record.__dict__["count"] for record in caplog.records if "not events" in record.message] == [1, 3]
+
+
+# Repeated events
+
+
+def test_one_event_in_several_messages_is_sent_once_and_every_message_is_completed(
+    rig: RelayOnDoubles,
+) -> None:
+    for name in names(7):
+        rig.queue.send(body_of("same"), message_id=name)
+    rig.send("other")
+    rig.run()
+    assert rig.deliver() == ["same", "other"]
+    assert rig.completed == 8
+    assert rig.relay.status()["repeated"] == 6
+
+
+def test_an_event_that_was_committed_and_is_delivered_again_is_completed_and_not_sent_twice(
+    rig: RelayOnDoubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as lost:
+        lost.setattr(rig.receiver, "settle", lambda *_: None)  # the connection is cut before it
+        rig.send(*names(10))
+        rig.run()
+    rig.receiver.disconnect()
+    rig.run()
+    assert rig.deliver() == names(10)
+    assert rig.completed == 10
+    assert rig.relay.status()["repeated"] == 10
+
+
+def test_an_event_that_is_delivered_again_after_a_restart_is_not_sent_twice(
+    rig: RelayOnDoubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig.receiver, "settle", lambda *_: None)
+    rig.send(*names(10))
+    rig.run()
+    assert rig.deliver() == names(10)
+    rig.restart()
+    rig.run()
+    assert (rig.relay.status()["relayed"], rig.relay.status()["repeated"]) == (0, 10)
+    assert rig.deliver() == []
+    assert rig.completed == 10
+
+
+# While the state store is unavailable
+
+
+def test_without_a_store_messages_are_completed_only_once_every_sink_has_their_events(
+    two_sinks: RelayOnDoubles,
+) -> None:
+    rig = two_sinks
+    with failing_disk() as disk:
+        disk.fail()
+        rig.send(*names(30))
+        rig.run(2)
+        assert rig.deliver(0) == names(30)
+        rig.run()
+        assert (rig.completed, rig.relay.status()["uncompleted"]) == (0, 30)
+        assert rig.deliver(1) == names(30)
+        rig.run()
+        assert (rig.completed, rig.relay.status()["uncompleted"]) == (30, 0)
+        assert rig.outbox.storage_error
+
+
+def test_messages_are_completed_once_the_store_works_again_whatever_the_sinks_do(rig: RelayOnDoubles) -> None:
+    with failing_disk() as disk:
+        disk.fail()
+        rig.send(*names(30))
+        rig.run(2)
+        assert (rig.completed, rig.relay.status()["uncompleted"]) == (0, 30)
+        disk.recover()
+        rig.outbox.recover()
+        rig.run()
+    assert rig.completed == 30
+    rig.restart()
+    assert rig.deliver() == names(30)
+
+
+def test_without_a_store_an_event_that_is_delivered_again_is_sent_once_and_completed_when_it_is_safe(
+    rig: RelayOnDoubles,
+) -> None:
+    with failing_disk() as disk:
+        disk.fail()
+        rig.send(*names(5))
+        rig.run()
+        rig.receiver.disconnect()
+        rig.run()
+        status = rig.relay.status()
+        assert (status["repeated"], status["uncompleted"], rig.completed) == (5, 5, 0)
+        assert rig.deliver() == names(5)
+        rig.run()
+        assert (rig.completed, len(rig.receiver.settled)) == (5, 5)
+
+
+def test_more_messages_flow_without_a_store_than_can_be_unsettled_at_once(rig: RelayOnDoubles) -> None:
+    delivered: list[str] = []
+    with failing_disk() as disk:
+        disk.fail()
+        rig.send(*names(350))
+        for _ in range(9):
+            rig.run()
+            delivered += rig.deliver()
+        assert rig.outbox.storage_error
+    assert delivered == names(350)
+    assert rig.completed == 350
+
+
+def test_without_a_store_messages_that_no_sink_has_are_abandoned_at_the_stop(rig: RelayOnDoubles) -> None:
+    with failing_disk() as disk:
+        disk.fail()
+        rig.send(*names(5))
+        rig.run()
+        rig.stop.set()
+        rig.relay.run()
+        assert rig.settled
+        rig.receiver.run()
+        disk.recover()
+    assert [message.locked_by for message in rig.queue.messages] == [None] * 5
+    assert rig.completed == 0
+
+
+# Sinks, the clock and the stop
+
+
+def test_messages_are_completed_although_a_sink_takes_nothing(two_sinks: RelayOnDoubles) -> None:
+    two_sinks.send(*names(100))
+    two_sinks.run(2)
+    assert two_sinks.deliver(1) == names(100)
+    assert two_sinks.completed == 100
+    two_sinks.restart()
+    assert two_sinks.deliver(0) == names(100)
+
+
+def test_a_jump_of_the_wall_clock_is_logged_and_delays_nothing(
+    rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    rig.send(*names(3))
+    rig.run()
+    rig.clock.jump(7200.0)
+    rig.send(*names(3, start=3))
+    rig.run()
+    assert len([line for line in caplog.messages if "wall clock jumped" in line]) == 1
+    assert rig.deliver() == names(6)
+    assert rig.completed == 6
+
+
+def test_the_end_of_run_says_that_nothing_more_will_be_settled(rig: RelayOnDoubles) -> None:
+    rig.stop.set()
+    rig.relay.run()
+    assert rig.settled
+
+
+def test_the_status_shows_the_bus_the_counts_and_the_last_event(rig: RelayOnDoubles) -> None:
+    rig.receiver.last_error = "the bus is gone"
+    assert rig.relay.status()["last_event_at"] is None
+    at = rig.clock.now()
+    rig.send("a")
+    rig.run()
+    assert rig.relay.status() == {
+        "from": "memory",
+        "unsettled": 0,
+        "last_error": "the bus is gone",
+        "relayed": 1,
+        "repeated": 0,
+        "malformed": 0,
+        "uncompleted": 0,
+        "last_event_at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
