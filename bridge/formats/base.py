@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
-from typing import ClassVar, Protocol
+from typing import Protocol
 from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
@@ -29,8 +29,9 @@ class Format(Protocol):
     text from outside stays text: no markup, no mention, no broken JSON. What is shortened shows it.
     """
 
-    settings: ClassVar[type[WebhookSettings]]
-    """The settings that it is made from; with its defaults."""
+    @property
+    def settings(self) -> type[WebhookSettings]:
+        """The settings that it is made from; with its defaults."""
 
     max_batch: int
     """How many events one body takes at most."""

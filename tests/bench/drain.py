@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bridge.errors import Gone
 from bridge.events.model import StoredEvent
-from bridge.sinks.base import Request, Sink
+from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.memory import MemorySink
 from tests.bench import apart, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, memory_mib, reset_peak, spread
@@ -170,8 +170,8 @@ class _Meter:
     def check(self) -> str:
         return self._inner.check()
 
-    def show(self, event: StoredEvent) -> Request:
-        return self._inner.show(event)
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        return self._inner.preview(event)
 
     def close(self) -> None:
         self._inner.close()

@@ -26,6 +26,7 @@ from bridge.lab.eventgrid import EventGridLab, rules
 from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
+from bridge.sinks.http_base import MAX_BATCH_BYTES
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import RawServer, closed_port, dripping, environment, stored_event, toml
@@ -202,7 +203,7 @@ def test_a_batch_holds_as_many_events_as_the_flavor_takes(
         assert target.max_batch == limit
         target.send(events(limit))
     assert numbers(lab) == list(range(limit))
-    assert len(lab.accepted[0].body) <= module.MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
+    assert len(lab.accepted[0].body) <= MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
 
 
 def test_what_is_larger_than_one_request_may_be_goes_in_several(
@@ -245,7 +246,7 @@ def test_a_namespace_that_refuses_what_is_too_large_without_saying_so_is_underst
         with closing(with_key(lab, "namespace", tmp_path)) as target:
             lab.fault(403, count=2, body=words)
             assert type(failure(target)) is other
-            assert type(failure(target, stored_event(9, Filling="x" * module.MAX_BATCH_BYTES))) is Rejected
+            assert type(failure(target, stored_event(9, Filling="x" * MAX_BATCH_BYTES))) is Rejected
 
 
 def test_a_bad_event_among_good_ones_is_rejected_alone(

@@ -31,7 +31,7 @@ def write(event: dict[str, Any]) -> Any:
 
 def test_it_is_a_format() -> None:
     format_: Format = pagerduty()
-    assert format_.write(EVENTS["bridge.test"], NOW)
+    format_.check([EVENTS["bridge.test"]], NOW)
 
 
 @pytest.mark.parametrize("kind", ACTIONS)

@@ -23,7 +23,7 @@ def blocks_text(message: Any) -> str:
 
 def test_it_is_a_format() -> None:
     format_: Format = slack()
-    assert format_.write(EVENTS["bridge.test"], NOW)
+    format_.check([EVENTS["bridge.test"]], NOW)
 
 
 @pytest.mark.parametrize("kind", EVENTS)

@@ -21,7 +21,7 @@ def texts(message: Any) -> str:
 
 def test_it_is_a_format() -> None:
     format_: Format = teams()
-    assert format_.write(EVENTS["bridge.test"], NOW)
+    format_.check([EVENTS["bridge.test"]], NOW)
 
 
 @pytest.mark.parametrize("kind", EVENTS)

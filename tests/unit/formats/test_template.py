@@ -14,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bridge.config.base import Secret
 from bridge.config.loader import load
 from bridge.formats.samples import samples
-from bridge.formats.template import FAILED, MAX_BYTES, TRUNCATED, Template, TemplateSettings
+from bridge.formats.template import FAILED, MAX_BYTES, Template, TemplateSettings
+from bridge.formats.text import TRUNCATED
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SAMPLES = [event.envelope for event in samples(NOW)]
@@ -27,7 +29,11 @@ BREAK = "\u200b"  # the invisible blank after what would mention or link
 def template(shape: Any, **settings: Any) -> Template:
     return Template(
         TemplateSettings(
-            kind="webhook", url="https://chat.example/x", format="template", template=shape, **settings
+            kind="webhook",
+            url=Secret("https://chat.example/x"),
+            format="template",
+            template=shape,
+            **settings,
         )
     )
 
@@ -93,11 +99,8 @@ def test_a_chat_message_is_written_as_a_table_in_the_configuration(tmp_path: Pat
 
 def test_a_template_from_a_file_is_written_alike(tmp_path: Path) -> None:
     (tmp_path / "ntfy.json").write_text('{"topic": "ops", "message": "{{ data.EventType }}", "priority": 4}')
-    made = Template(
-        TemplateSettings(
-            kind="webhook", url="https://x.example/", format="template", template_file=tmp_path / "ntfy.json"
-        )
-    )
+    given = {"kind": "webhook", "url": "https://x.example/", "format": "template"}
+    made = Template(TemplateSettings.model_validate({**given, "template_file": tmp_path / "ntfy.json"}))
     assert made.write(SCHEDULED, NOW) == {"topic": "ops", "message": "Reboot", "priority": 4}
 
 
