@@ -1,7 +1,7 @@
-"""HTTP with limits: one session that bounds time and size, follows nothing and asks no environment for a proxy.
+"""HTTP with limits on time and size; redirects are not followed, and the environment's proxies are not used.
 
-A library's time limit counts from byte to byte, so a peer that sends a byte now and then could hold a thread for
-ever. Here the whole exchange has a limit.
+A library's time limit counts from byte to byte, so that a peer that sends a byte now and then could block a thread
+forever. Here the whole exchange has a limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ USER_AGENT = f"imds-bridge/{__version__}"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An HTTP answer, read to its end or to the limit that was set."""
+    """An HTTP answer, read to its end or to the limit on its size."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,11 +46,12 @@ class HttpClient:
 
     Args:
         ca_file: trust only these certificate authorities, instead of the public ones.
-        client_certificate_file: PEM to show to a server that asks; with the key in it, or
-        client_key_file: the key in a file of its own; not encrypted.
-        proxy: `http(s)://[user:password@]host[:port]` that every request goes through.
+        client_certificate_file: PEM for servers that ask for a client certificate; contains the key unless
+            `client_key_file` is given.
+        client_key_file: the key, not encrypted.
+        proxy: `http(s)://[user:password@]host[:port]` for every request.
 
-    Each new connection reads the files anew.
+    Each new connection reads the files again.
 
     Raises:
         ValueError: the proxy's URL cannot be used.
@@ -87,12 +88,18 @@ class HttpClient:
     ) -> requests.PreparedRequest:
         """Build a request that can be sent many times.
 
+        Args:
+            method: of HTTP.
+            url: where to send it.
+            headers: in addition to the client's own.
+            body: None for a request without one.
+
         Raises:
             HttpFailure: the URL or a header cannot be sent.
         """
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
         try:
-            "".join(sent.values()).encode("latin-1")  # what is sent otherwise fails only when it is too late
+            "".join(sent.values()).encode("latin-1")  # otherwise it fails only when the request is sent
             return self._session.prepare_request(requests.Request(method, url, headers=sent, data=body))
         except (requests.RequestException, ValueError) as error:
             raise HttpFailure(
@@ -107,41 +114,34 @@ class HttpClient:
         max_body_bytes: int,
         truncate: bool = False,
     ) -> Answer:
-        """Send and read the whole answer within `timeout_seconds` and `max_body_bytes`.
+        """Send the request and read the whole answer.
+
+        Args:
+            request: from `prepare`.
+            timeout_seconds: for the whole exchange.
+            max_body_bytes: how much of the answer's body is read.
+            truncate: accept an answer whose body is longer or incomplete: its status is what matters.
 
         Raises:
-            HttpFailure: no connection, no complete answer in time, or a longer one (unless `truncate`).
+            HttpFailure: no connection, or no answer in time; without `truncate`, also an incomplete or longer answer.
         """
         extend_deadline(timeout_seconds)
-        with watchdog.limit(timeout_seconds):
-            return self._exchange(request, timeout_seconds, max_body_bytes, truncate=truncate)
-
-    def _exchange(
-        self,
-        request: requests.PreparedRequest,
-        timeout_seconds: float,
-        max_body_bytes: int,
-        *,
-        truncate: bool,
-    ) -> Answer:
         limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
-        try:
-            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
-            with contextlib.closing(response):
-                body = response.raw.read(max_body_bytes + 1, decode_content=False)
-        except (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError) as error:
-            self._check_files()
-            raise _failure(error, timeout_seconds) from error
-        if len(body) > max_body_bytes and not truncate:
-            raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
-        if len(body) <= max_body_bytes and response.raw.length_remaining:
-            raise HttpFailure("the connection closed in the middle of an answer")
+        with watchdog.limit(timeout_seconds) as limit:
+            try:
+                response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
+                limit.is_answered = truncate
+                with contextlib.closing(response):
+                    body = _read(response, max_body_bytes, truncate=truncate)
+            except _ERRORS as error:
+                self._check_files()
+                raise _failure(error, timeout_seconds) from error
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             raise proxy_refusal(response.status_code)
-        return Answer(status=response.status_code, headers=response.headers, body=body[:max_body_bytes])
+        return Answer(status=response.status_code, headers=response.headers, body=body)
 
     def _check_files(self) -> None:
-        """Name the file that is at fault, if one is: the libraries do not."""
+        """Report the file that is the cause, if one is: the libraries do not name it."""
         try:
             if self._ca_file:
                 check_ca(self._ca_file)
@@ -151,7 +151,7 @@ class HttpClient:
             raise HttpFailure(str(error), permanent=True) from error
 
     def reset(self) -> None:
-        """Drop the kept connections, so that the next request reads the files anew."""
+        """Close the kept-alive connections, so that the next request reads the files again."""
         self._session.close()
 
     def close(self) -> None:
@@ -160,24 +160,41 @@ class HttpClient:
 
 
 class _Session(requests.Session):
-    """A session that does not even look where a redirect leads: that would read its whole body, unpacked."""
+    """A session that ignores redirects: to find their targets, the library would read and unpack the whole body."""
 
     def resolve_redirects(self, *_: Any, **__: Any) -> Any:
-        """Find nothing to follow."""
+        """Return nothing to follow."""
         return iter(())
 
 
+_ERRORS = (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError)
+
+
+def _read(response: requests.Response, max_body_bytes: int, *, truncate: bool) -> bytes:
+    try:
+        body: bytes = response.raw.read(max_body_bytes + 1, decode_content=False)
+    except _ERRORS:
+        if truncate:
+            return b""
+        raise
+    if not truncate and len(body) > max_body_bytes:
+        raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
+    if not truncate and response.raw.length_remaining:
+        raise HttpFailure("the connection closed in the middle of an answer")
+    return body[:max_body_bytes]
+
+
 def origin(url: str) -> str:
-    """Show where a URL leads without its path and query, which may hold secrets."""
+    """Return a URL without path, query and user, which may be secret."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        return "what is no URL"
+        return "an invalid URL"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> float | None:
-    """Read `Retry-After`, in seconds or as a date; nonsense counts as absent, more than the limit as the limit."""
+    """Read `Retry-After`, in seconds or as a date; an invalid value counts as absent, a longer time as the limit."""
     value = headers.get("Retry-After", "").strip()
     if value.isdecimal():
         return min(limit_seconds, float(value))
@@ -186,13 +203,13 @@ def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> 
 
 
 def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float | None:
-    """Tell how far this machine's clock is ahead of the answer's `Date`, or behind it (less than 0)."""
+    """Return how far this machine's clock is ahead of the answer's `Date`; negative if it is behind."""
     instant = parse_http_date(answer_headers.get("Date", ""))
     return None if instant is None else now - instant.timestamp()
 
 
 def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
-    """Say why an exchange failed, without the URL that the library's own text would carry."""
+    """Return why an exchange failed, without the URL that the library's own text contains."""
     cause = _root(error)
     no_connection = f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s"
     if isinstance(error, requests.exceptions.ProxyError):
@@ -208,7 +225,7 @@ def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Find the first cause, through the libraries' wrappers."""
+    """Return the first cause inside the libraries' wrappers."""
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))

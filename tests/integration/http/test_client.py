@@ -79,6 +79,18 @@ def test_an_answer_that_drips_is_given_up_when_the_whole_time_is_over(
         assert 3 <= time.monotonic() - begun < 3 + LATE_SECONDS
 
 
+def test_the_limit_holds_on_a_connection_that_was_kept_alive(client: HttpClient) -> None:
+    def answer_then_drip(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(OK)
+        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x")(server, connection)
+
+    with RawServer(answer_then_drip) as server:
+        assert ask(client, server.url).body == b"ok"
+        assert str(failure(client, server.url, timeout_seconds=3)) == "no complete answer within 3 s"
+        assert server.connections == 1
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_peer_that_says_nothing_is_given_up(client: HttpClient, scheme: str) -> None:
     with RawServer(silent) as server:
@@ -213,6 +225,65 @@ def test_a_connection_that_the_server_closed_is_replaced(client: HttpClient) -> 
     with RawServer(answering(OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n"))) as server:
         assert [ask(client, server.url).body for _ in range(3)] == [b"ok"] * 3
         assert server.connections == 3
+
+
+# --- answers of which the status counts ---
+
+
+@pytest.mark.parametrize(
+    "interim",
+    [
+        b"HTTP/1.1 102 Processing\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>; rel=preload\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 103 Early Hints\r\nContent-Length: 5\r\n\r\n" * 3,
+    ],
+)
+def test_an_interim_answer_is_not_the_answer(client: HttpClient, interim: bytes) -> None:
+    with RawServer(answering(interim + OK)) as server:
+        assert [ask(client, server.url) for _ in range(2)] == [
+            Answer(status=200, headers={"Content-Length": "2"}, body=b"ok")
+        ] * 2
+        assert server.connections == 1
+
+
+def test_an_interim_answer_alone_is_a_failure(client: HttpClient) -> None:
+    def interim_only(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\n\r\n")
+
+    with RawServer(interim_only) as server:
+        assert not failure(client, server.url).permanent
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\nConnection: close\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 70_000 + b"\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\n" + b"X-Many: 1\r\n" * 200 + b"\r\nok",
+        b"HTTP/1.1 200 OK\r\nno colon here\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\nConnection: close\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nnot a chunk",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nsho",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
+        b"HTTP/1.1 200 OK\r\nLocation: http://[\r\nSet-Cookie: \xff=;;;\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_a_status_counts_whatever_its_headers_and_body_are(client: HttpClient, answer: bytes) -> None:
+    def once(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(answer)
+
+    with RawServer(once) as server:
+        assert ask(client, server.url, truncate=True).status == 200
+
+
+def test_a_status_counts_when_the_body_never_ends(client: HttpClient) -> None:
+    with RawServer(dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x")) as server:
+        assert ask(client, server.url, timeout_seconds=1, truncate=True).status == 200
 
 
 # --- what goes wrong ---
