@@ -65,6 +65,7 @@ $(READY): requirements.lock pyproject.toml
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "imds-bridge needs Python 3.11 or newer, PYTHON=... chooses one")'
+	@$(PYTHON) -m bridge.lab.prerequisites
 	@echo "installing into $(VENV) (a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(1)

@@ -1,10 +1,11 @@
-"""Tell a demonstration live: what IMDS says, what the outboxes hold and what has arrived, a line each."""
+"""Narrate a demonstration live: what IMDS shows, what is published and what arrives, a line each."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from bridge.outbox.state_dir import StateFolder
 
 LOOK_SECONDS = 0.1
 COLUMN = 10
+TEXT_WIDTH = 58  # 80 columns without time and name; an emoji takes two
+INDENT = " " * 20
 _COLOURS = {
     "STORY": "1",
     "IMDS": "33",
@@ -32,23 +35,25 @@ _COLOURS = {
 
 
 class Narrator:
-    """Prints one line for everything that happens, with the seconds since the beginning."""
+    """Prints what happens, with the seconds since the start, in 80 columns and on a terminal in colour."""
 
     def __init__(self) -> None:
-        self._began_at = time.monotonic()
+        self._started_at = time.monotonic()
         self._lock = threading.Lock()
+        self._has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def __call__(self, who: str, what: str) -> None:
-        """Print that `who` did `what`."""
+        """Print that `who` did `what`, on several lines if it is long."""
         name = who.ljust(COLUMN)
-        if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        if self._has_colours:
             name = f"\033[{_COLOURS.get(who, '0')}m{name}\033[0m"
+        text = textwrap.fill(what, TEXT_WIDTH, break_on_hyphens=False).replace("\n", "\n" + INDENT)
         with self._lock:
-            print(f"{time.monotonic() - self._began_at:5.1f} s  {name} {what}", flush=True)
+            print(f"{time.monotonic() - self._started_at:5.1f} s  {name} {text}", flush=True)
 
 
 class Watcher:
-    """Looks at IMDS, at the outboxes, at the inbox and the chat room, in this order, and tells what is new."""
+    """Reads IMDS, the outboxes, the inbox and the chat channel, in this order, and narrates what is new."""
 
     def __init__(
         self,
@@ -62,15 +67,15 @@ class Watcher:
         self._states = states
         self._inbox = inbox
         self._chat = chat
-        self._said = 0
+        self._messages = 0
         self._narrate = narrate
         self._incarnation = 0
-        self._counted = ""
+        self._countdown = ""
         self._stored = dict.fromkeys(range(len(states)), 0)
         self._arrived = 0
 
     def run(self, stop: threading.Event) -> None:
-        """Look around until `stop`, and a last time then."""
+        """Narrate until `stop`, and what is new then."""
         stopped = False
         while not stopped:
             stopped = stop.wait(LOOK_SECONDS)
@@ -84,19 +89,19 @@ class Watcher:
         incarnation, events = self._lab.incarnation, self._lab.events
         if incarnation != self._incarnation:
             self._incarnation = incarnation
-            said = "; ".join(map(_short, events)) or "no events"
-            self._narrate("IMDS", f"document {incarnation}: {said}")
+            content = "; ".join(map(_short, events)) or "no events"
+            self._narrate("IMDS", f"document {incarnation}: {content}")
         countdown = ", ".join(
             f"{event['EventType']} of {'+'.join(event['Resources'])} in {seconds} s"
             for event in events
             if (seconds := _seconds_left(event)) is not None
         )
-        if countdown and countdown != self._counted:
+        if countdown and countdown != self._countdown:
             self._narrate("COUNTDOWN", countdown)
-        self._counted = countdown
+        self._countdown = countdown
 
     def _look_at_outbox(self, number: int, state: StateFolder) -> None:
-        with contextlib.suppress(BridgeError):  # there is no outbox yet
+        with contextlib.suppress(BridgeError):  # the outbox does not exist yet
             for row in newest(state, 100):
                 if row["seq"] > self._stored[number]:
                     self._stored[number] = row["seq"]
@@ -106,17 +111,19 @@ class Watcher:
         events = self._inbox.events()
         for event in events[self._arrived :]:
             self._narrate("ARRIVED", about(event))
+            if "DocumentIncarnation" in event["data"]:
+                self._lab.document_seen(event["data"]["DocumentIncarnation"])
         self._arrived = len(events)
 
     def _look_at_chat(self) -> None:
         messages = self._chat()
-        for message in messages[self._said :]:
+        for message in messages[self._messages :]:
             self._narrate("CHAT", message)
-        self._said = len(messages)
+        self._messages = len(messages)
 
 
 def about(event: Mapping[str, Any]) -> str:
-    """Say what a CloudEvent is about, in a few words."""
+    """Describe a CloudEvent briefly."""
     name = event["type"].removeprefix("io.imdsbridge.").removesuffix(".v1")
     data = event["data"]
     if "Outcome" in data:

@@ -40,11 +40,27 @@ class Timetable:
     event as Scheduled after its start.
     """
 
-    def __init__(self, *, time_scale: float, approvals: Approvals, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        *,
+        time_scale: float,
+        approvals: Approvals,
+        report: Callable[[str], None],
+        may_change: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Start empty.
+
+        Args:
+            time_scale: how many lab seconds pass in one real second.
+            approvals: whether an approved event starts immediately or waits for `release`.
+            report: called with a sentence for everything that happens to an event.
+            may_change: whether `advance` may start or complete the next event now.
+        """
         self.time_scale = time_scale
         self.incarnation = 1
         self._ready = approvals == "immediate"
         self._report = report
+        self._may_change = may_change
         self._events: dict[str, _Event] = {}
 
     def schedule(
@@ -138,12 +154,12 @@ class Timetable:
         return ""
 
     def advance(self) -> None:
-        """Start and complete the events that are due."""
+        """Start and complete the events that are due, as far as the document may change."""
         now = time.monotonic()
         for event in list(self._events.values()):
-            if event.pending and self._may_start(event, now):
+            if event.pending and self._may_change() and self._may_start(event, now):
                 self._begin(event)
-            if event.complete_at is not None and event.complete_at <= now:
+            if event.complete_at is not None and event.complete_at <= now and self._may_change():
                 self._remove(event, "is completed")
 
     def next_due(self) -> float | None:
