@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ def test_a_missing_compiler_and_missing_headers_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(prerequisites.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     assert prerequisites.missing() == ["gcc", "python3-dev"]
     assert "apt-get install gcc python3-dev" in prerequisites.explain(prerequisites.missing())
 
