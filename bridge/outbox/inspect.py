@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge.errors import StateError, UsageError
-from bridge.outbox.sqlite import Database
+from bridge.outbox.sqlite import ERRORS, Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 
+T = TypeVar("T")
 _SEQ = re.compile(r"[0-9]{1,18}")
 
 
-@contextmanager
-def _opened(folder: StateFolder, *, read_only: bool = True) -> Iterator[Database]:
+def _read(folder: StateFolder, query: Callable[[Database], T]) -> T:
+    """Ask the file, also beside the process that holds it.
+
+    Raises:
+        UsageError: there is no file.
+        StateError: it cannot be read.
+    """
+    path = folder.database
     try:
-        if not folder.database.exists():
+        if not path.exists():
             raise UsageError(
                 f"there is no outbox in {folder.path}: has `imds-bridge forward` run with this state_dir?"
             )
-        with closing(Database(folder.database, read_only=read_only, migrate=False)) as database:
-            yield database
+        with closing(Database(path, read_only=True)) as database:
+            return query(database)
     except PermissionError:
-        raise StateError(f"{folder.database}: you may not read it; try as root or as its owner") from None
-    except (OSError, sqlite3.Error) as error:
-        raise StateError(f"{folder.database}: {error}") from error
+        raise StateError(f"{path}: you may not read it; try as root or as its owner") from None
+    except (OSError, *ERRORS) as error:
+        raise StateError(f"{path}: {error}") from error
 
 
 def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
     """Return the newest events, oldest of them first, without their bodies."""
-    with _opened(folder) as database:
-        rows = database.execute("newest-events", limit).fetchall()
+    rows = _read(folder, lambda database: database.execute("newest-events", limit).fetchall())
     return [
         {"seq": seq, "id": event_id, "type": event_type, "stored_at": _time(stored_at), "bytes": size}
         for seq, event_id, event_type, stored_at, size in reversed(rows)
@@ -46,23 +51,29 @@ def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
 def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str, Any]]:
     """Return the dead letters, of one sink or all, without their bodies."""
     names = ("number", "sink", "id", "type", "reason", "detail", "dead_at", "retry", "can_be_sent")
-    with _opened(folder) as database:
-        rows = [dict(zip(names, row, strict=True)) for row in database.execute("dead-letters")]
+    rows = _read(folder, lambda database: database.execute("dead-letters").fetchall())
+    requested = set(folder.requests())
+    found = []
     for row in rows:
-        row.update(
-            dead_at=_time(row["dead_at"]), retry=bool(row["retry"]), can_be_sent=bool(row["can_be_sent"])
-        )
-    return [row for row in rows if sink in (None, row["sink"])]
+        dead = dict(zip(names, row, strict=True))
+        dead["dead_at"] = _time(dead["dead_at"])
+        dead["retry"] = bool(dead["retry"]) or ("mark-retry", dead["number"]) in requested
+        dead["can_be_sent"] = bool(dead["can_be_sent"])
+        if sink in (None, dead["sink"]) and ("drop-dead-letter", dead["number"]) not in requested:
+            found.append(dead)
+    return found
 
 
 def show(folder: StateFolder, which: str) -> dict[str, Any]:
     """Return a stored event, by its CloudEvents id or its seq, as the CloudEvent that is sent."""
     seq = int(which) if _SEQ.fullmatch(which) else -1
-    with _opened(folder) as database:
-        row = (
+    row = _read(
+        folder,
+        lambda database: (
             database.execute("event-body", which, seq).fetchone()
             or database.execute("dead-letter-body", which).fetchone()
-        )
+        ),
+    )
     if row is None:
         raise UsageError(f"{which}: no such event is stored; `imds-bridge outbox list` shows which are")
     try:
@@ -73,9 +84,21 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
 
 
 def mark(folder: StateFolder, action: str, numbers: list[int]) -> int:
-    """Have dead letters sent again ("mark-retry") or forget them ("drop-dead-letter"); return how many."""
-    with _opened(folder, read_only=False) as database, database.transaction():
-        return sum(database.execute(action, number).rowcount for number in numbers)
+    """Have dead letters sent again ("mark-retry") or forget them ("drop-dead-letter"); return how many.
+
+    The process does so within a second or two, or when it starts.
+    """
+    found = [
+        dead["number"]
+        for dead in dead_letters(folder)
+        if dead["number"] in numbers and (dead["can_be_sent"] or action != "mark-retry")
+    ]
+    for number in found:
+        try:
+            folder.request(action, number)
+        except OSError as error:
+            raise StateError(f"{folder.path}: {error.strerror or error}") from error
+    return len(found)
 
 
 def _time(seconds: float) -> str:

@@ -1,8 +1,7 @@
 """The outbox: everything that must not be lost, with a cursor for each sink.
 
-What the process knows lives in memory and is written through: a change of the document and its events in one
-synced transaction, before anything is sent. If the disk fails, the same goes on in memory, and all that was not
-written is written when the disk is back.
+A change of the document and its events are one synced transaction, before anything is sent. While the file cannot
+be used the same goes on in memory, and what the file lacks is written once it works again.
 """
 
 from __future__ import annotations
@@ -10,20 +9,29 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.outbox import retention as room
-from bridge.outbox.buffer import Memory, Reader, shifted
+from bridge.outbox import retention
 from bridge.outbox.retention import OVERFLOW
-from bridge.outbox.rows import DeadLetter, dead_letter, read_events, read_retries
+from bridge.outbox.rows import (
+    DeadLetter,
+    dead_letter,
+    read_events,
+    read_one,
+    read_retries,
+    save_dead_letter,
+    save_event,
+)
 from bridge.outbox.sqlite import Database
+from bridge.outbox.state import Position, State
 from bridge.outbox.state_dir import StateFolder
-from bridge.outbox.storage import Disk
+from bridge.outbox.storage import Storage
+from bridge.outbox.transfer import shift
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 
@@ -54,7 +62,7 @@ class Named(Protocol):
 class Outbox:
     """Snapshot, events, cursors and dead letters of one process; every method may be called from any thread.
 
-    No method raises because of the disk: `storage_error` says what is wrong with it, None when it is well.
+    No method raises because of the disk: `storage_error` says what is wrong with it, None when it works.
     """
 
     def __init__(
@@ -66,12 +74,12 @@ class Outbox:
         max_bytes: int,
         retain_seconds: float,
     ) -> None:
-        """Open the outbox in `folder`, or begin one.
+        """Open the outbox in `folder`, or start one.
 
         Args:
             folder: where it is kept.
             clock: ages are counted on its steady time.
-            sinks: for each sink its filter, and whether it begins at the oldest event instead of the next.
+            sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
             max_bytes: how large the file may become before the longest-failing sink loses events.
             retain_seconds: for how long events are kept that every sink has had.
 
@@ -84,65 +92,59 @@ class Outbox:
         self._retain_seconds = retain_seconds
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
-        self._counted: set[str] = set()
-        self._memory = Memory(
-            {name: Reader(filter=wanted, from_start=start) for name, (wanted, start) in sinks.items()}
-        )
-        self._disk = Disk(folder, take_over=self._memory.take_over)
+        positions = {
+            name: Position(filter=wanted, from_start=start) for name, (wanted, start) in sinks.items()
+        }
+        self._storage = Storage(folder, State(positions))
         try:
-            self._disk.open()
+            self._storage.open()
         except BaseException:
             folder.release()
             raise
-        self._write(synced=True)
+
+    @property
+    def _state(self) -> State:
+        return self._storage.state
 
     @property
     def storage_error(self) -> str | None:
-        """What is wrong with the disk; None when it has everything."""
-        return self._disk.storage_error
+        """What is wrong with the file; None while it has everything."""
+        return self._storage.error
 
     @property
     def generation(self) -> int:
         """A number that changes when what `pending` gave must be read again."""
-        return self._memory.generation
+        return self._state.generation
 
     # What is remembered between two documents
 
     def meta(self, key: str, default: str = "") -> str:
         """Return a remembered value."""
         with self._lock:
-            return self._memory.meta.get(key, default)
+            return {**self._state.meta, **self._state.counted}.get(key, default)
 
     def set_meta(self, values: Mapping[str, str], *, synced: bool = False) -> None:
         """Remember values; a process that dies keeps them, a VM that dies may lose those not `synced`."""
         with self._lock:
-            self._memory.remember(values)
-            self._write(synced=synced)
+            self._state.meta.update(values)
+            self._storage.run(lambda database: self._state.save_meta(database, values), synced=synced)
 
     def count(self, key: str) -> int:
         """Count one further under `key`; the next commit stores it, and nothing does so ahead of its event."""
         with self._lock:
-            number = int(self._memory.meta.get(key, "0")) + 1
-            self._memory.meta[key] = str(number)
-            self._counted.add(key)
-            return number
+            return self._state.count(key)
 
     def occurrences(self, fingerprint: str) -> int:
         """Return how often a transition was seen."""
         with self._lock:
-            if fingerprint in self._memory.unsaved.occurrences:
-                return self._memory.unsaved.occurrences[fingerprint]
-            row = self._disk.ask(lambda database: database.execute("occurrences", fingerprint).fetchone())
-            return int(row[0]) if row else 0
+            row = self._storage.run(lambda database: read_one(database, "occurrence", fingerprint))
+            return row[1] if row else 0
 
     def record(self, kind: str, key: str) -> Json:
         """Return a value that was committed under `kind` and `key`, None if there is none."""
         with self._lock:
-            text = self._memory.unsaved.records.get((kind, key))
-            if text is None:
-                row = self._disk.ask(lambda database: database.execute("record", kind, key).fetchone())
-                text = row[0] if row else None
-            return None if text is None else json.loads(text)
+            row = self._storage.run(lambda database: read_one(database, "record", kind, key))
+            return json.loads(row[2]) if row else None
 
     def commit(
         self,
@@ -152,33 +154,54 @@ class Outbox:
         occurrences: Mapping[str, int] | None = None,
         records: Mapping[tuple[str, str], Json] | None = None,
     ) -> bool:
-        """Store what must not be parted: new events with their encoding, what is remembered, what was counted.
+        """Store in one transaction what belongs together; the sinks can have the events when this returns.
 
-        `records` are values by kind and key, kept for 30 days. The sinks can have the events when this
-        returns; False means that only the memory holds them.
+        Args:
+            events: new events, each with its encoding.
+            meta: what is remembered.
+            occurrences: how often transitions were seen, by fingerprint.
+            records: values by kind and key, which are kept for 30 days.
+
+        Returns:
+            Whether the file has it all; False: only the memory has.
         """
+        encoded = {name: json.dumps(value) for name, value in (records or {}).items()}
+
+        def write(database: Database, now: float) -> None:
+            self._state.save_meta(database, meta)
+            for fingerprint, count in (occurrences or {}).items():
+                database.execute("save-occurrence", fingerprint, count, now)
+            for (kind, key), value in encoded.items():
+                database.execute("save-record", kind, key, value, now)
+
         with self._lock:
-            told = ((event.id, event.type, body) for event, body in events)
-            self._memory.add(told, stored_at=self._clock.steady())
-            self._memory.remember(meta)
-            self._memory.unsaved.meta |= self._counted
-            self._memory.unsaved.occurrences.update(occurrences or {})
-            self._memory.unsaved.records.update(
-                {name: json.dumps(value) for name, value in (records or {}).items()}
-            )
-            durable = self._write(synced=True)
-            self._make_room()
-            self._grown.notify_all()
-            return durable
+            self._state.meta.update(meta)
+            self._add(((event.id, event.type, body) for event, body in events), write)
+            return self._storage.error is None
 
     def repeat(self, bodies: Sequence[bytes]) -> None:
         """Have every sink get events once more that were committed before, unchanged."""
         with self._lock:
-            told = ((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
-            self._memory.add(told, stored_at=self._clock.steady())
-            self._write(synced=True)
-            self._make_room()
-            self._grown.notify_all()
+            self._add((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
+
+    def _add(
+        self,
+        events: Iterable[tuple[str, str, bytes]],
+        write: Callable[[Database, float], None] = lambda *_: None,
+    ) -> None:
+        now = self._clock.steady()
+        counted = [*self._state.counted, "last_seq"]
+        added = self._state.add(events, stored_at=now)
+
+        def work(database: Database) -> None:
+            for event in added:
+                save_event(database, event)
+            self._state.save_meta(database, counted)
+            write(database, now)
+
+        self._storage.run(work, synced=True)
+        self._enforce_size_limit()
+        self._grown.notify_all()
 
     # What a sink asks
 
@@ -188,24 +211,20 @@ class Outbox:
         The number before them names the generation of the outbox: `acknowledge` takes it back, and what
         was read in an older `generation` must be read again.
         """
+
+        def work(database: Database) -> list[StoredEvent]:
+            position = self._state.positions[sink]
+            position.looked_at = self._state.last_seq
+            return read_events(database, after=position.cursor, but=position.ahead, limit=limit)
+
         with self._lock:
-            reader, unsaved = self._memory.readers[sink], self._memory.unsaved
-            reader.looked_at = self._memory.last_seq
-            found = self._disk.ask(
-                lambda database: read_events(database, after=reader.cursor, but=reader.ahead, limit=limit)
-            )
-            reader.blind = found is None
-            events, there_is_more = found or ([], False)
-            events = [shifted(event, unsaved.shift_seconds) for event in events]
-            if not there_is_more:
-                waiting = (event for event in unsaved.events if not reader.is_done_with(event.seq))
-                events += islice(waiting, limit - len(events))
-            return self._memory.generation, events
+            events = self._storage.run(work)
+            return self._state.generation, events
 
     def wait(self, sink: str, seconds: float) -> None:
         """Wait until there is more than `pending` last saw, at most `seconds`."""
         with self._grown:
-            if self._memory.readers[sink].looked_at == self._memory.last_seq:
+            if self._state.positions[sink].looked_at == self._state.last_seq:
                 self._grown.wait(max(0.0, seconds))
 
     def wake(self) -> None:
@@ -221,151 +240,137 @@ class Outbox:
         *,
         dead_lettered: DeadLetter | None = None,
     ) -> None:
-        """Note that the sink is done with `events`, which `pending` gave; `dead_lettered` becomes a dead letter.
+        """Note that the sink is done with events, in whatever order.
 
         A VM that dies may lose the note, and the sink gets the events again, with the same ids.
+
+        Args:
+            sink: the sink's name.
+            generation: what `pending` gave with the events; nothing is noted if it is an older one.
+            events: what the sink has had, or does not want.
+            dead_lettered: one of them that becomes a dead letter.
         """
-        with self._lock:
-            if generation != self._memory.generation:
-                return
-            self._memory.pass_over(sink, events, in_turn=not self._memory.readers[sink].blind)
+
+        def work(database: Database) -> None:
+            self._state.save_position(database, sink)
             if dead_lettered:
-                self._memory.unsaved.dead.append(dead_lettered)
-            self._write(synced=dead_lettered is not None)
+                save_dead_letter(database, dead_lettered)
+
+        with self._lock:
+            if generation == self._state.generation:
+                self._state.positions[sink].acknowledge(events)
+                self._storage.run(work, synced=dead_lettered is not None)
 
     def failing(self, sink: str, *, since: float | None) -> None:
         """Note since when (steady seconds) the sink fails; None: it does not."""
         with self._lock:
-            self._memory.readers[sink].failing_since = since
+            self._state.positions[sink].failing_since = since
 
     def backlog(self, sink: str) -> tuple[int, float | None]:
         """Return how many events wait for the sink, and since when (steady seconds) the oldest does."""
         with self._lock:
-            reader, unsaved = self._memory.readers[sink], self._memory.unsaved
-            if reader.cursor >= self._memory.last_seq:
-                reader.backlog = 0
-            if reader.backlog <= 0:
+            position = self._state.positions[sink]
+            if position.cursor >= self._state.last_seq:
+                position.backlog = 0
+            if position.backlog <= 0:
                 return 0, None
-            row = self._disk.ask(
-                lambda database: database.execute("oldest-stored-at", reader.cursor).fetchone()
+            row = self._storage.run(
+                lambda database: database.execute("oldest-stored-at", position.cursor).fetchone()
             )
-            if row:
-                return reader.backlog, float(row[0]) + unsaved.shift_seconds
-            return reader.backlog, next(
-                (event.stored_at for event in unsaved.events if not reader.is_done_with(event.seq)), None
-            )
+            return position.backlog, row[0] if row else None
 
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""
         with self._lock:
-            return {sink: self.backlog(sink)[0] for sink in self._memory.readers}
+            return {sink: self.backlog(sink)[0] for sink in self._state.positions}
 
     # Dead letters
 
     def retries(self, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
         """Return the sink's dead letters that an operator wants sent again, with their numbers."""
         with self._lock:
-            settled = self._memory.unsaved.settled
-            found = self._disk.ask(lambda database: read_retries(database, sink, limit + len(settled)))
-            return [(number, event) for number, event in found or [] if number not in settled][:limit]
+            return self._storage.run(lambda database: read_retries(database, sink, limit))
 
     def settle_retry(self, number: int, *, detail: str | None = None) -> None:
-        """Forget a dead letter that was delivered after all, or bury it again with a new `detail`."""
+        """Forget a dead letter that was delivered after all, or keep it with a new `detail`."""
+
+        def work(database: Database) -> None:
+            if detail is None:
+                database.execute("drop-dead-letter", number)
+            else:
+                database.execute("dead-letter-again", number, detail, self._clock.steady())
+
         with self._lock:
-            self._memory.unsaved.settled[number] = detail
-            self._write(synced=True)
+            self._storage.run(work, synced=True)
 
     def dead_letter_counts(self) -> dict[str, int]:
         """Return the number of dead letters of each sink."""
         with self._lock:
-            rows = self._disk.ask(lambda database: database.execute("count-dead-letters").fetchall())
-            counts: dict[str, int] = dict(rows or [])
-            for letter in self._memory.unsaved.dead:
-                counts[letter.sink] = counts.get(letter.sink, 0) + 1
-            return counts
+            return dict(self._storage.run(lambda database: database.execute("count-dead-letters").fetchall()))
 
-    # House-keeping
+    # Maintenance
 
     def recover(self) -> None:
-        """Try a disk that failed again; call every second or two."""
+        """Try a file again that could not be used, and do what operators asked for; call every second or two."""
         with self._lock:
-            if self._disk.storage_error is None:
-                return
-            self._disk.mend()
-            self._memory.unsaved.meta.add("epoch")  # so that there is something to try the disk with
-            if self._write(synced=True):
-                self._make_room()
-                self._grown.notify_all()
+            had_error = self._storage.error is not None
+            self._storage.recover()
+            for action, number in self._folder.requests():
+                self._storage.run(partial(_execute, action, number), synced=True)
+                self._folder.forget_request(action, number)
+            if had_error and self._storage.error is None:
+                self._enforce_size_limit()
+            self._grown.notify_all()
 
     def prune(self) -> None:
         """Forget what every sink has had and what is old; call now and then."""
         with self._lock:
             now = self._clock.steady()
 
-            def write(database: Database) -> None:
-                database.execute("prune-events", self._memory.done_seq(), now - self._retain_seconds)
+            def work(database: Database) -> None:
+                database.execute("prune-events", self._state.done_seq(), now - self._retain_seconds)
                 database.execute("prune-dead-letters", now - DEAD_LETTER_SECONDS)
                 database.execute("prune-occurrences", now - OCCURRENCE_SECONDS)
                 database.execute("prune-records", now - RECORD_SECONDS)
 
-            if self._disk.storage_error is None:
-                self._disk.write(write, synced=False)
+            if self._storage.error is None:
+                self._storage.run(work, synced=False)
 
     def shift(self, seconds: float) -> None:
-        """Keep every age after the wall clock has jumped by `seconds`: all that is stored is dated anew."""
+        """Keep every age after the wall clock has jumped by `seconds`: all that is stored gets a new date."""
         with self._lock:
             self._clock.accept_jump(seconds)
-            self._memory.shift(seconds)
-            self._write(synced=False)
+            self._storage.run(lambda database: shift(database, seconds), synced=False)
+            self._state.shift(seconds)
 
     def move_aside(self, why: str) -> Path:
-        """Put this state away and begin a new one; return where the old one lies."""
+        """Move this state aside and start a new one; return where the old one is now."""
         with self._lock:
-            self._memory.forget()
-            target = self._disk.move_aside(why)
-            self._write(synced=True)
-            return target
+            return self._storage.move_aside(why)
 
     def close(self) -> None:
         """Write what can be written and let the folder go."""
         with self._lock:
-            if not self._write(synced=True) and (lost := self._memory.waiting()):
+            self._storage.recover()
+            if self._storage.error and (waiting := max(self.backlogs().values(), default=0)):
                 log.error(
-                    "the disk still fails: %d event(s) that were not delivered are lost with this process",
-                    len(lost),
-                    extra={"oldest": lost[0].id},
+                    "the state store is still unavailable: %d event(s) that were not delivered are lost",
+                    waiting,
                 )
-            self._disk.close()
+            self._storage.close()
             self._folder.release()
 
-    def _write(self, *, synced: bool) -> bool:
-        """Write all that is unsaved; tell whether the disk has it."""
-        memory = self._memory
-        if not memory.unsaved:
-            return self._disk.storage_error is None
+    def _enforce_size_limit(self) -> None:
+        """Keep the file, or the memory in its place, below its limit."""
         now = self._clock.steady()
-        written = self._disk.write(lambda database: memory.write_to(database, now), synced=synced)
-        if written:
-            memory.saved()
-        return written
 
-    def _make_room(self) -> None:
-        """Keep the file, or without one the memory, below its limit."""
-        room.trim_memory(self._memory, now=self._clock.steady())
-        while self._disk.storage_error is None and self._disk.ask(self._make_some_room):
-            self._write(synced=True)
+        def free(database: Database) -> bool:
+            return retention.free(database, self._state, max_bytes=self._max_bytes, now=now)
 
-    def _make_some_room(self, database: Database) -> bool:
-        """Make some room if there is too little; tell whether to look again."""
-        if database.used_bytes() <= self._max_bytes:
-            return False
-        if room.free(database, done_seq=self._memory.done_seq(), max_bytes=self._max_bytes):
-            return True
-        now = self._clock.steady()
-        sink = room.longest_failing(self._memory, now=now)
-        if sink is None:
-            return False
-        reader = self._memory.readers[sink]
-        events, _ = read_events(database, after=reader.cursor, but=reader.ahead, limit=room.GIVE_UP_ROWS)
-        room.give_up_oldest(self._memory, sink, events, now=now)
-        return bool(events)
+        while self._storage.run(lambda database: retention.is_too_large(database, self._max_bytes)):
+            if not self._storage.run(free, synced=False):
+                break
+
+
+def _execute(name: str, number: int, database: Database) -> None:
+    database.execute(name, number)

@@ -1,94 +1,110 @@
 -- The outbox's SQL. Each statement stands below its name; a name that ends in -migration changes the schema.
+-- Each row ends with a checksum of its other values: SQLite does not notice what a disk changes within a value.
 
 -- name: 1-migration
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
-    value TEXT NOT NULL
-) WITHOUT ROWID;
+    value TEXT NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE event (
-    seq INTEGER PRIMARY KEY,          -- in the order of the changes, without holes, never used twice
+    seq INTEGER PRIMARY KEY,          -- in the order of the changes, never used twice
     id TEXT NOT NULL,                 -- the CloudEvent's
     type TEXT NOT NULL,
     stored_at REAL NOT NULL,          -- steady seconds since 1970
     body BLOB NOT NULL,               -- the CloudEvent as structured JSON
-    checksum INTEGER NOT NULL         -- CRC-32 of the body: SQLite itself does not notice what a disk makes of it
+    checksum INTEGER NOT NULL
 );
 CREATE INDEX event_by_type ON event (type, seq);
 CREATE TABLE cursor (
     sink TEXT PRIMARY KEY,
     seq INTEGER NOT NULL,             -- the sink is done with the events up to this one
-    ahead TEXT NOT NULL               -- JSON list: and with these
-) WITHOUT ROWID;
+    ahead TEXT NOT NULL,              -- JSON list: and with these
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE dead_letter (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
+    retry INTEGER NOT NULL,           -- 1: send again; 2: settled, to be deleted
     sink TEXT NOT NULL,
     id TEXT NOT NULL,
     type TEXT NOT NULL,
     reason TEXT NOT NULL,             -- rejected, expired or overflow
     detail TEXT NOT NULL,
     dead_at REAL NOT NULL,
-    retry INTEGER NOT NULL DEFAULT 0, -- 1: send again
-    body BLOB,                        -- NULL: given up for want of room
-    checksum INTEGER
+    body BLOB,                        -- NULL: dropped by the size limit
+    checksum INTEGER NOT NULL         -- of the values from `sink` on
 );
 CREATE INDEX dead_letter_by_sink ON dead_letter (sink, retry);
 CREATE TABLE occurrence (
     fingerprint TEXT PRIMARY KEY,     -- of a transition with its content
     count INTEGER NOT NULL,           -- how often it was seen
-    last_at REAL NOT NULL
-) WITHOUT ROWID;
-
+    last_at REAL NOT NULL,
+    checksum INTEGER NOT NULL
+);
 CREATE TABLE record (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
     value TEXT NOT NULL,              -- JSON
     saved_at REAL NOT NULL,
+    checksum INTEGER NOT NULL,
     PRIMARY KEY (kind, key)
-) WITHOUT ROWID;
+);
 
--- name: load-meta
-SELECT key, value FROM meta;
+-- name: save-meta
+INSERT INTO meta VALUES (?1, ?2, checksum(?1, ?2))
+ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.checksum;
 
--- name: load-cursors
-SELECT sink, seq, ahead FROM cursor;
+-- name: save-event
+-- A disk may fail after it has taken the transaction; then the same events come once more.
+INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4, ?5, checksum(?1, ?2, ?3, ?4, ?5));
+
+-- name: save-cursor
+INSERT INTO cursor VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3))
+ON CONFLICT (sink) DO UPDATE SET seq = excluded.seq, ahead = excluded.ahead, checksum = excluded.checksum;
+
+-- name: save-dead_letter
+INSERT OR REPLACE INTO dead_letter VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, checksum(?3, ?4, ?5, ?6, ?7, ?8, ?9));
+
+-- name: save-occurrence
+INSERT INTO occurrence VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3))
+ON CONFLICT (fingerprint) DO UPDATE
+SET count = excluded.count, last_at = excluded.last_at, checksum = excluded.checksum
+WHERE excluded.count >= count;
+
+-- name: save-record
+INSERT INTO record VALUES (?1, ?2, ?3, ?4, checksum(?1, ?2, ?3, ?4))
+ON CONFLICT (kind, key) DO UPDATE
+SET value = excluded.value, saved_at = excluded.saved_at, checksum = excluded.checksum;
+
+-- name: all-meta
+SELECT * FROM meta;
+
+-- name: all-cursor
+SELECT * FROM cursor;
+
+-- name: all-event
+SELECT * FROM event WHERE seq > ? ORDER BY seq;
+
+-- name: all-dead_letter
+SELECT * FROM dead_letter ORDER BY number DESC;
+
+-- name: all-occurrence
+SELECT * FROM occurrence ORDER BY last_at DESC;
+
+-- name: all-record
+SELECT * FROM record ORDER BY saved_at DESC;
 
 -- name: last-seq
 SELECT COALESCE(MAX(seq), 0) FROM (SELECT MAX(seq) AS seq FROM event UNION ALL SELECT MAX(seq) FROM cursor);
 
--- name: save-meta
-INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?);
-
--- name: save-event
--- A disk may fail after it has taken the transaction; then the same events come once more.
-INSERT OR REPLACE INTO event (seq, id, type, stored_at, body, checksum) VALUES (?, ?, ?, ?, ?, ?);
-
--- name: save-cursor
-INSERT OR REPLACE INTO cursor (sink, seq, ahead) VALUES (?, ?, ?);
-
--- name: save-dead-letter
-INSERT INTO dead_letter (sink, id, type, reason, detail, dead_at, body, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: save-occurrence
-INSERT INTO occurrence (fingerprint, count, last_at) VALUES (?, ?, ?)
-ON CONFLICT (fingerprint) DO UPDATE SET count = MAX(count, excluded.count), last_at = excluded.last_at;
-
--- name: save-record
-INSERT OR REPLACE INTO record (kind, key, value, saved_at) VALUES (?, ?, ?, ?);
+-- name: seqs-after
+SELECT seq FROM event WHERE seq > ? ORDER BY seq;
 
 -- name: record
-SELECT value FROM record WHERE kind = ? AND key = ?;
+SELECT * FROM record WHERE kind = ? AND key = ?;
 
--- name: prune-records
-DELETE FROM record WHERE saved_at < ?;
-
--- name: shift-records
-UPDATE record SET saved_at = saved_at + ?;
-
--- name: occurrences
-SELECT count FROM occurrence WHERE fingerprint = ?;
-
--- name: pending
-SELECT seq, id, type, stored_at, body, checksum FROM event WHERE seq > ? ORDER BY seq;
+-- name: occurrence
+SELECT * FROM occurrence WHERE fingerprint = ?;
 
 -- name: oldest-stored-at
 SELECT stored_at FROM event WHERE seq > ? ORDER BY seq LIMIT 1;
@@ -96,36 +112,43 @@ SELECT stored_at FROM event WHERE seq > ? ORDER BY seq LIMIT 1;
 -- name: backlog-by-type
 SELECT type, COUNT(*) FROM event WHERE seq > ? AND seq NOT IN (SELECT value FROM json_each(?)) GROUP BY type;
 
--- name: shift-events
-UPDATE event SET stored_at = stored_at + ?;
+-- name: shift-event
+UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body);
 
--- name: shift-dead-letters
-UPDATE dead_letter SET dead_at = dead_at + ?;
+-- name: shift-dead_letter
+UPDATE dead_letter SET dead_at = dead_at + ?1,
+    checksum = checksum(sink, id, type, reason, detail, dead_at + ?1, body);
 
--- name: shift-occurrences
-UPDATE occurrence SET last_at = last_at + ?;
+-- name: shift-occurrence
+UPDATE occurrence SET last_at = last_at + ?1, checksum = checksum(fingerprint, count, last_at + ?1);
+
+-- name: shift-record
+UPDATE record SET saved_at = saved_at + ?1, checksum = checksum(kind, key, value, saved_at + ?1);
 
 -- name: retries
-SELECT number, id, type, dead_at, body, checksum FROM dead_letter
-WHERE sink = ? AND retry = 1 AND body IS NOT NULL ORDER BY number LIMIT ?;
+SELECT * FROM dead_letter WHERE sink = ? AND retry = 1 AND body IS NOT NULL ORDER BY number LIMIT ?;
 
 -- name: count-dead-letters
-SELECT sink, COUNT(*) FROM dead_letter GROUP BY sink;
+SELECT sink, COUNT(*) FROM dead_letter WHERE retry < 2 GROUP BY sink;
 
 -- name: dead-letters
-SELECT number, sink, id, type, reason, detail, dead_at, retry, body IS NOT NULL FROM dead_letter ORDER BY number;
+SELECT number, sink, id, type, reason, detail, dead_at, retry, body IS NOT NULL
+FROM dead_letter WHERE retry < 2 ORDER BY number;
 
 -- name: dead-letter-body
 SELECT body FROM dead_letter WHERE id = ? AND body IS NOT NULL ORDER BY number DESC LIMIT 1;
 
 -- name: mark-retry
-UPDATE dead_letter SET retry = 1 WHERE number = ? AND body IS NOT NULL;
+UPDATE dead_letter SET retry = 1 WHERE number = ? AND retry < 2 AND body IS NOT NULL;
 
--- name: bury-again
-UPDATE dead_letter SET retry = 0, reason = 'rejected', detail = ?, dead_at = ? WHERE number = ?;
+-- name: dead-letter-again
+UPDATE dead_letter SET retry = 0, reason = 'rejected', detail = ?2, dead_at = ?3,
+    checksum = checksum(sink, id, type, 'rejected', ?2, ?3, body)
+WHERE number = ?1;
 
 -- name: drop-dead-letter
-DELETE FROM dead_letter WHERE number = ?;
+-- It is deleted later: until then a buffer that is written to the file can say that it is settled.
+UPDATE dead_letter SET retry = 2 WHERE number = ? AND retry < 2;
 
 -- name: newest-events
 SELECT seq, id, type, stored_at, LENGTH(body) FROM event ORDER BY seq DESC LIMIT ?;
@@ -137,16 +160,23 @@ SELECT body FROM event WHERE id = ? OR seq = ? ORDER BY seq DESC LIMIT 1;
 DELETE FROM event WHERE seq <= ? AND stored_at < ?;
 
 -- name: prune-dead-letters
-DELETE FROM dead_letter WHERE dead_at < ? AND retry = 0;
+DELETE FROM dead_letter WHERE retry = 2 OR (dead_at < ? AND retry = 0);
 
 -- name: prune-occurrences
 DELETE FROM occurrence WHERE last_at < ?;
+
+-- name: prune-records
+DELETE FROM record WHERE saved_at < ?;
+
+-- name: delete-event
+DELETE FROM event WHERE seq = ?;
 
 -- name: delete-oldest-events
 DELETE FROM event WHERE seq IN (SELECT seq FROM event WHERE seq <= ? ORDER BY seq LIMIT ?);
 
 -- name: empty-oldest-dead-letters
-UPDATE dead_letter SET body = NULL, checksum = NULL, retry = 0
+UPDATE dead_letter SET body = NULL, retry = retry & 2,
+    checksum = checksum(sink, id, type, reason, detail, dead_at, NULL)
 WHERE number IN (SELECT number FROM dead_letter WHERE body IS NOT NULL ORDER BY number LIMIT ?);
 
 -- name: delete-dead-letters-but-newest

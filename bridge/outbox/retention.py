@@ -1,85 +1,98 @@
-"""Make room: what goes first when the file, or without a disk the memory, grows beyond its limit."""
+"""Enforce the size limit: what is deleted first when the file, or the memory in its place, grows beyond it."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Sequence
+import sys
 
 from bridge.events.model import StoredEvent
-from bridge.outbox.buffer import Memory
-from bridge.outbox.rows import dead_letter
+from bridge.outbox.rows import dead_letter, read_events, save_dead_letter
 from bridge.outbox.sqlite import Database
+from bridge.outbox.state import State
 
 log = logging.getLogger(__name__)
 
 OVERFLOW = "overflow"
 
-# Without a disk, this much is kept for it.
-MEMORY_EVENTS = 10_000
+# This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
-MEMORY_DEAD_LETTERS = 1_000
-PRUNE_ROWS = 200
-GIVE_UP_ROWS = 20
+DELETE_ROWS = 200
+EVICT_ROWS = 20
 # One dead letter is kept for this much of the limit, so that their list cannot fill the file.
 BYTES_PER_DEAD_LETTER = 2048
 
 
-def trim_memory(memory: Memory, *, now: float) -> None:
-    """Keep what waits for the disk below its limit: what everybody had goes first, then the oldest."""
-    unsaved = memory.unsaved
-    if len(unsaved.dead) > MEMORY_DEAD_LETTERS:
-        del unsaved.dead[:-MEMORY_DEAD_LETTERS]
-    if not _is_too_much(unsaved.events):
-        return
-    unsaved.events = deque(memory.waiting())
-    lost = []
-    while _is_too_much(unsaved.events):
-        lost.append(unsaved.events.popleft())
-    for sink in memory.readers:
-        _give_up(memory, sink, lost, in_turn=False, now=now)
+def is_too_large(database: Database, max_bytes: int) -> bool:
+    """Return whether the database is beyond its limit."""
+    return database.used_bytes() > _limit(database, max_bytes)
 
 
-def _is_too_much(events: Sequence[StoredEvent]) -> bool:
-    return len(events) > MEMORY_EVENTS or sum(len(event.body) for event in events) > MEMORY_BYTES
+def _limit(database: Database, max_bytes: int) -> int:
+    return min(max_bytes, MEMORY_BYTES) if database.is_memory else max_bytes
 
 
-def free(database: Database, *, done_seq: int, max_bytes: int) -> bool:
-    """Delete the oldest events that every sink is done with, else dead letters' bodies; tell if there were any."""
-    with database.transaction(synced=False):
-        return bool(
-            database.execute("delete-oldest-events", done_seq, PRUNE_ROWS).rowcount
-            or database.execute("empty-oldest-dead-letters", PRUNE_ROWS).rowcount
-            or database.execute("delete-dead-letters-but-newest", max_bytes // BYTES_PER_DEAD_LETTER).rowcount
+def free(database: Database, state: State, *, max_bytes: int, now: float) -> bool:
+    """Delete a little of what is needed least; return False if there was nothing. The caller holds the transaction.
+
+    What no sink waits for goes first, then bodies of dead letters, then what the file has as well, and at last
+    the oldest events of the sink that has been failing for longest.
+    """
+    newest = _limit(database, max_bytes) // BYTES_PER_DEAD_LETTER
+    return bool(
+        database.execute("delete-oldest-events", state.done_seq(), DELETE_ROWS).rowcount
+        or _delete_unwanted(database, state)
+        or database.execute("empty-oldest-dead-letters", DELETE_ROWS).rowcount
+        or database.execute("delete-dead-letters-but-newest", newest).rowcount
+        or (database.is_memory and _delete_copies(database, state))
+        or _evict(database, state, now=now)
+    )
+
+
+def _delete_unwanted(database: Database, state: State) -> bool:
+    """Delete events that lie between others which a sink waits for."""
+    oldest = read_events(database, after=state.done_seq(), but=(), limit=sys.maxsize)
+    unwanted = [e.seq for e in oldest if not any(p.waits_for(e) for p in state.positions.values())]
+    for seq in unwanted:
+        database.execute("delete-event", seq)
+    return bool(unwanted)
+
+
+def _delete_copies(database: Database, state: State) -> bool:
+    """Delete from memory events that the file has: the sinks get them once it works again."""
+    state.is_partial = True
+    return database.execute("delete-oldest-events", state.copied_to, DELETE_ROWS).rowcount > 0
+
+
+def _evict(database: Database, state: State, *, now: float) -> bool:
+    """Move the longest-failing sink past its oldest events, which become dead letters without a body."""
+    for sink in _longest_failing_first(state, now=now):
+        position = state.positions[sink]
+        if events := read_events(database, after=position.cursor, but=position.ahead, limit=EVICT_ROWS):
+            _drop(database, state, sink, events, now=now)
+            return True
+    return False
+
+
+def _drop(database: Database, state: State, sink: str, events: list[StoredEvent], *, now: float) -> None:
+    position = state.positions[sink]
+    lost = [event for event in events if position.filter.matches(event)]
+    position.acknowledge(events)
+    state.save_position(database, sink)
+    for event in lost:
+        save_dead_letter(
+            database, dead_letter(sink, event, OVERFLOW, "the outbox reached its size limit", now, keep=False)
+        )
+    if lost:
+        log.error(
+            "the outbox reached its size limit: %d event(s) for sink %s are dropped",
+            *(len(lost), sink),
+            extra={"oldest": lost[0].id, "newest": lost[-1].id},
         )
 
 
-def longest_failing(memory: Memory, *, now: float) -> str | None:
-    """Choose the sink that loses its oldest events: of those that events wait for, the longest-failing one."""
-    waiting = [name for name, reader in memory.readers.items() if reader.cursor < memory.last_seq]
-
+def _longest_failing_first(state: State, *, now: float) -> list[str]:
     def failing_since(name: str) -> tuple[float, int]:
-        reader = memory.readers[name]
-        return now if reader.failing_since is None else reader.failing_since, reader.cursor
+        position = state.positions[name]
+        return now if position.failing_since is None else position.failing_since, position.cursor
 
-    return min(waiting, key=failing_since, default=None)
-
-
-def give_up_oldest(memory: Memory, sink: str, events: Sequence[StoredEvent], *, now: float) -> None:
-    """Move a sink past its oldest events, which are dead letters from then on."""
-    _give_up(memory, sink, events, in_turn=True, now=now)
-
-
-def _give_up(memory: Memory, sink: str, events: Sequence[StoredEvent], *, in_turn: bool, now: float) -> None:
-    lost = [event for event in events if memory.readers[sink].waits_for(event)]
-    memory.pass_over(sink, events, in_turn=in_turn)
-    if not lost:
-        return
-    memory.unsaved.dead += [
-        dead_letter(sink, event, OVERFLOW, "no room was left for it", now, keep=False) for event in lost
-    ]
-    log.error(
-        "no room: %d event(s) are given up for sink %s",
-        *(len(lost), sink),
-        extra={"oldest": lost[0].id, "newest": lost[-1].id},
-    )
+    return sorted(state.positions, key=failing_since)

@@ -1,23 +1,24 @@
-"""How events and dead letters lie in the file: each body with a checksum, which is compared when it is read."""
+"""The rows of the outbox's tables: each with a checksum, which is compared when it is read."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import astuple, dataclass
 from typing import Any
-from zlib import crc32
 
 from bridge.events.model import StoredEvent
-from bridge.outbox.sqlite import Damaged, Database
+from bridge.outbox.sqlite import Damaged, Database, checksum
 
 # A batch of events is read up to this many bytes, so that a backlog of huge documents costs no memory.
 READ_BYTES = 4 * 1024 * 1024
+# The columns of a dead letter that its checksum leaves out: `number` and `retry`.
+DEAD_LETTER_UNCHECKED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """An event that a sink did not get; `body` is None when it was given up for want of room."""
+    """An event that a sink did not get; `body` is None when the size limit dropped it."""
 
     sink: str
     id: str
@@ -31,55 +32,80 @@ class DeadLetter:
 def dead_letter(
     sink: str, event: StoredEvent, reason: str, detail: str, at: float, *, keep: bool = True
 ) -> DeadLetter:
-    """Make the record of an event that a sink will not get; `keep` its body, so that it can be sent again."""
+    """Make the dead letter of an event that a sink will not get.
+
+    Args:
+        sink: the sink's name.
+        event: the event.
+        reason: why, in a word.
+        detail: why, for a person.
+        at: when, in steady seconds.
+        keep: whether the body is kept, so that it can be sent again.
+    """
+    body = event.body if keep else None
     return DeadLetter(
-        sink=sink,
-        id=event.id,
-        type=event.type,
-        reason=reason,
-        detail=detail,
-        dead_at=at,
-        body=event.body if keep else None,
+        sink=sink, id=event.id, type=event.type, reason=reason, detail=detail, dead_at=at, body=body
     )
 
 
 def save_event(database: Database, event: StoredEvent) -> None:
     """Write an event; the caller holds the transaction."""
-    values = (event.seq, event.id, event.type, event.stored_at, event.body, crc32(event.body))
-    database.execute("save-event", *values)
+    database.execute("save-event", event.seq, event.id, event.type, event.stored_at, event.body)
 
 
-def save_dead_letter(database: Database, letter: DeadLetter) -> None:
-    """Write a dead letter; the caller holds the transaction."""
-    checksum = None if letter.body is None else crc32(letter.body)
-    database.execute("save-dead-letter", *vars(letter).values(), checksum)
+def save_dead_letter(database: Database, dead: DeadLetter) -> None:
+    """Write a new dead letter; the caller holds the transaction."""
+    database.execute("save-dead_letter", None, 0, *astuple(dead))
 
 
-def read_events(
-    database: Database, *, after: int, but: Container[int], limit: int
-) -> tuple[list[StoredEvent], bool]:
-    """Read events behind the number `after`, leaving out `but`; tell whether there may be more."""
+def read(database: Database, table: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield all rows of a table without their checksums; of `event`, those after a number."""
+    with contextlib.closing(database.execute(f"all-{table}", *values)) as rows:
+        for row in rows:
+            yield verified(row, skip=DEAD_LETTER_UNCHECKED if table == "dead_letter" else 0)
+
+
+def read_one(database: Database, name: str, *values: Any) -> tuple[Any, ...] | None:
+    """Return the row that a statement finds, without its checksum; None if there is none."""
+    row = database.execute(name, *values).fetchone()
+    return None if row is None else verified(row)
+
+
+def verified(row: tuple[Any, ...], *, skip: int = 0) -> tuple[Any, ...]:
+    """Return a row's values.
+
+    Raises:
+        Damaged: they are not what was written.
+    """
+    *values, expected = row
+    if checksum(*values[skip:]) != expected:
+        raise Damaged("a row is not as it was written")
+    return tuple(values)
+
+
+def read_events(database: Database, *, after: int, but: Container[int], limit: int) -> list[StoredEvent]:
+    """Read up to `limit` events behind the number `after`, leaving out `but`."""
     events: list[StoredEvent] = []
     size = 0
-    with contextlib.closing(database.execute("pending", after)) as rows:
-        for seq, *row in rows:
-            if seq in but:
-                continue
-            events.append(_checked(seq, row))
-            size += len(events[-1].body)
-            if len(events) == limit or size >= READ_BYTES:
-                return events, True
-    return events, False
+    for seq, *row in read(database, "event", after):
+        if seq in but:
+            continue
+        events.append(stored_event(seq, *row))
+        size += len(events[-1].body)
+        if len(events) == limit or size >= READ_BYTES:
+            break
+    return events
 
 
 def read_retries(database: Database, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
     """Read the dead letters that are to be sent again, with their numbers."""
-    rows = database.execute("retries", sink, limit).fetchall()
-    return [(number, _checked(0, row)) for number, *row in rows]
+    found = []
+    for row in database.execute("retries", sink, limit).fetchall():
+        number, _, _, event_id, type_, _, _, dead_at, body = verified(row, skip=DEAD_LETTER_UNCHECKED)
+        found.append((number, stored_event(0, event_id, type_, dead_at, body)))
+    return found
 
 
-def _checked(seq: int, row: Sequence[Any]) -> StoredEvent:
-    event_id, event_type, stored_at, body, checksum = row
-    if crc32(body) != checksum:
-        raise Damaged("an event is not as it was written")
-    return StoredEvent(seq=seq, id=event_id, type=event_type, stored_at=stored_at, body=body)
+def stored_event(seq: int, event_id: str, type_: str, stored_at: float, body: bytes) -> StoredEvent:
+    """Make an event of a row's values."""
+    return StoredEvent(seq=seq, id=event_id, type=type_, stored_at=stored_at, body=body)

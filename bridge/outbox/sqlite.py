@@ -1,4 +1,4 @@
-"""SQLite as the outbox uses it: named statements, migrations, and errors told apart."""
+"""SQLite as the outbox uses it: one connection alone, named statements, migrations, and kinds of errors."""
 
 from __future__ import annotations
 
@@ -9,44 +9,58 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from secrets import randbelow
 from typing import Any
+from zlib import crc32
 
 from bridge.errors import StateError
+from bridge.outbox.image import log_of, read_image
 
-# The outbox waits for another process with its lock held: a notice must not be late for that.
+# How long a start waits while another program reads the file.
 BUSY_SECONDS = 0.5
 CACHE_KIB = 512  # the default of 2 MiB is more than this needs
 LOG_LIMIT_BYTES = 4 * 1024 * 1024  # what stays of the log's file after it was once larger
+# A value that cannot be read as what it must be is damage as much as a page that SQLite refuses.
+UNREADABLE = (TypeError, ValueError, OverflowError)
+ERRORS = (sqlite3.Error, *UNREADABLE)
+DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
+
+IMAGE_BYTES = 64 * 1024 * 1024
 
 
 class Damaged(sqlite3.DatabaseError):
-    """The file holds what nobody wrote, although SQLite has not noticed."""
+    """The file holds what was never written, although SQLite has not noticed."""
 
 
 class Database:
-    """An open outbox file; the caller takes care that one thread at a time uses it.
+    """An open database with the outbox's tables; the caller takes care that one thread at a time uses it.
 
-    `migrate` is for the process that holds the folder; others use the file as it is, or not at all.
-    The constructor may raise StateError (a newer version wrote the file), and OSError; every method may raise
-    sqlite3.Error. `is_damage` tells a damaged file from a disk that fails.
+    The file is held exclusively: SQLite then needs no shared memory beside it, which a full file system could
+    not back. `read_only` reads it without a lock, also beside the process that holds it and where nothing can
+    be written; of a huge file, as it was before the last few commits. Every method may raise sqlite3.Error, and
+    `is_damage` decides what it means.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, migrate: bool = True) -> None:
-        self.read_only = read_only
-        if read_only:
-            self._connection = _connect_to_read(path)
-        else:
-            if migrate:
-                _create_private(path)
-            self._connection = _connect(path, "rw")
+    def __init__(self, path: Path | None = None, *, read_only: bool = False) -> None:
+        """Open the file at `path`, or else a new database in memory.
+
+        Raises:
+            StateError: a newer version wrote the file.
+            OSError: the file cannot be made.
+        """
+        self.is_memory = path is None
+        if path and not read_only:
+            _create_private(path)
+        self._connection = _connect(path, read_only=read_only)
         try:
-            self._prepare(path, migrate=migrate and not read_only)
+            self._prepare(path, read_only=read_only)
         except BaseException:
             self._connection.close()
             raise
 
-    def _prepare(self, path: Path, *, migrate: bool) -> None:
+    def _prepare(self, path: Path | None, *, read_only: bool) -> None:
         execute = self._connection.execute
+        execute("PRAGMA locking_mode = EXCLUSIVE")  # before anything is read, which would need shared memory
         execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         version = execute("PRAGMA user_version").fetchone()[0]
@@ -56,25 +70,30 @@ class Database:
                 f"{path} was written by a newer imds-bridge (its version is {version}, this one knows {newest}): "
                 "install that version, or give this one an empty state_dir"
             )
-        if migrate:
+        if not read_only:
             execute("PRAGMA journal_mode = WAL")
             self._migrate(version)
-            with self.transaction(synced=False):  # a file that can only be read shows it here
-                execute("UPDATE meta SET value = value WHERE 0")
         elif version < newest:
             raise sqlite3.OperationalError(
-                f"its version is {version}, this one needs {newest}: it is brought there by the next start"
+                f"its version is {version}, this one needs {newest}: the next start migrates it"
             )
 
     def _migrate(self, version: int) -> None:
+        if version == 0 and self.tables():
+            raise Damaged("it has tables but no version")
         for number, statements in enumerate(_migrations()[version:], start=version + 1):
             with self.transaction():
                 for statement in statements:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {number}")
-        tables = {name for (name,) in self._connection.execute("SELECT name FROM sqlite_master")}
-        if missing := {"meta", "event", "cursor", "dead_letter", "occurrence", "record"} - tables:
-            raise Damaged(f"tables are missing: {', '.join(sorted(missing))}")
+                self._connection.execute(f"PRAGMA application_id = {1 + randbelow(2**31 - 1)}")
+        if version and self.tables() != _newest_tables():
+            raise Damaged("its tables are not as they were made")
+
+    def tables(self) -> set[str]:
+        """Return how each table was made."""
+        found = self._connection.execute("SELECT sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
+        return {sql for (sql,) in found}
 
     @contextlib.contextmanager
     def transaction(self, *, synced: bool = True) -> Iterator[None]:
@@ -93,13 +112,13 @@ class Database:
         """Run the statement called `name` in outbox.sql."""
         return self._connection.execute(_statements()[name], [_storable(value) for value in values])
 
+    def identity(self) -> int:
+        """Return the number by which one file is told from another; a copy has the same."""
+        return self._pragma("application_id")
+
     def used_bytes(self) -> int:
         """Return how much of the file is in use."""
-        pages, free, size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * size)
+        return (self._pragma("page_count") - self._pragma("freelist_count")) * self._pragma("page_size")
 
     def find_damage(self) -> str | None:
         """Return the first damage that SQLite's quick check finds, None if it finds none."""
@@ -111,18 +130,24 @@ class Database:
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """Tell whether the file itself is broken, so that trying again cannot help."""
-    return isinstance(error, Damaged) or _code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    def _pragma(self, name: str) -> int:
+        return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
-def is_passing(error: sqlite3.Error) -> bool:
-    """Tell whether the open file goes on by itself, once there is room or another process lets go."""
-    return _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+def checksum(*values: object) -> int:
+    """Return the CRC-32 of a row's values."""
+    number = 0
+    for value in values:
+        number = crc32(value if isinstance(value, bytes) else f"{value}\0".encode(), number)
+    return number
 
 
-def _code(error: sqlite3.Error) -> int:
+def is_damage(error: Exception) -> bool:
+    """Decide whether the file itself is broken, so that trying again cannot help."""
+    return isinstance(error, (Damaged, *UNREADABLE)) or _code(error) in DAMAGE_CODES
+
+
+def _code(error: Exception) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
@@ -138,35 +163,27 @@ def _create_private(path: Path) -> None:
             path.chmod(0o600)
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path | None, *, read_only: bool) -> sqlite3.Connection:
     name = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    log_bytes = log_of(path).stat().st_size if path and log_of(path).exists() else 0
+    image = None
+    if path and read_only and log_bytes and path.stat().st_size < IMAGE_BYTES:
+        image = read_image(path)
+    # SQLite must not see the log that a running process uses: it would delete it.
+    mode = "mode=ro&immutable=1" if read_only else "mode=rw"
     connection = sqlite3.connect(
-        f"file:{name}?mode={mode}",
-        uri=True,
+        ":memory:" if image or not path else f"file:{name}?{mode}",
+        uri=image is None and path is not None,
         isolation_level=None,
         check_same_thread=False,
         timeout=BUSY_SECONDS,
     )
+    if image:
+        connection.deserialize(image)
     # One broken text must not hide the others.
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    connection.create_function("checksum", -1, checksum, deterministic=True)
     return connection
-
-
-def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Open a file that may lie where SQLite cannot make its helper files; without a log it is whole."""
-    log = path.with_name(path.name + "-wal")
-    log_bytes = log.stat().st_size if log.exists() else None
-    if log_bytes is not None:
-        connection = _connect(path, "ro")
-        try:
-            connection.execute("PRAGMA user_version").fetchone()
-        except sqlite3.Error:
-            connection.close()
-            if log_bytes:
-                raise
-        else:
-            return connection
-    return _connect(path, "ro&immutable=1")
 
 
 def _storable(value: Any) -> Any:
@@ -179,6 +196,12 @@ def _statements() -> dict[str, str]:
     text = files("bridge.outbox").joinpath("outbox.sql").read_text(encoding="utf-8")
     named = (part.partition("\n") for part in text.split("-- name: ")[1:])
     return {name.strip(): statement.strip() for name, _, statement in named}
+
+
+@cache
+def _newest_tables() -> set[str]:
+    with contextlib.closing(Database()) as fresh:
+        return fresh.tables()
 
 
 @cache

@@ -17,6 +17,8 @@ from bridge.errors import StateError
 DATABASE = "outbox.db"
 STATUS = "status.json"
 LOCK = "lock"
+REQUEST_SUFFIX = ".request"
+REQUESTS = ("mark-retry", "drop-dead-letter")
 
 # Who only looks whether the folder is held holds it for an instant.
 LOCK_TRIES = 5
@@ -71,7 +73,7 @@ class StateFolder:
             os.close(lock)
 
     def move_aside(self, why: str) -> Path:
-        """Rename the database, so that a new one can be begun; return its new place.
+        """Rename the database, so that a new one can be started; return its new place.
 
         Raises:
             OSError: the disk does not allow it.
@@ -82,6 +84,33 @@ class StateFolder:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / f"{DATABASE}{suffix}").replace(f"{target}{suffix}")
         return target
+
+    def request(self, action: str, number: int) -> None:
+        """Ask the process that holds the folder to run a statement for a dead letter.
+
+        Raises:
+            OSError: the disk does not allow it.
+        """
+        (
+            self.path / f"{action}.{number}{REQUEST_SUFFIX}"
+        ).touch()  # the name says it all: no owner or mode matters
+
+    def requests(self) -> list[tuple[str, int]]:
+        """Return what is requested."""
+        found = []
+        for name in (file.name.split(".") for file in self.path.glob(f"*.*{REQUEST_SUFFIX}")):
+            if (
+                name[0] in REQUESTS
+                and name[1].isdecimal()
+                and len(name) == len(("action", "number", "request"))
+            ):
+                found.append((name[0], int(name[1])))
+        return found
+
+    def forget_request(self, action: str, number: int) -> None:
+        """Forget what was requested."""
+        with contextlib.suppress(OSError):
+            (self.path / f"{action}.{number}{REQUEST_SUFFIX}").unlink()
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace what the `status` command shows.

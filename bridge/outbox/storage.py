@@ -1,177 +1,198 @@
-"""The outbox's file as it comes and goes: opened, given up while the disk fails, set aside when it is damaged."""
+"""Where the outbox is kept: in its file, or in memory while the file cannot be used."""
 
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable
+from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StateError
-from bridge.outbox.sqlite import Database, is_damage, is_passing
+from bridge.outbox.rows import read
+from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
+from bridge.outbox.state import State
 from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.transfer import fill_file, fill_memory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DAMAGED, OTHER_VM = "damaged", "other-vm"
+# What is copied of the file when it fails leaves room in memory for new events.
+COPY_BYTES = 16 * 1024 * 1024
 
 
-class Disk:
-    """Where the outbox is written to; the caller takes care that one thread at a time uses it.
+class _OtherVm(Exception):
+    """The file belongs to another VM."""
 
-    Only `open` raises, and only StateError. `storage_error` says what is wrong; a write that succeeds clears it.
+
+class Storage:
+    """The current database and what is known of it; the caller takes care that one thread at a time uses it.
+
+    Only `open` raises because of the disk, and only StateError. `error` says what is wrong, None where the file
+    has everything.
     """
 
-    def __init__(self, folder: StateFolder, *, take_over: Callable[[Database], bool]) -> None:
-        """Use `folder`; `take_over` is given each file that was opened, and says False if it is another VM's."""
+    def __init__(self, folder: StateFolder, state: State) -> None:
+        """Use the file in `folder`; `state` is replaced by a copy whenever another database is used."""
         self._folder = folder
-        self._take_over = take_over
+        self._why_aside: str | None = None  # why the file must be moved aside before anything else
+        self._kept_as = folder.database  # where it was moved last
+        self._logged: set[str] = set()
         self._database: Database | None = None
-        self._must_reopen = False
-        self._put_away: str | None = None  # why the file that is there must be set aside before anything else
-        self._said: set[str] = set()
-        self.storage_error: str | None = None
+        self.state = state
+        self.error: str | None = None
+
+    @property
+    def database(self) -> Database:
+        """The database that is used now."""
+        assert self._database is not None, "open comes first"  # noqa: S101 - for the type checker
+        return self._database
 
     def open(self) -> None:
-        """Hold the folder and open the file, if only to read it.
+        """Hold the folder and open the file, or start in memory with what can be read of it.
 
         Raises:
             StateError: another process holds the folder, or a newer version wrote the file.
         """
-        self._open()
-        if self._put_away:
-            self._open()
-
-    def ask(self, query: Callable[[Database], T]) -> T | None:
-        """Ask the file; None if it does not answer."""
-        if self._database is None:
-            return None
         try:
-            return query(self._database)
-        except sqlite3.Error as error:
-            self._note(error, reading=self._database.read_only)
-            if self._put_away:
-                self._reopen()
-            return None
+            self._use_file()
+        except (OSError, *ERRORS) as error:
+            self._use_memory(error)
 
-    def write(self, work: Callable[[Database], None], *, synced: bool) -> bool:
-        """Write in one transaction; tell whether the file has it. In trouble, only what is `synced` is tried."""
-        if self.storage_error and not synced:
-            return False
-        for _ in range(2):  # the second time in the new file, where the first has shown damage
-            if self._database is None or self._database.read_only:
-                return False
+    def run(self, work: Callable[[Database], T], *, synced: bool | None = None) -> T:
+        """Run `work` on the current database; where the file fails, again on what takes its place.
+
+        Args:
+            work: what is to be done. It may be called several times.
+            synced: whether a transaction around it waits for the disk; None: there is no transaction.
+        """
+        while True:
             try:
-                with self._database.transaction(synced=synced):
-                    work(self._database)
-            except sqlite3.Error as error:
-                self._note(error, reading=False)
-                if not self._put_away:
-                    return False
-                self._reopen()
-            else:
-                self._recover()
-                return True
-        return False
+                with nullcontext() if synced is None else self.database.transaction(synced=synced):
+                    return work(self.database)
+            except ERRORS as error:
+                if self.database.is_memory:
+                    raise
+                self._replace_file(error)
 
-    def mend(self) -> None:
-        """Open the file anew where going on with it would not help."""
-        if self._database is None or self._database.read_only or self._must_reopen:
-            self._reopen()
+    def recover(self) -> None:
+        """Try the file again where it cannot be used."""
+        if self.error is None:
+            return
+        try:
+            self._use_file()
+        except (OSError, StateError, *ERRORS) as error:
+            self._note(error)
 
     def move_aside(self, why: str) -> Path:
-        """Put the file away as soon as the disk allows it, and begin a new one; return where it lies now."""
+        """Move the file away as soon as the disk allows it, and start a new one; return where it is now."""
+        self._why_aside = why
         self.close()
-        self._put_away = why
-        return self._reopen() or self._folder.database
+        self.state.forget()
+        self.open()
+        return self._kept_as if self._why_aside is None else self._folder.database
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         if self._database:
             self._database.close()
-        self._database, self._must_reopen = None, False
+            self._database = None
 
-    def _open(self) -> Path | None:
-        """Open the file, or set it aside and begin a new one; return where the old one lies then.
-
-        What is open already stays so until something better is: reading goes on. But SQLite lets nobody write
-        to a file that the same process has open for reading alone.
-        """
-        kept_as = None
-        if self._database and self._database.read_only:
+    def _replace_file(self, error: Exception) -> None:
+        if is_damage(error) and not self._why_aside:
+            self._why_aside = DAMAGED
             self.close()
-        try:
+            try:
+                self._use_file()
+            except (OSError, StateError, *ERRORS) as another:
+                error = another
+            else:
+                return
+        self._use_memory(error)
+
+    def _use_file(self) -> None:
+        """Open the file and write to it all that only this process knows."""
+        for _ in range(2):  # the second time instead of a file that was moved aside
             self._folder.acquire()
-            if self._put_away:
-                kept_as = self._folder.move_aside(self._put_away)
-                log.error("the outbox is begun anew", extra={"why": self._put_away, "kept_as": str(kept_as)})
-                self._put_away = None
-            self._hold(Database(self._folder.database))
-        except OSError as error:
-            self._fail(f"{self._folder.path}: {error.strerror or error}")
-        except sqlite3.Error as error:
-            self._note(error, reading=False)
-        if self._database is None and not self._put_away:
+            self._move_aside_if_due()
+            try:
+                self._switch_to(Database(self._folder.database), self._fill_file)
+            except _OtherVm:
+                self._why_aside = OTHER_VM
+            except ERRORS as error:
+                if not is_damage(error):
+                    raise
+                self._why_aside = DAMAGED
+            else:
+                return self._note_success()
+        raise Damaged("the new file is damaged as well")
+
+    def _use_memory(self, error: Exception) -> None:
+        """Go on in memory with what can be read of the file."""
+        self._note(error)
+        if not (self._database or self._why_aside or self.state.files):
             self._open_to_read()
-        return kept_as
+        self._switch_to(Database(), self._fill_memory)
 
     def _open_to_read(self) -> None:
-        """Read what an older process left even where nothing can be written."""
+        """Take over what an older process left also where nothing can be written."""
         try:
-            self._hold(Database(self._folder.database, read_only=True))
-        except (OSError, sqlite3.Error) as error:
-            log.debug("the outbox cannot be read either: %s", error)
+            database = Database(self._folder.database, read_only=True)
+            state = deepcopy(self.state)
+            state.join(database)
+            state.recount(database)
+        except (OSError, *ERRORS) as error:
+            log.debug("the state store cannot be read either: %s", error)
+        else:
+            state.files.add(database.identity())
+            self._database, self.state = database, state
 
-    def _hold(self, database: Database) -> None:
-        """Use this file from now on, unless it turns out to be unfit."""
+    def _switch_to(self, database: Database, fill: Callable[[Database, State], None]) -> None:
+        """Use another database from now on, unless filling it fails: then nothing has changed."""
+        state = deepcopy(self.state)
         try:
-            is_ours = self._take_over(database)
+            with database.transaction():
+                fill(database, state)
         except BaseException:
             database.close()
             raise
         self.close()
-        if is_ours:
-            self._database = database
-        else:
-            database.close()
-            self._give_up(OTHER_VM, "it is another VM's (a clone or an image?)")
+        self._database, self.state = database, state
 
-    def _reopen(self) -> Path | None:
-        try:
-            return self._open() or (self._open() if self._put_away else None)
-        except StateError as error:  # at runtime, going on in memory beats an end
-            self._fail(str(error))
-            return None
+    def _fill_file(self, file: Database, state: State) -> None:
+        own, found = state.meta.get("vm_id", ""), dict(read(file, "meta")).get("vm_id", "")
+        if own and found and own.lower() != found.lower():
+            raise _OtherVm
+        fill_file(file, self._database, state)
 
-    def _note(self, error: sqlite3.Error, *, reading: bool) -> None:
-        """Decide what an error means; whoever may only read cannot tell damage from a disk that fails."""
-        if is_damage(error) and not reading:
-            self._give_up(DAMAGED, str(error))
-        else:
-            self._fail(f"{self._folder.database}: {error}")
-            self._must_reopen = not is_passing(error)
+    def _fill_memory(self, memory: Database, state: State) -> None:
+        fill_memory(memory, self._database, state, max_bytes=COPY_BYTES)
 
-    def _give_up(self, why: str, detail: str) -> None:
-        self.close()
-        self._put_away = why
-        self._fail(f"{self._folder.database}: {detail}; it is set aside")
-
-    def _fail(self, storage_error: str) -> None:
-        if storage_error not in self._said:
-            self._said.add(storage_error)
+    def _move_aside_if_due(self) -> None:
+        if self._why_aside:
+            self._kept_as = self._folder.move_aside(self._why_aside)
             log.error(
-                "the disk fails: events go out from memory and would be lost with this process",
-                extra={"disk": storage_error},
+                "the state was moved aside; starting with an empty outbox",
+                extra={"why": self._why_aside, "kept_as": str(self._kept_as)},
             )
-        self.storage_error = storage_error
+            self._why_aside = None
 
-    def _recover(self) -> None:
-        if self.storage_error is not None:
-            log.warning(
-                "the disk is back: everything that was kept in memory is written",
-                extra={"was": self.storage_error},
+    def _note(self, error: Exception) -> None:
+        self.error = f"{self._folder.database}: {error}"
+        if isinstance(error, OSError):
+            self.error = f"{self._folder.path}: {error.strerror or error}"
+        if self.error not in self._logged:
+            self._logged.add(self.error)
+            log.error(
+                "the state store is unavailable; events are buffered in memory and would be lost with this process",
+                extra={"error": self.error},
             )
-            self.storage_error = None
-            self._said.clear()
+
+    def _note_success(self) -> None:
+        if self.error is not None:
+            log.warning("the state store works again", extra={"was": self.error})
+            self.error = None
+            self._logged.clear()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
+from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from tests.support.clock import MovedClock
@@ -78,12 +81,34 @@ def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
 
 def cursor(outbox: Outbox, sink: str = "a") -> int:
     """Return how far a sink has come."""
-    return outbox._memory.readers[sink].cursor
+    return outbox._state.positions[sink].cursor
+
+
+def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    """Ask the file in the folder `path` beside the process that holds it."""
+    with closing(Database(path / "outbox.db", read_only=True)) as database:
+        return database._connection.execute(sql).fetchall()
+
+
+def retry_dead_letters(outbox: Outbox, path: Path, *numbers: int) -> None:
+    """Have dead letters sent again as an operator does."""
+    assert inspect.mark(StateFolder(path), "mark-retry", list(numbers)) == len(numbers)
+    outbox.recover()
+
+
+def trace(outbox: Outbox, callback: Callable[[str], object] | None) -> None:
+    """Call back with every statement that SQLite runs."""
+    outbox._storage.database._connection.set_trace_callback(callback)
+
+
+def used_bytes(outbox: Outbox) -> int:
+    """Return how large the outbox is."""
+    return outbox._storage.database.used_bytes()
 
 
 def abandon(outbox: Outbox) -> None:
     """Let go of the files without writing anything more."""
-    outbox._disk.close()
+    outbox._storage.close()
     outbox._folder.release()
 
 

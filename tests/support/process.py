@@ -239,7 +239,7 @@ def read_outbox(state: Path) -> Stored:
                 events=ask("SELECT seq, id, type, body FROM event ORDER BY seq").fetchall(),
                 meta=dict(ask("SELECT key, value FROM meta").fetchall()),
                 cursors=dict(ask("SELECT sink, seq FROM cursor").fetchall()),
-                dead=ask("SELECT sink, id, reason, detail FROM dead_letter ORDER BY number").fetchall(),
+                dead=ask("SELECT sink, id, reason, detail FROM dead_letter WHERE retry < 2").fetchall(),
             )
 
 

@@ -77,6 +77,8 @@ def test_a_dead_letter_marked_by_another_process_is_given_out_at_once_and_settle
 ) -> None:
     first, second, without_body = (d["number"] for d in ledger.dead_letters(StateFolder(tmp_path)))
     assert beside(tmp_path, "mark", "mark-retry", [first, second, without_body, 99]) == 2
+    assert [d["retry"] for d in ledger.dead_letters(StateFolder(tmp_path))] == [True, True, False]
+    outbox.recover()
     assert [(number, event.id) for number, event in outbox.retries("a", 10)] == [(first, "1"), (second, "2")]
     outbox.settle_retry(first)
     outbox.settle_retry(second, detail="400 again")
@@ -90,6 +92,8 @@ def test_a_dead_letter_marked_by_another_process_is_given_out_at_once_and_settle
 def test_a_dead_letter_dropped_by_another_process_is_gone(tmp_path: Path, outbox: Outbox) -> None:
     numbers = [d["number"] for d in ledger.dead_letters(StateFolder(tmp_path))]
     assert beside(tmp_path, "mark", "drop-dead-letter", numbers[:2]) == 2
+    assert [d["number"] for d in ledger.dead_letters(StateFolder(tmp_path))] == numbers[2:]
+    outbox.recover()
     assert outbox.dead_letter_counts() == {"a": 1}
     assert outbox.storage_error is None
     commit(outbox, "5")
@@ -148,6 +152,7 @@ def test_dead_letters_are_marked_while_no_process_runs_and_sent_after_the_next_s
         bury(outbox)
     assert ledger.mark(StateFolder(tmp_path), "mark-retry", [1]) == 1
     with closing(open_outbox(tmp_path)) as outbox:
+        outbox.recover()
         assert [event.id for _, event in outbox.retries("a", 10)] == ["1"]
 
 

@@ -355,6 +355,7 @@ def dead_letters(rig: Rig, *names: str) -> Iterator[None]:
     wait_until(lambda: len(rig.dead()) == len(names))
     yield
     ledger.mark(rig.folder, "mark-retry", [row["number"] for row in ledger.dead_letters(rig.folder)])
+    rig.outbox.recover()
 
 
 def test_dead_letters_are_sent_again_in_their_order_when_asked_for(make: Make) -> None:

@@ -1,0 +1,167 @@
+"""What the process knows of its outbox beside the rows: what is remembered, and how far each sink has come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+from bridge.events.filters import Filter
+from bridge.events.model import StoredEvent
+from bridge.outbox.rows import read
+from bridge.outbox.sqlite import Database
+
+
+@dataclass(kw_only=True)
+class Position:
+    """How far one sink has come: it is done with everything up to `cursor`, and with the events in `ahead`.
+
+    The backlog up to `estimated_to` was counted by type alone. `failing_since` is in steady seconds.
+    """
+
+    filter: Filter
+    from_start: bool
+    cursor: int = 0
+    ahead: set[int] = field(default_factory=set)
+    backlog: int = 0
+    estimated_to: int = 0
+    looked_at: int = 0
+    failing_since: float | None = None
+
+    def is_done_with(self, seq: int) -> bool:
+        """Return whether the sink has had the event, or will never get it."""
+        return seq <= self.cursor or seq in self.ahead
+
+    def waits_for(self, event: StoredEvent) -> bool:
+        """Return whether the sink still has to get the event."""
+        return not self.is_done_with(event.seq) and self.filter.matches(event)
+
+    def acknowledge(self, events: Iterable[StoredEvent]) -> None:
+        """Note that the sink is done with these events."""
+        for event in events:
+            if not self.is_done_with(event.seq):
+                estimated = event.seq <= self.estimated_to
+                self.backlog -= (
+                    self.filter.matches_type(event.type) if estimated else self.filter.matches(event)
+                )
+                self.ahead.add(event.seq)
+
+    def advance(self, database: Database) -> None:
+        """Move the cursor to the event before the first that the sink is not done with."""
+        if not self.ahead:
+            return
+        with closing(database.execute("seqs-after", self.cursor)) as rows:
+            first_open = next((seq for (seq,) in rows if seq not in self.ahead), max(self.ahead) + 1)
+        self.cursor = max(self.cursor, first_open - 1)
+        self.ahead = {seq for seq in self.ahead if seq > self.cursor}
+
+    def recount(self, database: Database, last_seq: int) -> None:
+        """Count the backlog by type alone, which reads no event's body."""
+        counts = database.execute("backlog-by-type", self.cursor, json.dumps(sorted(self.ahead))).fetchall()
+        self.backlog = sum(count for type_, count in counts if self.filter.matches_type(type_))
+        self.estimated_to = last_seq
+
+
+class State:
+    """The values and positions as they are in the database, or will be with its next transaction.
+
+    `generation` counts how often events got other numbers or dates. `is_partial` says that the database lacks
+    events that the file has, so that no cursor may move past what cannot be seen. Events up to `copied_to` are
+    in the file as well.
+    """
+
+    def __init__(self, positions: dict[str, Position]) -> None:
+        self.positions = positions
+        self.generation = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """Start a new state, which no file holds yet."""
+        self.generation += 1
+        self.meta = {"epoch": uuid4().hex, "reporterseq": "0"}
+        self.counted: dict[str, str] = {}
+        self.last_seq = 0
+        self.is_partial = False
+        self.copied_to = 0
+        self.shift_seconds = 0.0  # which the file's dates lack
+        self.files: set[int] = set()  # whose content is known here
+        for name, old in self.positions.items():
+            self.positions[name] = Position(
+                filter=old.filter, from_start=old.from_start, failing_since=old.failing_since
+            )
+
+    def count(self, key: str) -> int:
+        """Count one further under `key`; `meta` has it once the next event is added."""
+        number = int(self.counted.get(key, self.meta.get(key, "0"))) + 1
+        self.counted[key] = str(number)
+        return number
+
+    def add(self, events: Iterable[tuple[str, str, bytes]], *, stored_at: float) -> list[StoredEvent]:
+        """Give events, each with its id, type and encoding, the next numbers."""
+        added = []
+        for event_id, event_type, body in events:
+            self.last_seq += 1
+            event = StoredEvent(
+                seq=self.last_seq, id=event_id, type=event_type, stored_at=stored_at, body=body
+            )
+            for position in self.positions.values():
+                position.backlog += position.filter.matches(event)
+            added.append(event)
+        self.meta |= {"last_seq": str(self.last_seq), **self.counted}
+        self.counted.clear()
+        return added
+
+    def done_seq(self) -> int:
+        """Return the last event that every sink is done with."""
+        return min((position.cursor for position in self.positions.values()), default=self.last_seq)
+
+    def shift(self, seconds: float) -> None:
+        """Keep what is dated as old as it was after the wall clock has jumped."""
+        self.generation += 1
+        self.shift_seconds += seconds
+        for position in self.positions.values():
+            if position.failing_since is not None:
+                position.failing_since += seconds
+
+    def save_meta(self, database: Database, keys: Iterable[str]) -> None:
+        """Write what is remembered under these keys; the caller holds the transaction."""
+        for key in keys:
+            database.execute("save-meta", key, self.meta[key])
+
+    def save_position(self, database: Database, sink: str) -> None:
+        """Write how far a sink has come; the caller holds the transaction."""
+        position = self.positions[sink]
+        if not self.is_partial:
+            position.advance(database)
+        database.execute("save-cursor", sink, position.cursor, json.dumps(sorted(position.ahead)))
+
+    def save(self, database: Database) -> None:
+        """Write all of it; the caller holds the transaction."""
+        self.save_meta(database, self.meta)
+        for sink in self.positions:
+            self.save_position(database, sink)
+
+    def recount(self, database: Database) -> None:
+        """Count what waits for each sink in a database that has all of it."""
+        for position in self.positions.values():
+            position.recount(database, self.last_seq)
+
+    def join(self, database: Database, *, first_seq: int = 1) -> None:
+        """Take over what an older process left; this one's events, from `first_seq` on, get numbers behind it."""
+        meta: dict[str, str] = dict(read(database, "meta"))
+        last_seq = max(int(meta.get("last_seq", 0)), database.execute("last-seq").fetchone()[0])
+        int(meta.get("reporterseq", 0))
+        found = {sink: (seq, set(json.loads(ahead))) for sink, seq, ahead in read(database, "cursor")}
+        for name, position in self.positions.items():
+            cursor, ahead = found.get(name, (0 if position.from_start else last_seq, set()))
+            done = (*range(first_seq, position.cursor + 1), *position.ahead)
+            position.ahead = ahead | {seq + last_seq for seq in done}
+            position.cursor = cursor
+        if self.last_seq:
+            self.generation += 1
+        elif meta:
+            del self.meta["epoch"], self.meta["reporterseq"]
+        self.last_seq += last_seq
+        self.meta = {**meta, **self.meta, "last_seq": str(self.last_seq)}

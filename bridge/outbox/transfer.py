@@ -1,0 +1,85 @@
+"""Copy what one database of the outbox has into another."""
+
+from __future__ import annotations
+
+import logging
+
+from bridge.outbox.rows import read
+from bridge.outbox.sqlite import ERRORS, Database
+from bridge.outbox.state import State
+
+log = logging.getLogger(__name__)
+
+_OTHER_TABLES = ("dead_letter", "occurrence", "record")
+
+
+def fill_file(file: Database, source: Database | None, state: State) -> None:
+    """Take over what the file has, and write what it lacks; the caller holds the transaction.
+
+    Args:
+        file: the file, as it was opened.
+        source: the database used until now, if there is one.
+        state: what is known; it is changed, so let it be a copy that is dropped if this fails.
+    """
+    is_known = file.identity() in state.files
+    before = state.last_seq
+    if not is_known and not is_new(file):
+        state.join(file, first_seq=_first_seq(source))
+    elif is_known:
+        shift(file, state.shift_seconds)
+    if source:
+        offset = state.last_seq - before
+        for seq, *event in read(source, "event", state.copied_to if is_known else 0):
+            file.execute("save-event", seq + offset, *event)
+        for table in _OTHER_TABLES:
+            _copy(source, file, table, keep_numbers=is_known)
+    state.is_partial, state.copied_to, state.shift_seconds = False, 0, 0.0
+    state.files.add(file.identity())
+    state.save(file)
+    state.recount(file)
+
+
+def fill_memory(memory: Database, source: Database | None, state: State, *, max_bytes: int) -> None:
+    """Copy into memory what can be read and waits, the oldest first, up to `max_bytes` of events."""
+    state.is_partial, state.copied_to, state.shift_seconds = bool(state.files), 0, 0.0
+    try:
+        if source:
+            _copy_waiting(memory, source, state, max_bytes)
+            for table in _OTHER_TABLES:
+                _copy(source, memory, table)
+    except ERRORS as error:
+        log.debug("the state store cannot be read either: %s", error)
+    state.save(memory)
+
+
+def _copy_waiting(memory: Database, source: Database, state: State, max_bytes: int) -> None:
+    size = 0
+    for seq, *event, body in read(source, "event", state.done_seq()):
+        size += len(body)
+        if size > max_bytes:
+            return
+        memory.execute("save-event", seq, *event, body)
+        state.copied_to = seq
+    state.is_partial = False
+
+
+def _copy(source: Database, target: Database, table: str, *, keep_numbers: bool = True) -> None:
+    for first, *rest in read(source, table):
+        number = first if keep_numbers or table != "dead_letter" else None
+        target.execute(f"save-{table}", number, *rest)
+
+
+def shift(database: Database, seconds: float) -> None:
+    """Add seconds to every date in a database."""
+    if seconds:
+        for table in ("event", *_OTHER_TABLES):
+            database.execute(f"shift-{table}", seconds)
+
+
+def _first_seq(database: Database | None) -> int:
+    return next((seq for seq, *_ in read(database, "event", 0)), 1) if database else 1
+
+
+def is_new(database: Database) -> bool:
+    """Return whether a file has never been used."""
+    return next(read(database, "meta"), None) is None
