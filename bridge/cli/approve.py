@@ -39,8 +39,11 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be approved, and what the command says of it."""
+class ApproveCommand:
+    """What to approve, and what the command says about it.
+
+    `vm` and `resource_group` name the VM whose session gets the command; "" for this VM.
+    """
 
     event_ids: Sequence[str]
     vm: str = ""
@@ -53,7 +56,7 @@ def parse_duration(text: str) -> float:
     """Read `10m`, `90s`, `1h`; a bare number counts minutes.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a duration.
     """
     match = _DURATION.fullmatch(text.strip().lower())
     if not match or not int(match.group(1)):
@@ -62,10 +65,10 @@ def parse_duration(text: str) -> float:
 
 
 def settings_of(config: Config) -> ApprovalSettings:
-    """Return where commands go.
+    """Return the settings of the approvals.
 
     Raises:
-        UsageError: the configuration does not say.
+        UsageError: the configuration has none.
     """
     if config.approvals is None:
         raise UsageError("there is no [approvals] in the configuration; see README.md")
@@ -73,7 +76,7 @@ def settings_of(config: Config) -> ApprovalSettings:
 
 
 def scheduled_here(config: Config) -> list[ScheduledEvent]:
-    """Ask this VM's IMDS what waits to be started.
+    """Return the Scheduled events of this VM's IMDS.
 
     Raises:
         UsageError: this is no Azure VM, or IMDS does not answer.
@@ -89,7 +92,7 @@ def scheduled_here(config: Config) -> list[ScheduledEvent]:
 
 
 def describe(event: ScheduledEvent, now: datetime) -> str:
-    """Say what an approval would start, when it starts anyway, and every VM that it releases."""
+    """Describe what an approval starts, when it starts without one, and every VM that it releases."""
     when = (
         f", starts anyway {format_relative((event.not_before - now).total_seconds(), exact=True)}"
         if event.not_before
@@ -100,12 +103,12 @@ def describe(event: ScheduledEvent, now: datetime) -> str:
     return f"{kind} by {source}{when}; releases: {names}  ({event.event_id})"
 
 
-def send(config: Config, request: Request) -> str:
-    """Put the command on the bus; return its id.
+def send(config: Config, request: ApproveCommand) -> str:
+    """Send the command; return its id.
 
     Raises:
-        UsageError: no listener would take the command, or its session cannot be worked out.
-        DeliveryError: the bus did not take it.
+        UsageError: every listener would refuse the command, or its session cannot be determined.
+        DeliveryError: the bus did not accept it.
     """
     settings = settings_of(config)
     now = datetime.now(UTC)
@@ -138,8 +141,8 @@ def send(config: Config, request: Request) -> str:
     return str(envelope["id"])
 
 
-def _check(body: bytes, request: Request) -> None:
-    """Refuse what the listener would refuse, while somebody is there to read why."""
+def _check(body: bytes, request: ApproveCommand) -> None:
+    """Refuse a command that the listener would refuse, while its sender can still read why."""
     try:
         command = parse_command(body, message_id="")
     except ValueError as error:
@@ -148,7 +151,7 @@ def _check(body: bytes, request: Request) -> None:
         raise UsageError("approve: an EVENT_ID is given twice")
 
 
-def _envelope(request: Request, now: datetime) -> dict[str, Any]:
+def _envelope(request: ApproveCommand, now: datetime) -> dict[str, Any]:
     user = _user()
     data: dict[str, Any] = {
         "EventIds": list(request.event_ids),
@@ -173,12 +176,12 @@ def _envelope(request: Request, now: datetime) -> dict[str, Any]:
 def _user() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):  # no name for this user id, as in some containers
+    except (OSError, KeyError):  # the user id has no name, as in some containers
         return socket.gethostname()
 
 
-def _session(config: Config, settings: ApprovalSettings, request: Request) -> str:
-    """Fill the session's template with what was given, or with who this VM is."""
+def _session(config: Config, settings: ApprovalSettings, request: ApproveCommand) -> str:
+    """Fill the session template with the given VM, or with this VM."""
     if not settings.session:
         return ""
     vm = Vm(name=request.vm, resource_group=request.resource_group)
@@ -203,13 +206,20 @@ def wait_for_receipts(
     count: int,
     *,
     limit_seconds: float,
-    tell: Callable[[dict[str, Any]], None],
+    on_receipt: Callable[[dict[str, Any]], None],
 ) -> list[dict[str, Any]]:
-    """Look for the receipts of a command without consuming any; return those that came in time, told at once.
+    """Look for the receipts of a command without consuming them; return those that came in time.
+
+    Args:
+        config: names the subscription to look into.
+        command_id: the command's id, which its receipts carry as `causationid`.
+        count: how many receipts to wait for, one for each EventId.
+        limit_seconds: how long to wait for them.
+        on_receipt: called with each receipt as soon as it is found.
 
     Raises:
-        UsageError: the configuration names no subscription to look into.
-        DeliveryError: the bus cannot be read.
+        UsageError: the configuration names no subscription.
+        DeliveryError: the subscription cannot be read.
     """
     settings = settings_of(config)
     if not settings.receipts_topic or not settings.receipts_subscription:
@@ -227,7 +237,7 @@ def wait_for_receipts(
                 receipt = _receipt(message)
                 if receipt and receipt.get("causationid") == command_id and receipt["id"] not in found:
                     found[receipt["id"]] = receipt
-                    tell(receipt)
+                    on_receipt(receipt)
                 if len(found) >= count:
                     break
     except Exception as error:
@@ -236,7 +246,7 @@ def wait_for_receipts(
 
 
 def _peek(receiver: Any, deadline: float) -> Iterator[Any]:
-    """Go through all messages, and wait for new ones until the deadline."""
+    """Yield all messages, and new ones until the deadline."""
     next_number = 1
     while True:
         messages = receiver.peek_messages(PEEK_MESSAGES, sequence_number=next_number, timeout=SEND_SECONDS)
@@ -246,7 +256,7 @@ def _peek(receiver: Any, deadline: float) -> Iterator[Any]:
         elif time.monotonic() >= deadline:
             return
         else:
-            time.sleep(PEEK_SECONDS)  # a person waits for this command and ends it with Ctrl-C
+            time.sleep(PEEK_SECONDS)  # Ctrl-C ends it
 
 
 def _receipt(message: Any) -> dict[str, Any] | None:

@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not event_ids:
         print("nothing approved")
         return OK
-    request = approve.Request(
+    request = approve.ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,
         resource_group=arguments.resource_group,
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.wait:
         return OK
     receipts = approve.wait_for_receipts(
-        config, command_id, len(event_ids), limit_seconds=expires_seconds, tell=_print_receipt
+        config, command_id, len(event_ids), limit_seconds=expires_seconds, on_receipt=_print_receipt
     )
     if len(receipts) < len(event_ids):
         print(

@@ -54,7 +54,7 @@ def write(folder: Path, given: dict[str, Any]) -> Path:
     return path
 
 
-def test_it_puts_a_signed_command_on_the_bus_with_the_session_of_the_vm(
+def test_it_sends_a_signed_command_to_the_session_of_the_vm(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
     options: dict[str, Any] = {"queue": FLEET, "session": "{resource_group}.{vm}", "signing_secret": SECRET}
@@ -75,7 +75,7 @@ def test_it_puts_a_signed_command_on_the_bus_with_the_session_of_the_vm(
         wait_settled(bus, FLEET)
 
 
-def test_with_wait_it_ends_at_the_receipt_and_says_what_it_means(
+def test_with_wait_it_ends_at_the_receipt_and_explains_it(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
     sink = {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC}
@@ -100,7 +100,7 @@ def test_with_wait_it_says_when_no_receipt_comes(tmp_path: Path, imds: ImdsLab, 
 
 
 @pytest.mark.parametrize(("answer", "approved"), [("1", 1), ("all", 2), ("", 0)])
-def test_without_ids_it_lists_what_is_scheduled_and_asks(
+def test_without_ids_it_lists_the_scheduled_events_and_asks(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, answer: str, approved: int
 ) -> None:
     for resources in (["web-0", "web-1"], ["web-0"]):
@@ -123,7 +123,7 @@ def test_without_ids_it_lists_what_is_scheduled_and_asks(
     assert sum(map(len, sent)) == approved
 
 
-def test_without_ids_and_without_a_terminal_it_asks_nobody(
+def test_without_ids_and_without_a_terminal_it_fails(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
     imds.schedule(event_type="Reboot", resources=["web-0"])
@@ -133,7 +133,7 @@ def test_without_ids_and_without_a_terminal_it_asks_nobody(
 
 
 @pytest.mark.parametrize("ids", [["a b"], ["A", "a"], ["x" * 201], [""]])
-def test_what_no_listener_would_take_is_not_sent(
+def test_a_command_that_every_listener_would_refuse_is_not_sent(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, ids: list[str]
 ) -> None:
     done = run("approve", *ids, "--config", write(tmp_path, settings(imds, bus)))
@@ -149,7 +149,7 @@ def test_durations_are_read(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-1m", "1.5h", "soon"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a time"):
         parse_duration(text)
 
@@ -180,7 +180,7 @@ def test_a_sink_that_is_the_approvals_entity_is_a_fault(
         load(path, {})
 
 
-def test_a_sink_beside_the_approvals_entity_is_none(tmp_path: Path) -> None:
+def test_a_sink_with_another_entity_is_accepted(tmp_path: Path) -> None:
     namespace = {"namespace": "a.servicebus.windows.net"}
     sinks = {"one": {"kind": "servicebus", **namespace, "topic": "events"}}
     sinks["two"] = {"kind": "servicebus", "namespace": "b.servicebus.windows.net", "queue": "approvals"}
