@@ -1,4 +1,4 @@
-"""Who this process is to Azure: credentials from settings, with time limits, and nothing of them in any log."""
+"""Credentials from settings, with time limits; the SDK's own log lines are silenced."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from bridge.config.bus import IdentitySettings
 
-# azure-identity waits minutes for an IMDS that fails; the caller tries again anyway.
+# azure-identity retries a failing IMDS for minutes; the caller retries anyway.
 _TOKEN_CONNECT_SECONDS = 2.0
 _TOKEN_READ_SECONDS = 5.0
 
 
 def make_credential(settings: IdentitySettings) -> Any:
-    """Make the credential that the settings ask for; it keeps its tokens and renews them in time."""
+    """Make the credential that the settings ask for; it caches and renews its tokens."""
     quieten()
     if settings.credential == "managed_identity":
         return _managed_identity(settings)
@@ -24,7 +24,7 @@ def make_credential(settings: IdentitySettings) -> Any:
         EnvironmentCredential,
     )
 
-    # The order of DefaultAzureCredential, which could not be told to ask IMDS without a proxy.
+    # The order of DefaultAzureCredential, which has no option to ask IMDS without a proxy.
     rest = DefaultAzureCredential(
         exclude_environment_credential=True,
         exclude_workload_identity_credential=True,
@@ -41,12 +41,14 @@ def _managed_identity(settings: IdentitySettings) -> Any:
         "connection_timeout": _TOKEN_CONNECT_SECONDS,
         "read_timeout": _TOKEN_READ_SECONDS,
     }
-    if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:  # workload identity is no IMDS and may need the proxy
+    if (
+        "AZURE_FEDERATED_TOKEN_FILE" not in os.environ
+    ):  # workload identity does not ask IMDS and may need the proxy
         options["use_env_settings"] = False  # IMDS never through a proxy
     return ManagedIdentityCredential(client_id=settings.client_id or None, **options)
 
 
 def quieten() -> None:
-    """Silence the libraries, which would log each failure and at debug level tokens; our own lines say it once."""
+    """Silence the SDK's loggers: they repeat every failure, which we log once, and write tokens at debug level."""
     for name in ("azure", "azure.servicebus", "azure.identity", "msal"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

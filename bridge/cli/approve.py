@@ -79,7 +79,7 @@ def scheduled_here(config: Config) -> list[ScheduledEvent]:
     """Return the Scheduled events of this VM's IMDS.
 
     Raises:
-        UsageError: this is no Azure VM, or IMDS does not answer.
+        UsageError: this is not an Azure VM, or IMDS does not answer.
     """
     client = ImdsClient(config.imds, clock=Clock())
     try:

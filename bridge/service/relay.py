@@ -88,7 +88,7 @@ class Relay:
         }
 
     def _commit(self, messages: list[ReceivedMessage]) -> None:
-        """Commit the events among the deliveries that were not before, and have what is none dead-lettered."""
+        """Commit the new events, count the repeated ones, and dead-letter messages that are not events."""
         events: list[tuple[Envelope, bytes]] = []
         records: dict[tuple[str, str], Json] = {}
         for message in messages:

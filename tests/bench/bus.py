@@ -77,7 +77,7 @@ def lab() -> Remote:
 
 
 def check(bus: Remote) -> None:
-    """Raise BenchError where the lab itself has failed: its figures would tell nothing."""
+    """Raise BenchError where the lab itself has failed: its figures would mean nothing."""
     if failures := bus("faults_of_its_own"):
         raise BenchError(f"the lab's Service Bus failed: {failures[0]}")
 
@@ -141,7 +141,7 @@ def completions() -> Iterator[Border]:
 class _Secured(_Bus):
     """The same behind TLS, with an IMDS beside it that gives tokens to the VM's identity.
 
-    The certificate is made anew each time, and its key is nowhere but in this process.
+    The certificate is made each time, and its key is nowhere but in this process.
     """
 
     def __init__(self, trusted: Path) -> None:

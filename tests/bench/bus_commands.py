@@ -1,4 +1,4 @@
-"""Commands a second through decision, ledger, receipt and settlement, against bare receive and complete."""
+"""Commands a second through decision, records, receipt and settlement, against bare receive and complete."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
                 if left := lab("left", bus.SESSION_QUEUE):
                     raise BenchError(f"{left} of {SENT} commands were not completed")
         if imds("approved"):
-            raise BenchError("an event was POSTed although the ledger knows it")
+            raise BenchError("an event was POSTed although the records have it")
         bus.check(lab)
     rates = [done.rate for done in ours], [done.rate for done in theirs]
     costs = [done.cpu_us for done in ours], [done.cpu_us for done in theirs]
@@ -218,8 +218,8 @@ def _bare(task: _Task) -> _Done:
     return _done(border, 0.0)
 
 
-def _done(border: bus.Border, told_at: float) -> _Done:
-    """Rate what is counted, until it was settled and, at `told_at`, the last receipt for it had come."""
+def _done(border: bus.Border, received_at: float) -> _Done:
+    """Rate what is counted, until it was settled and, at `received_at`, the last receipt for it had come."""
     for noted in (border.at, border.cpu, border.counts):
         del noted[WARM_UP + COMMANDS :]
-    return _Done(border.rate(WARM_UP, until=told_at), border.cpu_us(WARM_UP))
+    return _Done(border.rate(WARM_UP, until=received_at), border.cpu_us(WARM_UP))

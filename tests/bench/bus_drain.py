@@ -95,9 +95,9 @@ def _drained(task: _Task) -> _Sent:
         sender = parts.dispatcher(task.sink, ServiceBusSink(settings), outbox)
         sender.stop_when_drained()
         sender.run()
-    trouble = sender.status()["last_error"]
+    error = sender.status()["last_error"]
     outbox.close()
-    return _sent(border, trouble)
+    return _sent(border, error)
 
 
 def _bare(task: _Task) -> _Sent:
@@ -143,7 +143,7 @@ def _ready(number: int) -> _Ready:
     return body, to_message(stored)
 
 
-def _sent(border: bus.Border, trouble: str | None) -> _Sent:
+def _sent(border: bus.Border, error: str | None) -> _Sent:
     if sum(border.counts) != EVENTS:
-        raise BenchError(f"{sum(border.counts):,} of {EVENTS:,} events were sent: {trouble}")
+        raise BenchError(f"{sum(border.counts):,} of {EVENTS:,} events were sent: {error}")
     return _Sent(border.rate(WARM_UP), border.cpu_us(WARM_UP), border.counts)

@@ -49,8 +49,8 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
                 lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the bare receiver", limit_seconds=20
             )
             theirs = _send(address, imds, BARE_PACE_SECONDS, progress)
-            if trouble := bare("trouble"):
-                raise BenchError(f"the bare receiver failed: {trouble}")
+            if error := bare("error"):
+                raise BenchError(f"the bare receiver failed: {error}")
         bus.check(lab)
     middle = statistics.median(ours)
     return [
@@ -135,7 +135,7 @@ class _Bare:
     def __init__(self, address: str, imds_url: str) -> None:
         self._address = address
         self._url = imds_url + EVENTS_PATH
-        self._trouble = ""
+        self._error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bare", daemon=True)
 
@@ -147,14 +147,14 @@ class _Bare:
         self._stop.set()
         self._thread.join(timeout=4)
 
-    def trouble(self) -> str:
-        return self._trouble
+    def error(self) -> str:
+        return self._error
 
     def _run(self) -> None:
         try:
             self._receive()
-        except Exception as error:  # noqa: BLE001 - told when it is asked for
-            self._trouble = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - the main thread asks for it
+            self._error = f"{type(error).__name__}: {error}"
 
     def _receive(self) -> None:
         with ExitStack() as stack:

@@ -43,7 +43,7 @@ def _no_docker() -> str:
         return f"neither DOCKER_HOST nor the command docker nor {SOCKET} is there"
     docker = pytest.importorskip("docker", reason="the packages testcontainers and docker are not installed")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # docker leaves its socket open when nobody answers
+        warnings.simplefilter("ignore", ResourceWarning)  # docker leaves its socket open without an answer
         try:
             client = docker.from_env()
             client.ping()

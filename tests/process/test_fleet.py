@@ -28,7 +28,7 @@ from tests.support.process import wait_until
 from tests.support.sink import TOPIC, entities, settings
 
 VMS = [f"web-{number}" for number in range(50)]
-POLL_SECONDS = 1.0  # each of them; nobody waits for a poll that comes rarely
+POLL_SECONDS = 1.0  # of each VM; short, because the test waits for polls
 LIMIT_SECONDS = 60.0
 TYPES = ("io.imdsbridge.document.*", "io.imdsbridge.scheduledevent.*")
 DOCUMENT = "io.imdsbridge.document.changed.v1"

@@ -31,7 +31,7 @@ class Listen(Forward):
 
 
 def seed() -> int:
-    """Choose the seed, and tell it: pytest shows what is printed when a test fails."""
+    """Choose the seed and print it: pytest shows it when the test fails."""
     chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
     print(f"TEST_KILL_SEED={chosen} chooses the same instants again")
     return chosen

@@ -98,9 +98,9 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
             inbox.wait_for(1 + 2 * (number + 1), LIMIT_SECONDS)
         polled = len(imds.requests())
         wait_until(lambda: sum(r.path == EVENTS_PATH for r in imds.requests()[polled:]) >= 3)
-        begun = time.monotonic()
+        stopped_at = time.monotonic()
         assert forward.stop() == 0, forward
-        assert time.monotonic() - begun < STOP_SECONDS + SLACK_SECONDS
+        assert time.monotonic() - stopped_at < STOP_SECONDS + SLACK_SECONDS
     assert [event["id"] for event in inbox.events()] == wanted(forward)
     lab.clear_faults()
     with Forward(tmp_path, given) as forward:
@@ -160,7 +160,7 @@ def test_no_secret_of_the_bus_is_in_log_status_or_check_however_it_fails(
 def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
     imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
 ) -> None:
-    """Not the real thing: the token is made up, nobody checks it, and TLS is off in the process's SDK."""
+    """Not the real thing: the token is made up and not checked, and TLS is off in the process's SDK."""
     with TokenEndpoint((500, 0.0)) as tokens:
         given = settings(imds, {"namespace": f"127.0.0.1:{lab.port}"}, log_level="debug")
         environment = {"AZURE_POD_IDENTITY_AUTHORITY_HOST": tokens.url}

@@ -279,7 +279,7 @@ class Rig:
 
 
 def no_sdk_thread_runs() -> bool:
-    """Tell whether the SDK has closed its sockets, which nobody waits for in a process that ends."""
+    """Return whether the SDK has closed its sockets; a process that ends does not wait for that."""
     return not any(
         thread.name in ("servicebus-commands", "servicebus-events") for thread in threading.enumerate()
     )

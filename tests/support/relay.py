@@ -53,7 +53,7 @@ def event_message(name: str, **changes: Any) -> ServiceBusMessage:
 
 
 def body_of(name: str, **changes: Any) -> bytes:
-    """Write an event, with blanks and letters that nobody may change on the way."""
+    """Write an event, with blanks and letters that must not change on the way."""
     given = {"specversion": "1.0", "id": name, "source": "/s", "type": TYPE, "subject": "E", **changes}
     given = {name: value for name, value in given.items() if value is not None}
     return json.dumps({**given, "data": {"Text": f"größer {name}"}}, ensure_ascii=False, indent=1).encode()
@@ -165,7 +165,7 @@ class RelayRig:
             assert not thread.is_alive(), f"{thread.name} does not stop"
 
     def wait_for_status(self, **wanted: Any) -> None:
-        """Wait until the status tells all of this."""
+        """Wait until the status shows all of this."""
         wait_until(lambda: wanted.items() <= self.relay.status().items(), describe=self.relay.status)
 
     def wait_until_settled(self) -> None:

@@ -118,7 +118,7 @@ def test_a_body_in_several_pieces_is_put_together(
         assert rig.receipt_of("m")["Reason"] == "approved"
 
 
-def test_messages_without_an_id_are_told_apart_by_their_sequence_numbers(
+def test_messages_without_an_id_are_different_commands(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
     event = reboot(imds)

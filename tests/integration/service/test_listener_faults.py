@@ -24,7 +24,7 @@ RECOVERY_SECONDS = 5.0
 
 @pytest.fixture(autouse=True)
 def _collect() -> Iterator[None]:
-    """Let what the SDK has left be collected here, where it is no fault."""
+    """Collect what the SDK has left open here, where a warning does not fail the test."""
     yield
     gc.collect()
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 @pytest.fixture(autouse=True)
 def _collect() -> Iterator[None]:
-    """Let what the SDK has left be collected here, where it is no fault."""
+    """Collect what the SDK has left open here, where a warning does not fail the test."""
     yield
     gc.collect()
 
@@ -232,8 +232,8 @@ def test_an_uncompleted_message_keeps_its_lock_for_longer_than_a_lock_lasts(
         disk.fail()
         sender.send(*map(event_message, names(3)))
         rig.wait_for_status(uncompleted=3)
-        begun = max(rig.receiver._unsettled.values())
-        wait_until(lambda: min(rig.receiver._unsettled.values()) > begun + LOCK_SECONDS)
+        first = max(rig.receiver._unsettled.values())
+        wait_until(lambda: min(rig.receiver._unsettled.values()) > first + LOCK_SECONDS)
         assert [(one.locked, one.delivery_count) for one in subscription(bus).messages] == [(True, 0)] * 3
         disk.recover()
         rig.outbox.recover()
