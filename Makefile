@@ -10,7 +10,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test unit lint format-check types types-windows layers bench lock clean
+.PHONY: help demo quick test unit lint format-check types types-windows layers bench mutants lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ layers: $(READY)
 
 bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
+
+mutants: $(READY) ## make N single mistakes in a copy of the code, and list those that no test notices (SEED=1 repeats)
+	@$(BIN)/python -m tests.mutants --count $(or $(N),200) $(if $(SEED),--seed $(SEED))
 
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
 	$(BIN)/pip install --quiet uv
