@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from bridge.runtime import logging as logs
+from bridge.runtime import redaction
 
 SHORT_SLEEP_SECONDS = 0.02
 
@@ -14,7 +14,7 @@ SHORT_SLEEP_SECONDS = 0.02
 @pytest.fixture(autouse=True)
 def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test hide texts from the next: what is redacted is searched for each of them."""
-    monkeypatch.setattr(logs, "_secrets", set(logs._secrets))
+    monkeypatch.setattr(redaction, "_secrets", set(redaction._secrets))
 
 
 @pytest.fixture

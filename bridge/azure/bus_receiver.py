@@ -28,7 +28,7 @@ from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, del
 from bridge.config.bus import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.runtime.clock import Clock, full_jitter
-from bridge.runtime.logging import redact
+from bridge.runtime.redaction import redact
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.worker import Worker
 

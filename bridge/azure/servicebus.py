@@ -16,7 +16,7 @@ from bridge.azure import credentials
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.logging import redact, register_secret
+from bridge.runtime.redaction import redact, register_secret
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)

@@ -16,7 +16,7 @@ from bridge.formats.view import EventView
 from bridge.imds.document import STARTED
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
-from bridge.runtime.logging import register_secret
+from bridge.runtime.redaction import register_secret
 
 Action = Literal["trigger", "acknowledge", "resolve"]
 

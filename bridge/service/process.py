@@ -15,6 +15,7 @@ from bridge.config.models import Config
 from bridge.errors import BridgeError
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime import logging as logs
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.sd_notify import Supervisor
@@ -138,6 +139,7 @@ class Process:
         while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
             if signals.wait(_JOIN_SECONDS):
                 log.warning("second signal: stopped at once; the next start delivers waiting events")
+                logs.flush()
                 os._exit(1)
 
     def _log_backlog(self) -> None:

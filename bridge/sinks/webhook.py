@@ -18,7 +18,7 @@ from bridge.formats.base import Encoded, Format
 from bridge.http.client import origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
-from bridge.runtime.logging import register_secret
+from bridge.runtime.redaction import register_secret
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 from bridge.sinks.http_base import (
     MAX_BATCH_BYTES,

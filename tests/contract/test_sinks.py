@@ -21,7 +21,7 @@ from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
-from bridge.runtime.logging import redact
+from bridge.runtime.redaction import redact
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink

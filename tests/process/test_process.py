@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -169,6 +170,33 @@ def test_a_process_without_standard_output_goes_on(lab: ImdsLab, tmp_path: Path)
         assert process.wait(LIMIT_SECONDS) == 0
 
 
+def has_scheduled(inbox: Inbox, count: int) -> bool:
+    return types_at(inbox).count(SCHEDULED) == count
+
+
+def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    given = settings(lab, {"inbox": webhook(inbox)}, log_level="debug", stop_seconds=5)
+    config.write_text(toml({"state_dir": tmp_path / "state", **given}))
+    unread, stderr = os.pipe()
+    try:
+        size = fcntl.fcntl(stderr, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(stderr, b"x" * size)
+        command = [*COMMAND, "forward", "--config", str(config)]
+        with subprocess.Popen(command, env=environment(), stderr=stderr) as process:
+            for count in range(1, 4):
+                schedule(lab)
+                inbox.wait_for(partial(has_scheduled, inbox, count), LIMIT_SECONDS)
+            process.terminate()
+            assert process.wait(LIMIT_SECONDS) == 0
+        assert os.read(unread, 2 * size) == b"x" * size
+    finally:
+        os.close(unread)
+        os.close(stderr)
+
+
 def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     inbox.fault("timeout", count=None)
     patient = {**settings(lab, {"inbox": webhook(inbox, timeout_seconds=60)}), "stop_seconds": 600}
@@ -282,10 +310,6 @@ def test_a_forwarder_with_only_a_webhook_loads_no_azure_package(
 
 
 # --- while it runs ---
-
-
-def has_scheduled(inbox: Inbox, count: int) -> bool:
-    return types_at(inbox).count(SCHEDULED) == count
 
 
 def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:

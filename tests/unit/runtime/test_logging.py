@@ -11,22 +11,16 @@ from typing import Any
 
 import pytest
 
-from bridge.runtime import logging as logs
-from bridge.runtime.logging import (
-    JsonFormatter,
-    TextFormatter,
-    redact,
-    register_secret,
-    register_token,
-    set_up,
-)
+from bridge.runtime import redaction
+from bridge.runtime.logging import JsonFormatter, TextFormatter, flush, set_up
+from bridge.runtime.redaction import redact, register_secret, register_token
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - made up
 
 
 @pytest.fixture(autouse=True)
 def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "_secrets", set())
+    monkeypatch.setattr(redaction, "_secrets", set())
 
 
 @pytest.fixture
@@ -150,6 +144,7 @@ def test_a_terminal_gets_text_and_everything_else_json_unless_configured(
     set_up(level="info", style=style)
     logging.getLogger("bridge.x").info("sent")
     logging.getLogger("bridge.x").debug("not sent")
+    flush()
     assert output.getvalue().startswith("{") is as_json
     assert output.getvalue().count("sent") == 1
     assert root.level == logging.INFO

@@ -1,0 +1,162 @@
+"""The log writer: it never blocks who logs, counts what it drops, and writes what it can at the end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import pytest
+
+from bridge.runtime.log_writer import LogWriter
+
+LIMIT_SECONDS = 10.0
+
+
+class Pipe(io.RawIOBase):
+    """A raw stream whose writes block while it is not read, and take at most `chunk` bytes."""
+
+    def __init__(self, chunk: int = 1_000_000) -> None:
+        super().__init__()
+        self._chunk = chunk
+        self.is_read = threading.Event()
+        self.entered = threading.Event()
+        self.text = b""
+        self.error: OSError | None = None
+        self.would_block = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int | None:  # type: ignore[override] # bytes are all that it gets
+        self.entered.set()
+        assert self.is_read.wait(LIMIT_SECONDS)
+        if self.error:
+            raise self.error
+        if self.would_block:
+            self.would_block -= 1
+            return None
+        self.text += data[: self._chunk]
+        return len(data[: self._chunk])
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.decode().splitlines()
+
+
+@contextmanager
+def writer(pipe: Pipe, max_lines: int = 5) -> Iterator[LogWriter]:
+    stream = io.TextIOWrapper(io.BufferedWriter(cast("io.RawIOBase", pipe)), encoding="utf-8")
+    made = LogWriter(stream, max_lines=max_lines)
+    yield made
+    pipe.is_read.set()
+    made.close()
+
+
+def log(handler: LogWriter, text: str) -> None:
+    handler.handle(logging.LogRecord("test", logging.INFO, "", 0, text, (), None))
+
+
+def fill(handler: LogWriter, pipe: Pipe, lines: int) -> None:
+    """Log until the writer blocks in its first line and the others wait or are dropped."""
+    log(handler, "line 0")
+    assert pipe.entered.wait(LIMIT_SECONDS)
+    for number in range(1, lines):
+        log(handler, f"line {number}")
+
+
+def test_lines_are_written_in_order() -> None:
+    pipe = Pipe()
+    pipe.is_read.set()
+    with writer(pipe, max_lines=100) as handler:
+        for number in range(50):
+            log(handler, f"line {number}")
+        handler.flush()
+        assert pipe.lines == [f"line {number}" for number in range(50)]
+
+
+def test_a_line_longer_than_one_write_is_written_whole() -> None:
+    pipe = Pipe(chunk=3)
+    pipe.is_read.set()
+    with writer(pipe) as handler:
+        log(handler, "äöü and more")
+        handler.flush()
+        assert pipe.lines == ["äöü and more"]
+
+
+def test_a_stream_that_would_block_is_tried_again() -> None:
+    pipe = Pipe()
+    pipe.would_block = 2
+    pipe.is_read.set()
+    with writer(pipe) as handler:
+        log(handler, "line")
+        handler.flush()
+        assert pipe.lines == ["line"]
+
+
+def test_while_nothing_reads_lines_wait_and_further_ones_are_dropped_and_counted_later() -> None:
+    pipe = Pipe()
+    with writer(pipe, max_lines=5) as handler:
+        started_at = time.monotonic()
+        fill(handler, pipe, 20)
+        assert time.monotonic() - started_at < LIMIT_SECONDS / 2
+        assert pipe.lines == []
+        pipe.is_read.set()
+        handler.flush()
+        assert pipe.lines == [
+            *(f"line {number}" for number in range(6)),
+            "14 log line(s) were dropped: the log was not read",
+        ]
+        log(handler, "after")
+        handler.flush()
+        assert pipe.lines[-1] == "after"
+        assert sum("dropped" in line for line in pipe.lines) == 1
+
+
+def test_the_end_does_not_wait_long_for_a_stream_that_nothing_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bridge.runtime.log_writer.FLUSH_SECONDS", 0.01)
+    pipe = Pipe()
+    with writer(pipe) as handler:
+        fill(handler, pipe, 20)
+        started_at = time.monotonic()
+        handler.acquire()  # as logging.shutdown does
+        handler.flush()
+        handler.release()
+        assert time.monotonic() - started_at < LIMIT_SECONDS / 2
+
+
+def test_a_closed_stream_drops_lines_and_the_count_is_written_once_it_works() -> None:
+    pipe = Pipe()
+    pipe.is_read.set()
+    pipe.error = BrokenPipeError()
+    with writer(pipe) as handler:
+        log(handler, "lost")
+        handler.flush()
+        pipe.error = None
+        log(handler, "kept")
+        handler.flush()
+        assert pipe.lines == ["kept", "1 log line(s) were dropped: the log was not read"]
+
+
+def test_without_a_stream_lines_are_dropped() -> None:
+    handler = LogWriter(None)
+    log(handler, "nowhere")
+    handler.flush()
+    handler.close()
+
+
+def test_a_line_that_cannot_be_formatted_is_reported_and_ends_nothing() -> None:
+    pipe = Pipe()
+    pipe.is_read.set()
+    with writer(pipe) as handler:
+        handler.handle(logging.LogRecord("test", logging.INFO, "", 0, "%d", ("x",), None))
+        log(handler, "next")
+        handler.flush()
+        assert "a log line cannot be written: TypeError" in pipe.lines[0]
+        assert pipe.lines[1] == "next"
