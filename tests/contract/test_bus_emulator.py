@@ -21,6 +21,8 @@ from azure.servicebus.exceptions import OperationTimeoutError
 from bridge.lab.servicebus.config import load
 from tests.contract.bus_contract import CONFIG, STALL_SECONDS, Bus, BusContract
 
+pytestmark = pytest.mark.timeout(600)  # the images are pulled and started
+
 EMULATOR = "mcr.microsoft.com/azure-messaging/servicebus-emulator:latest"
 SQL_SERVER = "mcr.microsoft.com/mssql/server:2022-latest"
 CONFIG_PLACE = "/ServiceBus_Emulator/ConfigFiles/Config.json"

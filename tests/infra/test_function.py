@@ -41,6 +41,8 @@ from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
 from tests.support.sink import TOPIC, entities, settings
 
+pytestmark = pytest.mark.timeout(600)  # npm installs Azurite
+
 HOME = ROOT / "infra" / "consumers" / "function"
 SUBSCRIPTION = "function"
 PATH = f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"

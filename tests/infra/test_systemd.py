@@ -26,7 +26,10 @@ ROLES = ["forward", "listen", "relay"]
 MAX_EXPOSURE = 2.0
 INSTALL_SECONDS = 600.0
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is not there")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="systemd is not there"),
+    pytest.mark.timeout(900),  # the first test installs everything, and the others wait for it
+]
 
 
 def tool(name: str) -> str:

@@ -18,6 +18,8 @@ from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA as TEST_DATA
 from tests.support.schemas import EXAMPLES, SCHEMAS
 
+pytestmark = pytest.mark.timeout(600)  # npm installs the parser
+
 DOCUMENT = SCHEMAS / "asyncapi.yaml"
 SCRIPT = TEST_DATA / "asyncapi" / "read_asyncapi.js"
 WARNING = 1  # severities: 0 is an error, 2 and 3 are advice

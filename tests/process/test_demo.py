@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # the whole scenario plays, on a busy machine
+
 LIMIT_SECONDS = 120
 # 4 heartbeats, 9 documents, 8 changes of events and 4 receipts, in every run.
 LAST_LINE = "demo: ok, 25 published, 25 delivered, 0 lost, 1 approval accepted, 3 rejected"

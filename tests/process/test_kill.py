@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from bridge.events.filters import Filter
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
@@ -173,6 +175,7 @@ def run_and_kill(forward: Forward, lab: ImdsLab, rng: random.Random) -> None:
         forward.kill()
 
 
+@pytest.mark.timeout(600)  # 60 processes, each started and killed
 def test_kill_9_at_sixty_random_instants_loses_nothing_and_moves_nothing_back(tmp_path: Path) -> None:
     rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
     with ImdsLab(rate_limit=None) as lab, Inbox(strict=True) as inbox:

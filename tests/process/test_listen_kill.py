@@ -10,6 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
@@ -37,6 +39,7 @@ def seed() -> int:
     return chosen
 
 
+@pytest.mark.timeout(600)  # 24 processes, each started and killed
 def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(tmp_path: Path) -> None:
     rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
     with (

@@ -175,6 +175,7 @@ def test_azure_core_reads_the_arrived_events_as_they_were(
     )
 
 
+@pytest.mark.timeout(600)  # npm installs the package
 def test_npms_cloudevents_reads_what_was_published_and_what_is_delivered_to_a_webhook(
     lab: EventGridLab, tmp_path: Path
 ) -> None:

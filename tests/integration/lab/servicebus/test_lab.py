@@ -595,6 +595,7 @@ def test_a_fault_of_the_labs_own_costs_one_connection_and_is_kept(monkeypatch: p
         assert held(lab) == [b"2", b"3"]
 
 
+@pytest.mark.timeout(400)  # each step of sixty clients may take CROWD_SECONDS
 def test_sixty_clients_with_two_connections_each_lose_nothing(lab: ServiceBusLab) -> None:
     ready = threading.Barrier(61)
     received: list[str] = []

@@ -12,6 +12,8 @@ from bridge.lab.servicebus import ServiceBusLab
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 
+pytestmark = pytest.mark.timeout(600)  # npm installs the client
+
 DATA = DATA / "servicebus"
 SCRIPT = DATA / "second_client.js"
 
