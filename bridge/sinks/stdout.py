@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,10 @@ from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+
+WAIT_SECONDS = 10.0
+# What a pipe takes without blocking once it is writable.
+CHUNK_BYTES = 4096
 
 
 class StdoutSink:
@@ -23,7 +28,8 @@ class StdoutSink:
 
     def __init__(self, settings: StdoutSettings) -> None:
         self._settings = settings
-        self._unwritten = b""  # the rest of a line that was interrupted
+        # The rest of a line that was interrupted.
+        self._unwritten = b""
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Write the event as a line; a line that was interrupted earlier is finished first."""
@@ -33,7 +39,8 @@ class StdoutSink:
         written = 0
         try:
             while written < len(text):
-                written += os.write(_descriptor(), text[written:])
+                _wait_until_writable(_descriptor())
+                written += os.write(_descriptor(), text[written : written + CHUNK_BYTES])
         except OSError as error:
             raise _unwritable(error) from error
         finally:
@@ -68,6 +75,20 @@ def _unwritable(error: OSError) -> Unavailable:
 def _line(body: bytes) -> bytes:
     """Put JSON onto one line: a relayed event may be indented, and line breaks are only between tokens."""
     return body.translate(bytes.maketrans(b"\r\n", b"  "))
+
+
+def _wait_until_writable(descriptor: int) -> None:
+    """Wait for a reader that is slow; without this, one that never reads would block the thread for ever.
+
+    Raises:
+        OSError: it has not read in time.
+    """
+    if not hasattr(select, "poll"):
+        return
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if not poll.poll(WAIT_SECONDS * 1000):
+        raise OSError(None, f"nothing has read it for {WAIT_SECONDS:g} s")
 
 
 def _descriptor() -> int:
