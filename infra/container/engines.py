@@ -40,7 +40,7 @@ def run(*command: str, timeout_seconds: float = CALL_SECONDS) -> str:
     """Run a command that must succeed; return its output.
 
     Raises:
-        SystemExit: it failed, with what it said, or took too long.
+        SystemExit: it failed, with its output, or timed out.
     """
     try:
         done = call(*command, timeout_seconds=timeout_seconds)
@@ -82,8 +82,8 @@ class Client:
 
     def config(self) -> dict[str, Any]:
         """Return what the image says of how it is run."""
-        told = run(self.name, "image", "inspect", "--format", "{{json .Config}}", self._image)
-        config: dict[str, Any] = json.loads(told)
+        output = run(self.name, "image", "inspect", "--format", "{{json .Config}}", self._image)
+        config: dict[str, Any] = json.loads(output)
         return config
 
     def size(self) -> str:

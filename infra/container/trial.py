@@ -78,10 +78,10 @@ def build(engine: Client | Buildah, base: str | None) -> None:
 
 def pip_settings() -> dict[str, str]:
     """Return pip's settings, from its file and the environment."""
-    told = subprocess.run(
+    settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    pairs = (line.partition("=") for line in told.stdout.splitlines())
+    pairs = (line.partition("=") for line in settings.stdout.splitlines())
     return {name.rpartition(".")[2]: str(ast.literal_eval(value)) for name, _, value in pairs}
 
 

@@ -143,7 +143,7 @@ install_all() {
         for role in $roles; do notify_systemd try-restart imds-bridge-"$role".service; done
     fi
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
-    if [ $changed = yes ]; then say "is installed; configure it in $etc/config.toml"; else say "is as it should be"; fi
+    if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
 }
 
 uninstall_all() {

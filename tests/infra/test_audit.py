@@ -1,4 +1,4 @@
-"""The audit as a process: over the lab's bus with real forwarders behind it, and over what they have exported."""
+"""The audit as a process: on the lab's bus with real forwarders, and on exported events."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def audit_lines(folder: Path, lines: list[Json], *arguments: str) -> tuple[int, 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceBusLab, list[Json]]]:
-    """Give the bus, and what is on it, after two VMs of a group have lived through a few events and stopped."""
+    """Return the bus and its events after two VMs of a group have had a few events and stopped."""
     folder = tmp_path_factory.mktemp("story")
     with ExitStack() as stack:
         imds = stack.enter_context(ImdsLab(vms=("web-0", "web-1"), rate_limit=None))
@@ -75,7 +75,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServiceBus
         for process in processes:
             assert process.stop() == 0, process
         wait_for("bridge.heartbeat", 6)
-        assert topic.counts.duplicates >= 3  # of each scheduledevent only one VM's copy is there
+        assert topic.counts.duplicates >= 3  # one copy of each scheduledevent is left
         assert bus.failures == ()
         yield bus, [json.loads(message.body) for message in subscription.messages]
 
@@ -85,7 +85,7 @@ def last_of(lines: list[Json], kind: str) -> Json:
 
 
 def own_event(number: int, kind: str, **data: Any) -> Json:
-    """Make one of db-0's own events, told an hour after the one before; `at` and so on override attributes."""
+    """Return one of db-0's own events, an hour after the one before; `at` and the like override attributes."""
     attributes: Json = {
         name: data.pop(name) for name in ("reporter", "reporterepoch", "time") if name in data
     }
@@ -112,20 +112,20 @@ def test_behind_duplicate_detection_two_vms_and_a_listener_are_complete(
 ) -> None:
     bus, lines = story
     expected = f"audit: complete, {len(lines)} events from 3 reporters"
-    for _ in range(2):  # looking changes nothing
+    for _ in range(2):  # peeking changes nothing
         code, report = audit(*BUS, connection_string=bus.connection_string)
         assert (code, report.splitlines()[-1]) == (0, expected), report
     scheduled = [line["id"] for line in lines if ".scheduledevent." in line["type"]]
     assert len(scheduled) == len(set(scheduled)) == 3
     code, report = audit(*BUS, "--json", connection_string=bus.connection_string)
-    told = json.loads(report)
-    assert (told["complete"], told["duplicates"], told["missing"]) == (True, 0, [])
-    assert [row["reporter"] for row in told["reporters"]] == [
+    summary = json.loads(report)
+    assert (summary["complete"], summary["duplicates"], summary["missing"]) == (True, 0, [])
+    assert [row["reporter"] for row in summary["reporters"]] == [
         "web-0/forward",
         "web-0/listen",
         "web-1/forward",
     ]
-    assert {row["first"] for row in told["reporters"]} == {1}
+    assert {row["first"] for row in summary["reporters"]} == {1}
 
 
 @pytest.mark.parametrize(
@@ -200,15 +200,17 @@ def test_a_reporter_without_heartbeats_is_missing_unless_it_stopped_or_is_known_
 
 
 def test_a_new_state_is_noted_and_each_epoch_is_counted_separately(tmp_path: Path) -> None:
-    anew = "f" * 32
+    new_epoch = "f" * 32
     lines = [
         heartbeat(1),
         heartbeat(2, "Stopping"),
-        heartbeat(1, reporterepoch=anew, time="2100-01-01T00:00:00Z"),
+        heartbeat(1, reporterepoch=new_epoch, time="2100-01-01T00:00:00Z"),
     ]
     code, report = audit_lines(tmp_path, lines)
     assert code == 0
-    assert f"note: db-0/forward started with a new state about 2100-01-01T00:00:00Z: epoch {anew}" in report
+    assert (
+        f"note: db-0/forward started with a new state about 2100-01-01T00:00:00Z: epoch {new_epoch}" in report
+    )
 
 
 def test_numbers_before_the_first_one_received_are_noted_as_not_verified(tmp_path: Path) -> None:
@@ -227,8 +229,10 @@ def test_since_ignores_earlier_numbers_but_knows_earlier_events(tmp_path: Path) 
 
 
 def test_a_time_without_imds_is_noted(tmp_path: Path) -> None:
-    blind = own_event(2, "imds.recovered", BlindFrom="2026-01-01T00:00:00Z", BlindTo="2026-01-01T00:05:00Z")
-    code, report = audit_lines(tmp_path, [heartbeat(1), blind])
+    recovered = own_event(
+        2, "imds.recovered", BlindFrom="2026-01-01T00:00:00Z", BlindTo="2026-01-01T00:05:00Z"
+    )
+    code, report = audit_lines(tmp_path, [heartbeat(1), recovered])
     assert code == 0
     assert (
         "note: db-0/forward could not reach IMDS from 2026-01-01T00:00:00Z to 2026-01-01T00:05:00Z" in report

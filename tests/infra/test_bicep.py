@@ -1,4 +1,4 @@
-"""The Bicep files: each parses, hangs together, and makes what imds-bridge needs. Nothing is deployed here."""
+"""The Bicep files: each parses, refers to existing names, and creates what imds-bridge needs. Nothing is deployed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BLOB_OWNER = "b7e6dc6d-f1e8-4753-8033-0f276bb0955b"  # Storage Blob Data Owner
 TABLE_CONTRIBUTOR = "0a9a7e1f-b9d0-4cc4-a60d-0319b160aaa3"  # Storage Table Data Contributor
 METRICS_PUBLISHER = "3913510d-42f4-4e42-8a64-420c390055eb"  # Monitoring Metrics Publisher
 
-# Each was looked up in Azure/bicep-types-az, and every property that the files set, too.
+# Each version, and every property in the files, was looked up in Azure/bicep-types-az.
 LOOKED_UP = {
     ROLE: "2022-04-01",
     "Microsoft.Compute/virtualMachineScaleSets": "2024-11-01",
@@ -55,7 +55,7 @@ LOOKED_UP = {
     "Microsoft.Web/sites": "2024-04-01",
 }
 
-# Who may do what, where: the ids that are given the role, the role, and what it is scoped to.
+# The role assignments: the principal ids, the role, and its scope.
 ROLES = {
     ("modules/servicebus.bicep", "publisherIds", SENDER, f"{BUS}/topics"),
     ("modules/servicebus.bicep", "listenerIds", RECEIVER, f"{BUS}/queues"),
@@ -80,14 +80,14 @@ def tree(file: str) -> dict[str, Any]:
 
 
 def body(part: dict[str, Any]) -> dict[str, Any]:
-    """Return what a resource or module says, without its loop or condition."""
+    """Return the body of a resource or module, without its loop or condition."""
     config: dict[str, Any] = part["config"]
     inner: dict[str, Any] = config.get("config", {})
     return inner if {"condition", "loop_type"} & config.keys() else config
 
 
 def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return every resource of the type that is made: its file, its name there and what it says."""
+    """Return every resource of the type: its file, its symbolic name and its body."""
     return [
         (file, name, body(resource))
         for file in FILES
@@ -129,7 +129,7 @@ def modules() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
 
 
 def code(file: str) -> str:
-    """Return a file without comments and texts, but with what is filled into the texts."""
+    """Return a file without comments and strings, but with the expressions in strings."""
     text = re.sub(r"(?m)(^|\s)(//|#).*$", "", (FOLDER / file).read_text())
     return re.sub(r"'(?:\\.|[^'\\\n])*'", lambda one: " ".join(re.findall(r"\$\{([^}]*)\}", one[0])), text)
 
@@ -142,7 +142,7 @@ def names_used(text: str) -> set[str]:
     return set(re.findall(r"(?<![.\w])([A-Za-z_]\w*)\b(?!\()", left)) - KEYWORDS
 
 
-# --- the files hang together ---
+# --- names and references ---
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -225,13 +225,13 @@ def test_a_subscription_dead_letters_and_its_only_rule_is_its_filter() -> None:
     assert tree("modules/subscription.bicep")["parameters"]["deadLetterExpired"]["default"] is True
     assert duration(tree("modules/subscription.bicep")["parameters"]["timeToLive"]["default"])
     [(_, _, rule)] = resources(f"{BUS}/topics/subscriptions/rules")
-    assert rule["name"] == "$Default"  # any other would stand beside the one that lets everything through
+    assert rule["name"] == "$Default"  # another name would leave the default rule, which matches everything
     assert rule["properties"] == {"filterType": "SqlFilter", "sqlFilter": {"sqlExpression": "filter"}}
 
 
 @cache
 def subscriptions() -> dict[str, dict[str, Any]]:
-    """Return what every subscription is given, with variables filled in."""
+    """Return the parameters of every subscription, with variables replaced."""
     found = {}
     for file, _, module, given in modules():
         if module == "modules/subscription.bicep":
@@ -242,7 +242,7 @@ def subscriptions() -> dict[str, dict[str, Any]]:
 
 
 def filled(text: str, values: dict[str, Any]) -> str:
-    """Fill variables into a text, or take the variable that it names."""
+    """Replace the variables in a text, or return the variable that it names."""
     found = str(values.get(text, text)).replace("\\'", "'")
     return re.sub(r"\$\{(\w+)\}", lambda one: filled(one[1], values), found)
 
@@ -273,11 +273,11 @@ def test_every_subscription_is_looked_at_here_and_what_records_is_kept_beyond_it
     assert kept == {"audit": True, "function": True, "relay": False, "receipts": False, "logicapp": False}
 
 
-# --- who may do what ---
+# --- role assignments ---
 
 
 def owner(value: Any) -> str:
-    """Return whose property a value is; a name stands for itself."""
+    """Return the object whose property a value is; a name is returned as it is."""
     return str(value["operator"]["operands"]["operand_1"] if isinstance(value, dict) else value)
 
 
@@ -309,7 +309,7 @@ def test_the_name_of_a_role_assignment_is_made_of_where_whom_and_which() -> None
 
 def test_forward_may_publish_and_listen_may_publish_and_take_commands() -> None:
     union = tree("main.bicep")["variables"]["publisherIds"]["value"]["function"]
-    assert union["type"] == "union"  # an identity that stands in both gets the role once
+    assert union["type"] == "union"  # an identity in both gets the role once
     assert sorted(union["parameters"].values()) == ["forwardPrincipalIds", "listenPrincipalIds"]
     given = {name: params for file, name, _, params in modules() if file == "main.bicep"}
     assert given["bus"]["publisherIds"] == given["grid"]["publisherIds"] == "publisherIds"

@@ -1,4 +1,4 @@
-"""The image: what its Dockerfile says, what gets into it, and its health check beside real state folders."""
+"""The image: its Dockerfile, its content, and its health check on real state folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEALTH = ROOT / "infra" / "container" / "health.py"
 
 
 def instructions(name: str) -> list[str]:
-    """Return what stands behind each instruction of that name, on one line."""
+    """Return the arguments of each instruction with that name, on one line."""
     joined = re.sub(r"\\\n\s*", "", DOCKERFILE)
     return re.findall(rf"^{name}\s+(.*)$", joined, re.MULTILINE)
 

@@ -48,10 +48,10 @@ SUBSCRIPTION = "function"
 PATH = f"{TOPIC}/Subscriptions/{SUBSCRIPTION}"
 DELIVERIES = 10
 ACCOUNT = "lab"
-KEY = "bm9ib2R5J3Mga2V5"  # nobody's
+KEY = "bm9ib2R5J3Mga2V5"  # not a real key
 STANDARD_BYTES = 256 * 1024
 
-# Azurite as it is, but for saying which port it has got.
+# Azurite, which also prints its port.
 AZURITE = """
 const { Server } = require("net");
 const listen = Server.prototype.listen;
@@ -96,7 +96,7 @@ def service(azurite: str) -> Iterator[TableServiceClient]:
 
 
 def load() -> ModuleType:
-    """Load the app afresh, as the worker does at its start."""
+    """Load the app, as the worker does at its start."""
     spec = importlib.util.spec_from_file_location("function_app", HOME / "function_app.py")
     assert spec
     assert spec.loader
@@ -107,7 +107,7 @@ def load() -> ModuleType:
 
 @pytest.fixture
 def app(service: TableServiceClient, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Load the app, with a table of this test's own."""
+    """Load the app, with a table for this test."""
     module = load()
     monkeypatch.setattr(module, "TABLE", f"t{uuid4().hex}")
     table = module.AuditTable(service)
@@ -124,7 +124,7 @@ def lab() -> Iterator[ServiceBusLab]:
 
 
 class Host:
-    """The Functions host as far as it matters here: a peek-lock receiver that completes or gives back."""
+    """The relevant part of the Functions host: a peek-lock receiver that completes or abandons."""
 
     def __init__(self, app: ModuleType, receiver: ServiceBusReceiver) -> None:
         (function,) = app.app.get_functions()
@@ -133,7 +133,7 @@ class Host:
         self.failures: list[Exception] = []
 
     def take(self, count: int) -> list[ServiceBusReceivedMessage]:
-        """Receive so many messages and settle none."""
+        """Receive this many messages and settle none."""
         messages: list[ServiceBusReceivedMessage] = []
         while len(messages) < count:
             more = self._receiver.receive_messages(count - len(messages), max_wait_time=LIMIT_SECONDS)
@@ -142,16 +142,16 @@ class Host:
         return messages
 
     def call(self, message: ServiceBusReceivedMessage) -> None:
-        """Call the function, with what the library itself makes of a message."""
+        """Call the function with a message as the library decodes it."""
         self._run(received(message))
 
     def handle(self, count: int) -> None:
-        """Receive so many messages one by one, call the function with each, and settle it."""
+        """Receive this many messages one by one, call the function with each, and settle it."""
         for _ in range(count):
             (message,) = self.take(1)
             try:
                 self.call(message)
-            except Exception as error:  # noqa: BLE001 - the host, too, takes any
+            except Exception as error:  # noqa: BLE001 - as the host does
                 self.failures.append(error)
                 self._receiver.abandon_message(message)
             else:
@@ -168,14 +168,14 @@ def hosting(app: ModuleType, lab: ServiceBusLab) -> Iterator[Host]:
 
 
 def received(message: ServiceBusReceivedMessage) -> Any:
-    """Hand a message over as the worker does: decoded by the library's own converter."""
+    """Decode a message with the library's converter, as the worker does."""
     names = {
         str(name, "utf-8") if isinstance(name, bytes) else name: str(value, "utf-8")
         if isinstance(value, bytes)
         else value
         for name, value in (message.application_properties or {}).items()
     }
-    told = {
+    properties = {
         "MessageId": message.message_id,
         "Subject": message.subject,
         "ContentType": message.content_type,
@@ -183,7 +183,7 @@ def received(message: ServiceBusReceivedMessage) -> Any:
         "ApplicationProperties": names,
         "UserProperties": names,
     }
-    metadata = {name: Datum(json.dumps(value), "json") for name, value in told.items()}
+    metadata = {name: Datum(json.dumps(value), "json") for name, value in properties.items()}
     return ServiceBusMessageInConverter.decode(
         Datum(b"".join(message.body), "bytes"), trigger_metadata=metadata
     )
@@ -212,7 +212,7 @@ def rows(app: ModuleType, service: TableServiceClient) -> list[dict[str, Any]]:
 
 
 def body_of(row: dict[str, Any]) -> str:
-    """Put a row's body together again."""
+    """Return a row's whole body."""
     count = sum(name.startswith("Body") for name in row)
     return "".join(row[f"Body{number}"] for number in range(count))
 
@@ -421,7 +421,7 @@ def test_the_table_is_opened_once_with_the_managed_identity(
 
         monkeypatch.setenv("AUDIT_TABLE_ENDPOINT", azurite)
         monkeypatch.setattr(module, "TableServiceClient", opened)
-        # Azurite takes no tokens without TLS, so its key stands in for the identity.
+        # Azurite accepts no tokens without TLS, so its key replaces the identity.
         monkeypatch.setattr(
             module, "ManagedIdentityCredential", lambda: AzureNamedKeyCredential(ACCOUNT, KEY)
         )

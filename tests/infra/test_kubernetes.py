@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: valid by Kubernetes' own schemas, and what a reader may rely on in them."""
+"""The Kubernetes manifests: valid by Kubernetes' schemas, and with the documented properties."""
 
 from __future__ import annotations
 

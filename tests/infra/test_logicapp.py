@@ -1,4 +1,4 @@
-"""The Logic App that asks in Teams: its expressions evaluated over messages of the lab's bus, its command judged.
+"""The Logic App that asks in Teams: its expressions evaluated on messages of the lab's bus, and its command.
 
 No Azure is here: what the connectors do is written down from their documentation, the rest is the definition's own.
 """
@@ -46,14 +46,14 @@ APPROVE = {"data": {"decision": "approve"}, "responder": RESPONDER, "messageId":
 LEAVE = {"data": {"decision": "leave"}, "responder": RESPONDER, "messageId": "1"}
 FAILED: dict[str, Any] = {}
 
-# The workflow expression language, as far as the definition may use it
+# The part of the workflow expression language that the definition uses
 
 Tree = tuple[Any, ...]
 TOKEN = re.compile(r"\s*(?:('(?:[^']|'')*')|([A-Za-z]\w*)|(\d+)|([(),\[\]?]))")
 
 
 class Parser:
-    """Reads one expression from a text, from a position on: `at` is where it ended."""
+    """Parses one expression in a text from a position on; `at` is its end."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text, self.at = text, at
@@ -101,7 +101,7 @@ class Parser:
 
 
 def parts(text: str) -> list[str | Tree]:
-    """Cut a text of the definition into what stands as it is and what is evaluated."""
+    """Split a text of the definition into literals and expressions."""
     if text.startswith("@") and not text.startswith(("@{", "@@")):
         parser = Parser(text, 1)
         tree = parser.read()
@@ -123,7 +123,7 @@ def to_json(value: Any) -> str:
 
 
 def only_text(function: Any) -> Any:
-    """Refuse nulls and numbers where the service wants a text."""
+    """Refuse nulls and numbers where the service expects a text."""
 
     def checked(*given: Any) -> Any:
         assert all(isinstance(one, str) for one in given), given
@@ -167,7 +167,7 @@ class Ended(Exception):
 class Run:
     """One run of the workflow.
 
-    `answer` is what Teams gives back: None while nobody has pressed a button, FAILED if the card cannot be shown.
+    `answer` is the answer of Teams: None while no button is pressed, FAILED if the card cannot be posted.
     What goes out to the connectors stands in `requests`, by the name of the action.
     """
 
@@ -186,7 +186,7 @@ class Run:
         return self
 
     def evaluate(self, value: Any) -> Any:
-        """Evaluate whatever stands in the definition."""
+        """Evaluate any value of the definition."""
         if isinstance(value, Mapping):
             return {name: self.evaluate(one) for name, one in value.items()}
         if isinstance(value, list):
@@ -202,7 +202,7 @@ class Run:
         """Evaluate a condition."""
         ((name, given),) = condition.items()
         if name == "and":
-            held = [self.holds(one) for one in given]  # each of them: the service may look at all
+            held = [self.holds(one) for one in given]  # all of them, since the service may evaluate all
             return all(held)
         if name == "not":
             return not self.holds(given)
@@ -240,7 +240,7 @@ class Run:
         return fixed[name]
 
     def _all(self, actions: Mapping[str, Any]) -> str:
-        """Run actions in the order that they ask for; what waits holds up what stands behind it, and all of them."""
+        """Run actions in the order of `runAfter`; an action that waits delays those after it, and the run."""
         states: dict[str, str] = {}
         while ready := [
             name
@@ -298,7 +298,7 @@ def client_of(bus: ServiceBusLab) -> Iterator[ServiceBusClient]:
 
 @contextmanager
 def subscription(bus: ServiceBusLab) -> Iterator[Iterator[dict[str, Any]]]:
-    """Give the messages of the subscription as they come, each as the connector gives it to the trigger."""
+    """Yield the messages of the subscription, each as the connector passes it to the trigger."""
     with client_of(bus) as client, client.get_subscription_receiver(TOPIC, ALL) as receiver:
 
         def take() -> Iterator[dict[str, Any]]:
@@ -310,7 +310,7 @@ def subscription(bus: ServiceBusLab) -> Iterator[Iterator[dict[str, Any]]]:
 
 
 def trigger_body(message: ServiceBusReceivedMessage) -> dict[str, Any]:
-    """Write a message down as the connector's documentation shows it."""
+    """Return a message in the form of the connector's documentation."""
     return {
         "ContentData": b64encode(b"".join(message.body)).decode(),
         "ContentType": message.content_type,
@@ -331,7 +331,7 @@ def publish(bus: ServiceBusLab, *events: StoredEvent) -> None:
 
 
 def put(bus: ServiceBusLab, request: Mapping[str, Any]) -> None:
-    """Do what the connector does on "Send message"."""
+    """Send a message as the connector does."""
     assert request["method"] == "post"
     found = re.fullmatch(r"/([^/]+)/messages", request["path"])
     assert found
@@ -348,12 +348,12 @@ def put(bus: ServiceBusLab, request: Mapping[str, Any]) -> None:
 
 
 def announced(at: datetime, **properties: Any) -> StoredEvent:
-    """Make the event that announces a scheduled event."""
+    """Return an event that announces a scheduled event."""
     return stored(change_event(Change(kind="scheduled", event=scheduled_event(at, **properties)), at))
 
 
 def run(event: StoredEvent, answer: dict[str, Any] | None = None, *, at: datetime | None = None) -> Run:
-    """Run the workflow with an event that the bus is left out for."""
+    """Run the workflow with an event, without the bus."""
     trigger = {"ContentData": b64encode(event.body).decode()}
     return Run(trigger=trigger, answer=answer, now=at or datetime.now(UTC)).start()
 
@@ -375,7 +375,7 @@ def texts(card: Any) -> Iterator[str]:
 
 
 def trees(value: Any) -> Iterator[Tree]:
-    """Give every expression of a part of the definition, and every one inside it."""
+    """Yield every expression of a part of the definition, including nested ones."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -395,7 +395,7 @@ def subtrees(tree: Tree) -> Iterator[Tree]:
 
 
 def path_of(tree: Tree) -> tuple[Any, ...]:
-    """Give what an index reads, as (("outputs", "Read"), "data", "EventId"); () if a key is worked out."""
+    """Return the path that an index reads, as (("outputs", "Read"), "data", "EventId"); () if a key is worked out."""
     if tree[0] == "call":
         return ((tree[1], *(one[1] for one in tree[2])),)
     if tree[0] != "index" or tree[2][0] != "value":
@@ -409,7 +409,7 @@ def paths() -> set[tuple[Any, ...]]:
 
 
 def actions_of(actions: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Give every action with its name and those beside it."""
+    """Yield every action with its name and its siblings."""
     for name, action in actions.items():
         yield name, action, actions
         yield from actions_of(action.get("actions", {}))
@@ -589,13 +589,13 @@ def test_an_approval_is_sent_at_once_and_ends_the_run() -> None:
 
 def test_the_approver_is_passed_on_whichever_name_teams_gives() -> None:
     event = announced(datetime.now(UTC))
-    for responder, told in [
+    for responder, name in [
         (RESPONDER, "ada@example.org"),
         ({"userPrincipalName": "ada#EXT#@example.org"}, "ada#EXT#@example.org"),
         ({}, "a Teams user"),
     ]:
         done = run(event, {**APPROVE, "responder": responder})
-        assert done.results["Command"]["RequestedBy"] == told
+        assert done.results["Command"]["RequestedBy"] == name
 
 
 def test_the_listener_accepts_the_command_that_a_pressed_button_makes_of_a_real_notice(
@@ -609,7 +609,7 @@ def test_the_listener_accepts_the_command_that_a_pressed_button_makes_of_a_real_
             notice = first(messages, SCHEDULED)
             done = Run(trigger=notice, answer=APPROVE, now=datetime.now(UTC)).start()
             put(bus, done.requests["Send"])
-            put(bus, done.requests["Send"])  # a run that was repeated
+            put(bus, done.requests["Send"])  # a repeated run
             receipt = read(first(messages, RECEIPT))
             wait_until(lambda: bus.entity(APPROVALS).counts.completed == 2, describe=listen.__repr__)
             assert (listen.stop(), forward.stop()) == (0, 0)
@@ -636,7 +636,7 @@ def test_a_button_that_is_pressed_too_late_approves_nothing(bus: ServiceBusLab, 
 
 
 def first(messages: Iterator[dict[str, Any]], prefix: str) -> dict[str, Any]:
-    """Take messages until one is of a type that begins so."""
+    """Receive messages until one has a type with this prefix."""
     return next(body for body in messages if body["Label"].startswith(prefix))
 
 

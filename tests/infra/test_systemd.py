@@ -1,4 +1,4 @@
-"""The units as systemd judges them, and the installation into a tree, run against the lab."""
+"""The units as checked by systemd, and an installation into a folder, run against the lab."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def script(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a tree with everything installed, the same one in all of a run's test processes."""
+    """Return a tree with everything installed, shared by all test processes of a run."""
     base = tmp_path_factory.getbasetemp()
     tree = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tree"
     with (tree.parent / "installing").open("w") as lock:
@@ -156,7 +156,7 @@ def test_to_install_again_changes_nothing(installed: Path) -> None:
     before = entries(installed)
     done = do(script(installed), "--root", installed, timeout_seconds=INSTALL_SECONDS)
     assert done.returncode == 0, done
-    assert "is as it should be" in done.stdout
+    assert "nothing has changed" in done.stdout
     assert entries(installed) == before
 
 
@@ -216,7 +216,7 @@ def test_the_installed_program_runs_against_the_lab_and_notifies_systemd(
 
 @pytest.fixture
 def copy(installed: Path, tmp_path: Path) -> Path:
-    """Return a tree of its own, with all but the packages."""
+    """Return a separate tree, with everything but the packages."""
     tree = tmp_path / "tree"
     shutil.copytree(installed, tree, symlinks=True, ignore=shutil.ignore_patterns("site-packages"))
     state = tree / "var/lib/private/imds-bridge/forward"
@@ -271,7 +271,7 @@ def test_wrong_arguments_are_named_and_nothing_is_done(arguments: list[str], fau
     assert fault in done.stderr
 
 
-# --- what brings it to VMs ---
+# --- cloud-init and the extension ---
 
 
 def test_the_skeleton_of_the_configuration_is_valid_as_it_is_and_with_its_examples(tmp_path: Path) -> None:
@@ -318,6 +318,6 @@ def test_the_extension_of_the_scale_set_runs_the_script_as_it_is(tmp_path: Path)
 
 
 def check_install_line(script: str) -> None:
-    """See that the options given to install.sh are some that it has."""
+    """Assert that install.sh has the given options."""
     (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
     assert options == "--start forward --start listen"

@@ -29,7 +29,7 @@ from tests.support.process import Forward, wait_until
 P = TypeVar("P", bound=Forward)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
 NOTICE_SECONDS = 86_400
-# A command that notes its name and what it was told, waits for the gate, and ends as the file `code` says.
+# A command that records its arguments, waits for the gate, and exits with the code in the file `code`.
 COMMAND = """#!/bin/sh
 cd "$(dirname "$0")" || exit 9
 echo "$1 $EVENT_ID $EVENT_TYPE $EVENT_STATUS $RESOURCES" >> runs
@@ -40,7 +40,7 @@ exit "$(cat code 2>/dev/null || echo 0)"
 
 
 class World:
-    """A VM with all that runs on it, and its bus."""
+    """A VM with its processes, and the bus."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -84,12 +84,12 @@ class World:
         return f"{self.runs()} {self._processes}"
 
     def schedule(self, event_type: str = "Reboot", *resources: str, **more: Any) -> str:
-        """Have an event stand in the document."""
+        """Schedule an event."""
         more.setdefault("notice_seconds", NOTICE_SECONDS)
         return self.imds.schedule(event_type=event_type, resources=resources or ("web-0",), **more)
 
     def runs(self) -> list[str]:
-        """Return what the commands noted."""
+        """Return what the commands recorded."""
         file = self.folder / "runs"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -99,11 +99,11 @@ class World:
         assert self.runs() == list(expected)
 
     def approved(self) -> list[str]:
-        """Return the EventIds that IMDS had approved."""
+        """Return the approved EventIds."""
         return [one.event_id for one in self.imds.approvals]
 
     def wait_for_approval(self, event: str) -> None:
-        """Wait until IMDS has been told to start an event."""
+        """Wait until an event has been approved."""
         wait_until(lambda: event in self.approved(), describe=self.__repr__)
 
     def wait_until_read(self, subscription: str = OWN) -> None:
@@ -112,7 +112,7 @@ class World:
         wait_until(lambda: entity.counts.active == 0, describe=self.__repr__)
 
     def gate(self, *, closed: bool) -> None:
-        """Let commands wait, or go on."""
+        """Let commands wait, or continue."""
         file = self.folder / "gate"
         file.touch() if closed else file.unlink()
 
@@ -133,7 +133,7 @@ def test_it_prepares_approves_and_recovers_once_and_a_restart_changes_nothing(wo
     world.processes()
     worker = world.worker()
     event = world.schedule()
-    world.wait_for_approval(event)  # and so it starts, a day early
+    world.wait_for_approval(event)  # so it starts, a day early
     prepared = f"prepare {event} Reboot Scheduled web-0"
     world.wait_for_runs(prepared)
     worker.wait_for_text("approval accepted: approved")
@@ -296,7 +296,7 @@ def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
     world.bus.fault("busy", f"{TOPIC}/Subscriptions/{OWN}", count=1)
     wait_until(
         lambda: world.bus.applied("busy") == 1, describe=world.__repr__
-    )  # nothing but a renewal asks so
+    )  # only a renewal sends requests
     world.gate(closed=False)
     world.wait_for_approval(event)
     world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")

@@ -1,4 +1,4 @@
-"""Make messages as clients send them, and a clock that tests move."""
+"""Messages as clients send them, and a clock that tests move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridge.lab.servicebus.sections import (
 
 
 class Clock:
-    """Stand still until moved."""
+    """A clock that stands still until moved."""
 
     def __init__(self) -> None:
         self.at = 1_800_000_000.0
@@ -56,5 +56,5 @@ def encoded(
 
 
 def content(body: bytes | str = b"body", **options: Any) -> Content:
-    """Return a message as the broker takes it."""
+    """Return a message as the broker receives it."""
     return parse(encoded(body, **options))

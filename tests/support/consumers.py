@@ -1,4 +1,4 @@
-"""What tests of the consumers share: a bus for a fleet, the processes on both sides of it, and the scripts."""
+"""Shared by the tests of the consumers: a bus for a fleet, imds-bridge's processes, and the scripts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 100, "DefaultMessageTimeTo
 
 
 def bus_config() -> dict[str, Any]:
-    """Describe the namespace that the READMEs ask for."""
+    """Return the configuration of the namespace in the READMEs."""
     own = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "Resources LIKE '%,web-0,%'"}}
     subscriptions = [
         {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
@@ -41,7 +41,7 @@ def bus_config() -> dict[str, Any]:
 
 
 def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: Any) -> dict[str, Any]:
-    """Configure `forward` and `listen` of a VM as a fleet would."""
+    """Return the configuration of `forward` and `listen` on a VM of a fleet."""
     link = {"connection_string": bus.connection_string}
     return {
         "imds": {"endpoint": imds.url(vm), "poll_seconds": 0.2},
@@ -58,7 +58,7 @@ def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: 
 
 
 class Listen(Forward):
-    """`imds-bridge listen` as a process of its own."""
+    """`imds-bridge listen` as a separate process."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:
         super().__init__(folder, given)
@@ -67,7 +67,7 @@ class Listen(Forward):
 
 
 class Script(Forward):
-    """A consumer's script as a process of its own, with a log that is plain text."""
+    """A consumer's script as a separate process, with a plain-text log."""
 
     def __init__(
         self, folder: Path, script: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
@@ -76,7 +76,7 @@ class Script(Forward):
         self._command = [sys.executable, str(CONSUMERS / script), *arguments]
 
     def wait_for_text(self, text: str, *, count: int = 1) -> None:
-        """Wait until the log holds the text so often."""
+        """Wait until the log contains the text this many times."""
         wait_until(
             lambda: self.log.read_text().count(text) >= count, describe=lambda: f"no {text!r} in {self}"
         )
@@ -85,7 +85,7 @@ class Script(Forward):
 def run_script(
     script: str, *arguments: str | Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a consumer's script to its end."""
+    """Run a consumer's script until it exits."""
     return subprocess.run(
         [sys.executable, str(CONSUMERS / script), *map(str, arguments)],
         env=environment(env),

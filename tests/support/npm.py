@@ -1,4 +1,4 @@
-"""What tests with clients from npm share: the package installed outside the project, and scripts run with it."""
+"""Shared by tests with npm clients: the package, installed outside the project, and scripts that use it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RUN_SECONDS = 90
 
 
 def node_modules(package: str) -> Path:
-    """Return where the npm package is installed, once for all runs; skip where that cannot be."""
+    """Return the folder of the npm package, which is installed once for all runs; skip if that fails."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if not node or not npm:
         _missing(f"node and npm are not installed, which {package} needs")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imds-bridge-tests"
-    place = cache / "npm" / package.replace("/", "-")  # one each: npm removes what it was not asked for
+    place = cache / "npm" / package.replace("/", "-")  # one folder each: npm removes other packages
     place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:  # test workers side by side install it once
+    with (place / "lock").open("w") as lock:  # parallel test workers install it once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "node_modules" / package / "package.json").exists():
             _install(npm, package, place)
@@ -33,7 +33,7 @@ def node_modules(package: str) -> Path:
 
 
 def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) -> Any:
-    """Run a script to its end; return the JSON that it prints.
+    """Run a script; return the JSON that it prints.
 
     Args:
         script: the file.
@@ -66,7 +66,7 @@ def _install(npm: str, package: str, place: Path) -> None:
 
 
 def _missing(reason: str) -> NoReturn:
-    """Skip for a reason of the machine's; under CI, where nothing may be missing, fail."""
+    """Skip if the machine lacks something; in CI, fail."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -54,7 +54,7 @@ def check_token(request: Content, *, key_name: str, key: str, now: float) -> Tok
 
 def _check_signature(token: str, path: str, *, key_name: str, key: str, now: float) -> TokenResult:
     fields = {name: values[0] for name, values in parse_qs(token.removeprefix(_SAS)).items()}
-    # The signature is over the resource as it stands in the token, still encoded.
+    # The signature covers the resource as encoded in the token.
     resource = dict(part.partition("=")[::2] for part in token.removeprefix(_SAS).split("&")).get("sr", "")
     signed = f"{resource}\n{fields.get('se', '')}".encode()
     signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()

@@ -1,4 +1,4 @@
-"""`imds-bridge lab` runs the simulators, and drives running ones."""
+"""`imds-bridge lab` runs the simulators, and controls running ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def get_status(lab: ImdsLab) -> int:
     return requests.get(url, headers={"Metadata": "true"}, timeout=LIMIT_SECONDS).status_code
 
 
-# --- driving a running lab ---
+# --- controlling a running lab ---
 
 
 def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:

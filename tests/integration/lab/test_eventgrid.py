@@ -1,4 +1,4 @@
-"""Event Grid takes what the service takes, refuses in its words, and delivers to webhooks."""
+"""Event Grid accepts and refuses what the service does, with its errors, and delivers to webhooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EVENT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _no_time_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry at once, and let nothing that hangs end by itself."""
+    """Retry immediately, and never end a request that hangs."""
     monkeypatch.setattr("bridge.lab.eventgrid.delivery.RETRY_SECONDS", (0.0, 0.0, 0.0))
     monkeypatch.setattr("bridge.lab.eventgrid.delivery.ANSWER_SECONDS", 600.0)
 
@@ -82,7 +82,7 @@ def code(answer: requests.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-# --- what is taken ---
+# --- accepted requests ---
 
 
 @pytest.mark.parametrize(("flavor", "body"), [("custom", b""), ("namespace", b"{}")])
@@ -120,7 +120,7 @@ def test_each_topic_of_a_namespace_has_its_address() -> None:
         assert [one.path for one in lab.accepted] == ["/topics/one:publish", "/topics/two:publish"]
 
 
-# --- who is refused ---
+# --- refused credentials ---
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -185,7 +185,7 @@ def test_a_token_whose_owner_lacks_the_role_is_unauthorized_too(lab: EventGridLa
     assert "does not have permission to send data" in answer.json()["error"]["message"]
 
 
-# --- which address is refused ---
+# --- refused addresses ---
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_another_method_is_refused(lab: EventGridLab, flavor: str, method: str) 
     assert code(publish(lab, flavor, method=method)) == (405, "MethodNotAllowed")
 
 
-# --- what is refused ---
+# --- refused content ---
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)
@@ -289,7 +289,7 @@ def test_a_batch_may_have_so_many_events(lab: EventGridLab, flavor: str, most: i
     assert statuses == [200, status]
 
 
-# --- how it is refused ---
+# --- error bodies ---
 
 
 def test_a_custom_topic_reports_errors_twice_and_with_a_report_id(lab: EventGridLab) -> None:
@@ -421,7 +421,7 @@ def test_what_is_refused_is_not_delivered(lab: EventGridLab, inbox: Inbox) -> No
     assert [event["id"] for event in inbox.events()] == ["good"]
 
 
-@pytest.mark.parametrize("origin", [None, "somebody.else"])
+@pytest.mark.parametrize("origin", [None, "example.org"])
 def test_a_webhook_that_does_not_consent_is_not_subscribed(lab: EventGridLab, origin: str | None) -> None:
     with Inbox(allowed_origin=origin) as inbox:
         with pytest.raises(LabError, match="expected: WebHook-Allowed-Origin"):
@@ -493,7 +493,9 @@ def test_more_events_than_there_is_room_for_are_given_up(
     subscription = lab.subscribe(inbox.url)
     inbox.fault("timeout")
     publish(lab)
-    inbox.wait_for(lambda: len(inbox.received) == 2, LIMIT_SECONDS)  # the handshake, and one under way
+    inbox.wait_for(
+        lambda: len(inbox.received) == 2, LIMIT_SECONDS
+    )  # the handshake, and one delivery that hangs
     publish(lab, content=batch(4), content_type=BATCH)
     assert [event["id"] for event in subscription.undelivered] == ["2", "3"]
     inbox.clear_faults()
@@ -503,7 +505,7 @@ def test_more_events_than_there_is_room_for_are_given_up(
 
 
 def ended(close: Callable[[], None]) -> bool:
-    """Tell whether it ends though what hangs would not."""
+    """Return whether it closes in spite of a request that hangs."""
     closing = threading.Thread(target=close, daemon=True)
     closing.start()
     closing.join(LIMIT_SECONDS)
@@ -530,7 +532,7 @@ def test_closing_is_prompt_while_a_publication_and_a_delivery_hang() -> None:
         sender.start()
         lab.wait_for(lambda: len(lab.received) == 2, LIMIT_SECONDS)
         assert ended(lab.close)
-        lab.close()  # a second time does nothing
+        lab.close()  # a second call does nothing
         sender.join(LIMIT_SECONDS)
         assert len(failures) == 1
 
@@ -563,7 +565,7 @@ def test_every_change_is_reported() -> None:
         inbox.fault(503)
         publish(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
-    assert sorted(reports) == [  # the delivery can be quicker than the answer
+    assert sorted(reports) == [  # the delivery may come before the answer
         "POST /api/events io.test.v1 -> 200",
         f"delivery 1 of io.test.v1 to {inbox.url} -> 503",
     ]

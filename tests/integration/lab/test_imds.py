@@ -66,8 +66,8 @@ def instance(lab: ImdsLab, path: str = COMPUTE_PATH, vm: str = "web-0", **option
     return requests.get(lab.url(vm) + path, timeout=LIMIT_SECONDS, **options)
 
 
-def ask_in_vain(lab: ImdsLab, failures: list[Exception]) -> threading.Thread:
-    """Start a request that a cut connection ends; the thread notes the failure."""
+def request_without_answer(lab: ImdsLab, failures: list[Exception]) -> threading.Thread:
+    """Start a request whose connection will be closed; the thread records the failure."""
 
     def ask() -> None:
         try:
@@ -142,7 +142,7 @@ def test_a_slash_at_the_end_of_the_path_does_no_harm(lab: ImdsLab) -> None:
 
 
 def test_the_sixth_request_within_a_second_is_refused() -> None:
-    with ImdsLab(vms=["web-0"], time_scale=0.02) as lab:  # the lab's second takes 50 real ones
+    with ImdsLab(vms=["web-0"], time_scale=0.02) as lab:  # one lab second is 50 real seconds
         assert [get(lab).status_code for _ in range(7)] == [200] * 5 + [429] * 2
 
 
@@ -675,28 +675,28 @@ def test_a_redirect_leads_to_a_path_that_is_recorded(lab: ImdsLab) -> None:
 
 def test_a_slow_answer_is_right(lab: ImdsLab) -> None:
     lab.fault("slow", seconds=0.3)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert document(lab)["Events"] == []
-    assert time.monotonic() - begun >= 0.3
+    assert time.monotonic() - started >= 0.3
 
 
 def test_calls_wait_until_the_first_has_turned_the_service_on(lab: ImdsLab) -> None:
     lab.fault("slow_first_call", seconds=1.5)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(requests.Timeout):
         get(lab, timeout=0.2)
-    assert get(lab).status_code == 200  # waits for the rest only
-    assert time.monotonic() - begun >= 1.4
+    assert get(lab).status_code == 200  # waits only for the remaining time
+    assert time.monotonic() - started >= 1.4
     assert get(lab).status_code == 200
 
 
 def test_a_dripped_answer_comes_byte_by_byte(lab: ImdsLab) -> None:
     lab.fault("drip")
-    begun = time.monotonic()
+    started = time.monotonic()
     answer = get(lab, stream=True)
     assert answer.raw.read(2) == b'{"'
-    assert time.monotonic() - begun >= 0.3
-    lab.clear_faults()  # lets go of the rest
+    assert time.monotonic() - started >= 0.3
+    lab.clear_faults()  # answers the others
     answer.close()
 
 
@@ -710,7 +710,7 @@ def test_a_timeout_never_answers(lab: ImdsLab) -> None:
 def test_a_cleared_timeout_lets_go_of_the_request(lab: ImdsLab) -> None:
     lab.fault("timeout")
     failures: list[Exception] = []
-    asking = ask_in_vain(lab, failures)
+    asking = request_without_answer(lab, failures)
     lab.wait_for(lab.requests, LIMIT_SECONDS)
     lab.clear_faults()
     asking.join(LIMIT_SECONDS)
@@ -805,14 +805,14 @@ def test_closing_is_prompt_while_requests_hang_and_connections_are_open() -> Non
     url_host, url_port = lab.url("web-0").removeprefix("http://").split(":")
     with socket.create_connection((url_host, int(url_port)), LIMIT_SECONDS):  # idle, and stays open
         failures: list[Exception] = []
-        asking = ask_in_vain(lab, failures)
+        asking = request_without_answer(lab, failures)
         lab.wait_for(lab.requests, LIMIT_SECONDS)
-        begun = time.monotonic()
+        started = time.monotonic()
         lab.close()
-        assert time.monotonic() - begun < 9  # it would wait ten for a connection that does not end
+        assert time.monotonic() - started < 9  # it would wait ten seconds for an open connection
         asking.join(LIMIT_SECONDS)
         assert len(failures) == 1
-    lab.close()  # a second time does nothing
+    lab.close()  # a second call does nothing
 
 
 def test_a_wait_that_times_out_reports_the_state(lab: ImdsLab) -> None:

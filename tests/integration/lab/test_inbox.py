@@ -1,4 +1,4 @@
-"""The inbox receives webhooks as a real receiver would, and misbehaves on demand."""
+"""The inbox receives webhooks as a real receiver does, and sends faults on demand."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def deliver(inbox: Inbox, content: object = EVENT, *, timeout: float = LIMIT_SEC
 
 
 def test_a_delivery_is_recorded_as_it_came(inbox: Inbox) -> None:
-    begun = time.monotonic(), time.time()
+    started = time.monotonic(), time.time()
     assert deliver(inbox, b"hello", url=f"{inbox.base_url}/any/path?a=1", headers={"X-Mark": "7"}) == 200
     (one,) = inbox.received
     assert (one.method, one.path, one.query, one.body) == ("POST", "/any/path", "a=1", b"hello")
     assert (one.headers["x-mark"], one.headers["X-MARK"], "X-mark" in one.headers) == ("7", "7", True)
-    assert one.at >= begun[0]
-    assert one.wall >= begun[1]
+    assert one.at >= started[0]
+    assert one.wall >= started[1]
     assert one.status == 200
 
 
@@ -227,16 +227,16 @@ def test_a_fault_can_be_meant_for_one_path(inbox: Inbox) -> None:
 
 def test_seconds_alone_delay_the_right_answer(inbox: Inbox) -> None:
     inbox.fault(seconds=0.3)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert deliver(inbox) == 200
-    assert time.monotonic() - begun >= 0.3
+    assert time.monotonic() - started >= 0.3
 
 
 def test_a_status_can_be_delayed_too(inbox: Inbox) -> None:
     inbox.fault(status=500, seconds=0.3)
-    begun = time.monotonic()
+    started = time.monotonic()
     assert deliver(inbox) == 500
-    assert time.monotonic() - begun >= 0.3
+    assert time.monotonic() - started >= 0.3
 
 
 def test_a_dropped_delivery_is_not_accepted_and_a_lost_answer_is(inbox: Inbox) -> None:
@@ -308,10 +308,10 @@ def test_closing_is_prompt_while_deliveries_hang() -> None:
     sender = threading.Thread(target=send)
     sender.start()
     inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-    begun = time.monotonic()
+    started = time.monotonic()
     inbox.close()
-    inbox.close()  # a second time does nothing
-    assert time.monotonic() - begun < 9  # it would wait ten for a connection that does not end
+    inbox.close()  # a second call does nothing
+    assert time.monotonic() - started < 9  # it would wait ten seconds for an open connection
     sender.join(LIMIT_SECONDS)
     assert len(failures) == 1
 

@@ -43,7 +43,7 @@ def step(do: str, at_seconds: float = 20, **values: str) -> str:
 
 
 class Passing(threading.Event):
-    """A stop that nobody asks for: waiting for it moves the clock of the whole lab instead of lasting."""
+    """A stop that is never set: waiting for it moves the lab's clock instead."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Passing(threading.Event):
             monkeypatch.setattr(f"bridge.lab.{module}.time", clock)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Let the time pass at once."""
+        """Move the clock."""
         self.now += timeout or 0.0
         return False
 
@@ -178,9 +178,9 @@ def test_an_impossible_step_is_skipped_and_reported(lab: ImdsLab) -> None:
 
 
 def test_steps_keep_their_time(lab: ImdsLab) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     run(read(step("reset", at_seconds=10) + step("reset", at_seconds=30)), lab)
-    assert time.monotonic() - begun >= 0.3  # 30 lab seconds, 100 of them in a real one
+    assert time.monotonic() - started >= 0.3  # 30 lab seconds at time_scale 100
 
 
 def test_playing_ends_at_once_when_it_is_stopped(lab: ImdsLab) -> None:
@@ -197,7 +197,7 @@ def test_a_scenario_of_the_lab_plays_to_its_end_and_leaves_nothing(
     with ImdsLab(vms=scenario.vms, scale_set=scenario.scale_set, time_scale=scenario.time_scale) as lab:
         assert play(scenario, lab, passing, reports.append)
         assert not any("skipped" in one.text for one in reports)
-        for _ in range(2):  # what has not started does, and then it ends
+        for _ in range(2):  # events that have not started start, and then complete
             passing.wait(86_400)
             left = lab.events
         assert left == []

@@ -1,4 +1,4 @@
-"""The lab's Service Bus serves the unmodified client over sockets, and goes wrong on demand."""
+"""The lab's Service Bus serves the unmodified client over sockets, and fails on demand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CROWD_SECONDS = 90.0  # for sixty clients at once in one process
 T = TypeVar("T")
 
 
-# azure-servicebus leaves the socket of a connection that has failed to the collector of garbage.
+# azure-servicebus leaves the socket of a failed connection to the garbage collector.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     pytest.mark.usefixtures("quick_bus_close"),
@@ -110,7 +110,7 @@ def held(lab: ServiceBusLab, queue: str = "plain") -> list[bytes]:
 
 
 class Attempt:
-    """Run what may hang on a thread that nobody waits for at the end."""
+    """Run something that may hang on a daemon thread."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self.error: Exception | None = None
@@ -129,7 +129,7 @@ class Attempt:
             self.error = error
 
 
-# --- what can be looked at ---
+# --- inspection ---
 
 
 def test_the_entities_can_be_looked_into(lab: ServiceBusLab) -> None:
@@ -169,20 +169,20 @@ def test_messages_can_be_looked_at_after_the_end(lab: ServiceBusLab) -> None:
 
 def test_a_waiting_receiver_gets_a_message_at_once(lab: ServiceBusLab) -> None:
     with sender_to(lab) as sender, receiver_of(lab) as receiver:
-        begun = threading.Event()
-        took: list[float] = []
+        started = threading.Event()
+        received_at: list[float] = []
 
         def wait() -> None:
-            begun.set()
+            started.set()
             one(receiver)
-            took.append(time.monotonic())
+            received_at.append(time.monotonic())
 
         waiting = Attempt(wait)
-        begun.wait(LIMIT_SECONDS)
+        started.wait(LIMIT_SECONDS)
         sent = time.monotonic()
         send(sender)
         wait_until(lambda: waiting.over)
-        assert took[0] - sent < LIMIT_SECONDS / 2
+        assert received_at[0] - sent < LIMIT_SECONDS / 2
 
 
 def test_the_clock_can_be_put_forward(lab: ServiceBusLab) -> None:
@@ -264,7 +264,7 @@ def test_a_dropped_connection_frees_its_session_at_once(lab: ServiceBusLab) -> N
             assert one(second).delivery_count == 0
 
 
-# --- who may come in ---
+# --- access ---
 
 
 def test_a_wrong_key_is_refused(lab: ServiceBusLab) -> None:
@@ -337,7 +337,7 @@ def test_an_entity_can_be_created_later(lab: ServiceBusLab) -> None:
     assert held(lab, "late") == held(lab, "late-topic/Subscriptions/s") == [b"body"]
 
 
-# --- the connection breaks ---
+# --- broken connections ---
 
 
 def test_the_bus_is_down_and_comes_back_on_its_port_with_its_messages(lab: ServiceBusLab) -> None:
@@ -421,7 +421,7 @@ def test_an_idle_link_is_detached_after_ten_minutes_and_after_what_a_fault_says(
     assert held(lab) == [b"1", b"2", b"4"]
 
 
-# --- the bus answers badly, or not at all ---
+# --- errors and missing answers ---
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_a_silent_bus_accepts_connections_and_sends_nothing_until_it_closes_them
         lab.fault("silent")
         hung = Attempt(lambda: put(lab, "1"))
         wait_until(lambda: lab.connections == 2)
-        send(sender, "2")  # who was there before goes on
+        send(sender, "2")  # an existing connection is not affected
         assert not hung.over
         lab.clear_faults()
         wait_until(lambda: hung.over)
@@ -546,12 +546,12 @@ def test_a_receiver_that_waits_for_a_session_can_be_detached(lab: ServiceBusLab)
 
 
 def test_a_fault_that_makes_no_sense_is_refused(lab: ServiceBusLab) -> None:
-    nonsense: list[tuple[str, dict[str, Any]]] = [
+    invalid: list[tuple[str, dict[str, Any]]] = [
         ("nonsense", {}),
         ("stall", {"count": 1}),
         ("detach_idle", {}),
     ]
-    for kind, options in nonsense:
+    for kind, options in invalid:
         with pytest.raises(LabError):
             lab.fault(kind, **options)
 
@@ -566,16 +566,16 @@ def test_the_limit_of_a_message_can_be_set() -> None:
         assert len(held(lab)) == 1
 
 
-# --- many, and strangers ---
+# --- many clients, and others than AMQP clients ---
 
 
 def test_a_client_without_amqp_is_disconnected_and_does_not_disturb_others(lab: ServiceBusLab) -> None:
     with sender_to(lab) as sender:
-        for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00" + b"\xff" * 100, b""):
-            with socket.create_connection(("127.0.0.1", lab.port), timeout=LIMIT_SECONDS) as stranger:
-                stranger.sendall(greeting)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(4096):
+        for data in (b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x00\x01\x00\x00" + b"\xff" * 100, b""):
+            with socket.create_connection(("127.0.0.1", lab.port), timeout=LIMIT_SECONDS) as client:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4096):
                     pass
         send(sender)
         wait_until(lambda: lab.connections == 1)
@@ -629,7 +629,7 @@ def test_more_than_1024_connections_are_served(lab: ServiceBusLab) -> None:
             stack.enter_context(socket.create_connection(("127.0.0.1", lab.port), timeout=LIMIT_SECONDS))
         wait_until(lambda: lab.connections == 1100)
         lab.create_queue("crowded")
-        # A process of its own: what was opened here has used up the numbers that the client's select() takes.
+        # In another process: the client's select() cannot handle the descriptors above 1,024 of this one.
         script = (
             "import sys; from azure.servicebus import *\n"
             "with ServiceBusClient.from_connection_string(sys.argv[1], retry_total=0) as client:\n"

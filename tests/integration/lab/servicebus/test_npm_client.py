@@ -1,4 +1,4 @@
-"""A second client, written by others in another language, finds in the lab what it expects of Service Bus."""
+"""Microsoft's client for Node works with the lab as it does with Service Bus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker keeps messages as Service Bus does, by a clock that the test moves."""
+"""The broker keeps messages as Service Bus does, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 
 class Lab:
-    """Hold a broker with one queue, and what it has told."""
+    """Hold a broker with one queue, and its notifications."""
 
     def __init__(self, clock: Clock, **settings: Any) -> None:
         self.lost: list[object] = []
@@ -171,7 +171,7 @@ def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_complet
         "DeadLetterErrorDescription": "no EventId",
     }
     assert refusal(dead_letters.dead_letter, message.lock_token, "again", None) == NOT_ALLOWED
-    for _ in range(20):  # a dead-letter queue has no last delivery
+    for _ in range(20):  # a dead-letter queue has no delivery limit
         dead_letters.abandon(token(message))
         message = dead_letters.take()
         assert message is not None

@@ -1,4 +1,4 @@
-"""One configuration file serves the lab and the official emulator."""
+"""One configuration file works for the lab and for the official emulator."""
 
 from __future__ import annotations
 

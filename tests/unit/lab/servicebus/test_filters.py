@@ -1,4 +1,4 @@
-"""Filters take the messages that Service Bus's own would, and refuse what the lab does not know."""
+"""Filters match the messages that Service Bus's filters match, and unknown expressions are refused."""
 
 from __future__ import annotations
 

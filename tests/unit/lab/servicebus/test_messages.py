@@ -1,4 +1,4 @@
-"""Messages are read and written as an independent AMQP library, proton, reads and writes them."""
+"""Messages are read and written like in an independent AMQP library, proton."""
 
 from __future__ import annotations
 

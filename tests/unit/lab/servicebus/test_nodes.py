@@ -37,7 +37,7 @@ def request(operation: str, value: Any, **properties: Any) -> Content:
 
 
 def signed(address: str, *, key: str = KEY, key_name: str = KEY_NAME, until: int = 1000) -> str:
-    """Return a token for an address, made as Microsoft's documentation of shared access signatures says."""
+    """Return a token for an address, as in Microsoft's documentation of shared access signatures."""
     resource = quote(address, safe="")
     digest = hmac.new(key.encode(), f"{resource}\n{until}".encode(), hashlib.sha256).digest()
     signature = quote(base64.b64encode(digest), safe="")
