@@ -16,6 +16,14 @@ from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_unti
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"
 OWN, ALL = "web-0", "audit"  # subscriptions
+# Runs a script with short sleeps: azure-servicebus sleeps whole seconds whenever a client closes.
+SHORT_SLEEPS = """
+import runpy, sys, time
+sleep = time.sleep
+time.sleep = lambda seconds: sleep(min(seconds, 0.02))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
 
 
@@ -73,7 +81,7 @@ class Script(Forward):
         self, folder: Path, script: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(folder, env=env)
-        self._command = [sys.executable, str(CONSUMERS / script), *arguments]
+        self._command = [sys.executable, "-c", SHORT_SLEEPS, str(CONSUMERS / script), *arguments]
 
     def wait_for_text(self, text: str, *, count: int = 1) -> None:
         """Wait until the log contains the text this many times."""

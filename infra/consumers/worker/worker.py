@@ -55,7 +55,8 @@ class Worker:
             try:
                 with connect(self.options) as bus, bus.get_subscription_receiver(*entity) as receiver:
                     while not self.stopping:
-                        for message in receiver.receive_messages(max_message_count=20, max_wait_time=1):
+                        wait_seconds = 0.1 if self.jobs else 1
+                        for message in receiver.receive_messages(20, max_wait_time=wait_seconds):
                             self.pending.append((self.read(message), message))
                         self.work()
                         self.settle(receiver)
@@ -107,7 +108,9 @@ class Worker:
         for key, event in self.events.items():
             if key in self.jobs:
                 self.check(key, event, *self.jobs[key])
-            elif event["phase"] == "prepared" and self.approve(key, event):
+            if key in self.jobs:
+                continue
+            if event["phase"] == "prepared" and self.approve(key, event):
                 event["phase"] = "waiting"
             elif event["phase"] in ("announced", "ended"):
                 self.start(key, event, event["phase"])
