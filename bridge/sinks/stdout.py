@@ -39,8 +39,9 @@ class StdoutSink:
         written = 0
         try:
             while written < len(text):
-                _wait_until_writable(_descriptor())
-                written += os.write(_descriptor(), text[written : written + CHUNK_BYTES])
+                descriptor = _descriptor()
+                _wait_until_writable(descriptor)
+                written += os.write(descriptor, text[written : written + CHUNK_BYTES])
         except OSError as error:
             raise _unwritable(error) from error
         finally:
