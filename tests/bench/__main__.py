@@ -23,7 +23,7 @@ Measure = Callable[[Path, Progress], list[Row]]
 
 
 def _later(module: str, function: str = "rows") -> Measure:
-    """Load a group when it is measured: the other groups' processes, which load this module, go without it."""
+    """Import a group's module when it is measured, so that other groups' processes stay small."""
 
     def measure(folder: Path, progress: Progress) -> list[Row]:
         rows: list[Row] = getattr(import_module(f"tests.bench.{module}"), function)(folder, progress)
@@ -140,19 +140,19 @@ def _durable_folder() -> str | None:
 
 
 def _measure(name: str, measure: Measure, folder: Path, progress: Progress) -> list[Row]:
-    """Measure one group; a failure becomes a row, and the others go on."""
+    """Measure one group; a failure becomes a row, and the other groups are still measured."""
     try:
         return measure(folder, progress)
     except BenchError as error:
         reason = str(error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other rows are still worth having
+    except Exception as error:  # noqa: BLE001 - the other rows are still of use
         reason = f"{type(error).__name__}: {error}"
     progress.begin(f"{name}: not measured: {reason}")
     return [Row(name=name, measured=None, how=f"not measured: {reason}")]
 
 
 def _table(rows: Sequence[Row]) -> str:
-    """Lay the rows out; the last column is wrapped."""
+    """Format the rows as a table; the last column is wrapped."""
     lines = [["ROW", "MEASURED", "LIMIT", "", "HOW"]]
     for row in rows:
         cells = [row.name, _figure(row.measured, row.unit), _limit(row), _verdict(row)]
@@ -186,7 +186,7 @@ def _verdict(row: Row) -> str:
 
 
 def _write(path: Path, measured: dict[str, list[Row]], facts: dict[str, Any], seconds: float) -> None:
-    told = {
+    report = {
         "machine": facts,
         "seconds": round(seconds, 1),
         "rows": [
@@ -205,7 +205,7 @@ def _write(path: Path, measured: dict[str, list[Row]], facts: dict[str, Any], se
             for row in rows
         ],
     }
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

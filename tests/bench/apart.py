@@ -1,4 +1,4 @@
-"""Run what is measured in a process of its own, where nothing else costs memory, CPU or the interpreter's lock."""
+"""Run what is measured in a process of its own: nothing else uses its memory, CPU or interpreter lock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeVar
 from tests.bench.measure import BenchError
 
 Task = TypeVar("Task")
-Told = TypeVar("Told")
+Result = TypeVar("Result")
 
-ANSWER_SECONDS = 30.0  # to start, to come to an end by itself, and to tell
+ANSWER_SECONDS = 30.0  # to start, to end and to send the result
 
 
-def run(function: Callable[[Task], Told], task: Task, *, limit_seconds: float) -> Told:
+def run(function: Callable[[Task], Result], task: Task, *, limit_seconds: float) -> Result:
     """Call a module's function in a new process; return what it returns.
 
     Raises:
@@ -23,13 +23,13 @@ def run(function: Callable[[Task], Told], task: Task, *, limit_seconds: float) -
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_tell, args=(there, function, task), daemon=True)
+    process = context.Process(target=_send_result, args=(there, function, task), daemon=True)
     process.start()
     there.close()
     try:
         if not here.poll(limit_seconds + ANSWER_SECONDS):
             raise BenchError(f"{function.__name__}: no end within {limit_seconds + ANSWER_SECONDS:g} s")
-        told: tuple[Told, str] = here.recv()
+        answer: tuple[Result, str] = here.recv()
     except EOFError:
         raise BenchError(f"{function.__name__}: its process ended without a figure") from None
     finally:
@@ -38,14 +38,14 @@ def run(function: Callable[[Task], Told], task: Task, *, limit_seconds: float) -
         if process.is_alive():
             process.kill()
             process.join()
-    value, trouble = told
-    if trouble:
-        raise BenchError(trouble)
+    value, error = answer
+    if error:
+        raise BenchError(error)
     return value
 
 
-def _tell(connection: Connection, function: Callable[[Task], Told], task: Task) -> None:
+def _send_result(connection: Connection, function: Callable[[Task], Result], task: Task) -> None:
     try:
         connection.send((function(task), ""))
-    except Exception as error:  # noqa: BLE001 - told to whoever asked
+    except Exception as error:  # noqa: BLE001 - the caller raises it
         connection.send((None, f"{type(error).__name__}: {error}"))

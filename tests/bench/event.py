@@ -106,8 +106,8 @@ def _package(given: tuple[dict[str, Any], dict[str, Any]]) -> bytes:
 def _check_same(body: bytes) -> None:
     """Make sure that both ways say the same; the package writes microseconds."""
     theirs, ours = json.loads(body), json.loads(_ours(sample.change()))
-    for told in (theirs, ours):
-        told["time"] = datetime.fromisoformat(told["time"])
+    for envelope in (theirs, ours):
+        envelope["time"] = datetime.fromisoformat(envelope["time"])
     if theirs != ours:
         raise BenchError("the `cloudevents` package does not encode the same event")
 

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from bridge.cli import main as cli
+from bridge.cli import common
+from bridge.cli.main import main as run
 from bridge.config.loader import load
 from bridge.config.models import Config
 
@@ -19,8 +20,8 @@ def main() -> int:
         imds = config.imds.model_copy(update={"poll_seconds": float(poll_seconds)})
         return config.model_copy(update={"imds": imds})
 
-    cli.load = load_fast  # type: ignore[attr-defined]  # the command calls it
-    return cli.main(["forward", "--config", path])
+    vars(common).update(load=load_fast)  # the command calls it
+    return run(["forward", "--config", path])
 
 
 if __name__ == "__main__":

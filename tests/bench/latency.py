@@ -49,9 +49,11 @@ class _Run:
     def measure(self, progress: Progress) -> None:
         imds, inbox = self._imds, self._inbox
         event_id = imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
-        sink = parts.webhook(inbox("hook_url", HOOK))
         with (
-            parts.forwarder(self._folder / "latency", imds("base_url"), sink) as (forwarder, client),
+            parts.forwarder(self._folder / "latency", imds("base_url"), inbox("hook_url", HOOK)) as (
+                forwarder,
+                client,
+            ),
             requests.Session() as session,
         ):
             bodies = self._first_bodies(forwarder)

@@ -1,4 +1,4 @@
-"""What every row stands on: its shape, statistics, pacing, memory, and what machine it was."""
+"""What every row uses: its fields, statistics, pacing, memory, and facts about the machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ KIB = 1024
 class Row:
     """One line of the table.
 
-    `limit` is None where a figure only stands beside another; `at_least` turns the limit round. `measured` is
-    None where nothing could be measured, and `how` then says why. `details` go into the JSON.
+    `limit` is None for a figure that is shown for comparison only; `at_least` makes it a lower limit. `measured`
+    is None if nothing could be measured, and `how` then says why. `details` go into the JSON.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Tell whether the limit is kept; None where there is none, or nothing was measured."""
+        """Whether the limit is kept; None if there is none, or nothing was measured."""
         if self.limit is None or self.measured is None:
             return None
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 class BenchError(Exception):
-    """Something stood in the way of measuring."""
+    """Something could not be measured."""
 
 
 def spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
@@ -69,7 +69,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float], *, blocks: int = 5) -
 
 
 def paced(count: int, every_seconds: float) -> Iterator[int]:
-    """Count up to `count` on a schedule; whoever is late skips no turn and is not hurried to catch up."""
+    """Count up to `count` on a schedule; a late turn is not skipped, and the next ones do not catch up."""
     due = time.monotonic()
     for number in range(count):
         time.sleep(max(0.0, due - time.monotonic()))
@@ -97,28 +97,28 @@ def memory_mib(name: str = "VmRSS", pid: int | str = "self") -> float:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) / KIB
-    raise BenchError(f"/proc/{pid}/status tells no {name}")
+    raise BenchError(f"/proc/{pid}/status has no {name}")
 
 
 def reset_peak() -> None:
-    """Let VmHWM of this process begin anew at what is resident now."""
+    """Reset VmHWM of this process to what is resident now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 class Progress:
-    """Say on stderr what is under way, at most every two seconds unless something new begins."""
+    """Print on stderr what is measured now, at most every two seconds unless something new begins."""
 
     def __init__(self) -> None:
-        self._began_at = self._said_at = time.monotonic()
+        self._began_at = self._printed_at = time.monotonic()
 
     def begin(self, text: str) -> None:
-        """Say that something begins."""
-        self._said_at = time.monotonic()
-        print(f"[{self._said_at - self._began_at:5.0f} s] {text}", file=sys.stderr, flush=True)
+        """Print that something begins."""
+        self._printed_at = time.monotonic()
+        print(f"[{self._printed_at - self._began_at:5.0f} s] {text}", file=sys.stderr, flush=True)
 
     def step(self, text: str) -> None:
-        """Say how far it is, unless something was said just now."""
-        if time.monotonic() - self._said_at >= 2:
+        """Print how far it is, unless something was printed just now."""
+        if time.monotonic() - self._printed_at >= 2:
             self.begin(f"  {text}")
 
     @property
@@ -128,7 +128,7 @@ class Progress:
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """Tell on what the figures were measured, without naming the machine."""
+    """Describe the machine, without its name."""
     return {
         "cores": os.cpu_count(),
         "cpu": _first_value("/proc/cpuinfo", "model name"),

@@ -1,9 +1,9 @@
-"""The parts of the real process, put together in this one as bridge/app.py does."""
+"""The parts of the real process, built by its own composition root."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
-from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.threads import start_thread
+from bridge.service.composition import Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.sinks.base import Sink
@@ -41,12 +42,23 @@ class DatingImds(ImdsClient):
 
 def webhook(url: str) -> WebhookSink:
     """Make the webhook sink."""
-    return WebhookSink(CloudEventsSettings(kind="webhook", url=Secret(url)))
+    return WebhookSink(_webhook_settings(url))
+
+
+def _webhook_settings(url: str) -> CloudEventsSettings:
+    return CloudEventsSettings(kind="webhook", url=Secret(url))
 
 
 def open_outbox(folder: Path, *sinks: str) -> Outbox:
     """Open the outbox in `folder`; its sinks take everything from the start."""
-    return _outbox(folder, Clock(), dict.fromkeys(sinks, Filter()))
+    defaults = Config()
+    return Outbox(
+        StateFolder(folder),
+        clock=Clock(),
+        sinks={name: (Filter(), True) for name in sinks},
+        max_bytes=int(defaults.max_outbox_mb * 1024 * 1024),
+        retain_seconds=defaults.retain_seconds,
+    )
 
 
 def fill_outbox(folder: Path, size: int) -> None:
@@ -59,17 +71,6 @@ def fill_outbox(folder: Path, size: int) -> None:
                 raise BenchError(f"the outbox cannot be written: {outbox.storage_error}")
     finally:
         outbox.close()
-
-
-def _outbox(folder: Path, clock: Clock, sinks: Mapping[str, Filter]) -> Outbox:
-    defaults = Config()
-    return Outbox(
-        StateFolder(folder),
-        clock=clock,
-        sinks={name: (wanted, True) for name, wanted in sinks.items()},
-        max_bytes=int(defaults.max_outbox_mb * 1024 * 1024),
-        retain_seconds=defaults.retain_seconds,
-    )
 
 
 def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
@@ -85,19 +86,19 @@ def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
 
 
 @contextmanager
-def forwarder(folder: Path, imds_url: str, sink: Sink | None) -> Iterator[tuple[Forwarder, DatingImds]]:
-    """Build a forwarder that is polled by hand; a sink gets its thread, as in the real process."""
-    clock = Clock()
-    config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url))
-    outbox = _outbox(folder, clock, {NAME: Filter()} if sink else {})
-    imds = DatingImds(config.imds, clock=clock)
-    sender = dispatcher(NAME, sink, outbox) if sink else None
-    thread = start_thread(NAME, sender.run) if sender else None
+def forwarder(folder: Path, imds_url: str, hook_url: str = "") -> Iterator[tuple[Forwarder, DatingImds]]:
+    """Build a forwarder that is polled by hand; a webhook gets its thread, as in the real process."""
+    sinks = {NAME: _webhook_settings(hook_url)} if hook_url else {}
+    config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url), sinks=sinks)
+    parts = Parts(config, "forward")
+    imds = DatingImds(config.imds, clock=parts.clock)
+    dispatchers = parts.dispatchers() if hook_url else []
+    threads = [start_thread(NAME, one.run) for one in dispatchers]
     try:
-        yield Forwarder(config, imds=imds, outbox=outbox, clock=clock, stop=Stop()), imds
+        yield Forwarder(config, imds=imds, outbox=parts.outbox, clock=parts.clock, stop=parts.stop), imds
     finally:
-        if sender and thread:
-            sender.stop_when_drained()
+        for one, thread in zip(dispatchers, threads, strict=True):
+            one.stop_when_drained()
             thread.join(timeout=5)
-        outbox.close()
+        parts.outbox.close()
         imds.close()

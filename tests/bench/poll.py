@@ -23,11 +23,11 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     progress.begin(f"poll: {POLLS} polls and {POLLS} requests of the sample, in turn")
     with simulators.imds() as imds:
         url = imds("base_url")
-        with parts.forwarder(folder / "poll", url, None) as (forwarder, _):
+        with parts.forwarder(folder / "poll", url) as (forwarder, _):
 
             def poll() -> None:
                 if forwarder.poll() is not None:
-                    raise BenchError(f"a poll failed: {forwarder.status()['trouble']}")
+                    raise BenchError(f"a poll failed: {forwarder.status()['last_error']}")
 
             for _ in paced(WARM_UP, PACE_SECONDS):
                 poll()

@@ -23,7 +23,9 @@ REAL_POLL_SECONDS = 0.2  # the shortest that a configuration may ask for
 STARTS = 15
 IMPORTS = "import pydantic, requests, sqlite3"
 BARE_RUNS = 5
-TOLD_BY_ONE_CHANGE = {f"io.imdsbridge.{name}.v1" for name in ("document.changed", "scheduledevent.scheduled")}
+EVENTS_OF_ONE_CHANGE = {
+    f"io.imdsbridge.{name}.v1" for name in ("document.changed", "scheduledevent.scheduled")
+}
 
 
 def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) -> list[Row]:
@@ -45,9 +47,9 @@ def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) ->
 
             wait_until(polled, what=f"poll {POLLS}", limit_seconds=limit_seconds, every_seconds=0.5)
             rss, peak = (memory_mib(name, process.pid) for name in ("VmRSS", "VmHWM"))
-        told = [event["type"] for _, event in inbox("arrivals", "/hook")]
-        if TOLD_BY_ONE_CHANGE - set(told):
-            raise BenchError(f"the process did not deliver its events, but {told}")
+        delivered = [event["type"] for _, event in inbox("arrivals", "/hook")]
+        if EVENTS_OF_ONE_CHANGE - set(delivered):
+            raise BenchError(f"the process did not deliver its events, but {delivered}")
     bare = [bare_imports_mib(IMPORTS) for _ in range(BARE_RUNS)]
     pace = "real command" if real_pace else "real command with the lower limit of poll_seconds lifted"
     return [
@@ -180,18 +182,18 @@ def _log_of(state: Path) -> Path:
 def check_alive(process: subprocess.Popen[bytes], state: Path) -> None:
     """Raise BenchError with the end of its log if the process has ended."""
     if process.poll() is not None:
-        told = _log_of(state).read_text(encoding="utf-8", errors="replace")[-500:]
-        raise BenchError(f"`imds-bridge` ended with {process.returncode}: {told}")
+        log_end = _log_of(state).read_text(encoding="utf-8", errors="replace")[-500:]
+        raise BenchError(f"`imds-bridge` ended with {process.returncode}: {log_end}")
 
 
 def bare_imports_mib(imports: str) -> float:
     """Return the RSS of a process that imports and does nothing else."""
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", f"{imports}; print(open('/proc/self/status').read())"],
         check=True,
         timeout=20,
         capture_output=True,
         text=True,
     ).stdout
-    (line,) = (line for line in told.splitlines() if line.startswith("VmRSS:"))
+    (line,) = (line for line in output.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024

@@ -62,7 +62,7 @@ def _serve(connection: Connection, build: Callable[[], Any]) -> None:
                 return
             try:
                 connection.send((True, getattr(simulator, name)(*arguments, **named)))
-            except Exception as error:  # noqa: BLE001 - told to whoever asked
+            except Exception as error:  # noqa: BLE001 - the caller raises it
                 connection.send((False, f"{type(error).__name__}: {error}"))
 
 
