@@ -174,16 +174,24 @@ class UpdatedData(ScheduledEventData):
     """A known event has changed otherwise (time, VMs, duration, text), or its status is unknown to imds-bridge."""
 
 
+_vm_rebooted = _property(
+    "Whether the VM in Vm has rebooted since it last saw the event; null if that is unknown.",
+    *(True, False, None),
+    default=None,
+)
+
+
 class CompletedData(ScheduledEventData):
     """An event has disappeared after it had started: it is over and has no further impact."""
 
     EventStatus: Literal["Completed"] = _property(
         "Always Completed; IMDS itself has no value for it.", "Completed"
     )
+    VmRebooted: bool | None = _vm_rebooted
 
 
 class CanceledData(ScheduledEventData):
-    """An event has disappeared while Scheduled and under a continuous watch: it did not happen."""
+    """An event has disappeared before its NotBefore and under a continuous watch: it did not happen."""
 
     EventStatus: Literal["Canceled"] = _property(
         "Always Canceled; IMDS itself has no value for it.", "Canceled"
@@ -191,9 +199,17 @@ class CanceledData(ScheduledEventData):
 
 
 class EndedData(ScheduledEventData):
-    """An event has disappeared before its start was seen, and the watch was not continuous: it may have happened."""
+    """An event has disappeared before its start was seen, and it may have happened: EndReason says why."""
 
     EventStatus: Literal["Ended"] = _property("Always Ended; IMDS itself has no value for it.", "Ended")
+    EndReason: str | None = _property(
+        "Why it is unknown whether the event happened: Restart (of imds-bridge), Gap (no usable answer for more than "
+        "5 s), Reset (IMDS was restarted or turned on), IncarnationSkipped, IncarnationUnknown, "
+        "EntryUnreadable (of the document), UnknownStatus, NotBeforeUnknown or NotBeforePassed.",
+        *("Restart", "NotBeforePassed"),
+        default=None,
+    )
+    VmRebooted: bool | None = _vm_rebooted
 
 
 class ReceivedDocument(Part):

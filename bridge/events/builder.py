@@ -6,9 +6,11 @@ that saw the same documents.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
@@ -207,10 +209,15 @@ class Reporter:
         return replace(event, id=str(uuid5(NAMESPACE, f"{event.source}:test:{iso_utc(at)}")), extensions={})
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
-        """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
+        """Build one of the VM's own events, which only this VM publishes and which have a gapless counter.
+
+        A state that was restored from a copy counts some numbers twice: the content and the time make each id that of
+        one event.
+        """
         vm_id = self.vm.vm_id if self.vm else ""
+        content = _digest([name, iso_utc(at), data])
         return CloudEvent(
-            id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}")),
+            id=str(uuid5(NAMESPACE, f"{vm_id}:{self.epoch}:{sequence}:{content}")),
             source=self.vm_source or _reference(self.vm.resource_id if self.vm else "") or self._vm_urn(),
             type=type_of(name),
             subject=self.name,
@@ -236,6 +243,10 @@ class Reporter:
         data["NotBeforeUtc"] = iso_utc(not_before) if not_before else None
         data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
         data["DocumentIncarnation"] = incarnation
+        if change.kind in ("completed", "ended"):
+            data["VmRebooted"] = change.vm_rebooted
+        if change.kind == "ended":
+            data["EndReason"] = change.end_reason
         data["AffectsThisVm"] = self._affects(event)
         data["ApprovalSession"] = self._approval_session(event)
         data["Vm"] = self._vm_data()
@@ -281,6 +292,10 @@ def _group_source(vm: Vm | None) -> str:
 def _reference(resource_id: str) -> str:
     """Return an ARM id as a URI reference: the name of a resource group may have letters of any script."""
     return quote(resource_id, safe="/()")
+
+
+def _digest(content: Json) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _dataschema(name: str) -> str:

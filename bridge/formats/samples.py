@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -87,7 +88,10 @@ def _of_a_reboot(at: datetime) -> Iterator[CloudEvent]:
         event = {"updated": sooner, "started": started, "completed": started}.get(kind, first)
         previous = None if kind == "scheduled" else started if kind == "completed" else first
         changed = {"updated": ("NotBefore",), "started": ("EventStatus", "NotBefore")}.get(kind, ())
-        yield change_event(Change(kind=kind, event=event, previous=previous, changed=changed), at)
+        change = Change(kind=kind, event=event, previous=previous, changed=changed)
+        if kind == "ended":
+            change = replace(change, end_reason="Restart", vm_rebooted=True)
+        yield change_event(change, at)
 
 
 def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:

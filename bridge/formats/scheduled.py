@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from itertools import chain
 
 from bridge.formats.message import Field, Message, RenderContext, Tone
@@ -17,6 +18,7 @@ _VMS_LENGTH = 1_000
 _RELEASES_LENGTH = 300
 _CHANGE_LENGTH = 150
 _MAX_CHANGES = 4
+_MINUTE_SECONDS = 60
 _NOUNS = {"preempt": "Spot eviction (Preempt)", "terminate": "Deletion (Terminate)"}
 _MEANINGS = {
     "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
@@ -37,11 +39,18 @@ _ENDS: Mapping[str, tuple[Tone, str, str]] = {
         "is canceled: it did not happen",
         "It was removed before it started; there is nothing to do.",
     ),
-    "ended": (
-        "default",
-        "is gone; whether it ran is unknown",
-        "IMDS was not watched when it was removed: this VM may itself have been rebooted.",
-    ),
+    "ended": ("default", "is gone; whether it ran is unknown", ""),
+}
+_END_REASONS = {
+    "Restart": "It was removed while imds-bridge was restarted",
+    "Gap": "It was removed while IMDS could not be reached",
+    "Reset": "IMDS was restarted, and the event has not come back",
+    "IncarnationSkipped": "It was removed by a change of the document that was not seen",
+    "IncarnationUnknown": "The document had no incarnation that can be read",
+    "EntryUnreadable": "An entry of the document can no longer be read",
+    "UnknownStatus": "Its status was unknown to imds-bridge",
+    "NotBeforeUnknown": "Its start was unknown",
+    "NotBeforePassed": "Its earliest start had passed when it was removed",
 }
 
 
@@ -58,11 +67,21 @@ def describe_scheduled_event(view: EventView, context: RenderContext) -> Message
     if transition in _ENDS:
         tone, what, sentence = _ENDS[transition]
         title = view.title(noun_of(view), f" {what}")
-        return _message(tone, title, (sentence or meaning,), _about(view, context))
+        if transition == "completed":
+            sentence = meaning
+        return _message(tone, title, (sentence, _end_reason(view)), _about(view, context))
     fields = chain(_changes(view, context), _when(view, context), _about(view, context))
     tone = "warning" if view.status == SCHEDULED else "attention"
     title = view.title(*_what_happens(transition, view, context))
     return _message(tone, title, (meaning, _advice(view, context)), fields)
+
+
+def _end_reason(view: EventView) -> str:
+    """Say why it is unknown whether an event happened, and whether this VM has rebooted."""
+    reason = _END_REASONS.get(view.get("EndReason"), "")
+    if view.data.get("VmRebooted") is True:
+        return f"{reason or 'IMDS no longer lists it'}; this VM has rebooted since."
+    return f"{reason}." if reason else ""
 
 
 def _message(tone: Tone, title: str, sentences: Iterable[str], fields: Iterable[Field]) -> Message:
@@ -106,13 +125,23 @@ def _changes(view: EventView, context: RenderContext) -> Iterator[Field]:
         new = view.data.get("NotBeforeUtc" if name == "NotBefore" else name)
         first, second = instant_of(old), instant_of(new)
         if name == "NotBefore" and first and second:
-            yield context.field("Changed", "start, from ", first, " to ", second)
+            yield context.field("Changed", "start, from ", first, " to ", second, _short_move(first, second))
         else:
             yield context.field(
                 "Changed", f"{sanitize(name, _NOUN_LENGTH)}, from {_value(old)} to {_value(new)}"
             )
     if len(changed) > _MAX_CHANGES:
         yield context.field("Changed", "and more")
+
+
+def _short_move(first: datetime, second: datetime) -> str:
+    """Describe a move that times without seconds do not show."""
+    seconds = round((second - first).total_seconds())
+    return (
+        ""
+        if abs(seconds) >= _MINUTE_SECONDS
+        else f" ({abs(seconds)} s {'later' if seconds > 0 else 'earlier'})"
+    )
 
 
 def _value(value: Json) -> str:

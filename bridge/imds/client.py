@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import requests
 
@@ -33,7 +33,7 @@ CALL_SECONDS = 10.0
 OFF_AFTER_SECONDS = DAY_SECONDS
 INSTANCE_SECONDS = 2.0
 # Polling pauses for no longer than this, whatever an answer asks for.
-RETRY_AFTER_LIMIT_SECONDS = 60.0
+RETRY_AFTER_LIMIT_SECONDS = 5.0
 
 _HINTS = {
     400: "does this IMDS support api_version?",
@@ -58,8 +58,11 @@ class ImdsClient:
         self.base = ""
         self.found_in = "the configuration"
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Request the document; see Imds. The first call, and the first after a day without one, may take 130 s."""
+        del waiting
         before = self._last_call_at
         limit = timeout_seconds or self._time_limit()
         if self._request is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from typing import Literal
@@ -17,6 +18,18 @@ CONTINUOUS_SECONDS = 5.0
 GRACE_SECONDS = 300.0
 
 ChangeKind = Literal["scheduled", "started", "updated", "completed", "canceled", "ended"]
+# Why it is unknown whether an event that is gone has happened.
+EndReason = Literal[
+    "UnknownStatus",
+    "Restart",
+    "Gap",
+    "Reset",
+    "IncarnationSkipped",
+    "IncarnationUnknown",
+    "EntryUnreadable",
+    "NotBeforeUnknown",
+    "NotBeforePassed",
+]
 
 _sorted_json = json.JSONEncoder(sort_keys=True).encode
 
@@ -25,13 +38,17 @@ _sorted_json = json.JSONEncoder(sort_keys=True).encode
 class Change:
     """What happened to one event between two documents.
 
-    `event` is as seen now, or as last seen if it is gone. `changed` names the properties that differ.
+    `event` is as seen now, or as last seen if it is gone. `changed` names the properties that differ. Of an event
+    that is gone, `end_reason` says why it is unknown whether it happened, and `vm_rebooted` whether this VM has
+    rebooted since it was last seen (None if that is unknown).
     """
 
     kind: ChangeKind
     event: ScheduledEvent
     previous: ScheduledEvent | None = None
     changed: tuple[str, ...] = ()
+    end_reason: EndReason | None = None
+    vm_rebooted: bool | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -41,26 +58,35 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class MissingEvent:
-    """An event that is missing since IMDS restarted, and may come back until `expires_at` (steady seconds)."""
+    """An event that is missing from the document, and ends unless it comes back before `expires_at` (steady seconds).
+
+    `reason` and `boot_id` are those of the time when it was first missed and last seen.
+    """
 
     event: ScheduledEvent
     expires_at: float
+    reason: EndReason | None = None
+    boot_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What is known after a usable answer: the document, and missing events that may still come back."""
+    """What is known after a usable answer: the document, and missing events that may still come back.
+
+    `boot_id` is the machine's when the document was last seen.
+    """
 
     document: Document | None = None
     missing: Mapping[str, MissingEvent] = field(default_factory=dict)
+    boot_id: str = ""
 
     def dump(self) -> str:
         """Write the watch as JSON."""
         missing = {
-            key: {"raw": missing.event.raw, "expires_at": missing.expires_at}
-            for key, missing in self.missing.items()
+            key: {**asdict(missing), "event": missing.event.raw} for key, missing in self.missing.items()
         }
-        return json.dumps({"document": self.document.raw if self.document else None, "missing": missing})
+        document = self.document.raw if self.document else None
+        return json.dumps({"document": document, "missing": missing, "boot_id": self.boot_id})
 
     @classmethod
     def load(cls, text: str) -> Watch:
@@ -69,11 +95,12 @@ class Watch:
             return cls()
         saved = json.loads(text)
         missing = {
-            key: MissingEvent(event=ScheduledEvent(raw=missing["raw"]), expires_at=missing["expires_at"])
+            key: MissingEvent(**{**missing, "event": ScheduledEvent(raw=missing["event"])})
             for key, missing in saved["missing"].items()
         }
         raw = saved["document"]
-        return cls(document=read_document(raw) if raw is not None else None, missing=missing)
+        document = read_document(raw) if raw is not None else None
+        return cls(document=document, missing=missing, boot_id=saved["boot_id"])
 
     @property
     def known(self) -> dict[str, ScheduledEvent]:
@@ -90,13 +117,19 @@ class Watch:
 class Observation:
     """The circumstances in which a document was seen.
 
-    `at` is the time in steady seconds. `gap_seconds` is the time since the last usable answer, None if that was in
-    another process. `service_was_off`: the call turned the service on, so events may be missing from the document.
+    Args:
+        at: the time in steady seconds.
+        gap_seconds: the time since the last usable answer, None if that was in another process.
+        service_was_off: the call turned the service on, so events may be missing from the document.
+        identity_unconfirmed: what was known before may belong to another VM, so nothing ends yet.
+        boot_id: the machine's, "" if unknown.
     """
 
     at: float
     gap_seconds: float | None
     service_was_off: bool = False
+    identity_unconfirmed: bool = False
+    boot_id: str = ""
 
 
 def compare(previous: Watch, current: Document, observation: Observation) -> tuple[Watch, tuple[Change, ...]]:
@@ -117,31 +150,32 @@ def compare(previous: Watch, current: Document, observation: Observation) -> tup
         for key, event in current.events.items()
         if (change := _transition(known.get(key), event)) is not None
     ]
-    missing = _missing(previous, current, observation)
-    gone = [
-        _end(
-            event,
-            surely_unstarted=key not in previous.missing and _is_continuous(previous, current, observation),
-        )
+    gone = {
+        key: previous.missing.get(key) or _missed(event, previous, current, observation)
         for key, event in known.items()
-        if key not in current.events and key not in missing
-    ]
-    return Watch(document=current, missing=missing), (*present, *gone)
-
-
-def _missing(previous: Watch, current: Document, observation: Observation) -> dict[str, MissingEvent]:
-    """Return the events that are not in the document but may come back."""
-    missing = {
-        key: event
-        for key, event in previous.missing.items()
-        if key not in current.events and observation.at < event.expires_at
+        if key not in current.events
     }
-    if observation.service_was_off or _is_reset(previous, current):
-        expires_at = observation.at + GRACE_SECONDS
-        for key, event in previous.known.items():
-            if key not in current.events and key not in previous.missing:
-                missing[key] = MissingEvent(event=event, expires_at=expires_at)
-    return missing
+    missing = {key: one for key, one in gone.items() if _may_come_back(one, observation)}
+    ends = [_end(one, observation) for key, one in gone.items() if key not in missing]
+    watch = Watch(document=current, missing=missing, boot_id=observation.boot_id)
+    return watch, (*present, *ends)
+
+
+def _missed(
+    event: ScheduledEvent, previous: Watch, current: Document, observation: Observation
+) -> MissingEvent:
+    """Return what is known of an event that is missing for the first time."""
+    is_incomplete = observation.service_was_off or _is_reset(previous, current)
+    return MissingEvent(
+        event=event,
+        expires_at=observation.at + (GRACE_SECONDS if is_incomplete and event.status != STARTED else 0.0),
+        reason="Reset" if is_incomplete else _doubt(event, previous, current, observation),
+        boot_id=previous.boot_id,
+    )
+
+
+def _may_come_back(missing: MissingEvent, observation: Observation) -> bool:
+    return observation.identity_unconfirmed or observation.at < missing.expires_at
 
 
 def _transition(before: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
@@ -166,13 +200,21 @@ def _differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]
     return tuple(name for name in dict.fromkeys((*now.raw, *before.raw)) if old.get(name) != new.get(name))
 
 
-def _end(event: ScheduledEvent, *, surely_unstarted: bool) -> Change:
-    kind: ChangeKind = "ended"
-    if event.status == STARTED:
+def _end(missing: MissingEvent, observation: Observation) -> Change:
+    kind: ChangeKind = "ended" if missing.reason else "canceled"
+    if missing.event.status == STARTED:
         kind = "completed"
-    elif event.status == SCHEDULED and surely_unstarted:
-        kind = "canceled"
-    return Change(kind=kind, event=event, previous=event)
+    return Change(
+        kind=kind,
+        event=missing.event,
+        previous=missing.event,
+        end_reason=missing.reason if kind == "ended" else None,
+        vm_rebooted=_has_rebooted(missing.boot_id, observation.boot_id),
+    )
+
+
+def _has_rebooted(before: str, now: str) -> bool | None:
+    return before != now if before and now else None
 
 
 def _is_reset(previous: Watch, current: Document) -> bool:
@@ -180,13 +222,31 @@ def _is_reset(previous: Watch, current: Document) -> bool:
     return before is not None and current.incarnation is not None and current.incarnation < before
 
 
-def _is_continuous(previous: Watch, current: Document, observation: Observation) -> bool:
-    if observation.gap_seconds is None or observation.gap_seconds > CONTINUOUS_SECONDS:
-        return False
+def _doubt(
+    event: ScheduledEvent, previous: Watch, current: Document, observation: Observation
+) -> EndReason | None:
+    """Return why it is unknown whether an event happened that is gone; None if it surely did not."""
+    if event.status != SCHEDULED:
+        return "UnknownStatus"
+    if observation.gap_seconds is None:
+        return "Restart"
+    if observation.gap_seconds > CONTINUOUS_SECONDS:
+        return "Gap"
+    return _document_doubt(previous, current) or _start_doubt(event, observation)
+
+
+def _document_doubt(previous: Watch, current: Document) -> EndReason | None:
     before = previous.document
     if before is None or before.incarnation is None or current.incarnation is None:
-        return False
+        return "IncarnationUnknown"
     # The event may be in an entry that became unreadable.
     if len(current.invalid_entries) > len(before.invalid_entries):
-        return False
-    return current.incarnation - before.incarnation in (0, 1)
+        return "EntryUnreadable"
+    return None if current.incarnation - before.incarnation in (0, 1) else "IncarnationSkipped"
+
+
+def _start_doubt(event: ScheduledEvent, observation: Observation) -> EndReason | None:
+    if event.not_before is None:
+        return "NotBeforeUnknown"
+    has_passed = datetime.fromtimestamp(observation.at, UTC) >= event.not_before
+    return "NotBeforePassed" if has_passed else None

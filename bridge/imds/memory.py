@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge.errors import ImdsError
@@ -79,8 +79,11 @@ class ImdsDouble:
         """End all faults."""
         self._faults.clear()
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Return the document that was set."""
+        del waiting  # there is always an answer, or a fault
         self._record(ImdsCall(method="document", timeout_seconds=timeout_seconds))
         return self._body
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from bridge.imds.instance import Vm
@@ -24,11 +24,14 @@ class Imds(Protocol):
         """The address in use, "" before the first call of an implementation that has to look for it."""
         ...
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Return the Scheduled Events document as received, not checked in any way.
 
         Args:
             timeout_seconds: the limit; None for 130 s where the service may have to be turned on first, else 10 s.
+            waiting: called about once a second while there is no answer; what it raises ends the call.
 
         Raises:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.

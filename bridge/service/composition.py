@@ -18,6 +18,7 @@ from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import logging as logs
+from bridge.runtime.boot import read_boot_id
 from bridge.runtime.clock import Clock
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop
@@ -197,7 +198,14 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
 
 def _forward(parts: Parts) -> Flow:
     imds = ImdsClient(parts.config.imds, clock=parts.clock)
-    forwarder = Forwarder(parts.config, imds=imds, outbox=parts.outbox, clock=parts.clock, stop=parts.stop)
+    forwarder = Forwarder(
+        parts.config,
+        imds=imds,
+        outbox=parts.outbox,
+        clock=parts.clock,
+        stop=parts.stop,
+        boot_id=read_boot_id(),
+    )
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 

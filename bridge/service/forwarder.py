@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 
 from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.client import CALL_SECONDS, OFF_AFTER_SECONDS
+from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
@@ -23,12 +25,12 @@ from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
-RETRY_BASE_SECONDS = 0.5
+RETRY_BASE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 5.0
-RETRY_FLOOR_SECONDS = 0.2  # IMDS allows five requests a second
 LAST_POLL_SECONDS = 2.0
 REMEMBER_EVERY_SECONDS = 60.0
 REPEAT_LOG_SECONDS = 600.0
+NEVER = "never"
 
 
 class Forwarder:
@@ -40,19 +42,24 @@ class Forwarder:
         outbox: what keeps the state and gets the events.
         clock: the time.
         stop: what ends `run`.
+        boot_id: the machine's, "" if unknown.
     """
 
-    def __init__(self, config: Config, *, imds: Imds, outbox: Outbox, clock: Clock, stop: Stop) -> None:
+    def __init__(
+        self, config: Config, *, imds: Imds, outbox: Outbox, clock: Clock, stop: Stop, boot_id: str = ""
+    ) -> None:
         self._config = config
         self._imds = imds
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
+        self._boot_id = boot_id
         self._watch = _load_watch(outbox.meta("watch"))
         self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
         self._good_at: float | None = None  # monotonic, in this process
         self._good_time = parse_iso(outbox.meta("last_good_at"))
+        self._outage_since = outbox.meta("outage_since")  # of an outage that is published, else ""
         self._remembered_at = -math.inf
         self._began_at = clock.monotonic()
         self._failures = 0
@@ -68,9 +75,7 @@ class Forwarder:
             self._identity.emit_heartbeat()
             now = self._clock.monotonic()
             if wait_seconds is None:
-                due += self._config.imds.poll_seconds * max(
-                    1, math.ceil((now - due) / self._config.imds.poll_seconds)
-                )
+                due += self._poll_seconds * max(1, math.ceil((now - due) / self._poll_seconds))
             else:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
@@ -78,14 +83,24 @@ class Forwarder:
         self._identity.emit_stopping()
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
-        """Request the document once and process it; return how long to wait after a failure, else None."""
+        """Request the document once and process it.
+
+        Args:
+            timeout_seconds: the time limit; None for what IMDS may need.
+
+        Returns:
+            How long to wait before the next request, None for the usual interval.
+        """
         self._notice_clock()
-        requested_at = self._clock.monotonic()
+        may_be_off = self._service_may_be_off()
+        limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
+        waiting = None if may_be_off else self._note_waiting
         try:
-            body = self._imds.document(timeout_seconds=timeout_seconds)
-            self._process(body, requested_at)
+            body = self._imds.document(timeout_seconds=limit_seconds, waiting=waiting)
+            self._process(body, may_be_off=may_be_off)
         except ImdsError as error:
-            return self._fail(error)
+            self._note_failure(error)
+            return self._pause_seconds(error)
         return None
 
     def status(self) -> dict[str, Any]:
@@ -100,19 +115,24 @@ class Forwarder:
             "missing": [missing.event.raw for missing in self._watch.missing.values()],
         }
 
+    @property
+    def _poll_seconds(self) -> float:
+        return self._config.imds.poll_seconds
+
     # A usable answer
 
-    def _process(self, body: bytes, requested_at: float) -> None:
+    def _process(self, body: bytes, *, may_be_off: bool) -> None:
         now = self._clock.monotonic()
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
         if self._identity.resolve():
             # The state was that of another VM.
-            self._watch, self._good_time, self._body = Watch(), None, None
-        if self._failures or changed:
-            self._recover()
+            self._watch, self._good_time, self._outage_since = Watch(), None, ""
+            document = self._parse(body)
+        gap_seconds = None if self._good_at is None else now - self._good_at
+        self._end_outage(gap_seconds)
         if document:
-            self._compare(document, now, requested_at)
+            self._compare(document, gap_seconds, service_was_off=may_be_off)
             self._body = body
         self._good_at = now
         self._good_time = self._clock.now()
@@ -125,7 +145,7 @@ class Forwarder:
         except ValueError as error:
             raise ImdsError(f"IMDS at {self._imds.base} sent {error}") from error
 
-    def _compare(self, document: Document, now: float, requested_at: float) -> None:
+    def _compare(self, document: Document, gap_seconds: float | None, *, service_was_off: bool) -> None:
         """Commit what differs from the last document, if anything does."""
         before = self._watch
         watch, changes = compare(
@@ -133,8 +153,10 @@ class Forwarder:
             document,
             Observation(
                 at=self._clock.steady(),
-                gap_seconds=None if self._good_at is None else now - self._good_at,
-                service_was_off=now - requested_at > CALL_SECONDS or self._service_may_be_off(),
+                gap_seconds=gap_seconds,
+                service_was_off=service_was_off,
+                identity_unconfirmed=not self._identity.is_confirmed,
+                boot_id=self._boot_id,
             ),
         )
         if watch == before:
@@ -177,48 +199,75 @@ class Forwarder:
         self._outbox.commit(encoded, meta={"watch": self._watch.dump(), **meta}, occurrences=occurrences)
 
     def _service_may_be_off(self) -> bool:
-        """Return whether this process has not called IMDS for a day, after which the service is off."""
+        """Return whether there was no usable answer for a day, after which the service is off."""
         if self._good_at is not None:
             return self._clock.monotonic() - self._good_at >= OFF_AFTER_SECONDS
-        return self._good_time is not None and (
-            (self._clock.now() - self._good_time).total_seconds() >= OFF_AFTER_SECONDS
-        )
+        if self._good_time is None:
+            return True
+        return (self._clock.now() - self._good_time).total_seconds() >= OFF_AFTER_SECONDS
 
     # Outages
 
-    def _fail(self, error: ImdsError) -> float:
-        """Log a failure, and publish an outage once it is one; return how long to wait."""
+    def _note_waiting(self) -> None:
+        """Publish an outage while a request is not answered."""
+        self._publish_outage("IMDS does not answer")
+
+    def _note_failure(self, error: ImdsError) -> None:
+        """Log a failure, and publish an outage once it is one."""
         now = self._clock.monotonic()
         self._failures += 1
         self._last_error = str(error)
         if self._failures == 1 or now - self._logged_at >= REPEAT_LOG_SECONDS:
             log.warning("IMDS gave no usable answer: %s; retrying", error)
             self._logged_at = now
-        gap_seconds = now - (self._began_at if self._good_at is None else self._good_at)
-        if gap_seconds >= CONTINUOUS_SECONDS and not self._outbox.meta("blind_since"):
-            since = self._good_time
-            reporter = self._identity.reporter()
-            event = reporter.unreachable(
-                since=since, reason=str(error), sequence=self._identity.next_sequence(), at=self._clock.now()
-            )
-            self._commit([event], blind_since=iso_utc(since) if since else "never")
-        if error.retry_after_seconds is not None:
-            return max(RETRY_FLOOR_SECONDS, error.retry_after_seconds)
-        jitter = full_jitter(
-            self._failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
-        )
-        return max(RETRY_FLOOR_SECONDS, jitter)
+        self._publish_outage(str(error))
 
-    def _recover(self) -> None:
-        """Publish the end of an outage that was published."""
+    def _pause_seconds(self, error: ImdsError) -> float | None:
+        """Return how long to leave IMDS alone; None unless it asked for that."""
+        if error.status != HTTPStatus.TOO_MANY_REQUESTS:
+            return None
+        wanted = error.retry_after_seconds
+        if wanted is None:
+            wanted = full_jitter(
+                self._failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
+            )
+        return max(self._poll_seconds, min(RETRY_LIMIT_SECONDS, wanted))
+
+    @property
+    def _outage_seconds(self) -> float:
+        return max(CONTINUOUS_SECONDS, 2 * self._poll_seconds)
+
+    def _publish_outage(self, reason: str) -> None:
+        """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""
+        gap_seconds = self._clock.monotonic() - (self._began_at if self._good_at is None else self._good_at)
+        if self._outage_since or gap_seconds < self._outage_seconds:
+            return
+        self._outage_since = iso_utc(self._good_time) if self._good_time else NEVER
+        event = self._identity.reporter().unreachable(
+            since=self._good_time,
+            reason=reason,
+            sequence=self._identity.next_sequence(),
+            at=self._clock.now(),
+        )
+        self._commit([event], outage_since=self._outage_since)
+
+    def _end_outage(self, gap_seconds: float | None) -> None:
+        """Publish the end of an outage; also its start, if nothing ran that could have noticed it."""
+        if gap_seconds is not None and gap_seconds > self._outage_seconds:
+            self._publish_outage(
+                self._last_error or f"nothing was asked for {gap_seconds:.1f} s: the process did not run"
+            )
         if self._failures:
             log.info("IMDS answers again", extra={"failures": self._failures})
         self._failures, self._last_error = 0, ""
-        if since := self._outbox.meta("blind_since"):
+        if self._outage_since:
             event = self._identity.reporter().recovered(
-                since=parse_iso(since), sequence=self._identity.next_sequence(), at=self._clock.now()
+                since=parse_iso(self._outage_since),
+                sequence=self._identity.next_sequence(),
+                at=self._clock.now(),
             )
-            self._commit([event], blind_since="")
+            self._outage_since = ""
+            self._commit([event], outage_since="")
 
     # Time
 
@@ -231,6 +280,8 @@ class Forwarder:
             for key, missing in self._watch.missing.items()
         }
         self._watch = replace(self._watch, missing=missing)
+        if self._good_time:
+            self._good_time += timedelta(seconds=jump)
 
     def _remember_good_time(self) -> None:
         if self._good_time:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import socket
-from dataclasses import asdict
 from typing import Literal
+from uuid import uuid4
 
 from bridge import __version__
 from bridge.config.models import Config
@@ -49,7 +48,14 @@ class VmIdentity:
         self._resolve_wait_seconds = RESOLVE_AGAIN_SECONDS
         self._resolve_at = -math.inf
         self._heartbeat_at = -math.inf
-        self.vm = _load_vm(outbox.meta("vm"))
+        self.vm: Vm | None = None
+        self._unconfirmed_epoch = uuid4().hex
+        self._unconfirmed_count = 0
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the state is known to be this VM's; until then nothing is published in its name."""
+        return self.resolved or not self._outbox.meta("vm_id")
 
     def resolve(self) -> bool:
         """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
@@ -73,7 +79,7 @@ class VmIdentity:
                 extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
             )
         self.vm = vm
-        self._outbox.set_meta({"vm": json.dumps(asdict(vm)), "vm_id": vm.vm_id or kept})
+        self._outbox.set_meta({"vm_id": vm.vm_id or kept})
         return is_other
 
     def reporter(self) -> Reporter:
@@ -81,7 +87,7 @@ class VmIdentity:
         return Reporter(
             name=self.vm.name if self.vm else socket.gethostname(),
             role=self._role,
-            epoch=self._outbox.meta("epoch"),
+            epoch=self._outbox.meta("epoch") if self.is_confirmed else self._unconfirmed_epoch,
             vm=self.vm,
             group_source=self._config.source,
             vm_source=self._config.vm_source,
@@ -90,7 +96,10 @@ class VmIdentity:
 
     def next_sequence(self) -> int:
         """Return the number of the next of this process's own events."""
-        return self._outbox.count("reporterseq")
+        if self.is_confirmed:
+            return self._outbox.count("reporterseq")
+        self._unconfirmed_count += 1
+        return self._unconfirmed_count
 
     def notice_clock(self) -> float:
         """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
@@ -126,14 +135,6 @@ def follow_clock(clock: Clock, outbox: Outbox) -> float:
         log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
         outbox.shift(jump)
     return jump
-
-
-def _load_vm(text: str) -> Vm | None:
-    """Read the VM's identity from the state; None if there is none or it cannot be read."""
-    try:
-        return Vm(**json.loads(text)) if text else None
-    except (ValueError, TypeError):
-        return None
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

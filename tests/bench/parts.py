@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,8 +34,10 @@ class DatingImds(ImdsClient):
 
     answered_at = 0.0
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
-        body = super().document(timeout_seconds=timeout_seconds)
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
+        body = super().document(timeout_seconds=timeout_seconds, waiting=waiting)
         self.answered_at = time.monotonic()
         return body
 

@@ -20,6 +20,7 @@ RECORDED = sorted((DATA / "imds").glob("*.json"))
 FIRST = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 SECOND = "4CAEA225-A741-474D-A72E-428C86FCD853"
 NOT_BEFORE = "Mon, 11 Apr 2022 22:26:58 GMT"
+BEFORE_START = 1_649_714_400.0  # 22 minutes before NOT_BEFORE, in seconds since 1970
 
 # The same examples on every run where a red run must mean a changed project; a slow machine is no fault.
 steady = settings(
@@ -73,19 +74,17 @@ class Watcher:
 
     def __init__(self, *documents: Document) -> None:
         self.watch = Watch()
-        self.at = 1_650_000_000.0
+        self.at = BEFORE_START
         self.changes: tuple[Change, ...] = ()
         for each in documents:
             self.see(each)
 
     def see(
-        self, current: Document, *, after: float = 1.0, restarted: bool = False, service_was_off: bool = False
+        self, current: Document, *, after: float = 1.0, restarted: bool = False, **circumstances: Any
     ) -> list[str]:
         """Return what became of the events, as `kind EventId`."""
         self.at += after
-        observation = Observation(
-            at=self.at, gap_seconds=None if restarted else after, service_was_off=service_was_off
-        )
+        observation = Observation(at=self.at, gap_seconds=None if restarted else after, **circumstances)
         self.watch, self.changes = compare(self.watch, current, observation)
         return kinds(self.changes)
 

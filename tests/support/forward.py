@@ -46,6 +46,7 @@ class Station:
         self.imds = imds
         self.clock = clock
         self.config = Config()
+        self.boot_id = "boot"
         self._read = 0
         self.start()
 
@@ -74,6 +75,11 @@ class Station:
         """Poll once, a second later."""
         self.clock.advance(after)
         return self.forwarder.poll()
+
+    def poll_for(self, seconds: int) -> None:
+        """Poll once a second for so long."""
+        for _ in range(seconds):
+            self.poll()
 
     def run(self, *, waits: int) -> CountedStop:
         """Let the loop run for a number of polls, and the last one."""
@@ -109,7 +115,14 @@ class Station:
         return iso_utc(self.clock.now())
 
     def _forwarder(self, stop: Stop) -> Forwarder:
-        return Forwarder(self.config, imds=self.imds, outbox=self.outbox, clock=self.clock, stop=stop)
+        return Forwarder(
+            self.config,
+            imds=self.imds,
+            outbox=self.outbox,
+            clock=self.clock,
+            stop=stop,
+            boot_id=self.boot_id,
+        )
 
 
 def name_of(envelope: dict[str, Any]) -> str:

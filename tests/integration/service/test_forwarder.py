@@ -71,9 +71,8 @@ def test_a_whole_life_is_published_in_every_api_version(lab: ImdsLab, start: Sta
 def test_after_every_failure_imds_is_asked_again(lab: ImdsLab, start: Start, kind: str | int) -> None:
     station = start(ImdsSettings(endpoint=lab.url("web-0")))
     lab.fault(kind, path=EVENTS_PATH)
-    wait = station.poll()
-    assert wait is not None
-    assert 0.2 <= wait <= 5
+    station.poll()
+    assert station.forwarder.status()["last_error"]
     assert station.poll() is None
     assert station.story() == ["document.changed"]
 
@@ -81,9 +80,8 @@ def test_after_every_failure_imds_is_asked_again(lab: ImdsLab, start: Start, kin
 def test_an_imds_that_is_not_there_is_asked_again(start: Start) -> None:
     with closed_port() as url:
         station = start(ImdsSettings(endpoint=url))
-        wait = station.poll()
-        assert wait is not None
-        assert 0.2 <= wait <= 5
+        station.poll()
+        assert station.forwarder.status()["last_error"]
 
 
 def test_bytes_before_the_json_are_not_an_outage(lab: ImdsLab, start: Start) -> None:

@@ -41,6 +41,12 @@ def document_event(by: events.Reporter = REPORTER, *, sequence: int = 1) -> Clou
     return by.document(document(2, entry()), previous=None, event_ids=[], sequence=sequence, at=AT)
 
 
+def replace_document(**arguments: Any) -> CloudEvent:
+    """Build the document event with other arguments."""
+    usual: dict[str, Any] = {"previous": None, "event_ids": [], "sequence": 1, "at": AT}
+    return REPORTER.document(document(2, entry()), **{**usual, **arguments})
+
+
 # Ids
 
 
@@ -58,7 +64,7 @@ def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() 
         "4f59b888-c10b-5925-bbda-2f0663252162",
         "e58a4324-9cf6-5bc5-b2cb-a9395b2e67bb",
         "6a76b67a-fa9c-5595-91d5-dc114afd4714",
-        "05e6a478-8a1b-5e85-8765-eacc60ad9bde",
+        "f14c9e63-1fb3-5457-a3fa-9ac9d27a44ad",
     ]
 
 
@@ -130,12 +136,16 @@ def test_the_id_of_a_change_does_not_depend_on_the_previous_content() -> None:
     assert build(one).id == build(other).id
 
 
-def test_the_vms_own_events_have_ids_by_vm_epoch_and_counter() -> None:
+def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> None:
     ids = [
         document_event().id,
         document_event(sequence=2).id,
         document_event(replace(REPORTER, epoch="another")).id,
         document_event(replace(REPORTER, vm=replace(VM, vm_id="another"))).id,
+        replace_document(at=AT + timedelta(seconds=1)).id,
+        replace_document(event_ids=["a"]).id,
+        REPORTER.unreachable(since=None, reason="a", sequence=1, at=AT).id,
+        REPORTER.unreachable(since=None, reason="b", sequence=1, at=AT).id,
     ]
     assert len(set(ids)) == len(ids)
     assert document_event().id == document_event().id

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from datetime import UTC, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from bridge.formats.notice import notice
+from bridge.imds.diff import EndReason
 from tests.support.examples import EVENT_TYPES, EVENTS, fields, in_, scheduled, updated, with_data, written
 from tests.support.receivers import NOW
 
@@ -221,8 +223,31 @@ def test_a_status_that_is_not_known_is_shown() -> None:
     )
 
 
-def test_an_end_of_which_nothing_is_known_says_that_this_vm_may_have_been_rebooted() -> None:
-    assert "this VM may itself have been rebooted" in written(EVENTS["scheduledevent.ended"]).text
+def test_an_uncertain_end_has_its_reason_and_says_that_this_vm_has_rebooted() -> None:
+    text = written(EVENTS["scheduledevent.ended"]).text
+    assert "It was removed while imds-bridge was restarted; this VM has rebooted since." in text
+
+
+@pytest.mark.parametrize("reason", get_args(EndReason))
+@pytest.mark.parametrize("rebooted", [False, None])
+def test_every_reason_of_an_end_has_a_text(reason: str, rebooted: bool | None) -> None:
+    event = with_data(EVENTS["scheduledevent.ended"], EndReason=reason, VmRebooted=rebooted)
+    sentence = written(event).text.splitlines()[1]
+    assert re.fullmatch(r"(It|IMDS|The document|An entry) [^;]+[.]|Its [^;]+[.]", sentence)
+
+
+def test_a_completed_event_says_that_this_vm_has_rebooted() -> None:
+    event = with_data(EVENTS["scheduledevent.completed"], VmRebooted=True)
+    assert "this VM has rebooted since" in written(event).text
+
+
+@pytest.mark.parametrize(
+    ("moved_to", "text"),
+    [("2026-11-20T12:15:20Z", "(20 s later)"), ("2026-11-20T12:14:01Z", "(59 s earlier)")],
+)
+def test_a_start_that_moved_by_less_than_a_minute_shows_the_seconds(moved_to: str, text: str) -> None:
+    event = updated({"NotBefore": "2026-11-20T12:15:00Z"}, NotBefore=moved_to)
+    assert fields(written(event))["Changed"].endswith(text)
 
 
 def test_a_receipt_says_who_asked_what_is_released_and_what_may_still_delay_it() -> None:

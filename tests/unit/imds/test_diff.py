@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from bridge.imds.diff import GRACE_SECONDS, Watch
-from bridge.imds.document import parse_document
+from bridge.imds.document import Document, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
 
 THIRD = "0F5B4F0E-5D6D-4B2C-9A55-7C1D4A0F8E11"
 LATER = "Mon, 11 Apr 2022 23:00:00 GMT"
+NEXT_WEEK = "Mon, 18 Apr 2022 22:00:00 GMT"
 
 # Beginnings and changes
 
@@ -217,6 +219,91 @@ def test_an_event_whose_entry_became_unreadable_is_ended_and_not_canceled() -> N
     assert watcher.see(document(9, entry(event_id=None))) == [f"canceled {SECOND}"]
 
 
+@pytest.mark.parametrize(
+    ("seconds_before_not_before", "change"),
+    [(2.0, "canceled"), (1.001, "canceled"), (1.0, "ended"), (0.0, "ended")],
+)
+def test_an_event_gone_while_scheduled_is_canceled_only_before_its_not_before(
+    seconds_before_not_before: float, change: str
+) -> None:
+    watcher = Watcher()
+    watcher.at = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC).timestamp() - seconds_before_not_before - 1
+    watcher.see(document(7, entry()))
+    assert watcher.see(document(8)) == [f"{change} {FIRST}"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "circumstances", "reason"),
+    [
+        (document(7, entry()), document(8), {"restarted": True}, "Restart"),
+        (document(7, entry()), document(8), {"after": 6.0}, "Gap"),
+        (document(7, entry()), document(9), {}, "IncarnationSkipped"),
+        (document(7, entry()), document(...), {}, "IncarnationUnknown"),
+        (document(7, entry()), document(8, "unreadable"), {}, "EntryUnreadable"),
+        (document(7, entry(status="Postponed")), document(8), {"restarted": True}, "UnknownStatus"),
+        (document(7, entry(NotBefore="soon")), document(8), {}, "NotBeforeUnknown"),
+        (document(7, entry(NotBefore="")), document(8), {}, "NotBeforeUnknown"),
+        (document(7, entry(NotBefore="Mon, 11 Apr 2022 21:00:00 GMT")), document(8), {}, "NotBeforePassed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_end_has_the_reason_why_it_is_uncertain(
+    before: Document, now: Document, circumstances: dict[str, Any], reason: str
+) -> None:
+    watcher = Watcher(before)
+    assert watcher.see(now, **circumstances) == [f"ended {FIRST}"]
+    assert watcher.changes[0].end_reason == reason
+
+
+@pytest.mark.parametrize("status", ["Scheduled", "Started"])
+def test_a_certain_end_has_no_reason(status: str) -> None:
+    watcher = Watcher(document(7, entry(status=status, NotBefore=NEXT_WEEK)), document(8))
+    assert [change.end_reason for change in watcher.changes] == [None]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "rebooted"),
+    [("a", "a", False), ("a", "b", True), ("", "b", None), ("a", "", None), ("", "", None)],
+)
+@pytest.mark.parametrize("status", ["Scheduled", "Started"])
+def test_an_end_tells_from_the_boot_id_whether_this_vm_has_rebooted(
+    before: str, now: str, rebooted: bool | None, status: str
+) -> None:
+    watcher = Watcher()
+    watcher.see(document(7, entry(status=status)), boot_id=before)
+    watcher.watch = Watch.load(watcher.watch.dump())
+    watcher.see(document(8), restarted=True, boot_id=now)
+    assert [change.vm_rebooted for change in watcher.changes] == [rebooted]
+
+
+def test_a_reboot_before_the_last_sight_of_an_event_does_not_count() -> None:
+    watcher = Watcher()
+    watcher.see(document(7, entry()), boot_id="a")
+    watcher.see(document(7, entry()), boot_id="b", restarted=True)
+    watcher.see(document(8), boot_id="b")
+    assert [change.vm_rebooted for change in watcher.changes] == [False]
+
+
+def test_a_reboot_while_an_event_may_come_back_counts_at_its_end() -> None:
+    watcher = Watcher()
+    watcher.see(document(7, entry()), boot_id="a")
+    watcher.see(document(1), boot_id="b", restarted=True)
+    watcher.watch = Watch.load(watcher.watch.dump())
+    assert watcher.see(document(1), boot_id="b", after=GRACE_SECONDS) == [f"ended {FIRST}"]
+    assert [change.vm_rebooted for change in watcher.changes] == [True]
+
+
+def test_nothing_ends_while_the_identity_is_unconfirmed() -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    assert watcher.see(document(8, entry(THIRD)), restarted=True, identity_unconfirmed=True) == [
+        f"scheduled {THIRD}"
+    ]
+    assert watcher.see(document(8, entry(THIRD)), identity_unconfirmed=True) == []
+    assert watcher.watch.is_due(watcher.at)
+    assert watcher.see(document(8, entry(THIRD))) == [f"ended {FIRST}", f"completed {SECOND}"]
+    assert watcher.changes[0].end_reason == "Restart"
+
+
 def test_an_event_that_comes_back_after_its_end_is_scheduled_again() -> None:
     watcher = Watcher(document(7, entry()), document(8))
     assert watcher.see(document(9, entry())) == [f"scheduled {FIRST}"]
@@ -236,18 +323,25 @@ in_grace = pytest.mark.parametrize(("empty", "circumstances"), GRACE.values(), i
 
 @in_grace
 def test_events_missing_after_a_reset_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Postponed")))
     assert watcher.see(empty, **circumstances) == []
     assert not watcher.watch.is_due(watcher.at)
+
+
+@in_grace
+def test_a_started_event_missing_after_a_reset_is_completed_at_once(empty: Any, circumstances: Any) -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    assert watcher.see(empty, **circumstances) == [f"completed {SECOND}"]
 
 
 @in_grace
 def test_an_event_that_comes_back_unchanged_within_five_minutes_is_not_a_change(
     empty: Any, circumstances: Any
 ) -> None:
-    watcher = Watcher(document(7, entry()))
+    watcher = Watcher(document(7, entry(NotBefore=NEXT_WEEK)))
     watcher.see(empty, **circumstances)
-    assert watcher.see(document(empty.incarnation + 1, entry(FIRST.lower())), after=100.0) == []
+    back = document(empty.incarnation + 1, entry(FIRST.lower(), NotBefore=NEXT_WEEK))
+    assert watcher.see(back, after=100.0) == []
     assert watcher.watch.missing == {}
     assert watcher.see(document(empty.incarnation + 2)) == [f"canceled {FIRST.lower()}"]
 
@@ -256,7 +350,7 @@ def test_an_event_that_comes_back_unchanged_within_five_minutes_is_not_a_change(
 def test_an_event_that_comes_back_changed_is_compared_with_its_last_content(
     empty: Any, circumstances: Any
 ) -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
     watcher.see(empty, **circumstances)
     back = document(empty.incarnation + 1, entry(FIRST, "Started"), entry(SECOND, NotBefore=LATER))
     assert watcher.see(back) == [f"started {FIRST}", f"updated {SECOND}"]
@@ -264,12 +358,13 @@ def test_an_event_that_comes_back_changed_is_compared_with_its_last_content(
 
 @in_grace
 def test_events_that_do_not_come_back_end_when_five_minutes_are_over(empty: Any, circumstances: Any) -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Postponed")))
     watcher.see(empty, **circumstances)
     assert watcher.see(empty, after=GRACE_SECONDS - 1) == []
     assert not watcher.watch.is_due(watcher.at)
     assert watcher.watch.is_due(watcher.at + 1)
-    assert watcher.see(empty, after=1) == [f"ended {FIRST}", f"completed {SECOND}"]
+    assert watcher.see(empty, after=1) == [f"ended {FIRST}", f"ended {SECOND}"]
+    assert [change.end_reason for change in watcher.changes] == ["Reset", "Reset"]
     assert watcher.watch.missing == {}
     assert not watcher.watch.is_due(watcher.at + 1_000)
 
@@ -341,10 +436,12 @@ def test_every_recording_has_its_expected_transitions_here() -> None:
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_a_recorded_life_has_the_expected_changes(path: Any) -> None:
-    watcher = Watcher()
     documents = [
         parse_document(json.dumps(each).encode()) for each in json.loads(path.read_text())["documents"]
     ]
+    starts = [event.not_before for each in documents for event in each.events.values() if event.not_before]
+    watcher = Watcher()
+    watcher.at = min(starts, default=datetime.now(UTC)).timestamp() - 600
     assert [watcher.see(each) for each in documents] == EXPECTED[path.stem]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from bridge import __version__
 from bridge.errors import ImdsError
 from bridge.imds.document import Document, parse_document
+from bridge.runtime.instants import iso_utc
 from bridge.service import forwarder as forwarder_module
 from tests.support.clock import MovedClock
-from tests.support.diff import FIRST, SECOND, entry
+from tests.support.diff import BEFORE_START, FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Station, name_of
 from tests.support.imds import WEB_0, WEB_1, ScriptedImds
 
@@ -23,7 +25,7 @@ INSTANCE = ["instance"]
 
 @pytest.fixture
 def clock() -> MovedClock:
-    return MovedClock()
+    return MovedClock(BEFORE_START)
 
 
 @pytest.fixture
@@ -123,7 +125,7 @@ def test_numbers_that_json_cannot_write_are_published_as_text(imds: ScriptedImds
 def test_two_vms_of_a_group_give_a_change_the_same_id_and_source(tmp_path: Path) -> None:
     events = []
     for vm in (WEB_0, WEB_1):
-        clock = MovedClock()
+        clock = MovedClock(BEFORE_START)
         imds = ScriptedImds(clock, vm=vm)
         imds.schedule()
         station = Station(tmp_path / vm.name, imds, clock)
@@ -135,6 +137,85 @@ def test_two_vms_of_a_group_give_a_change_the_same_id_and_source(tmp_path: Path)
     assert [mine["data"]["AffectsThisVm"], theirs["data"]["AffectsThisVm"]] == [True, False]
     assert my_document["id"] != their_document["id"]
     assert my_document["source"] != their_document["source"]
+
+
+# Gaps
+
+
+def test_a_process_that_did_not_run_publishes_the_gap_afterwards(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule()
+    station.poll()
+    since = station.now()
+    station.story()
+    imds.end(FIRST)
+    station.poll(after=30)
+    outage, recovery, ended, _ = station.events()
+    assert name_of(outage) == "imds.unreachable"
+    assert outage["data"]["Since"] == since
+    assert outage["data"]["Reason"] == "nothing was asked for 30.0 s: the process did not run"
+    assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (since, 30)
+    assert ended["data"]["EndReason"] == "Gap"
+
+
+def test_a_gap_of_five_seconds_is_not_published(station: Station) -> None:
+    station.poll()
+    station.story()
+    station.poll(after=5.0)
+    assert station.story() == []
+
+
+def test_a_request_without_an_answer_is_an_outage_after_five_seconds(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    station.story()
+    imds.lags = [8.0]
+    imds.fail(ImdsError("no answer within 10 s"), methods=DOCUMENT, count=1)
+    station.poll(after=1)
+    (outage,) = station.events()
+    assert outage["data"]["Reason"] == "IMDS does not answer"
+    assert outage["time"] == iso_utc(station.clock.now() - timedelta(seconds=4))
+    station.poll()
+    assert station.story() == ["imds.recovered"]
+
+
+def test_gaps_of_a_slow_schedule_are_not_outages(station: Station) -> None:
+    settings = station.config.imds.model_copy(update={"poll_seconds": 20.0})
+    station.config = station.config.model_copy(update={"imds": settings})
+    station.run(waits=5)
+    assert "imds.unreachable" not in station.story()
+
+
+@pytest.mark.parametrize(("away", "limit"), [(1.0, 10), (DAY - 1, 10), (DAY + 1, 130)])
+def test_only_after_a_day_without_an_answer_imds_gets_the_long_limit(
+    imds: ScriptedImds, station: Station, away: float, limit: float
+) -> None:
+    station.poll()
+    station.restart(after=away)
+    imds.calls.clear()
+    station.poll(after=0)
+    station.poll()
+    limits = [call.timeout_seconds for call in imds.calls if call.method == "document"]
+    assert limits == [limit, 10]
+
+
+def test_the_first_request_ever_gets_the_long_limit(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    assert imds.calls[0].timeout_seconds == 130
+
+
+def test_an_end_after_a_reboot_of_this_vm_says_so(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule()
+    station.poll()
+    station.story()
+    station.boot_id = "another"
+    station.restart(after=60)
+    imds.end()
+    station.poll()
+    ended, _ = station.events()
+    assert (ended["data"]["EndReason"], ended["data"]["VmRebooted"]) == ("Restart", True)
 
 
 # Answers without a change
@@ -385,47 +466,42 @@ def test_unreadable_answers_are_an_outage_until_the_next_usable_one(
     station.poll()
     station.story()
     imds.serve(nonsense)
-    wait = station.poll()
-    assert wait is not None
+    station.poll()
+    assert "sent" in station.forwarder.status()["last_error"]
     station.poll(after=6)
     imds.serve_events()
     assert station.poll() is None
     assert station.story() == ["imds.unreachable", "imds.recovered"]
 
 
-@pytest.mark.parametrize("status", [302, 400, 404, 408, 410, 429, 500, 503, None])
-def test_after_any_failure_imds_is_asked_again(
+@pytest.mark.parametrize("status", [302, 400, 404, 408, 410, 500, 503, None])
+def test_after_any_failure_but_429_imds_is_asked_again_after_the_poll_interval(
     imds: ScriptedImds, station: Station, status: int | None
 ) -> None:
-    imds.fail(ImdsError("no answer", status=status), methods=DOCUMENT, count=1)
-    wait = station.poll()
-    assert wait is not None
-    assert 0.2 <= wait <= 5
-    assert station.poll() is None
-    assert station.story() == ["document.changed"]
+    error = ImdsError("no answer", status=status, retry_after_seconds=5.0)
+    imds.fail(error, methods=DOCUMENT, count=20)
+    stop = station.run(waits=22)
+    assert stop.waited == [0] + [1] * 21
+    assert station.story()[-2:] == ["document.changed", "bridge.heartbeat"]
 
 
-def test_waits_between_failures_stay_between_a_fifth_and_five_seconds(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.fail(500, methods=DOCUMENT)
-    waits = [station.poll() for _ in range(60)]
-    assert all(wait is not None and 0.2 <= wait <= 5 for wait in waits)
-    assert len(set(waits[10:])) > 10  # spread by jitter
-
-
-@pytest.mark.parametrize(("retry_after", "wait"), [(7.0, 7.0), (1.0, 1.0), (0.0, 0.2)])
-def test_retry_after_is_obeyed_but_never_faster_than_imds_allows(
+@pytest.mark.parametrize(
+    ("retry_after", "wait"), [(3.0, 3.0), (5.0, 5.0), (86_400.0, 5.0), (1.0, 1.0), (0.0, 1.0)]
+)
+def test_retry_after_of_a_429_counts_for_one_to_five_seconds(
     imds: ScriptedImds, station: Station, retry_after: float, wait: float
 ) -> None:
-    imds.fail(ImdsError("busy", status=429, retry_after_seconds=retry_after), methods=DOCUMENT)
-    assert station.poll() == wait
+    imds.fail(ImdsError("busy", status=429, retry_after_seconds=retry_after), methods=DOCUMENT, count=1)
+    assert station.run(waits=3).waited == [0, wait, 1]
 
 
-def test_the_loop_waits_as_long_as_retry_after_says(imds: ScriptedImds, station: Station) -> None:
-    imds.fail(ImdsError("busy", status=429, retry_after_seconds=7.0), methods=DOCUMENT, count=1)
-    stop = station.run(waits=3)
-    assert stop.waited == [0, 7, 1]
+def test_waits_after_429_without_retry_after_are_spread_over_one_to_five_seconds(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.fail(429, methods=DOCUMENT)
+    waits = [station.poll() for _ in range(60)]
+    assert all(wait is not None and 1 <= wait <= 5 for wait in waits)
+    assert len(set(waits[10:])) > 10
 
 
 # The schedule
@@ -490,7 +566,7 @@ def test_events_missing_after_a_reset_may_come_back_within_five_minutes(
     station.poll()
     assert station.forwarder.status()["missing"] == [entry()]
     imds.serve({"DocumentIncarnation": 2, "Events": [entry()]})
-    station.poll(after=200)
+    station.poll_for(200)
     assert station.forwarder.status()["missing"] == []
     assert station.story() == [f"scheduledevent.scheduled {FIRST}"] + ["document.changed"] * 3
 
@@ -498,7 +574,7 @@ def test_events_missing_after_a_reset_may_come_back_within_five_minutes(
 def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(
     imds: ScriptedImds, station: Station
 ) -> None:
-    imds.serve({"DocumentIncarnation": 9, "Events": [entry(FIRST), entry(SECOND, "Started")]})
+    imds.serve({"DocumentIncarnation": 9, "Events": [entry(FIRST), entry(SECOND)]})
     station.poll()
     imds.serve({"DocumentIncarnation": 1, "Events": []})
     station.poll()
@@ -509,7 +585,7 @@ def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(
     station.poll()
     assert station.story() == [
         f"scheduledevent.ended {FIRST}",
-        f"scheduledevent.completed {SECOND}",
+        f"scheduledevent.ended {SECOND}",
         "document.changed",
     ]
 
@@ -523,7 +599,7 @@ def test_the_five_minutes_continue_over_a_restart(imds: ScriptedImds, station: S
     station.restart(after=100)
     station.poll()
     assert station.story() == []
-    station.poll(after=200)
+    station.poll_for(200)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
@@ -532,12 +608,12 @@ def test_a_first_call_that_turned_the_service_on_gives_missing_events_five_minut
 ) -> None:
     imds.schedule()
     station.poll()
-    station.restart(after=HOUR)
+    station.restart(after=2 * DAY)
     imds.end(FIRST)
     imds.lags = [110.0]
     station.poll()
     assert station.story()[2:] == ["document.changed"]
-    station.poll(after=300)
+    station.poll_for(300)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
@@ -552,8 +628,9 @@ def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_
         if restarted:
             station.restart(after=DAY)
         station.poll(after=1 if restarted else DAY)
-        assert station.story() == ["document.changed"]
-        station.poll(after=301)
+        outage = [] if restarted else ["imds.unreachable", "imds.recovered"]
+        assert station.story() == [*outage, "document.changed"]
+        station.poll_for(301)
         assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
@@ -564,7 +641,7 @@ def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_
 def test_a_jump_of_the_wall_clock_is_not_a_gap_in_the_watch(
     imds: ScriptedImds, station: Station, seconds: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    imds.schedule()
+    imds.schedule(NotBefore="2030-01-01T00:00:00Z")
     station.poll()
     station.story()
     imds.end(FIRST)
@@ -586,9 +663,9 @@ def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(
     station.poll()
     station.story()
     station.clock.jump(seconds)
-    station.poll(after=299)
+    station.poll_for(299)
     assert station.story() == []
-    station.poll(after=1)
+    station.poll()
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
@@ -650,8 +727,7 @@ def test_the_state_of_another_vm_is_moved_aside_also_when_the_vm_is_known_only_l
     station.restart(after=1)
     imds.fail(500, methods=INSTANCE, count=1)
     station.poll()
-    station.poll(after=31)
-    station.poll()
+    station.poll_for(3)
     events = station.events()
     assert [name_of(event) for event in events] == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
     assert events[1]["reporterseq"] == "000000000001"
@@ -666,7 +742,7 @@ def test_while_the_vm_is_unknown_events_are_published_with_what_is_known(
     event, _ = station.events()
     assert event["data"]["AffectsThisVm"] is None
     assert event["data"]["Vm"]["VmId"] == ""
-    station.poll(after=31)
+    station.poll_for(2)
     imds.start(FIRST)
     station.poll()
     event, document = station.events()
@@ -674,17 +750,60 @@ def test_while_the_vm_is_unknown_events_are_published_with_what_is_known(
     assert document["reporter"] == "web-0/forward"
 
 
-def test_the_identity_is_kept_over_a_restart_without_instance_data(
+def test_until_the_kept_identity_is_confirmed_nothing_is_published_in_its_name(
     imds: ScriptedImds, station: Station
 ) -> None:
+    imds.schedule(FIRST)
+    imds.schedule(SECOND, status="Started")
     station.poll()
-    station.story()
-    station.restart(after=1)
+    before = station.events()[-1]
     imds.fail(500, methods=INSTANCE)
-    imds.schedule()
+    station.restart(after=1)
+    imds.end(FIRST, SECOND)
+    imds.schedule("third")
+    station.poll_for(3)
+    event, document = station.events()
+    assert name_of(event) == "scheduledevent.scheduled third"
+    assert event["data"]["AffectsThisVm"] is None
+    assert event["data"]["Vm"]["VmId"] == ""
+    assert document["reporter"] != before["reporter"]
+    assert document["reporterepoch"] != before["reporterepoch"]
+    assert document["reporterseq"] == "000000000001"
+    assert station.forwarder.status()["vm"] is None
+
+
+def test_ends_are_published_once_the_kept_identity_is_confirmed(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule(FIRST)
+    imds.schedule(SECOND, status="Started")
     station.poll()
-    event, _ = station.events()
-    assert event["data"]["AffectsThisVm"] is True
+    before = station.events()[-1]
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=1)
+    imds.end(FIRST, SECOND)
+    station.poll_for(3)
+    assert station.story() == ["document.changed"]
+    imds.restore()
+    station.poll_for(4)
+    ended, completed, document = station.events()
+    assert name_of(ended) == f"scheduledevent.ended {FIRST}"
+    assert ended["data"]["EndReason"] == "Restart"
+    assert name_of(completed) == f"scheduledevent.completed {SECOND}"
+    assert document["reporterepoch"] == before["reporterepoch"]
+    assert int(document["reporterseq"]) == int(before["reporterseq"]) + 1
+
+
+def test_a_clone_publishes_no_end_of_an_event_of_the_original(imds: ScriptedImds, station: Station) -> None:
+    imds.schedule(FIRST)
+    station.poll()
+    imds.vm = WEB_1
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=1)
+    imds.end(FIRST)
+    station.poll_for(2)
+    imds.restore()
+    station.forget()
+    station.poll_for(4)
+    assert station.story() == ["document.changed"]
 
 
 def test_instance_data_is_requested_once(imds: ScriptedImds, station: Station) -> None:
