@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-from bridge.azure.internals import close_socket_on_close
+from bridge.azure.internals import close_socket_on_close, fault_of, is_shut_down
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
@@ -189,6 +189,8 @@ class BusReceiver:
         received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
             max_message_count=count, max_wait_time=wait_seconds
         )
+        if not received and is_shut_down(self._receiver):
+            raise Unavailable(f"{self._address}: the SDK has closed its receiver")
         return received
 
     def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
@@ -239,16 +241,8 @@ class BusReceiver:
         return self._worker.call(function, limit_seconds=limit_seconds)
 
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
-        message = ReceivedMessage(
-            body=_body(received),
-            message_id=str(received.message_id or f"sequence-number-{received.sequence_number}"),
-            properties=_properties(received),
-            enqueued_at=received.enqueued_time_utc,
-            sequence_number=received.sequence_number,
-            generation=self._generation,
-            handle=received,
-        )
-        self._unsettled[message] = self._renew_at(received.locked_until_utc)
+        message = _convert(received, self._generation)
+        self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
         self._active_at = self._clock.monotonic()
         self._arrived.put(message)
 
@@ -372,6 +366,35 @@ def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str
     return client.get_queue_receiver(settings.queue, **options)
 
 
+def _convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMessage:
+    """Read a message of the SDK, whatever its sender has put into it."""
+    number = _try(lambda: received.sequence_number)
+    fault = fault_of(received)
+    properties: dict[str, str] = {}
+    try:
+        properties = _properties(received)
+    except Exception as error:  # noqa: BLE001 - a sender's values must not stop the receiver
+        fault = fault or f"application properties that cannot be read ({type(error).__name__})"
+    return ReceivedMessage(
+        body=_body(received),
+        message_id=_try(lambda: _plain(received.message_id or "")) or f"sequence-number-{number}",
+        properties=properties,
+        enqueued_at=_try(lambda: received.enqueued_time_utc),
+        sequence_number=number,
+        generation=generation,
+        fault=fault,
+        handle=received,
+    )
+
+
+def _try(read: Callable[[], T]) -> T | None:
+    """Read a value of a message, None if its type makes that impossible."""
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - as in _convert
+        return None
+
+
 def _body(message: ServiceBusReceivedMessage) -> bytes:
     """Return the body whatever AMQP type its sender chose."""
     body = message.body
@@ -382,7 +405,7 @@ def _body(message: ServiceBusReceivedMessage) -> bytes:
     try:
         return b"".join(part if isinstance(part, bytes) else str(part).encode() for part in body)
     except (TypeError, ValueError, RecursionError):
-        return b""  # neither command nor event, whatever it is
+        return b""  # neither a command nor an event
 
 
 def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:

@@ -21,6 +21,7 @@ class QueuedMessage:
     properties: dict[str, str] = field(default_factory=dict)
     enqueued_at: datetime | None
     sequence_number: int
+    fault: str = ""
     delivery_count: int = 0
     locked_by: MemoryReceiver | None = None
     settlement: Settlement | None = None
@@ -52,6 +53,7 @@ class MemoryQueue:
         message_id: str = "",
         properties: dict[str, str] | None = None,
         enqueued_at: datetime | None = None,
+        fault: str = "",
     ) -> None:
         """Enqueue a message.
 
@@ -60,6 +62,7 @@ class MemoryQueue:
             message_id: its id; may be left out, as on the bus.
             properties: its application properties.
             enqueued_at: when the broker accepted it; now by default.
+            fault: why it cannot be decoded.
         """
         with self._changed:
             self._free[self._next_number] = QueuedMessage(
@@ -68,6 +71,7 @@ class MemoryQueue:
                 properties=properties or {},
                 enqueued_at=enqueued_at or self._now(),
                 sequence_number=self._next_number,
+                fault=fault,
             )
             self._next_number += 1
             self._changed.notify_all()
@@ -155,5 +159,6 @@ class MemoryReceiver:
             enqueued_at=message.enqueued_at,
             sequence_number=message.sequence_number,
             generation=self._generation,
+            fault=message.fault,
             handle=message,
         )

@@ -19,6 +19,8 @@ class ReceivedMessage:
         enqueued_at: when the broker accepted the message, by the broker's clock.
         sequence_number: the broker's number of the message, the same for every delivery.
         generation: counts the connections; a delivery of an earlier connection cannot be settled any more.
+        fault: why the message could not be decoded, "" if it could; its other values may be incomplete then, and it
+            should be dead-lettered.
         handle: what the receiver needs to settle the message; of no use to anyone else.
     """
 
@@ -28,7 +30,18 @@ class ReceivedMessage:
     enqueued_at: datetime | None
     sequence_number: int | None
     generation: int
+    fault: str = ""
     handle: Any = None
+
+    def decoded_body(self) -> bytes:
+        """Return the body of a message that could be decoded as a whole.
+
+        Raises:
+            ValueError: the `fault`.
+        """
+        if self.fault:
+            raise ValueError(self.fault)
+        return self.body
 
 
 @dataclass(frozen=True, kw_only=True)

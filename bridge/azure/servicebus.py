@@ -13,6 +13,7 @@ from azure.servicebus import ServiceBusClient, TransportType
 from azure.servicebus import exceptions as sdk
 
 from bridge.azure import credentials
+from bridge.azure.internals import accept_undecodable_messages
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
@@ -72,6 +73,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         Misconfigured: the connection string or the WebSocket package is missing.
     """
     credentials.quieten()
+    accept_undecodable_messages()
     options: dict[str, Any] = {
         "retry_total": RETRY_TOTAL,
         "try_timeout": TRY_SECONDS,

@@ -140,7 +140,7 @@ class Listener:
 
     def _accept(self, message: ReceivedMessage) -> None:
         try:
-            command = parse_command(message.body, message_id=message.message_id)
+            command = parse_command(message.decoded_body(), message_id=message.message_id)
         except ValueError as error:
             self._refuse(message, "malformed", str(error))
             return

@@ -93,7 +93,7 @@ class Relay:
         records: dict[tuple[str, str], Json] = {}
         for message in messages:
             try:
-                envelope = read_event(message.body)
+                envelope = read_event(message.decoded_body())
             except ValueError as error:
                 self._refuse(message, str(error))
                 continue

@@ -85,6 +85,14 @@ class Sender:
         self._sender.close()
         self._client.close()
 
+    def open(self) -> None:
+        """Open the link now."""
+        self._sender.create_message_batch()
+
+    def send_one(self, message: ServiceBusMessage) -> None:
+        """Send a message in a transfer of its own."""
+        self._sender.send_messages(message, timeout=LIMIT_SECONDS)
+
     def send(self, *messages: ServiceBusMessage | AmqpAnnotatedMessage) -> None:
         """Send in as few batches as possible."""
         waiting = list(messages)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_DEPTH = 32
+MAX_DEPTH = 128
 
 LONG = 0x81
 TIMESTAMP = 0x83

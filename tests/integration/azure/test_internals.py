@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import tomllib
 from types import SimpleNamespace
 from typing import Any
@@ -40,8 +42,18 @@ def test_an_amqp_client_and_its_connection_have_the_attributes() -> None:
 
     client: Any = AMQPClient("127.0.0.1")  # type: ignore[no-untyped-call] # the SDK's own
     assert client._connection is None
+    assert client._shutdown is False
     connection = Connection("amqp://127.0.0.1", transport=SimpleNamespace(sock=None))
     assert connection._transport is not None
+
+
+def test_both_places_that_decode_messages_do_so_by_the_name_that_is_replaced() -> None:
+    script = (
+        "from azure.servicebus._pyamqp import _decode, receiver\n"
+        "from azure.servicebus._transport import _pyamqp_transport\n"
+        "assert receiver.decode_payload is _pyamqp_transport.decode_payload is _decode.decode_payload\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_handler_that_was_never_connected_is_closed_and_aborted_without_an_error(handler: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class FakeSdk:
     session = None
 
     def __init__(self) -> None:
+        self._handler = SimpleNamespace(_shutdown=False, _connection=None)
         self.released = threading.Event()
         self.on_open: Callable[[], None] = lambda: None
         self.on_receive: Callable[[], None] = lambda: None
@@ -136,3 +138,22 @@ def test_nothing_is_opened_while_the_session_is_not_known(sdk: FakeSdk, stop: St
     settings = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
     BusReceiver(settings, what="commands", session=session, clock=Clock(), stop=stop).run()
     assert sdk.opened == 0
+
+
+def test_a_receiver_that_the_sdk_has_shut_is_a_failure_and_is_opened_again(
+    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown: list[str | None] = []
+
+    def shut() -> None:
+        shown.append(receiver.status()["last_error"])
+        sdk._handler._shutdown = len(shown) == 1
+        if len(shown) == 3:
+            stop.set()
+
+    sdk.on_receive = shut
+    receiver.run()
+    assert "the SDK has closed its receiver" in (shown[1] or "")
+    assert shown[2] is None
+    assert sdk.opened == 2
+    assert "the SDK has closed its receiver" in caplog.text

@@ -1,0 +1,82 @@
+"""A message that the SDK cannot decode stops nothing: it is dead-lettered, and the message behind it is handled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.azure.bus_receiver import try_to_receive
+from bridge.config.base import Secret
+from bridge.config.bus import ReceiverSettings
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.bus import FLEET, QUEUE, Rig, Sender, bus_config, command, wait_settled
+from tests.support.relay import TOPIC, RelayRig, body_of, event_message, fleet_bus, subscription
+from tests.support.undecodable import VALUES, send_encoded, with_annotation, with_body, with_property
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsLab]:
+    with ImdsLab(vms=("web-0",)) as lab:
+        yield lab
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(bus_config()) as lab:
+        yield lab
+        assert lab.failures == ()
+
+
+@pytest.mark.parametrize("queue", [QUEUE, FLEET])
+def test_the_listener_dead_letters_each_and_approves_the_command_behind_them(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, queue: str
+) -> None:
+    event = imds.schedule(event_type="Reboot", resources=["web-0"])
+    session = "web-0" if queue == FLEET else None
+    with Sender(bus, queue) as sender:
+        for name, value in VALUES.items():
+            payload = with_property(value, b"{}", message_id=name, session_id=session)
+            send_encoded(sender, payload, session_id=session)
+            send_encoded(sender, with_body(value, message_id=name, session_id=session), session_id=session)
+        sender.send(command(event, id="c", session=session))
+        with Rig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig:
+            assert rig.receipt_of("c")["Reason"] == "approved"
+            wait_settled(bus, queue)
+            assert rig.commands.status()["last_error"] is None
+    dead = bus.entity(queue).dead_letters
+    assert len(dead) == 2 * len(VALUES)
+    assert {one.dead_letter_reason for one in dead} == {"malformed"}
+    assert sum("cannot decode" in (one.dead_letter_description or "") for one in dead) >= len(VALUES)
+    assert {one.delivery_count for one in dead} == {0}
+
+
+def test_an_undecodable_annotation_of_the_sender_leaves_those_of_the_broker(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    with Sender(bus) as sender, Rig(tmp_path, imds, bus) as rig:
+        send_encoded(sender, with_annotation(VALUES["a char"], b"{}", message_id="bad"))
+        assert rig.receipt_of("bad")["Reason"] == "malformed"
+        wait_settled(bus)
+    assert len(bus.entity(QUEUE).dead_letters) == 1
+
+
+def test_the_relay_dead_letters_each_and_relays_the_event_behind_them(tmp_path: Path) -> None:
+    with ServiceBusLab(fleet_bus()) as bus, Sender(bus, TOPIC) as sender, RelayRig(tmp_path, bus) as rig:
+        for name, value in VALUES.items():
+            send_encoded(sender, with_property(value, body_of(name), message_id=name))
+        sender.send(event_message("good"))
+        rig.sinks[0].wait_for(1)
+        rig.wait_until_settled()
+        assert rig.sinks[0].ids() == ["good"]
+        assert rig.relay.status()["malformed"] == len(VALUES)
+        assert len(subscription(bus).dead_letters) == len(VALUES)
+
+
+def test_check_looks_at_a_queue_with_such_a_message(bus: ServiceBusLab) -> None:
+    settings = ReceiverSettings(connection_string=Secret(bus.connection_string), queue=QUEUE)
+    with Sender(bus) as sender:
+        send_encoded(sender, with_property(VALUES["a char"], b"{}"))
+    assert "commands wait there" in try_to_receive(settings, what="commands")
