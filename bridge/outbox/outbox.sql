@@ -83,7 +83,7 @@ SELECT * FROM meta;
 SELECT * FROM cursor;
 
 -- name: all-event
-SELECT * FROM event WHERE seq > ? ORDER BY seq;
+SELECT * FROM event WHERE seq > ?1 ORDER BY seq;
 
 -- name: all-dead_letter
 SELECT * FROM dead_letter ORDER BY number DESC;
@@ -98,19 +98,19 @@ SELECT * FROM record ORDER BY saved_at DESC;
 SELECT COALESCE(MAX(seq), 0) FROM (SELECT MAX(seq) AS seq FROM event UNION ALL SELECT MAX(seq) FROM cursor);
 
 -- name: seqs-after
-SELECT seq FROM event WHERE seq > ? ORDER BY seq;
+SELECT seq FROM event WHERE seq > ?1 ORDER BY seq;
 
 -- name: record
-SELECT * FROM record WHERE kind = ? AND key = ?;
+SELECT * FROM record WHERE kind = ?1 AND key = ?2;
 
 -- name: occurrence
-SELECT * FROM occurrence WHERE fingerprint = ?;
+SELECT * FROM occurrence WHERE fingerprint = ?1;
 
 -- name: oldest-stored-at
-SELECT stored_at FROM event WHERE seq > ? ORDER BY seq LIMIT 1;
+SELECT stored_at FROM event WHERE seq > ?1 ORDER BY seq LIMIT 1;
 
 -- name: backlog-by-type
-SELECT type, COUNT(*) FROM event WHERE seq > ? AND seq NOT IN (SELECT value FROM json_each(?)) GROUP BY type;
+SELECT type, COUNT(*) FROM event WHERE seq > ?1 AND seq NOT IN (SELECT value FROM json_each(?2)) GROUP BY type;
 
 -- name: shift-event
 UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body);
@@ -126,7 +126,7 @@ UPDATE occurrence SET last_at = last_at + ?1, checksum = checksum(fingerprint, c
 UPDATE record SET saved_at = saved_at + ?1, checksum = checksum(kind, key, value, saved_at + ?1);
 
 -- name: retries
-SELECT * FROM dead_letter WHERE sink = ? AND retry = 1 AND body IS NOT NULL ORDER BY number LIMIT ?;
+SELECT * FROM dead_letter WHERE sink = ?1 AND retry = 1 AND body IS NOT NULL ORDER BY number LIMIT ?2;
 
 -- name: count-dead-letters
 SELECT sink, COUNT(*) FROM dead_letter WHERE retry < 2 GROUP BY sink;
@@ -136,10 +136,10 @@ SELECT number, sink, id, type, reason, detail, dead_at, retry, body IS NOT NULL
 FROM dead_letter WHERE retry < 2 ORDER BY number;
 
 -- name: dead-letter-body
-SELECT body FROM dead_letter WHERE id = ? AND body IS NOT NULL ORDER BY number DESC LIMIT 1;
+SELECT body FROM dead_letter WHERE id = ?1 AND body IS NOT NULL ORDER BY number DESC LIMIT 1;
 
 -- name: mark-retry
-UPDATE dead_letter SET retry = 1 WHERE number = ? AND retry < 2 AND body IS NOT NULL;
+UPDATE dead_letter SET retry = 1 WHERE number = ?1 AND retry < 2 AND body IS NOT NULL;
 
 -- name: dead-letter-again
 UPDATE dead_letter SET retry = 0, reason = 'rejected', detail = ?2, dead_at = ?3,
@@ -148,36 +148,36 @@ WHERE number = ?1;
 
 -- name: drop-dead-letter
 -- It is deleted later: until then a buffer that is written to the file can say that it is settled.
-UPDATE dead_letter SET retry = 2 WHERE number = ? AND retry < 2;
+UPDATE dead_letter SET retry = 2 WHERE number = ?1 AND retry < 2;
 
 -- name: newest-events
-SELECT seq, id, type, stored_at, LENGTH(body) FROM event ORDER BY seq DESC LIMIT ?;
+SELECT seq, id, type, stored_at, LENGTH(body) FROM event ORDER BY seq DESC LIMIT ?1;
 
 -- name: event-body
-SELECT body FROM event WHERE id = ? OR seq = ? ORDER BY seq DESC LIMIT 1;
+SELECT body FROM event WHERE id = ?1 OR seq = ?2 ORDER BY seq DESC LIMIT 1;
 
 -- name: prune-events
-DELETE FROM event WHERE seq <= ? AND stored_at < ?;
+DELETE FROM event WHERE seq <= ?1 AND stored_at < ?2;
 
 -- name: prune-dead-letters
-DELETE FROM dead_letter WHERE retry = 2 OR (dead_at < ? AND retry = 0);
+DELETE FROM dead_letter WHERE retry = 2 OR (dead_at < ?1 AND retry = 0);
 
 -- name: prune-occurrences
-DELETE FROM occurrence WHERE last_at < ?;
+DELETE FROM occurrence WHERE last_at < ?1;
 
 -- name: prune-records
-DELETE FROM record WHERE saved_at < ?;
+DELETE FROM record WHERE saved_at < ?1;
 
 -- name: delete-event
-DELETE FROM event WHERE seq = ?;
+DELETE FROM event WHERE seq = ?1;
 
 -- name: delete-oldest-events
-DELETE FROM event WHERE seq IN (SELECT seq FROM event WHERE seq <= ? ORDER BY seq LIMIT ?);
+DELETE FROM event WHERE seq IN (SELECT seq FROM event WHERE seq <= ?1 ORDER BY seq LIMIT ?2);
 
 -- name: empty-oldest-dead-letters
 UPDATE dead_letter SET body = NULL, retry = retry & 2,
     checksum = checksum(sink, id, type, reason, detail, dead_at, NULL)
-WHERE number IN (SELECT number FROM dead_letter WHERE body IS NOT NULL ORDER BY number LIMIT ?);
+WHERE number IN (SELECT number FROM dead_letter WHERE body IS NOT NULL ORDER BY number LIMIT ?1);
 
 -- name: delete-dead-letters-but-newest
-DELETE FROM dead_letter WHERE number <= (SELECT MAX(number) FROM dead_letter) - ?;
+DELETE FROM dead_letter WHERE number <= (SELECT MAX(number) FROM dead_letter) - ?1;

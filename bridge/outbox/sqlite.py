@@ -109,8 +109,10 @@ class Database:
             raise
 
     def execute(self, name: str, *values: Any) -> sqlite3.Cursor:
-        """Run the statement called `name` in outbox.sql."""
-        return self._connection.execute(_statements()[name], [_storable(value) for value in values])
+        """Run the statement called `name` in outbox.sql, whose ?1 is the first of the values."""
+        # By number: SQLite counts ?1 among the named parameters, for which Python 3.14 takes no sequence.
+        numbered = {str(number): _storable(value) for number, value in enumerate(values, 1)}
+        return self._connection.execute(_statements()[name], numbered)
 
     def identity(self) -> int:
         """Return the number by which one file is told from another; a copy has the same."""

@@ -84,7 +84,7 @@ def _wait_until_writable(descriptor: int) -> None:
     Raises:
         OSError: it has not read in time.
     """
-    if not hasattr(select, "poll"):
+    if sys.platform == "win32":  # which has no poll
         return
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
