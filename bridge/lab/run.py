@@ -6,8 +6,8 @@ import argparse
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bridge.lab.eventgrid import EventGridLab
@@ -41,7 +41,6 @@ def serve(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace, signals: Signals) -> None:
     scenario = load_scenario(args.scenario) if args.scenario else None
-    stop = threading.Event()
     with ExitStack() as stack:
         inbox = stack.enter_context(Inbox(port=args.port_base, report=_reporter("inbox")))
         lab = stack.enter_context(_imds(args, scenario))
@@ -49,17 +48,29 @@ def _serve(args: argparse.Namespace, signals: Signals) -> None:
         grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), report=_reporter("grid")))
         _print_addresses(lab, inbox, grid, bus)
         grid.subscribe(f"{inbox.base_url}{PUSH_PATH}")
-        if scenario is not None:
-            _report("scenario", scenario.title)
-            player = threading.Thread(
-                target=play, args=(scenario, lab, stop, _report_step), name="lab-scenario"
-            )
-            player.start()
-            stack.callback(player.join)
-            stack.callback(stop.set)
-        while signals.wait(WAIT_SECONDS) is None:
-            pass
+        with _playing(scenario, lab):
+            while signals.wait(WAIT_SECONDS) is None:
+                pass
         _report("lab", "stopping")
+
+
+@contextmanager
+def _playing(scenario: Scenario | None, lab: ImdsLab) -> Iterator[None]:
+    """Play the scenario on a thread until the context ends."""
+    stop = threading.Event()
+    player = threading.Thread(target=_play, args=(scenario, lab, stop), name="lab-scenario")
+    player.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        player.join()
+
+
+def _play(scenario: Scenario | None, lab: ImdsLab, stop: threading.Event) -> None:
+    if scenario is not None:
+        _report("scenario", scenario.title)
+        play(scenario, lab, stop, _report_step)
 
 
 def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:

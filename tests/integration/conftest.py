@@ -1,7 +1,8 @@
-"""What holds for every test here that uses the Service Bus SDK."""
+"""Fixtures for every test in this folder."""
 
 from __future__ import annotations
 
+from tests.support.labs import bus, imds, inbox
 from tests.support.sdk import sdk_without_pauses
 
-__all__ = ["sdk_without_pauses"]
+__all__ = ["bus", "imds", "inbox", "sdk_without_pauses"]

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -33,34 +32,28 @@ sys.exit(commands.run(parser.parse_args()))
 """
 
 
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(vms=["web-0", "web-1"], rate_limit=None) as started:
-        yield started
-
-
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="imds-bridge")
     commands.configure(parser.add_subparsers(dest="command", required=True).add_parser("lab"))
     return parser.parse_args(["lab", *arguments])
 
 
-def drive(lab: ImdsLab, name: str, *arguments: str) -> int:
-    return commands.run(parse(name, "--control", lab.control_url, *arguments))
+def drive(imds: ImdsLab, name: str, *arguments: str) -> int:
+    return commands.run(parse(name, "--control", imds.control_url, *arguments))
 
 
-def get_status(lab: ImdsLab) -> int:
-    url = f"{lab.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01"
+def get_status(imds: ImdsLab) -> int:
+    url = f"{imds.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01"
     return requests.get(url, headers={"Metadata": "true"}, timeout=LIMIT_SECONDS).status_code
 
 
 # --- controlling a running lab ---
 
 
-def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_schedule_prints_the_event_id(imds: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--type", "Reboot", "--vm", "web-0", "--notice", "60", "--source", "User"]
-    assert drive(lab, "schedule", *arguments, "--duration", "5", "--description", "soon") == 0
-    (event,) = lab.events
+    assert drive(imds, "schedule", *arguments, "--duration", "5", "--description", "soon") == 0
+    (event,) = imds.events
     assert capsys.readouterr().out == event["EventId"] + "\n"
     shown = [
         event[name] for name in ("EventType", "Resources", "EventSource", "DurationInSeconds", "Description")
@@ -68,9 +61,9 @@ def test_schedule_prints_the_event_id(lab: ImdsLab, capsys: pytest.CaptureFixtur
     assert shown == ["Reboot", ["web-0"], "User", 5, "soon"]
 
 
-def test_schedule_without_a_vm_names_all_vms(lab: ImdsLab) -> None:
-    assert drive(lab, "schedule", "--type", "Freeze") == 0
-    assert lab.events[0]["Resources"] == ["web-0", "web-1"]
+def test_schedule_without_a_vm_names_all_vms(imds: ImdsLab) -> None:
+    assert drive(imds, "schedule", "--type", "Freeze") == 0
+    assert imds.events[0]["Resources"] == ["web-0", "web-1"]
 
 
 @pytest.mark.parametrize(
@@ -78,74 +71,74 @@ def test_schedule_without_a_vm_names_all_vms(lab: ImdsLab) -> None:
     [("Freeze", 900), ("Reboot", 900), ("Redeploy", 600), ("Preempt", 30), ("Terminate", 300)],
 )
 def test_each_type_has_its_documented_minimum_notice_by_default(
-    lab: ImdsLab, event_type: str, seconds: int
+    imds: ImdsLab, event_type: str, seconds: int
 ) -> None:
     earliest = time.time() + seconds - 1  # NotBefore has whole seconds
-    assert drive(lab, "schedule", "--type", event_type) == 0
-    not_before = parsedate_to_datetime(lab.events[0]["NotBefore"]).timestamp()
+    assert drive(imds, "schedule", "--type", event_type) == 0
+    not_before = parsedate_to_datetime(imds.events[0]["NotBefore"]).timestamp()
     assert earliest <= not_before <= time.time() + seconds
 
 
-def test_an_event_can_be_started_when_it_is_first_seen(lab: ImdsLab) -> None:
-    assert drive(lab, "schedule", "--type", "Reboot", "--status", "Started") == 0
-    assert [event["EventStatus"] for event in lab.events] == ["Started"]
+def test_an_event_can_be_started_when_it_is_first_seen(imds: ImdsLab) -> None:
+    assert drive(imds, "schedule", "--type", "Reboot", "--status", "Started") == 0
+    assert [event["EventStatus"] for event in imds.events] == ["Started"]
 
 
-def test_an_event_can_complete_after_its_impact(lab: ImdsLab) -> None:
-    assert drive(lab, "schedule", "--type", "Reboot", "--status", "Started", "--impact", "0") == 0
-    lab.wait_for(lambda: lab.incarnation == 3)
-    assert lab.events == []
+def test_an_event_can_complete_after_its_impact(imds: ImdsLab) -> None:
+    assert drive(imds, "schedule", "--type", "Reboot", "--status", "Started", "--impact", "0") == 0
+    imds.wait_for(lambda: imds.incarnation == 3)
+    assert imds.events == []
 
 
-def test_an_event_can_name_no_vm_and_vms_of_elsewhere(lab: ImdsLab) -> None:
-    assert drive(lab, "schedule", "--type", "Reboot", "--no-vm") == 0
-    assert drive(lab, "schedule", "--type", "Reboot", "--other-vm", "db-0") == 0
-    assert drive(lab, "schedule", "--type", "Reboot", "--vm", "web-0", "--other-vm", "db-0") == 0
-    assert [event["Resources"] for event in lab.events] == [[], ["db-0"], ["web-0", "db-0"]]
+def test_an_event_can_name_no_vm_and_vms_of_elsewhere(imds: ImdsLab) -> None:
+    assert drive(imds, "schedule", "--type", "Reboot", "--no-vm") == 0
+    assert drive(imds, "schedule", "--type", "Reboot", "--other-vm", "db-0") == 0
+    assert drive(imds, "schedule", "--type", "Reboot", "--vm", "web-0", "--other-vm", "db-0") == 0
+    assert [event["Resources"] for event in imds.events] == [[], ["db-0"], ["web-0", "db-0"]]
 
 
-def test_an_unknown_type_is_scheduled_with_a_note(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
-    assert drive(lab, "schedule", "--type", "Rebot") == 0
-    assert lab.events[0]["EventType"] == "Rebot"
+def test_an_unknown_type_is_scheduled_with_a_note(imds: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drive(imds, "schedule", "--type", "Rebot") == 0
+    assert imds.events[0]["EventType"] == "Rebot"
     assert "note: --type Rebot is not one of Freeze" in capsys.readouterr().err
 
 
-def test_a_held_event_starts_after_its_approval_and_its_release(lab: ImdsLab) -> None:
-    assert drive(lab, "schedule", "--type", "Reboot", "--hold") == 0
-    event_id = lab.events[0]["EventId"]
+def test_a_held_event_starts_after_its_approval_and_its_release(imds: ImdsLab) -> None:
+    assert drive(imds, "schedule", "--type", "Reboot", "--hold") == 0
+    event_id = imds.events[0]["EventId"]
     answer = requests.post(
-        f"{lab.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01",
+        f"{imds.url('web-0')}{EVENTS_PATH}?api-version=2020-07-01",
         json={"StartRequests": [{"EventId": event_id}]},
         headers={"Metadata": "true"},
         timeout=LIMIT_SECONDS,
     )
     assert answer.status_code == 200
-    assert lab.events[0]["EventStatus"] == "Scheduled"
-    assert drive(lab, "release", event_id) == 0
-    assert lab.events[0]["EventStatus"] == "Started"
+    assert imds.events[0]["EventStatus"] == "Scheduled"
+    assert drive(imds, "release", event_id) == 0
+    assert imds.events[0]["EventStatus"] == "Started"
 
 
-def test_events_are_started_completed_and_canceled(lab: ImdsLab) -> None:
-    first, second = (lab.schedule(event_type="Reboot", resources=["web-0"]) for _ in range(2))
-    assert drive(lab, "start", first.lower()) == 0
-    assert [event["EventStatus"] for event in lab.events] == ["Started", "Scheduled"]
-    assert drive(lab, "complete", first) == 0
-    assert drive(lab, "cancel", second) == 0
-    assert lab.events == []
+def test_events_are_started_completed_and_canceled(imds: ImdsLab) -> None:
+    first, second = (imds.schedule(event_type="Reboot", resources=["web-0"]) for _ in range(2))
+    assert drive(imds, "start", first.lower()) == 0
+    assert [event["EventStatus"] for event in imds.events] == ["Started", "Scheduled"]
+    assert drive(imds, "complete", first) == 0
+    assert drive(imds, "cancel", second) == 0
+    assert imds.events == []
 
 
-def test_faults_are_set_counted_and_cleared(lab: ImdsLab) -> None:
-    assert drive(lab, "fault", "gone", "--count", "2", "--retry-after", "5", "--seconds", "0") == 0
-    assert [get_status(lab) for _ in range(3)] == [410, 410, 200]
-    assert drive(lab, "fault", "503", "--count", "0") == 0
-    assert {get_status(lab) for _ in range(5)} == {503}
-    assert drive(lab, "fault", "clear") == 0
-    assert get_status(lab) == 200
+def test_faults_are_set_counted_and_cleared(imds: ImdsLab) -> None:
+    assert drive(imds, "fault", "gone", "--count", "2", "--retry-after", "5", "--seconds", "0") == 0
+    assert [get_status(imds) for _ in range(3)] == [410, 410, 200]
+    assert drive(imds, "fault", "503", "--count", "0") == 0
+    assert {get_status(imds) for _ in range(5)} == {503}
+    assert drive(imds, "fault", "clear") == 0
+    assert get_status(imds) == 200
 
 
-def test_state_prints_json(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
-    assert drive(lab, "state") == 0
-    assert json.loads(capsys.readouterr().out)["vms"] == {vm: lab.url(vm) for vm in lab.vms}
+def test_state_prints_json(imds: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert drive(imds, "state") == 0
+    assert json.loads(capsys.readouterr().out)["vms"] == {vm: imds.url(vm) for vm in imds.vms}
 
 
 def test_the_parser_names_the_function_to_run() -> None:
@@ -173,9 +166,9 @@ def test_scenarios_are_listed_with_their_titles(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_a_wrong_argument_is_reported_with_exit_code_2(
-    lab: ImdsLab, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    imds: ImdsLab, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert drive(lab, *arguments) == 2
+    assert drive(imds, *arguments) == 2
     assert words in capsys.readouterr().err
 
 
@@ -194,8 +187,8 @@ def test_an_invalid_address_is_reported(address: str, capsys: pytest.CaptureFixt
     assert "--control given" in capsys.readouterr().err
 
 
-def test_an_address_of_another_server_is_reported(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.run(parse("state", "--control", lab.url("web-0"))) == 2
+def test_an_address_of_another_server_is_reported(imds: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.run(parse("state", "--control", imds.url("web-0"))) == 2
     assert "Not found" in capsys.readouterr().err
 
 
@@ -210,8 +203,8 @@ def test_a_port_that_is_none_exits_2(port: str, capsys: pytest.CaptureFixture[st
     assert port in capsys.readouterr().err
 
 
-def test_a_taken_port_exits_2(lab: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
-    taken = lab.control_url.rpartition(":")[2]
+def test_a_taken_port_exits_2(imds: ImdsLab, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = imds.control_url.rpartition(":")[2]
     assert commands.run(parse("--port-base", taken)) == 2
     assert taken in capsys.readouterr().err
 

@@ -52,10 +52,7 @@ T = TypeVar("T")
 
 
 # azure-servicebus leaves the socket of a failed connection to the garbage collector.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
-    pytest.mark.usefixtures("quick_bus_close"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 
 @pytest.fixture(autouse=True)
