@@ -84,12 +84,11 @@ def _wait_until_writable(descriptor: int) -> None:
     Raises:
         OSError: it has not read in time.
     """
-    if sys.platform == "win32":  # which has no poll
-        return
-    poll = select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    if not poll.poll(WAIT_SECONDS * 1000):
-        raise OSError(None, f"nothing has read it for {WAIT_SECONDS:g} s")
+    if sys.platform != "win32":  # which has no poll
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if not poll.poll(WAIT_SECONDS * 1000):
+            raise OSError(None, f"nothing has read it for {WAIT_SECONDS:g} s")
 
 
 def _descriptor() -> int:
