@@ -23,7 +23,7 @@ from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop, stalled_threads, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import Role
-from bridge.service.status import headline
+from bridge.service.status_file import StatusFile
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ class Process:
         """
         self._config = config
         self._role = role
-        self._folder = folder
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._supervisor = Supervisor()
+        self._status_file = StatusFile(folder, supervisor=self._supervisor, clock=clock)
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
         self._started_at = clock.now()
@@ -83,7 +83,10 @@ class Process:
             ConfigError: a sink cannot be built.
         """
         log.info(
-            "imds-bridge %s: %s started", __version__, self._role, extra={"sinks": [*self._config.sinks]}
+            "imds-bridge %s: %s started",
+            __version__,
+            self._role,
+            extra={"sinks": [*self._config.sinks] or ["stdout"]},
         )
         self._supervisor.ready()
         loops = [start_thread(name, loop) for name, loop in flow.loops.items()]
@@ -159,17 +162,8 @@ class Process:
         self._stalled = stalled
 
     def _write_status(self, flow: Flow, *, running: bool = True) -> None:
-        status = self._status(flow, running=running)
-        if self._supervisor.is_there:
-            self._supervisor.report_status(headline(status))
-        try:
-            self._folder.write_status(status)
-        except OSError as error:
-            log.debug("the status file cannot be written: %s", error)
-
-    def _status(self, flow: Flow, *, running: bool) -> dict[str, Any]:
         dead = self._outbox.dead_letter_counts()
-        return {
+        status = {
             "version": __version__,
             "role": self._role,
             "pid": os.getpid(),
@@ -182,3 +176,4 @@ class Process:
                 one.name: {**one.status(), "dead_letters": dead.get(one.name, 0)} for one in self._dispatchers
             },
         }
+        self._status_file.write(status)

@@ -19,7 +19,8 @@ from bridge.outbox.state_dir import StateFolder
 
 ROLES = ("forward", "listen", "relay")
 STATE_DIR = "/var/lib/imds-bridge"
-STALE_SECONDS = 60.0  # it is written every two seconds
+# The status is written at least every ten seconds.
+STALE_SECONDS = 60.0
 
 
 def main() -> int:
