@@ -17,6 +17,7 @@ TRIES = 50  # of which one should find the process at rest between two commits
 PAUSE_SECONDS = 0.01
 _LOG_HEADER = struct.Struct(">8I")
 _FRAME_HEADER = struct.Struct(">6I")
+_NUMBER_AND_PAGES = struct.Struct(">2I")
 _LITTLE_ENDIAN_LOG = 0x377F0682
 
 
@@ -81,6 +82,14 @@ def stamp(path: Path) -> list[tuple[int, int]]:
     return found
 
 
+def inode(path: Path) -> int | None:
+    """Return what a name stands for, None if it stands for nothing."""
+    try:
+        return path.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _read_if_there(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -88,28 +97,58 @@ def _read_if_there(path: Path) -> bytes:
         return b""
 
 
+def frame_places(log: bytes) -> list[tuple[int, int]]:
+    """Return the number and the place of each page in a log, valid or not; those of its last use come last."""
+    places = sorted((is_of_last_use(log, start), start) for start in _frame_starts(log))
+    return [(int.from_bytes(log[start : start + 4]), start + _FRAME_HEADER.size) for _, start in places]
+
+
+def is_of_last_use(log: bytes, place: int) -> bool:
+    """Return whether a place in a log was written since its header was: what is behind that is older."""
+    start = place - (place - _LOG_HEADER.size) % (_FRAME_HEADER.size + PAGE_BYTES)
+    return log[start + 8 : start + 16] == log[16:24]
+
+
+def has_lost_commits(path: Path) -> bool:
+    """Return whether the log ends, as SQLite reads it, before a commit that was written to it."""
+    log = _read_if_there(log_of(path))
+    if not log:
+        return False
+    if len(log) < _LOG_HEADER.size or _checksum(log[:24], (0, 0), _order(log)) != _sums(log, 24):
+        return True
+    lost = [*_frame_starts(log)][sum(1 for _ in valid_frames(log)) :]
+    return any(is_of_last_use(log, start) and any(log[start + 4 : start + 8]) for start in lost)
+
+
 def valid_frames(log: bytes) -> Iterator[Frame]:
     """Yield what SQLite itself would take from a log: each frame's checksum goes on from the one before it."""
     if len(log) < _LOG_HEADER.size:
         return
-    magic, _, page_bytes, _, *salts, first, second = _LOG_HEADER.unpack_from(log)
-    order = "<" if magic == _LITTLE_ENDIAN_LOG else ">"
+    order = _order(log)
     sums = _checksum(log[:24], (0, 0), order)
-    if sums != (first, second) or page_bytes != PAGE_BYTES:
+    if sums != _sums(log, 24):
         return
-    for number, pages, *salt, first, second, content in frames(log):
-        head = struct.pack(">2I", number, pages)
-        sums = _checksum(head + content, sums, order)
-        if salt != salts or sums != (first, second):
+    for start in _frame_starts(log):
+        place = start + _FRAME_HEADER.size
+        content = log[place : place + PAGE_BYTES]
+        sums = _checksum(log[start : start + 8] + content, sums, order)
+        if not is_of_last_use(log, start) or sums != _sums(log, start + 16):
             return
+        number, pages = _NUMBER_AND_PAGES.unpack_from(log, start)
         yield Frame(number, pages, content)
 
 
-def frames(log: bytes) -> Iterator[tuple[int, int, int, int, int, int, bytes]]:
-    """Yield each frame with its header, valid or not."""
+def _frame_starts(log: bytes) -> range:
     step = _FRAME_HEADER.size + PAGE_BYTES
-    for start in range(_LOG_HEADER.size, len(log) - step + 1, step):
-        yield *_FRAME_HEADER.unpack_from(log, start), log[start + _FRAME_HEADER.size : start + step]
+    return range(_LOG_HEADER.size, len(log) - step + 1, step)
+
+
+def _order(log: bytes) -> str:
+    return "<" if int.from_bytes(log[:4]) == _LITTLE_ENDIAN_LOG else ">"
+
+
+def _sums(log: bytes, place: int) -> tuple[int, ...]:
+    return struct.unpack_from(">2I", log, place)
 
 
 def _checksum(content: bytes, sums: tuple[int, int], order: str) -> tuple[int, int]:

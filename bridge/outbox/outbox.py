@@ -28,7 +28,7 @@ from bridge.outbox.rows import (
     save_event,
 )
 from bridge.outbox.sqlite import Database
-from bridge.outbox.state import Position, State
+from bridge.outbox.state import Loss, Position, State
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
 from bridge.outbox.transfer import shift
@@ -122,6 +122,11 @@ class Outbox:
         """Return a remembered value."""
         with self._lock:
             return {**self._state.meta, **self._state.counted}.get(key, default)
+
+    def losses(self) -> list[Loss]:
+        """Return the losses that are not published yet; commit the remembered value `losses` as "" with them."""
+        with self._lock:
+            return self._state.losses()
 
     def set_meta(self, values: Mapping[str, str], *, synced: bool = False) -> None:
         """Remember values; a process that dies keeps them, a VM that dies may lose those not `synced`."""

@@ -8,7 +8,7 @@ import sys
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import dead_letter, read_events, save_dead_letter
 from bridge.outbox.sqlite import Database
-from bridge.outbox.state import State
+from bridge.outbox.state import SIZE_LIMIT, Loss, State
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,9 @@ def _drop(database: Database, state: State, sink: str, events: list[StoredEvent]
             database, dead_letter(sink, event, OVERFLOW, "the outbox reached its size limit", now, keep=False)
         )
     if lost:
+        oldest, newest = lost[0].stored_at, lost[-1].stored_at
+        state.note_loss(Loss(reason=SIZE_LIMIT, count=len(lost), sink=sink, oldest=oldest, newest=newest))
+        state.save_meta(database, ["losses"])
         log.error(
             "the outbox reached its size limit: %d event(s) for sink %s are dropped",
             *(len(lost), sink),

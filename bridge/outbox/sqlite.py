@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from bridge.errors import StateError
-from bridge.outbox.image import log_of, read_image
+from bridge.outbox.image import has_lost_commits, log_of, read_image
 
 # How long a start waits while another program reads the file.
 BUSY_SECONDS = 0.5
@@ -25,7 +25,7 @@ UNREADABLE = (TypeError, ValueError, OverflowError)
 ERRORS = (sqlite3.Error, *UNREADABLE)
 DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH)
 
-IMAGE_BYTES = 64 * 1024 * 1024
+IMAGE_BYTES = CHECKED_BYTES = 64 * 1024 * 1024
 
 
 class Damaged(sqlite3.DatabaseError):
@@ -51,6 +51,8 @@ class Database:
         self.is_memory = path is None
         if path and not read_only:
             _create_private(path)
+            if has_lost_commits(path):
+                raise Damaged("its log ends before the last commit that was written to it")
         self._connection = _connect(path, read_only=read_only)
         try:
             self._prepare(path, read_only=read_only)
@@ -65,7 +67,7 @@ class Database:
         execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         version = execute("PRAGMA user_version").fetchone()[0]
         newest = len(_migrations())
-        if version > newest:
+        if version > newest and not self._is_bit_error(version):
             raise StateError(
                 f"{path} was written by a newer imds-bridge (its version is {version}, this one knows {newest}): "
                 "install that version, or give this one an empty state_dir"
@@ -73,22 +75,41 @@ class Database:
         if not read_only:
             execute("PRAGMA journal_mode = WAL")
             self._migrate(version)
+            self._check(path)
         elif version < newest:
             raise sqlite3.OperationalError(
                 f"its version is {version}, this one needs {newest}: the next start migrates it"
             )
 
     def _migrate(self, version: int) -> None:
-        if version == 0 and self.tables():
-            raise Damaged("it has tables but no version")
+        if version > len(_migrations()) or (version == 0 and self.tables()):
+            raise Damaged("its version is not that of its tables")
         for number, statements in enumerate(_migrations()[version:], start=version + 1):
             with self.transaction():
                 for statement in statements:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {number}")
                 self._connection.execute(f"PRAGMA application_id = {1 + randbelow(2**31 - 1)}")
-        if version and self.tables() != _newest_tables():
+
+    def _check(self, path: Path | None) -> None:
+        """Look for damage that would show only later; in a huge file this takes too long.
+
+        Raises:
+            Damaged: there is some.
+        """
+        if path is None:
+            return
+        if self.tables() != _newest_tables():
             raise Damaged("its tables are not as they were made")
+        if path.stat().st_size < CHECKED_BYTES:
+            found = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if found != "ok":
+                raise Damaged(found)
+
+    def _is_bit_error(self, version: int) -> bool:
+        """Return whether a version is a damaged one: a newer imds-bridge has other tables."""
+        flipped = version ^ len(_migrations())
+        return flipped.bit_count() == 1 and self.tables() == _newest_tables()
 
     def tables(self) -> set[str]:
         """Return how each table was made."""

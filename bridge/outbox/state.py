@@ -5,13 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import read
 from bridge.outbox.sqlite import Database
+
+DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE = "Damage", "SizeLimit", "StateFolderGone"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Events that were lost, as far as that is known.
+
+    Args:
+        reason: why.
+        count: how many; None: unknown.
+        sink: the only sink that lost them; "": every one that had not had them.
+        oldest: not later than the oldest was stored, in steady seconds; None: unknown.
+        newest: not earlier than the newest was stored.
+    """
+
+    reason: str
+    count: int | None
+    sink: str = ""
+    oldest: float | None = None
+    newest: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -80,8 +101,8 @@ class State:
     def forget(self) -> None:
         """Start a new state, which no file holds yet."""
         self.generation += 1
-        self.meta = {"epoch": uuid4().hex, "reporterseq": "0"}
-        self.counted: dict[str, str] = {}
+        self.meta: dict[str, str] = {}
+        self.begin_epoch()
         self.last_seq = 0
         self.is_partial = False
         self.copied_to = 0
@@ -91,6 +112,26 @@ class State:
             self.positions[name] = Position(
                 filter=old.filter, from_start=old.from_start, failing_since=old.failing_since
             )
+
+    def begin_epoch(self) -> None:
+        """Count the events of this process from 1 under a new id."""
+        self.meta |= {"epoch": uuid4().hex, "reporterseq": "0"}
+        self.counted: dict[str, str] = {}
+
+    def losses(self) -> list[Loss]:
+        """Return the losses that are not published yet."""
+        return [Loss(**loss) for loss in json.loads(self.meta.get("losses") or "[]")]
+
+    def note_loss(self, loss: Loss) -> None:
+        """Remember a loss, together with others of its reason and sink."""
+        losses = self.losses()
+        for index, known in enumerate(losses):
+            if (known.reason, known.sink) == (loss.reason, loss.sink):
+                losses[index] = _sum(known, loss)
+                break
+        else:
+            losses.append(loss)
+        self.meta["losses"] = json.dumps([asdict(one) for one in losses])
 
     def count(self, key: str) -> int:
         """Count one further under `key`; `meta` has it once the next event is added."""
@@ -165,3 +206,15 @@ class State:
             del self.meta["epoch"], self.meta["reporterseq"]
         self.last_seq += last_seq
         self.meta = {**meta, **self.meta, "last_seq": str(self.last_seq)}
+
+
+def _sum(one: Loss, other: Loss) -> Loss:
+    counts = [loss.count for loss in (one, other) if loss.count is not None]
+    oldest = [loss.oldest for loss in (one, other) if loss.oldest is not None]
+    newest = [loss.newest for loss in (one, other) if loss.newest is not None]
+    return replace(
+        one,
+        count=sum(counts) if counts else None,
+        oldest=min(oldest, default=None),
+        newest=max(newest, default=None),
+    )

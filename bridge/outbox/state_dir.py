@@ -49,7 +49,7 @@ class StateFolder:
         if self._lock is None or not self._is_still_there(self._lock):
             self.release()
             self._lock = self._take()
-        _sign(self._lock)
+            _sign(self._lock)
 
     def release(self) -> None:
         """Let another process have the folder."""

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StateError
+from bridge.outbox.image import inode, log_of
 from bridge.outbox.rows import read
+from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
-from bridge.outbox.state import State
+from bridge.outbox.state import STATE_FOLDER_GONE, Loss, State
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.transfer import fill_file, fill_memory
 
@@ -39,6 +41,8 @@ class Storage:
         """Use the file in `folder`; `state` is replaced by a copy whenever another database is used."""
         self._folder = folder
         self._why_aside: str | None = None  # why the file must be moved aside before anything else
+        self._inodes: dict[Path, int | None] = {}
+        self._salvaged: Tables | None = None
         self._kept_as = folder.database  # where it was moved last
         self._logged: set[str] = set()
         self._database: Database | None = None
@@ -79,13 +83,37 @@ class Storage:
                 self._replace_file(error)
 
     def recover(self) -> None:
-        """Try the file again where it cannot be used."""
-        if self.error is None:
+        """Try the file again where it cannot be used, and make a new one where it is gone."""
+        if self.error is not None:
+            try:
+                self._use_file()
+            except (OSError, StateError, *ERRORS) as error:
+                self._note(error)
             return
         try:
-            self._use_file()
+            self._folder.acquire()  # again, if the lock was removed
+            if self._is_file_gone():
+                self._replace_missing_file()
         except (OSError, StateError, *ERRORS) as error:
-            self._note(error)
+            self._use_memory(error)
+
+    def _is_file_gone(self) -> bool:
+        """Return whether the open file, or its log, is no longer what others find under its name."""
+        for path in (self._folder.database, log_of(self._folder.database)):
+            found = inode(path)
+            known = self._inodes.setdefault(path, found) or found  # the log is made with the first write
+            if found != known:
+                return True
+        return False
+
+    def _replace_missing_file(self) -> None:
+        """Make a new file with all that the open one has, which can be read although it has no name."""
+        log.error(
+            "the state folder was removed or changed while in use; it is created again with everything known"
+        )
+        self._folder.move_aside("replaced")
+        self.state.note_loss(Loss(reason=STATE_FOLDER_GONE, count=0))
+        self._use_file()
 
     def move_aside(self, why: str) -> Path:
         """Move the file away as soon as the disk allows it, and start a new one; return where it is now."""
@@ -120,6 +148,7 @@ class Storage:
             self._move_aside_if_due()
             try:
                 self._switch_to(Database(self._folder.database), self._fill_file)
+                self._inodes[self._folder.database] = inode(self._folder.database)
             except _OtherVm:
                 self._why_aside = OTHER_VM
             except ERRORS as error:
@@ -127,6 +156,7 @@ class Storage:
                     raise
                 self._why_aside = DAMAGED
             else:
+                self._salvaged = None
                 return self._note_success()
         raise Damaged("the new file is damaged as well")
 
@@ -160,13 +190,13 @@ class Storage:
             database.close()
             raise
         self.close()
-        self._database, self.state = database, state
+        self._database, self.state, self._inodes = database, state, {}
 
     def _fill_file(self, file: Database, state: State) -> None:
         own, found = state.meta.get("vm_id", ""), dict(read(file, "meta")).get("vm_id", "")
         if own and found and own.lower() != found.lower():
             raise _OtherVm
-        fill_file(file, self._database, state)
+        fill_file(file, self._database, state, salvaged=self._salvaged)
 
     def _fill_memory(self, memory: Database, state: State) -> None:
         fill_memory(memory, self._database, state, max_bytes=COPY_BYTES)
@@ -174,11 +204,14 @@ class Storage:
     def _move_aside_if_due(self) -> None:
         if self._why_aside:
             self._kept_as = self._folder.move_aside(self._why_aside)
+            is_damaged, self._why_aside = self._why_aside == DAMAGED, None
+            self._salvaged = salvage(self._kept_as) if is_damaged else None
             log.error(
-                "the state was moved aside; starting with an empty outbox",
-                extra={"why": self._why_aside, "kept_as": str(self._kept_as)},
+                "the state store is damaged: moved aside; every readable row is copied to a new one"
+                if is_damaged
+                else "the state is another VM's: moved aside; starting with an empty outbox",
+                extra={"kept_as": str(self._kept_as)},
             )
-            self._why_aside = None
 
     def _note(self, error: Exception) -> None:
         self.error = f"{self._folder.database}: {error}"

@@ -5,43 +5,79 @@ from __future__ import annotations
 import logging
 
 from bridge.outbox.rows import read
+from bridge.outbox.salvage import Tables
 from bridge.outbox.sqlite import ERRORS, Database
-from bridge.outbox.state import State
+from bridge.outbox.state import DAMAGE, Loss, State
 
 log = logging.getLogger(__name__)
 
 _OTHER_TABLES = ("dead_letter", "occurrence", "record")
 
 
-def fill_file(file: Database, source: Database | None, state: State) -> None:
+def fill_file(file: Database, source: Database | None, state: State, *, salvaged: Tables | None) -> None:
     """Take over what the file has, and write what it lacks; the caller holds the transaction.
 
     Args:
         file: the file, as it was opened.
         source: the database used until now, if there is one.
         state: what is known; it is changed, so let it be a copy that is dropped if this fails.
+        salvaged: the rows of a damaged file that this one replaces.
     """
-    is_known = file.identity() in state.files
+    is_known = file.identity() in state.files or (salvaged is not None and bool(state.files))
     before = state.last_seq
+    if salvaged is not None:
+        restore(file, salvaged, state, is_known=is_known)
     if not is_known and not is_new(file):
         state.join(file, first_seq=_first_seq(source))
     elif is_known:
         shift(file, state.shift_seconds)
     if source:
         offset = state.last_seq - before
-        for seq, *event in read(source, "event", state.copied_to if is_known else 0):
+        for seq, *event in read(source, "event", state.copied_to if is_known and salvaged is None else 0):
             file.execute("save-event", seq + offset, *event)
         for table in _OTHER_TABLES:
             _copy(source, file, table, keep_numbers=is_known)
+    if salvaged is not None:
+        note_damage(file, state, was_running=is_known)
     state.is_partial, state.copied_to, state.shift_seconds = False, 0, 0.0
     state.files.add(file.identity())
     state.save(file)
     state.recount(file)
 
 
+def restore(file: Database, salvaged: Tables, state: State, *, is_known: bool) -> None:
+    """Write the rows of a damaged file; where no cursor was found, its sink gets everything again."""
+    for table in ("event", *_OTHER_TABLES, *(() if is_known else ("meta", "cursor"))):
+        for row in salvaged[table].values():
+            file.execute(f"save-{table}", *row)
+    if not is_known:
+        first_seq = min(salvaged["event"], default=1)
+        for sink in state.positions.keys() - salvaged["cursor"].keys():
+            file.execute("save-cursor", sink, first_seq - 1, "[]")
+
+
+def note_damage(file: Database, state: State, *, was_running: bool) -> None:
+    """Note what the damage has cost, as far as that can be known."""
+    there = {seq for (seq,) in file.execute("seqs-after", state.done_seq())}
+    missing = [
+        seq
+        for seq in range(state.done_seq() + 1, state.last_seq + 1)
+        if seq not in there and not all(p.is_done_with(seq) for p in state.positions.values())
+    ]
+    oldest = newest = None
+    if missing:
+        oldest = file.execute("stored-before", missing[0]).fetchone()[0]
+        newest = file.execute("stored-after", missing[-1]).fetchone()[0]
+    # What was committed last may be gone without a trace, but not what this process knows itself.
+    count = len(missing) or (0 if was_running else None)
+    state.note_loss(Loss(reason=DAMAGE, count=count, oldest=oldest, newest=newest))
+    state.begin_epoch()
+
+
 def fill_memory(memory: Database, source: Database | None, state: State, *, max_bytes: int) -> None:
     """Copy into memory what can be read and waits, the oldest first, up to `max_bytes` of events."""
     state.is_partial, state.copied_to, state.shift_seconds = bool(state.files), 0, 0.0
+    state.begin_epoch()  # a process that is killed now leaves a file that does not know these events
     try:
         if source:
             _copy_waiting(memory, source, state, max_bytes)
