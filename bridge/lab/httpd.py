@@ -127,6 +127,16 @@ class Server(ThreadingHTTPServer):
     allow_reuse_address = sys.platform != "win32"  # on Windows it would let two servers share one port
 
     def __init__(self, name: str, handle: Callable[[HttpRequest], Answer], *, port: int = 0) -> None:
+        """Start to serve.
+
+        Args:
+            name: recorded with each request.
+            handle: returns the answer to a request; called from many threads.
+            port: 0 for any free port.
+
+        Raises:
+            LabError: the port cannot be used.
+        """
         self.name = name
         self.handle = handle
         self._open: set[socket.socket] = set()

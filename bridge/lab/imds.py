@@ -6,24 +6,19 @@ import json
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
+from bridge.lab.endpoints import Approval, Endpoints
 from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
-    JSON_TYPE,
-    KEPT_REQUESTS,
-    Answer,
     HttpRequest,
     LabError,
     Server,
     check_seconds,
     control,
-    json_answer,
     wait_for,
 )
 from bridge.lab.rendering import (
@@ -32,15 +27,8 @@ from bridge.lab.rendering import (
     EVENT_VERSIONS,
     EVENTS_PATH,
     INSTANCE_PATH,
-    compute_of,
     event_fields,
-    event_ids_of,
-    ids_in,
-    path_of,
-    refusal_of,
-    refuse,
     render_document,
-    version_of,
 )
 from bridge.lab.timetable import Approvals, Timetable
 
@@ -58,21 +46,6 @@ __all__ = [
 T = TypeVar("T")
 
 PACE_SECONDS = 30.0  # a paced lab waits no longer for its reader
-
-
-class Approval(NamedTuple):
-    """Hold one approval that was answered with 200."""
-
-    vm: str
-    event_id: str  # as posted
-    at: float  # time.monotonic()
-
-
-@dataclass(kw_only=True)
-class _Vm:
-    name: str
-    served: dict[str, Any] | bytes | None = None  # a document to serve in place of the events
-    recent: deque[float] = field(default_factory=deque)  # requests within the last lab second
 
 
 class ImdsLab:
@@ -114,8 +87,6 @@ class ImdsLab:
         if approvals not in ("immediate", "hold"):
             raise LabError(f"approvals given: {approvals!r}; expected: 'immediate' or 'hold'")
         self.time_scale = time_scale
-        self.scale_set = scale_set
-        self._rate_limit = rate_limit
         self._changed = threading.Condition()
         self._seen: float = 0 if paced else math.inf
         self._timetable = Timetable(
@@ -125,9 +96,14 @@ class ImdsLab:
             report=self._report_and_notify(report or (lambda _: None)),
         )
         self._faults = Faults()
-        self._vms = {name: _Vm(name=name) for name in vms}
-        self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
-        self._approvals: list[Approval] = []
+        self._endpoints = Endpoints(
+            vms=vms,
+            scale_set=scale_set,
+            rate_limit=rate_limit,
+            timetable=self._timetable,
+            faults=self._faults,
+            changed=self._changed,
+        )
         self._closed = False
         with ExitStack() as stack:
             self._serve(stack, port)
@@ -138,8 +114,8 @@ class ImdsLab:
         stack.callback(server.close)
         self.control_url = server.url
         self._urls: dict[str, str] = {}
-        for number, name in enumerate(self._vms, start=1):
-            server = Server(name, self._handle, port=port + number if port else 0)
+        for number, name in enumerate(self.vms, start=1):
+            server = Server(name, self._endpoints.handle, port=port + number if port else 0)
             stack.callback(server.close)
             self._urls[name] = server.url
         keeper = threading.Thread(target=self._keep_time, name="lab-time", daemon=True)
@@ -168,11 +144,11 @@ class ImdsLab:
     @property
     def vms(self) -> tuple[str, ...]:
         """Return the names of the VMs."""
-        return tuple(self._vms)
+        return self._endpoints.vms
 
     def url(self, vm: str) -> str:
         """Return the base URL of the VM's IMDS."""
-        return self._urls[self._vm(vm).name]
+        return self._urls[self._endpoints.vm(vm).name]
 
     # --- events ---
 
@@ -271,10 +247,7 @@ class ImdsLab:
         """Serve exactly this document, on all VMs or one; None serves the events again."""
         if not isinstance(document, (dict, bytes, type(None))):
             raise LabError(f"document given: {document!r}; expected: an object, bytes or none")
-        with self._changed:
-            for one in [self._vm(vm)] if vm is not None else self._vms.values():
-                one.served = document
-            self._changed.notify_all()
+        self._endpoints.serve(document, vm)
 
     def fault(
         self,
@@ -298,7 +271,7 @@ class ImdsLab:
             method: only requests with this method; None for any.
             path: only paths with this prefix, such as EVENTS_PATH.
         """
-        server = self._vm(vm).name if vm is not None else None
+        server = self._endpoints.vm(vm).name if vm is not None else None
         fault = Fault.of(
             kind, seconds=seconds, retry_after=retry_after, server=server, method=method, path=path
         )
@@ -333,14 +306,11 @@ class ImdsLab:
     @property
     def approvals(self) -> list[Approval]:
         """Return every approval that was answered with 200."""
-        with self._changed:
-            return list(self._approvals)
+        return self._endpoints.approvals
 
     def requests(self, vm: str | None = None) -> list[HttpRequest]:
         """Return the requests so far, in order of arrival; each is recorded before its answer is sent."""
-        name = None if vm is None else self._vm(vm).name
-        with self._changed:
-            return [request for request in self._requests if name in (None, request.server)]
+        return self._endpoints.requests(vm)
 
     def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
         """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
@@ -355,16 +325,11 @@ class ImdsLab:
                 "time_scale": self.time_scale,
                 "events": self._timetable.state(),
                 "vms": dict(self._urls),
-                "approvals": [{"vm": one.vm, "event_id": one.event_id} for one in self._approvals],
-                "requests": len(self._requests),
+                "approvals": [{"vm": one.vm, "event_id": one.event_id} for one in self.approvals],
+                "requests": len(self.requests()),
             }
 
     # --- internals ---
-
-    def _vm(self, name: str) -> _Vm:
-        if name not in self._vms:
-            raise LabError(f"vm given: {name!r}; expected one of: {', '.join(self._vms)}")
-        return self._vms[name]
 
     def _report_and_notify(self, report: Callable[[str], None]) -> Callable[[str], None]:
         def report_and_notify(sentence: str) -> None:
@@ -414,55 +379,3 @@ class ImdsLab:
             ("GET", "/state"): self.state,
             ("GET", "/requests"): lambda vm=None: [one.summary() for one in self.requests(vm)],
         }
-
-    def _handle(self, request: HttpRequest) -> Answer:
-        with self._changed:
-            over_limit = self._is_over_limit(self._vms[request.server], request.at)
-        if over_limit:
-            answer = refuse(429, "Too many requests.")
-        else:
-            answer = self._faults.apply(request, lambda: self._answer(request))
-        with self._changed:
-            self._requests.append(replace(request, status=answer.status))
-            self._changed.notify_all()
-        return answer
-
-    def _is_over_limit(self, vm: _Vm, now: float) -> bool:
-        vm.recent.append(now)
-        while vm.recent[0] <= now - 1 / self.time_scale:
-            vm.recent.popleft()
-        return self._rate_limit is not None and len(vm.recent) > self._rate_limit
-
-    def _answer(self, request: HttpRequest) -> Answer:
-        if refusal := refusal_of(request):
-            return refusal
-        if path_of(request) == EVENTS_PATH:
-            return self._document(request) if request.method == "GET" else self._approve(request)
-        compute = compute_of(request.server, self.scale_set)
-        return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
-
-    def _document(self, request: HttpRequest) -> Answer:
-        with self._changed:
-            self._timetable.advance()
-            served = self._vms[request.server].served
-            incarnation, events = self._timetable.incarnation, self._timetable.fields()
-        if isinstance(served, bytes):
-            return Answer(body=served, headers={"content-type": JSON_TYPE})
-        if served is not None:
-            return json_answer(served)
-        return json_answer(render_document(incarnation, events, version_of(request)))
-
-    def _approve(self, request: HttpRequest) -> Answer:
-        try:
-            event_ids = event_ids_of(request.body)
-        except ValueError as error:
-            return refuse(400, f"Bad request. {error}")
-        with self._changed:
-            served_ids = ids_in(self._vms[request.server].served)
-            own_ids = [one for one in event_ids if one.casefold() not in served_ids]
-            if refusal := self._timetable.approve(request.server, own_ids):
-                return refuse(400, f"Bad request. {refusal}")
-            self._approvals += [Approval(request.server, event_id, request.at) for event_id in event_ids]
-            self._timetable.advance()
-            self._changed.notify_all()
-        return Answer()

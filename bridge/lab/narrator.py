@@ -63,6 +63,15 @@ class Watcher:
         chat: Callable[[], list[str]],
         narrate: Narrator,
     ) -> None:
+        """Start with nothing seen.
+
+        Args:
+            lab: the simulated IMDS; it gets to know which documents have arrived.
+            states: the state folders of the processes.
+            inbox: the webhook.
+            chat: returns the first line of each chat message.
+            narrate: prints a line.
+        """
         self._lab = lab
         self._states = states
         self._inbox = inbox

@@ -84,7 +84,13 @@ def event_fields(
 
 
 def render_document(incarnation: int, events: Sequence[Mapping[str, Any]], version: str) -> dict[str, Any]:
-    """Return the document as the api-version shows it."""
+    """Return the document as an api-version shows it.
+
+    Args:
+        incarnation: DocumentIncarnation.
+        events: as the newest version shows them.
+        version: one of EVENT_VERSIONS.
+    """
     shown = [
         _render_event(event, version)
         for event in events

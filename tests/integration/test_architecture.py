@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ FORBIDDEN = {
     "time",
     "urllib3",
 }
-CLOCKS = {"now", "today", "utcnow", "fromtimestamp", "monotonic"}  # `time` cannot be imported
+CLOCKS = {"now", "today", "utcnow", "monotonic"}  # `time` cannot be imported
 
 
 def pure_modules() -> list[Path]:
@@ -81,9 +82,24 @@ def test_a_new_module_beside_the_packages_breaks_the_layers(tmp_path: Path) -> N
     assert "bridge.x" in result.stdout
 
 
-def test_contributing_lists_the_layers_of_the_linter() -> None:
+def is_module(entry: Path) -> bool:
+    return (entry.suffix == ".py" and entry.stem != "__init__") or (entry / "__init__.py").exists()
+
+
+def contract_of(kind: str) -> dict[str, Any]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    (found,) = [contract for contract in contracts if contract["type"] == kind]
+    return dict(found)
+
+
+def test_only_the_demo_and_its_narrator_may_import_what_the_simulators_test() -> None:
+    checked = {name.rpartition(".")[2] for name in contract_of("forbidden")["source_modules"]}
+    modules = {entry.stem for entry in (ROOT / "bridge" / "lab").glob("*") if is_module(entry)}
+    assert modules - checked == {"demo", "demonstration", "narrator"}
+
+
+def test_contributing_lists_the_layers_of_the_linter() -> None:
+    layers = contract_of("layers")["layers"]
     section = (ROOT / "CONTRIBUTING.md").read_text().split("## Layers")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     assert [" | ".join(re.findall(r"`(\w+)`", row)) for row in rows] == layers

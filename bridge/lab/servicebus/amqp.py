@@ -40,6 +40,16 @@ class Bus:
         max_message_bytes: int,
         idle_seconds: float,
     ) -> None:
+        """Start without connections.
+
+        Args:
+            namespace: the entities.
+            clock: returns the Unix time.
+            key_name: the name of the accepted key.
+            key: its value.
+            max_message_bytes: the size limit of a message, and of a batch.
+            idle_seconds: links without traffic for this long are detached.
+        """
         self.now = clock
         self.key_name = key_name
         self.key = key

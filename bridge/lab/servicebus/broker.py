@@ -32,6 +32,13 @@ class Topic:
     def __init__(
         self, settings: TopicSettings, timers: Timers, make_queue: Callable[[QueueSettings], MessageQueue]
     ) -> None:
+        """Start empty.
+
+        Args:
+            settings: the topic and its subscriptions.
+            timers: for scheduled messages.
+            make_queue: creates the queue of a subscription.
+        """
         self.settings = settings
         self.tally = Tally()
         self._timers = timers

@@ -89,7 +89,13 @@ _WIDTHS = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
 def skip(data: bytes, at: int, depth: int = 0) -> int:
-    """Return where the value that starts at a position ends."""
+    """Return where a value ends.
+
+    Args:
+        data: encoded values.
+        at: where the value starts.
+        depth: the number of values around it, which is limited.
+    """
     if depth > MAX_DEPTH:
         raise Malformed(f"a value lies deeper than {MAX_DEPTH} levels")
     constructor = data[at]
@@ -110,7 +116,13 @@ def skip(data: bytes, at: int, depth: int = 0) -> int:
 
 
 def read(data: bytes, at: int = 0, depth: int = 0) -> tuple[Any, int]:
-    """Return the value at a position, and where it ends."""
+    """Return a value, and where it ends.
+
+    Args:
+        data: encoded values.
+        at: where the value starts.
+        depth: the number of values around it, which is limited.
+    """
     if depth > MAX_DEPTH:
         raise Malformed(f"a value lies deeper than {MAX_DEPTH} levels")
     constructor = data[at]
@@ -215,7 +227,13 @@ def _write_sized(small: int, content: bytes) -> bytes:
 
 
 def write_compound(small: int, count: int, content: bytes) -> bytes:
-    """Return a list (0xc0), map (0xc1) or array (0xe0) of encoded items."""
+    """Return an encoded list, map or array.
+
+    Args:
+        small: the constructor with one-byte sizes: 0xc0, 0xc1 or 0xe0.
+        count: the number of items; keys and values of a map count separately.
+        content: the encoded items.
+    """
     if count < 256 and len(content) < 255:
         return bytes((small, len(content) + 1, count)) + content
     return bytes((small + 0x10,)) + _UINT.pack(len(content) + 4) + _UINT.pack(count) + content

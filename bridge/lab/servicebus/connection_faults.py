@@ -70,7 +70,13 @@ class ConnectionFaults:
             peer.pause()
 
     def stalls(self, peer: Peer, path: str, again: Callable[[], None]) -> bool:
-        """Return whether a stall applies; if so, `again` runs when it is over."""
+        """Return whether a stall applies; if so, pause the connection.
+
+        Args:
+            peer: the connection.
+            path: the entity.
+            again: the postponed work, which runs when the stall is over.
+        """
         if not self._bus.faults.applies("stall", path):
             return False
         peer.context.suspended.append((path, again))

@@ -84,6 +84,14 @@ class Endpoint:
     opened = True
 
     def __init__(self, bus: Bus, peer: Peer, link: Any, path: str) -> None:
+        """Take over a link.
+
+        Args:
+            bus: the service.
+            peer: the connection.
+            link: proton's link.
+            path: the entity.
+        """
         self.bus = bus
         self.peer = peer
         self.link = link
@@ -189,6 +197,15 @@ class Consumer(Endpoint):
     kind = "consumer"
 
     def __init__(self, bus: Bus, peer: Peer, link: Any, path: str, queue: MessageQueue) -> None:
+        """Take over a link.
+
+        Args:
+            bus: the service.
+            peer: the connection.
+            link: proton's link.
+            path: the entity.
+            queue: where the messages come from.
+        """
         super().__init__(bus, peer, link, path)
         self.queue = queue
         self.session_id: str | None = None

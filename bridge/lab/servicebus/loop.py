@@ -55,6 +55,13 @@ class Loop:
     """
 
     def __init__(self, handler: Handler, *, host: str, port: int) -> None:
+        """Start to listen.
+
+        Args:
+            handler: called for everything that happens.
+            host: the address to listen on.
+            port: 0 for any free port.
+        """
         self.dirty: set[Peer] = set()
         self.peers: set[Peer] = set()
         self.failures: deque[Exception] = deque(maxlen=KEPT_FAILURES)

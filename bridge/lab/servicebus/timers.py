@@ -30,7 +30,13 @@ class Timers:
         return self.clock()
 
     def at(self, when: float, call: Callable[[Any], None], target: Any) -> None:
-        """Run a callback with a target at a time."""
+        """Set a timer.
+
+        Args:
+            when: by the clock.
+            call: the callback.
+            target: its argument.
+        """
         heapq.heappush(self._heap, (when, next(self._numbers), call, target))
         if len(self._heap) >= self._compact_at:
             self._compact()
