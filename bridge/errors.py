@@ -93,6 +93,7 @@ class DeliveryError(BridgeError):
         delivered: how many events at the front of the batch it took; the error is about the next one.
         status: the HTTP status, if there was a response.
         retry_after_seconds: the wait that the receiver asked for, if it did.
+        is_unreached: whether the receiver did not get the event, so that another event would fail as well.
     """
 
     def __init__(
@@ -102,9 +103,11 @@ class DeliveryError(BridgeError):
         delivered: int = 0,
         status: int | None = None,
         retry_after_seconds: float | None = None,
+        is_unreached: bool = False,
     ) -> None:
         super().__init__(message)
         self.delivered = delivered
+        self.is_unreached = is_unreached
         self.status = status
         self.retry_after_seconds = retry_after_seconds
 

@@ -130,7 +130,7 @@ class HttpClient:
         with watchdog.limit(timeout_seconds) as limit:
             try:
                 response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
-                limit.is_answered = truncate
+                limit.is_answered = truncate and not limit.expired
                 with contextlib.closing(response):
                     body = _read(response, max_body_bytes, truncate=truncate)
             except _ERRORS as error:

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from bridge.outbox.retention import OVERFLOW
 from bridge.outbox.rows import (
     DeadLetter,
     dead_letter,
+    newest_events,
     read_events,
     read_one,
     read_retries,
@@ -210,24 +212,43 @@ class Outbox:
 
     # What a sink asks
 
-    def pending(self, sink: str, limit: int) -> tuple[int, list[StoredEvent]]:
+    def pending(self, sink: str, limit: int, *, after: int = 0) -> tuple[int, list[StoredEvent]]:
         """Return the oldest events that the sink is not done with, wanted or not, in their order.
 
         The number before them names the generation of the outbox: `acknowledge` takes it back, and what
         was read in an older `generation` must be read again.
+
+        Args:
+            sink: the sink's name.
+            limit: how many events to return at most.
+            after: the number of the last event that need not be read again.
         """
 
         def work(database: Database) -> list[StoredEvent]:
             position = self._state.positions[sink]
             position.looked_at = self._state.last_seq
-            return read_events(database, after=position.cursor, but=position.ahead, limit=limit)
+            return read_events(database, after=max(after, position.cursor), but=position.ahead, limit=limit)
 
         with self._lock:
             events = self._storage.run(work)
             return self._state.generation, events
 
+    def has_recent(self, sink: str, since: float, is_meant: Callable[[StoredEvent], bool]) -> bool:
+        """Return whether an event that `is_meant` waits for the sink, stored after `since` (steady seconds)."""
+
+        def work(database: Database) -> bool:
+            position = self._state.positions[sink]
+            position.looked_at = self._state.last_seq
+            recent = takewhile(
+                lambda event: event.stored_at > since, newest_events(database, position.cursor)
+            )
+            return any(event.seq not in position.ahead and is_meant(event) for event in recent)
+
+        with self._lock:
+            return self._storage.run(work)
+
     def wait(self, sink: str, seconds: float) -> None:
-        """Wait until there is more than `pending` last saw, at most `seconds`."""
+        """Wait until there is more than `pending` or `has_recent` last saw, at most `seconds`."""
         with self._grown:
             if self._state.positions[sink].looked_at == self._state.last_seq:
                 self._grown.wait(max(0.0, seconds))

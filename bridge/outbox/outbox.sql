@@ -85,6 +85,9 @@ SELECT * FROM cursor;
 -- name: all-event
 SELECT * FROM event WHERE seq > ?1 ORDER BY seq;
 
+-- name: all-event-newest-first
+SELECT * FROM event WHERE seq > ?1 ORDER BY seq DESC;
+
 -- name: all-dead_letter
 SELECT * FROM dead_letter ORDER BY number DESC;
 

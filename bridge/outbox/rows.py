@@ -97,6 +97,12 @@ def read_events(database: Database, *, after: int, but: Container[int], limit: i
     return events
 
 
+def newest_events(database: Database, after: int) -> Iterator[StoredEvent]:
+    """Yield the events behind the number `after`, the newest first."""
+    for seq, *row in read(database, "event-newest-first", after):
+        yield stored_event(seq, *row)
+
+
 def read_retries(database: Database, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
     """Read the dead letters that are to be sent again, with their numbers."""
     found = []

@@ -64,7 +64,7 @@ class Poster:
             )
         except HttpFailure as error:
             kind = Misconfigured if error.permanent else Unavailable
-            raise kind(f"{origin(url)}: {error}") from error
+            raise kind(f"{origin(url)}: {error}", is_unreached=error.unreached or error.permanent) from error
 
     def close(self) -> None:
         """Close the connections."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bridge.errors import DeliveryError
 from bridge.events.model import StoredEvent
@@ -12,7 +12,7 @@ from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 
 class MemorySink:
-    """Puts events into `received`, unless `failures` has an error for the call."""
+    """Puts events into `received`, unless `failures` has an error for the call, or `refuse` one for an event."""
 
     retry_limit_seconds = RETRY_LIMIT_SECONDS
 
@@ -20,6 +20,7 @@ class MemorySink:
         self.max_batch = max_batch
         self.received: list[StoredEvent] = []
         self.failures: deque[DeliveryError] = deque()
+        self.refuse: Callable[[StoredEvent], DeliveryError | None] = lambda _: None
         self.keep_alives = 0
         self.reloads = 0
         self.is_closed = False
@@ -28,11 +29,18 @@ class MemorySink:
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Keep the events, or those before the next failure."""
         with self._changed:
-            failure = self.failures.popleft() if self.failures else None
+            failure = self.failures.popleft() if self.failures else self._refusal(events)
             self.received += events if failure is None else events[: failure.delivered]
             self._changed.notify_all()
         if failure:
             raise failure
+
+    def _refusal(self, events: Sequence[StoredEvent]) -> DeliveryError | None:
+        for number, event in enumerate(events):
+            if error := self.refuse(event):
+                error.delivered = number
+                return error
+        return None
 
     def wait_for(self, count: int, *, timeout_seconds: float = 10.0) -> list[StoredEvent]:
         """Return the received events once there are `count` of them.

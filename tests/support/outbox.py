@@ -25,19 +25,27 @@ OTHER_TYPE = "io.imdsbridge.document.changed.v1"
 ALL: Mapping[str, tuple[Filter, bool]] = {"a": (Filter(), False)}
 
 
-def event(name: str, *, type_: str = TYPE, size: int = 0, **data: str) -> tuple[CloudEvent, bytes]:
-    """Make an event called `name` with a body of at least `size` bytes."""
+def event(
+    name: str, *, type_: str = TYPE, size: int = 0, subject: str = "", **data: str
+) -> tuple[CloudEvent, bytes]:
+    """Make an event called `name`, about `subject` or itself, with a body of at least `size` bytes."""
     made = CloudEvent(
         id=name,
         source="/s",
         type=type_,
-        subject=name,
+        subject=subject or name,
         time=datetime(2026, 11, 20, tzinfo=UTC),
         dataschema="urn:s",
         extensions={},
         data=data,
     )
-    body = {"specversion": "1.0", "id": name, "type": type_, "data": {**data, "Filling": "x" * size}}
+    body = {
+        "specversion": "1.0",
+        "id": name,
+        "type": type_,
+        "subject": subject or name,
+        "data": {**data, "Filling": "x" * size},
+    }
     return made, json.dumps(body).encode()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +15,48 @@ import pytest
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.outbox import inspect as ledger
+from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import full_jitter
-from bridge.runtime.threads import Stop
-from bridge.service import dispatcher as module
-from bridge.service.dispatcher import Dispatcher
+from bridge.runtime.instants import iso_utc
+from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from bridge.sinks.memory import MemorySink
 from tests.support.clock import MovedClock
-from tests.support.outbox import OTHER_TYPE, event, open_outbox
+from tests.support.outbox import OTHER_TYPE, TYPE, event, open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 MAX_AGE_SECONDS = 100.0
+FOREVER = 1e9
 
 
 class Rig:
     """An outbox with one sink called "a" and the dispatcher between them, on a clock that is moved."""
 
-    def __init__(
-        self, path: Path, sink: MemorySink, wanted: Filter, max_per_second: float | None = None
-    ) -> None:
+    def __init__(self, path: Path, sink: MemorySink, wanted: Filter, **settings: Any) -> None:
         self.clock = MovedClock()
         self.folder = StateFolder(path)
         self.sink = sink
         self.outbox = open_outbox(path, sinks={"a": (wanted, True)}, clock=self.clock)
-        self.dispatcher = Dispatcher(
-            "a",
-            sink,
-            wanted=wanted,
-            max_age_seconds=MAX_AGE_SECONDS,
-            outbox=self.outbox,
-            clock=self.clock,
-            max_per_second=max_per_second,
-        )
+        given = {"max_age_seconds": MAX_AGE_SECONDS, **settings}
+        self.dispatcher = Dispatcher("a", sink, wanted=wanted, outbox=self.outbox, clock=self.clock, **given)
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 
-    def commit(self, *names: str, **data: Any) -> None:
+    def commit(self, *names: str, type_: str = TYPE, subject: str = "", **data: Any) -> None:
         for name in names:
-            self.outbox.commit([event(name, **data)], meta={})
+            self.outbox.commit([event(name, type_=type_, subject=subject, **data)], meta={})
+
+    def deliver(self, *, seconds: float = FOREVER) -> list[float]:
+        """Do every step for `seconds`, or until nothing waits; each wait moves the clock. Return the waits."""
+        waits: list[float] = []
+        while (wait_seconds := self.dispatcher.step()) != NOTHING_WAITS:
+            if wait_seconds is None:
+                continue
+            if sum(waits) + wait_seconds > seconds:
+                self.clock.advance(seconds - sum(waits))
+                break
+            waits.append(wait_seconds)
+            self.clock.advance(wait_seconds)
+        return waits
 
     def run_to_the_end(self) -> None:
         """Run until nothing waits."""
@@ -65,25 +69,24 @@ class Rig:
         return [one.id for one in self.sink.received]
 
     def dead(self) -> list[tuple[str, str, str]]:
-        return [(row["id"], row["reason"], row["detail"]) for row in ledger.dead_letters(self.folder)]
+        return [(row["id"], row["reason"], row["detail"]) for row in inspect.dead_letters(self.folder)]
 
 
 Make = Callable[..., Rig]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make rigs whose jitter always draws the longest wait."""
+    monkeypatch.setattr(random, "random", lambda: 1.0)
     rigs: list[Rig] = []
 
     def build(
-        *failures: DeliveryError,
-        max_batch: int = 1,
-        wanted: Filter | None = None,
-        max_per_second: float | None = None,
+        *failures: DeliveryError, max_batch: int = 1, wanted: Filter | None = None, **settings: Any
     ) -> Rig:
         sink = MemorySink(max_batch=max_batch)
         sink.failures.extend(failures)
-        rigs.append(Rig(tmp_path / str(len(rigs)), sink, wanted or Filter(), max_per_second))
+        rigs.append(Rig(tmp_path / str(len(rigs)), sink, wanted or Filter(), **settings))
         return rigs[-1]
 
     yield build
@@ -94,22 +97,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         rig.outbox.close()
 
 
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Let no wait last, and note how long each would have been; jitter gives its limit."""
-    noted: list[float] = []
-
-    def wait(_: Stop, seconds: float | None) -> bool:
-        noted.append(seconds or 0.0)
-        return False
-
-    def limit(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
-        return min(limit_seconds, base_seconds * 2.0**attempt)
-
-    monkeypatch.setattr(Stop, "wait", wait)
-    monkeypatch.setattr(module, "LAST_RETRY_SECONDS", float("inf"))
-    monkeypatch.setattr(module, "full_jitter", limit)
-    return noted
+def unavailable(*, status: int | None = 503, **more: Any) -> Unavailable:
+    return Unavailable("not now", status=status, **more)
 
 
 # --- what arrives ---
@@ -165,109 +154,156 @@ def test_only_what_types_and_where_take_is_sent_and_the_rest_is_passed_over(make
 # --- failures ---
 
 
-def test_what_may_help_later_is_sent_again_with_growing_waits_up_to_a_minute(
-    make: Make, waits: list[float]
-) -> None:
-    rig = make(*(Unavailable("503") for _ in range(10)))
-    rig.commit("1", "2")
-    rig.run_to_the_end()
+def test_retries_are_further_apart_each_time_up_to_a_minute(make: Make) -> None:
+    rig = make(*(unavailable(status=None) for _ in range(10)), max_age_seconds=FOREVER)
+    rig.commit("1", "2", type_=OTHER_TYPE, subject="s")
+    assert rig.deliver() == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     assert rig.received() == ["1", "2"]
-    assert waits == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_the_wait_is_anywhere_below_its_limit() -> None:
-    for attempt, limit in ((0, 0.5), (3, 4.0), (9, 60.0), (10_000, 60.0)):
-        drawn = [full_jitter(attempt, base_seconds=0.5, limit_seconds=60) for _ in range(500)]
-        assert min(drawn) < limit / 10
-        assert limit * 0.9 < max(drawn) <= limit
-
-
-def test_after_a_success_the_waits_begin_anew(make: Make, waits: list[float]) -> None:
-    rig = make(Unavailable("a"), Unavailable("b"), Unavailable("c"))
-    send, calls = rig.sink.send, iter([True, True, False, True])
-
-    def mixed(events: Sequence[StoredEvent]) -> None:
-        if next(calls, False):
-            send(events)
-        else:
-            rig.sink.received += events
-
-    rig.sink.send = mixed  # type: ignore[method-assign]
-    rig.commit("1", "2")
-    rig.run_to_the_end()
-    assert rig.received() == ["1", "2"]
-    assert waits == [0.5, 1, 0.5]
-
-
-@pytest.mark.parametrize("kind", [Unavailable, Misconfigured])
-@pytest.mark.parametrize(("asked", "waited"), [(17, 17), (0, 0.5), (3600, 3600)])
-def test_a_receiver_that_asks_for_time_gets_it(
-    make: Make, waits: list[float], kind: type[DeliveryError], asked: float, waited: float
+@pytest.mark.parametrize("type_", [TYPE, "io.imdsbridge.approval.failed.v1"])
+def test_while_a_young_notice_or_receipt_waits_retries_are_at_most_two_seconds_apart(
+    make: Make, type_: str
 ) -> None:
-    rig = make(kind("later", retry_after_seconds=asked))
+    rig = make(*(unavailable() for _ in range(600)), max_age_seconds=FOREVER)
+    rig.commit("other", type_=OTHER_TYPE)
+    rig.commit("urgent", type_=type_)
+    waits = rig.deliver()
+    assert max(waits[:440]) == 2.0
+    assert max(waits[500:]) == 60.0
+    assert rig.received() == ["urgent", "other"] or rig.received() == ["other", "urgent"]
+
+
+def test_a_notice_that_comes_during_a_long_wait_is_tried_within_two_seconds(make: Make) -> None:
+    rig = make(*(unavailable(status=None, is_unreached=True) for _ in range(20)), max_age_seconds=FOREVER)
+    rig.commit("1", type_=OTHER_TYPE)
+    rig.deliver(seconds=300)
+    rig.sink.failures.clear()
+    assert rig.received() == []
+    rig.commit("urgent")
+    assert sum(rig.deliver()) <= 2.0
+    assert rig.received() == ["1", "urgent"] or rig.received() == ["urgent", "1"]
+
+
+def test_after_a_success_the_waits_start_again(make: Make) -> None:
+    rig = make(unavailable(status=None), unavailable(status=None))
+    rig.commit("1", "2", subject="s")
+    assert rig.deliver() == [0.5, 1]
+    rig.sink.failures.append(unavailable(status=None))
+    rig.commit("3", subject="s")
+    assert rig.deliver() == [0.5]
+    assert rig.received() == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("type_", "status", "asked", "waited"),
+    [
+        (OTHER_TYPE, 503, 17, 17),
+        (OTHER_TYPE, 429, 0, 0.5),
+        (OTHER_TYPE, 503, 3600, 3600),
+        (TYPE, 429, 3600, 3600),
+        (TYPE, 503, 3600, 0.5),
+    ],
+)
+def test_a_receiver_that_asks_for_time_gets_it_except_that_only_429_delays_a_notice(
+    make: Make, type_: str, status: int, asked: float, waited: float
+) -> None:
+    for kind in (Unavailable, Misconfigured):
+        rig = make(kind("later", retry_after_seconds=asked, status=status), max_age_seconds=FOREVER)
+        rig.commit("1", type_=type_)
+        assert rig.deliver() == [waited]
+        assert rig.received() == ["1"]
+
+
+def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: Make) -> None:
+    rig = make(
+        unavailable(status=429, retry_after_seconds=60), unavailable(status=503, retry_after_seconds=40)
+    )
     rig.commit("1")
-    rig.run_to_the_end()
+    rig.dispatcher.stop_when_drained()
+    assert rig.deliver(seconds=30) == []
+    assert len(rig.sink.failures) == 1
+    assert rig.deliver(seconds=31) == [30]
+    assert rig.deliver() == [39]
     assert rig.received() == ["1"]
-    assert waits == [waited]
 
 
-def test_what_will_never_help_is_dead_lettered_and_the_next_goes_on(make: Make, waits: list[float]) -> None:
+def test_a_wait_of_more_than_ten_minutes_is_logged_with_the_time_of_the_next_try(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = [unavailable(status=429, retry_after_seconds=asked) for asked in (600, 601)]
+    rig = make(*failures, max_age_seconds=FOREVER)
+    rig.commit("1")
+    rig.deliver(seconds=1)
+    assert "the next try" not in caplog.text
+    rig.deliver(seconds=600)
+    (line,) = [record.message for record in caplog.records if "the next try" in record.message]
+    at = rig.dispatcher.status()["next_retry_at"]
+    assert line == f"sink a: the next try is at {at}"
+
+
+def test_the_status_shows_the_next_try_as_long_as_something_fails(make: Make) -> None:
+    rig = make(*(unavailable(status=None) for _ in range(3)))
+    rig.commit("1", type_=OTHER_TYPE)
+    assert rig.dispatcher.status()["next_retry_at"] is None
+    rig.deliver(seconds=1)
+    after_two = rig.clock.now() + timedelta(seconds=0.5)
+    assert rig.dispatcher.status()["next_retry_at"] == iso_utc(after_two)
+    rig.deliver()
+    assert rig.dispatcher.status()["next_retry_at"] is None
+
+
+def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make: Make) -> None:
     rig = make(Rejected("https://x answered 422: no such channel", status=422))
-    rig.commit("1", "2")
-    rig.run_to_the_end()
+    rig.commit("1", "2", subject="s")
+    assert rig.deliver() == []
     assert rig.received() == ["2"]
     assert rig.dead() == [("1", "rejected", "https://x answered 422: no such channel")]
-    assert waits == []
     status = rig.dispatcher.status()
     assert (status["state"], status["backlog"]) == ("ok", 0)
     assert status["last_error"] == "1: https://x answered 422: no such channel"
 
 
-def test_a_sink_that_answers_with_a_refusal_counts_as_there_again(make: Make, waits: list[float]) -> None:
-    rig = make(Unavailable("503"), Rejected("400"))
+def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> None:
+    rig = make(unavailable(), Rejected("400"))
     rig.commit("1")
-    rig.run_to_the_end()
+    assert rig.deliver() == [0.5]
     assert (rig.dispatcher.status()["state"], rig.dispatcher.status()["failures"]) == ("rejecting", 0)
-    assert waits == [0.5]
 
 
-def test_a_batch_that_is_taken_in_part_goes_on_behind_that_part(make: Make, waits: list[float]) -> None:
-    rig = make(Unavailable("2 of 4", delivered=2), Rejected("1 of 2", delivered=1), max_batch=4)
+def test_a_batch_that_is_accepted_in_part_goes_on_behind_that_part(make: Make) -> None:
+    rig = make(Unavailable("2 of 4", delivered=2), Rejected("refused"), max_batch=4)
     rig.commit("1", "2", "3", "4", "5", "6")
-    rig.run_to_the_end()
-    assert rig.received() == ["1", "2", "3", "5", "6"]
-    assert rig.dead() == [("4", "rejected", "1 of 2")]
-    assert waits == [0.5]
+    assert rig.deliver() == [0.5]
+    assert rig.received() == ["1", "2", "4", "5", "6"]
+    assert rig.dead() == [("3", "rejected", "refused")]
 
 
-@pytest.mark.usefixtures("waits")
-def test_wrong_credentials_are_told_loudly_and_read_again_before_the_next_try(
-    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_wrong_credentials_are_logged_as_an_error_and_read_again_before_the_next_try(
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(Unavailable("503"), Misconfigured("401"), Misconfigured("401"))
     order: list[str] = []
     send, reload = rig.sink.send, rig.sink.reload
 
-    def note_send(events: Sequence[StoredEvent]) -> None:
+    def noted_send(events: Sequence[StoredEvent]) -> None:
         order.append("send")
         send(events)
 
-    def note_reload() -> None:
+    def noted_reload() -> None:
         order.append("reload")
         reload()
 
-    monkeypatch.setattr(rig.sink, "send", note_send)
-    monkeypatch.setattr(rig.sink, "reload", note_reload)
-    rig.commit("1", "2")
-    rig.run_to_the_end()
+    rig.sink.send, rig.sink.reload = noted_send, noted_reload  # type: ignore[method-assign]
+    rig.commit("1", "2", subject="s")
+    rig.deliver()
     assert order == ["send", "send", "reload", "send", "reload", "send", "send"]
     assert rig.received() == ["1", "2"]
     assert rig.dead() == []
     assert [record.levelno for record in caplog.records if "credentials" in record.message] == [logging.ERROR]
 
 
-@pytest.mark.usefixtures("waits")
-def test_a_receiver_that_is_gone_is_left_alone_and_loses_nothing(
+def test_a_receiver_that_is_gone_gets_no_more_events_and_none_is_lost(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make(Gone("410"))
@@ -282,6 +318,128 @@ def test_a_receiver_that_is_gone_is_left_alone_and_loses_nothing(
     status = rig.dispatcher.status()
     assert (status["state"], status["backlog"]) == ("gone", 3)
     assert [record.levelno for record in caplog.records if "410 Gone" in record.message] == [logging.ERROR]
+
+
+# --- one event does not block the rest ---
+
+
+def poison(*ids: str, status: int | None = 500) -> Callable[[StoredEvent], DeliveryError | None]:
+    """Fail for events with these ids only."""
+    return lambda stored: unavailable(status=status) if stored.id in ids else None
+
+
+def test_an_event_that_fails_holds_back_no_event_of_another_subject(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = poison("bad")
+    rig.commit("bad", type_=OTHER_TYPE, subject="vm")
+    rig.commit("behind", type_=OTHER_TYPE, subject="vm")
+    rig.commit(*(f"notice {number}" for number in range(119)))
+    assert rig.deliver(seconds=0.4) == []
+    assert rig.received() == [f"notice {number}" for number in range(119)]
+    rig.sink.refuse = poison()
+    rig.deliver()
+    assert rig.received()[119:] == ["bad", "behind"]
+
+
+@pytest.mark.parametrize("status", [500, None])
+def test_an_event_that_keeps_failing_is_retried_on_its_own_until_it_is_too_old(
+    make: Make, caplog: pytest.LogCaptureFixture, status: int | None
+) -> None:
+    rig = make(max_age_seconds=3600.0)
+    rig.sink.refuse = poison("bad", status=status)
+    rig.commit("bad", type_=OTHER_TYPE, subject="vm")
+    for number in range(10):
+        rig.commit(str(number))
+        rig.deliver(seconds=300)
+        assert rig.received() == [str(one) for one in range(number + 1)]
+    assert rig.dispatcher.status()["state"] == "retrying"
+    assert rig.dispatcher.status()["next_retry_at"] is not None
+    rig.deliver()
+    assert [(name, reason) for name, reason, _ in rig.dead()] == [("bad", "expired")]
+    assert rig.dispatcher.status()["state"] == "ok"
+    (line,) = [record for record in caplog.records if "retried on its own" in record.message]
+    assert vars(line)["event"] == "bad"
+
+
+def test_the_order_of_a_subject_is_kept_whatever_fails(make: Make) -> None:
+    rig = make(max_batch=3, max_age_seconds=FOREVER)
+    calls = 0
+
+    def refuse(stored: StoredEvent) -> DeliveryError | None:
+        nonlocal calls
+        calls += 1
+        return unavailable(status=[500, None][calls % 2]) if calls % 3 == 0 or stored.id == "b2" else None
+
+    rig.sink.refuse = refuse
+    for number in range(20):
+        for subject in "abc":
+            rig.commit(f"{subject}{number}", subject=subject)
+    rig.deliver(seconds=600)
+    rig.sink.refuse = poison()
+    rig.deliver()
+    for subject in "abc":
+        mine = [name for name in rig.received() if name.startswith(subject)]
+        assert mine == [f"{subject}{number}" for number in range(20)]
+
+
+def test_in_a_batch_the_failing_event_is_found_and_the_others_go_on(make: Make) -> None:
+    rig = make(max_batch=100, max_age_seconds=FOREVER)
+
+    def send(events: Sequence[StoredEvent]) -> None:
+        if any(one.id == "7" for one in events):
+            raise unavailable(status=500)
+        rig.sink.received += events
+
+    rig.sink.send = send  # type: ignore[method-assign]
+    rig.commit(*map(str, range(20)))
+    assert sum(rig.deliver(seconds=10)) <= 10
+    assert sorted(rig.received(), key=int) == [str(number) for number in range(20) if number != 7]
+
+
+def test_several_failing_events_do_not_slow_down_the_others(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    bad = [f"bad {number}" for number in range(30)]
+    rig.sink.refuse = poison(*bad)
+    rig.commit(*bad, type_=OTHER_TYPE)
+    rig.commit(*map(str, range(100)))
+    rig.deliver(seconds=120)
+    assert set(rig.received()) == set(map(str, range(100)))
+    before = len(rig.received())
+    rig.commit("urgent")
+    rig.deliver(seconds=2)
+    assert rig.received()[before:] == ["urgent"]
+
+
+def test_after_an_outage_everything_is_delivered_at_once(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    names = [str(number) for number in range(50)]
+    rig.sink.refuse = poison(*names)
+    rig.commit(*names, type_=OTHER_TYPE)
+    rig.deliver(seconds=900)
+    assert rig.received() == []
+    rig.sink.refuse = poison()
+    assert sum(rig.deliver()) <= 60
+    assert sorted(rig.received(), key=int) == names
+
+
+def test_a_receiver_that_cannot_be_reached_gets_the_events_in_their_order(make: Make) -> None:
+    rig = make(*(unavailable(status=None, is_unreached=True) for _ in range(5)), max_age_seconds=FOREVER)
+    rig.commit("1", "2", "3", type_=OTHER_TYPE)
+    assert rig.deliver() == [0.5, 1, 2, 4, 8]
+    assert rig.received() == ["1", "2", "3"]
+
+
+def test_a_page_that_was_read_before_the_clock_jumped_is_read_again(make: Make) -> None:
+    rig = make(unavailable(status=None, is_unreached=True))
+    rig.commit("1", "2")
+    rig.deliver(seconds=0.1)
+    rig.clock.jump(MAX_AGE_SECONDS * 10)
+    rig.outbox.shift(MAX_AGE_SECONDS * 10)
+    rig.deliver()
+    assert (rig.received(), rig.dead()) == (["1", "2"], [])
+
+
+# --- age ---
 
 
 def test_an_event_that_waited_too_long_is_dead_lettered_as_expired(make: Make) -> None:
@@ -306,81 +464,95 @@ def test_what_no_filter_takes_does_not_expire(make: Make) -> None:
     assert rig.dead() == []
 
 
-def test_an_outage_is_told_once_and_then_every_ten_minutes(
-    make: Make, waits: list[float], caplog: pytest.LogCaptureFixture
+def test_an_outage_is_logged_once_and_then_every_ten_minutes(
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rig = make(*(Unavailable(f"failure {number}") for number in range(30)))
-    send = rig.sink.send
-
-    def minute(events: Sequence[StoredEvent]) -> None:
-        rig.clock.advance(60)
-        rig.dispatcher._max_age_seconds += 60
-        send(events)
-
-    rig.sink.send = minute  # type: ignore[method-assign]
-    rig.commit("1")
+    rig = make(*(Unavailable(f"failure {number}") for number in range(36)), max_age_seconds=FOREVER)
+    rig.commit("1", type_=OTHER_TYPE)
     with caplog.at_level(logging.INFO):
-        rig.run_to_the_end()
-    told = [
-        record.message.rpartition(": ")[2] for record in caplog.records if "sending again" in record.message
-    ]
-    assert told == ["failure 0", "failure 10", "failure 20"]
-    assert "delivers again" in caplog.text
-    assert len(waits) == 30
+        rig.deliver()
+    logged = [record.message.rpartition(": ")[2] for record in caplog.records if "retrying" in record.message]
+    assert logged == ["failure 0", "failure 16", "failure 26"]
+    assert "delivering again" in caplog.text
 
 
-@pytest.mark.usefixtures("waits")
-def test_the_status_tells_how_a_sink_does(make: Make) -> None:
+def test_the_status_shows_how_a_sink_is(make: Make) -> None:
     rig = make(Unavailable("503"))
     rig.commit("1", "2")
     rig.clock.advance(7)
     before = rig.dispatcher.status()
     assert (before["backlog"], before["oldest_waits_seconds"], before["last_success_at"]) == (2, 7.0, None)
-    rig.run_to_the_end()
+    rig.deliver()
     after = rig.dispatcher.status()
     assert (after["backlog"], after["oldest_waits_seconds"], after["failures"]) == (0, None, 0)
     assert after["last_error"] == "503"
-    assert after["last_success_at"] == after["last_error_at"]
+    assert after["last_error_at"] < after["last_success_at"]
 
 
 # --- dead letters again ---
 
 
-@contextmanager
-def dead_letters(rig: Rig, *names: str) -> Iterator[None]:
-    """Bury events of these names, and ask for them to be sent again."""
+def retry_dead_letters(rig: Rig) -> None:
+    """Ask for all dead letters to be sent again, as an operator does."""
+    inspect.mark(rig.folder, "mark-retry", [row["number"] for row in inspect.dead_letters(rig.folder)])
+    rig.outbox.recover()
+
+
+def dead_lettered(rig: Rig, *names: str) -> None:
+    """Have events of these names rejected, and then ask for them to be sent again."""
     rig.sink.failures.extend(Rejected("400") for _ in names)
     rig.commit(*names)
-    rig.thread.start()
-    wait_until(lambda: len(rig.dead()) == len(names))
-    yield
-    ledger.mark(rig.folder, "mark-retry", [row["number"] for row in ledger.dead_letters(rig.folder)])
-    rig.outbox.recover()
+    rig.deliver()
+    assert [name for name, _, _ in rig.dead()] == list(names)
+    retry_dead_letters(rig)
 
 
 def test_dead_letters_are_sent_again_in_their_order_when_asked_for(make: Make) -> None:
     rig = make()
-    with dead_letters(rig, "1", "2", "3"):
-        pass
-    assert [one.id for one in rig.sink.wait_for(3)] == ["1", "2", "3"]
-    wait_until(lambda: rig.dead() == [])
+    dead_lettered(rig, "1", "2", "3")
+    rig.deliver()
+    assert (rig.received(), rig.dead()) == (["1", "2", "3"], [])
 
 
 def test_a_dead_letter_that_is_refused_again_stays_with_the_new_reason(make: Make) -> None:
     rig = make()
-    with dead_letters(rig, "1", "2"):
-        rig.sink.failures.append(Rejected("422 this time"))
-    assert [one.id for one in rig.sink.wait_for(1)] == ["2"]
-    wait_until(lambda: rig.dead() == [("1", "rejected", "422 this time")])
-    assert [row["retry"] for row in ledger.dead_letters(rig.folder)] == [False]
+    dead_lettered(rig, "1", "2")
+    rig.sink.failures.append(Rejected("422 this time"))
+    rig.deliver()
+    assert (rig.received(), rig.dead()) == (["2"], [("1", "rejected", "422 this time")])
+    assert [row["retry"] for row in inspect.dead_letters(rig.folder)] == [False]
 
 
-def test_a_dead_letter_waits_for_a_sink_that_is_not_there(make: Make) -> None:
+def test_a_dead_letter_waits_for_a_sink_that_is_unavailable(make: Make) -> None:
     rig = make()
-    with dead_letters(rig, "1"):
-        rig.sink.failures.append(Unavailable("503", retry_after_seconds=0))
-    assert [one.id for one in rig.sink.wait_for(1)] == ["1"]
-    wait_until(lambda: rig.dead() == [])
+    dead_lettered(rig, "1")
+    rig.sink.failures.append(unavailable(retry_after_seconds=7))
+    assert rig.deliver() == [7]
+    assert (rig.received(), rig.dead()) == (["1"], [])
+
+
+def test_new_events_go_before_dead_letters_that_are_sent_again(make: Make) -> None:
+    rig = make()
+    dead_lettered(rig, *(str(number) for number in range(5)))
+    send = rig.sink.send
+
+    def send_while_events_come(events: Sequence[StoredEvent]) -> None:
+        send(events)
+        if len(rig.sink.received) == 2:
+            rig.commit("new")
+
+    rig.sink.send = send_while_events_come  # type: ignore[method-assign]
+    rig.deliver()
+    assert rig.received() == ["0", "1", "new", "2", "3", "4"]
+
+
+def test_dead_letters_are_sent_again_while_an_event_keeps_failing(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    dead_lettered(rig, "1", "2")
+    rig.sink.refuse = poison("bad")
+    rig.commit("bad", type_=OTHER_TYPE)
+    rig.deliver(seconds=30)
+    assert rig.received() == ["1", "2"]
 
 
 # --- beside others, and at the end ---
@@ -415,10 +587,20 @@ def deliver_to(
 
 
 def test_a_wait_ends_when_the_process_is_about_to_stop(make: Make) -> None:
-    rig = make(Unavailable("503", retry_after_seconds=3600))
-    rig.commit("1")
+    rig = make(*(unavailable(status=None) for _ in range(12)), max_age_seconds=FOREVER)
+    rig.commit("1", "2", type_=OTHER_TYPE, subject="s")
+    rig.deliver(seconds=200)
+    rig.dispatcher.begin_drain()
+    assert max(rig.deliver(), default=0.0) <= 0.5
+    assert rig.received() == ["1", "2"]
+
+
+def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> None:
+    rig = make(*(unavailable(status=None) for _ in range(12)), max_age_seconds=FOREVER)
+    rig.commit("1", type_=OTHER_TYPE)
+    rig.deliver(seconds=200)
+    rig.sink.failures.clear()
     rig.thread.start()
-    wait_until(lambda: rig.dispatcher.status()["failures"] == 1)
     rig.dispatcher.begin_drain()
     assert [one.id for one in rig.sink.wait_for(1)] == ["1"]
     assert rig.thread.is_alive()
@@ -432,65 +614,45 @@ def test_a_wait_ends_when_the_process_is_about_to_stop(make: Make) -> None:
 # --- how fast ---
 
 
-@pytest.fixture
-def moving(monkeypatch: pytest.MonkeyPatch) -> Callable[[Rig], list[float]]:
-    """Let each wait move the rig's clock instead of lasting; return how long each was."""
-
-    def prepare(rig: Rig) -> list[float]:
-        noted: list[float] = []
-
-        def wait(_: Stop, seconds: float | None) -> bool:
-            noted.append(seconds or 0.0)
-            rig.clock.advance(seconds or 0.0)
-            return False
-
-        monkeypatch.setattr(Stop, "wait", wait)
-        monkeypatch.setattr(module, "LAST_RETRY_SECONDS", float("inf"))
-        return noted
-
-    return prepare
-
-
-def test_a_rate_limit_lets_time_pass_between_sendings_but_not_before_the_first(
-    make: Make, moving: Callable[[Rig], list[float]]
-) -> None:
+def test_a_rate_limit_lets_time_pass_between_requests_but_not_before_the_first(make: Make) -> None:
     rig = make(max_per_second=4)
-    waits = moving(rig)
     rig.commit("1", "2", "3")
-    rig.run_to_the_end()
+    assert rig.deliver() == pytest.approx([0.25, 0.25])
     assert rig.received() == ["1", "2", "3"]
-    assert waits == pytest.approx([0.25, 0.25])
 
 
-def test_a_rate_limit_counts_a_batch_as_one(make: Make, moving: Callable[[Rig], list[float]]) -> None:
+def test_a_rate_limit_counts_a_batch_as_one(make: Make) -> None:
     rig = make(max_batch=2, max_per_second=4)
-    waits = moving(rig)
     rig.commit("1", "2", "3")
-    rig.run_to_the_end()
+    assert rig.deliver() == pytest.approx([0.25])
     assert rig.received() == ["1", "2", "3"]
-    assert waits == pytest.approx([0.25])
 
 
-def test_dead_letters_that_are_sent_again_keep_to_the_rate_limit(
-    make: Make, moving: Callable[[Rig], list[float]]
-) -> None:
+def test_dead_letters_that_are_sent_again_keep_to_the_rate_limit(make: Make) -> None:
     rig = make(max_per_second=4)
-    waits = moving(rig)
-    with dead_letters(rig, "1", "2", "3"):
-        waits.clear()
-    wait_until(lambda: rig.received() == ["1", "2", "3"])
-    assert sum(waits) >= 0.5 - 1e-9
+    dead_lettered(rig, "1", "2", "3")
+    rig.clock.advance(1)
+    assert rig.deliver() == pytest.approx([0.25, 0.25])
+    assert rig.received() == ["1", "2", "3"]
 
 
-@pytest.mark.usefixtures("waits")
-def test_a_misconfigured_sink_with_nothing_to_send_is_left_alone(make: Make) -> None:
+def test_a_rate_limit_holds_for_an_event_that_is_retried_on_its_own(make: Make) -> None:
+    rig = make(max_per_second=1, max_age_seconds=FOREVER)
+    rig.sink.refuse = poison("bad")
+    rig.commit("bad", type_=OTHER_TYPE)
+    rig.commit(*map(str, range(10)))
+    assert rig.deliver(seconds=60)[:10] == pytest.approx([1.0] * 10)
+    assert set(rig.received()) == set(map(str, range(10)))
+
+
+def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -> None:
     rig = make(Misconfigured("401"))
     rig.commit("1")
-    rig.dispatcher._step()  # fails
+    rig.dispatcher.step()  # fails
     rig.clock.advance(MAX_AGE_SECONDS * 2)
-    rig.dispatcher._step()  # and then the event is too old
+    rig.deliver()  # and then the event is too old
     assert [reason for _, reason, _ in rig.dead()] == ["expired"]
     before = rig.sink.reloads
     for _ in range(5):
-        rig.dispatcher._step()
+        assert rig.dispatcher.step() == NOTHING_WAITS
     assert rig.sink.reloads == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.runtime.clock import full_jitter
 from tests.support.clock import MovedClock
 
 
@@ -35,3 +36,10 @@ def test_a_clock_that_drifts_slowly_never_jumps() -> None:
         clock.jump(30)
         assert clock.jump_seconds() == 0
     assert clock.steady() == pytest.approx(clock.wall())
+
+
+def test_a_wait_with_full_jitter_is_anywhere_below_its_limit() -> None:
+    for attempt, limit in ((0, 0.5), (3, 4.0), (9, 60.0), (10_000, 60.0)):
+        drawn = [full_jitter(attempt, base_seconds=0.5, limit_seconds=60) for _ in range(500)]
+        assert min(drawn) < limit / 10
+        assert limit * 0.9 < max(drawn) <= limit
