@@ -26,4 +26,8 @@ class ImdsSettings(Settings):
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, value: str) -> str:
-        return value if value == "discover" else check_url(value.rstrip("/"), allow_http=True)
+        if value == "discover":
+            return value
+        if value.startswith("https:"):
+            raise ValueError("expected http://address: IMDS does not use TLS")
+        return check_url(value.rstrip("/"), allow_http=True)

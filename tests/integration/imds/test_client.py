@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from bridge.config.imds import ImdsSettings
 from bridge.errors import ImdsError
-from bridge.http.client import HttpClient
 from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient
+from bridge.imds.connection import ImdsConnection
 from bridge.imds.instance import Vm, read_vm
 from bridge.lab.imds import ImdsLab
 from tests.support.clock import MovedClock
@@ -99,13 +100,13 @@ def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_secon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
-    send = HttpClient.send
+    send = ImdsConnection.send
 
-    def note(self: HttpClient, request: Any, *, timeout_seconds: float, max_body_bytes: int) -> Any:
-        limits.append(timeout_seconds)
-        return send(self, request, timeout_seconds=LIMIT_SECONDS, max_body_bytes=max_body_bytes)
+    def note(self: ImdsConnection, request: bytes, *, limit_seconds: float, **options: Any) -> Any:
+        limits.append(limit_seconds)
+        return send(self, request, limit_seconds=LIMIT_SECONDS, **options)
 
-    monkeypatch.setattr(HttpClient, "send", note)
+    monkeypatch.setattr(ImdsConnection, "send", note)
     clock = MovedClock()
     with RawServer(answering(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}')) as server:
         imds = client(server.url, clock=clock)
@@ -137,10 +138,8 @@ def test_every_status_other_than_200_is_an_error(lab: ImdsLab, status: int) -> N
     assert f"answered {status}" in str(error)
 
 
-@pytest.mark.parametrize(("asked", "obeyed"), [("3", 3), ("86400", 60), ("soon", None)])
-def test_retry_after_is_obeyed_for_a_minute_at_the_most(
-    lab: ImdsLab, asked: str, obeyed: float | None
-) -> None:
+@pytest.mark.parametrize(("asked", "obeyed"), [("3", 3), ("86400", 5), ("soon", None)])
+def test_retry_after_counts_for_at_most_five_seconds(lab: ImdsLab, asked: str, obeyed: float | None) -> None:
     lab.fault(429, retry_after=asked)
     assert failure(client(lab.url("web-0"))).retry_after_seconds == obeyed
 
@@ -154,12 +153,12 @@ def test_an_answer_of_more_than_4_mib_is_refused(lab: ImdsLab) -> None:
 def test_a_broken_connection_is_an_error(lab: ImdsLab, kind: str) -> None:
     lab.fault(kind)
     imds = client(lab.url("web-0"))
-    assert "interrupted" in str(failure(imds)) or "connection" in str(failure(imds))
+    assert re.search("interrupted|connection", str(failure(imds)))
     imds.document()
 
 
 def test_an_address_that_cannot_be_used_is_an_error() -> None:
-    assert "cannot send to http://*" in str(failure(client("http://*")))
+    assert "the connection failed" in str(failure(client(f"http://{'a' * 300}")))
 
 
 # Instance data
