@@ -28,7 +28,7 @@ CONTEXT_ELEMENTS = 10
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _LONGEST_ENTITY = 5
 # A mention, the start of a link, `:skull:` (but not 14:03:25); a zero-width space after the character disarms it.
-_ACTIVE = re.compile(r"@|:(?=//|[\w+'-]+:)(?!(?<=\d:)\d\d:\d\d)", re.ASCII)
+_ACTIVE = re.compile(r"@|:(?=//|[\w+'-]+:)(?!(?<=\d:)\d\d:\d\d)")
 # Receivers read `text` as different kinds of markup, and the escape of one would be visible in another: characters
 # that look alike have a meaning in none. An underscore between letters has none either, and names of scale sets
 # contain it.

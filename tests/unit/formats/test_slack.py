@@ -86,6 +86,11 @@ def test_markup_from_outside_is_shown_and_does_not_act() -> None:
     assert "&lt;https:\u200b//evil.example|f&gt; :\u200bskull: ||g|| a_b &amp;" in blocks_text(message)
 
 
+@pytest.mark.parametrize("name", [":skull:", ":犬:", ":skull:`:skull:"])
+def test_an_emoji_name_of_any_script_stays_text(name: str) -> None:
+    check_slack(slack().write(scheduled("scheduled", EventId=name), NOW))
+
+
 def test_names_of_scale_sets_stay_as_they_are() -> None:
     text = slack().write(scheduled("scheduled", Resources=["web_0", "web_11"]), NOW)["text"]
     assert "Reboot of web_0, web_11 in 15 min" in text
