@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge.config.approvals import ApprovalSettings
-from bridge.config.bus import RelaySettings
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
@@ -22,11 +20,15 @@ from bridge.runtime.boot import read_boot_id
 from bridge.runtime.clock import Clock
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop
-from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
 from bridge.service.process import Flow, Process
-from bridge.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from bridge.config.approvals import ApprovalSettings
+    from bridge.config.bus import RelaySettings
+    from bridge.service.dispatcher import Dispatcher
+    from bridge.sinks.base import Sink
 
 
 def build_sink(settings: SinkSettings) -> Sink:
@@ -161,6 +163,8 @@ class Parts:
         Raises:
             ConfigError: a sink cannot be built.
         """
+        from bridge.service.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
+
         rest = {name: sink for name, sink in self.settings.items() if name not in self._checked}
         sinks = {**self._checked, **build_sinks(rest)}
         return [

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge import __version__
 from bridge.config.models import Config
@@ -21,9 +21,11 @@ from bridge.runtime.instants import iso_utc
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop, stalled_threads, start_thread
-from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import Role
 from bridge.service.status_file import StatusFile
+
+if TYPE_CHECKING:
+    from bridge.service.dispatcher import Dispatcher
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.sd_notify import Supervisor
-from bridge.service.status import headline
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,8 @@ class StatusFile:
         if stable == self._written and self._clock.monotonic() < self._due_at:
             return
         if self._supervisor.is_there and stable != self._written:
+            from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
+
             self._supervisor.report_status(headline(status))
         try:
             self._folder.write_status(status)

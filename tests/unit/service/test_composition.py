@@ -36,7 +36,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> Built:
 @pytest.fixture
 def dispatchers(monkeypatch: pytest.MonkeyPatch) -> Built:
     built = Built()
-    monkeypatch.setattr(composition, "Dispatcher", built)
+    monkeypatch.setattr("bridge.service.dispatcher.Dispatcher", built)
     return built
 
 
