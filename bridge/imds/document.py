@@ -18,6 +18,7 @@ STARTED = "started"
 # Within these limits every Python can compare the values and write them back, and consumers can read them.
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
+_MAX_STARTS = 20  # braces at which a document may start, of which bytes before it can have some
 # IMDS sends GUIDs. Longer ids, and ids with blanks or control characters, cannot be sent as an attribute.
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
 
@@ -141,12 +142,23 @@ def is_among(name: str, resources: Iterable[str]) -> bool:
 
 
 def _parse_object(body: bytes) -> dict[str, Json]:
+    """Return the first JSON object with `Events`; bytes before it may have braces, too."""
     text = body.decode(errors="replace")
     start = text.find("{")
     if start < 0:
         raise ValueError("an empty answer" if not text.strip() else "an answer without a JSON object")
-    raw, _ = _decoder.raw_decode(text, start)
-    return raw  # type: ignore[no-any-return]  # what starts with a brace is an object
+    fault: ValueError | None = None
+    for _ in range(_MAX_STARTS):
+        try:
+            found, end = _decoder.raw_decode(text, start)
+            if "Events" in found:
+                return found  # type: ignore[no-any-return]  # what starts with a brace is an object
+        except ValueError as error:
+            fault, end = fault or error, start + 1
+        start = text.find("{", end)
+        if start < 0:
+            break
+    raise fault or ValueError("a JSON object without `Events`")
 
 
 def _float(text: str) -> float | str:

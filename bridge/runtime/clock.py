@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime
 
 CLOCK_JUMP_SECONDS = 60.0
+# Linux has a clock that counts the time of a suspended machine, which time.monotonic leaves out.
+_BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock:
@@ -23,8 +25,8 @@ class Clock:
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds that never jump."""
-        return time.monotonic()
+        """Return seconds that never jump, and that also pass while the machine is suspended."""
+        return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
     def now(self) -> datetime:
         """Return the machine's time in UTC."""

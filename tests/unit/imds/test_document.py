@@ -84,11 +84,38 @@ def test_an_incarnation_is_a_number_or_a_string_with_one_else_unknown(given: Any
 
 @pytest.mark.parametrize(
     "prefix",
-    [b"\xef\xbb\xbf", b"\r\n\t ", b"\x00junk ", b"\x00\x00\x00", b"\xff\xfe", b"1f4\r\n", b"\x01", b"[]"],
+    [
+        b"\xef\xbb\xbf",
+        b"\r\n\t ",
+        b"\x00junk ",
+        b"\x00\x00\x00",
+        b"\xff\xfe",
+        b"1f4\r\n",
+        b"\x01",
+        b"[]",
+        b"{}",
+        b"{",
+        b"}{",
+        b'{"a": {',
+        b'{"a": {}}',
+        b"{" * 19,
+    ],
     ids=repr,
 )
 def test_a_byte_order_mark_or_bytes_before_the_json_are_ignored(prefix: bytes) -> None:
     assert parse_document(prefix + body(5, entry())) == document(5, entry())
+
+
+def test_a_truncated_document_is_not_read_as_one_of_its_parts() -> None:
+    whole = body(5, entry(Extra={"a": {}}), entry(SECOND))
+    for end in range(1, len(whole)):
+        with pytest.raises(ValueError, match=r"Expecting|Unterminated|Invalid"):
+            parse_document(whole[:end])
+
+
+def test_braces_without_end_are_refused_in_bounded_time() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_document(b'{"a": ' * 200_000)
 
 
 def test_bytes_after_the_json_are_ignored() -> None:

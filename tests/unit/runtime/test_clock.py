@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from bridge.runtime.clock import full_jitter
+from bridge.runtime.clock import Clock, full_jitter
 from tests.support.clock import MovedClock
 
 
@@ -43,3 +45,14 @@ def test_a_wait_with_full_jitter_is_anywhere_below_its_limit() -> None:
         drawn = [full_jitter(attempt, base_seconds=0.5, limit_seconds=60) for _ in range(500)]
         assert min(drawn) < limit / 10
         assert limit * 0.9 < max(drawn) <= limit
+
+
+@pytest.mark.skipif(
+    not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux counts the time of a suspended machine"
+)
+def test_the_time_of_a_suspended_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    before = clock.monotonic()
+    slept = time.clock_gettime(time.CLOCK_BOOTTIME) + 3600
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: slept}.__getitem__)
+    assert clock.monotonic() - before >= 3600
