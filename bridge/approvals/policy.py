@@ -86,20 +86,23 @@ def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, 
         policy: the configured policy.
         now: the time of day, for rules about the notice.
     """
-    is_terminate = str(event.raw.get("EventType")).lower() == TERMINATE
-    if (policy.scope == "self" or is_terminate) and not is_among(vm_name, event.resources):
+    if (policy.scope == "self" or _may_be_terminate(event)) and not is_among(vm_name, event.resources):
         detail = f"{vm_name} is not among its Resources"
         return Decision(outcome="rejected", reason="other_vm", detail=detail, event=event)
     for rule in policy.deny:
-        if matches(rule, event, now, every_resource=False):
-            return Decision(outcome="rejected", reason="denied", detail="a deny rule matches", event=event)
+        matched = matches(rule, event, now, every_resource=False)
+        if matched is not False:
+            detail = "a deny rule matches" if matched else "a deny rule may match: the event lacks a value"
+            return Decision(outcome="rejected", reason="denied", detail=detail, event=event)
     if not any(matches(rule, event, now) for rule in policy.allow):
         return Decision(outcome="rejected", reason="denied", detail="no allow rule matches", event=event)
     return Decision(outcome="accepted", reason="approved", event=event)
 
 
-def matches(rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_resource: bool = True) -> bool:
-    """Return whether an event meets every criterion of a rule; a property that it lacks meets none.
+def matches(
+    rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_resource: bool = True
+) -> bool | None:
+    """Return whether an event meets every criterion of a rule; None if that depends on an unknown value.
 
     Args:
         rule: the rule.
@@ -109,17 +112,18 @@ def matches(rule: RuleSettings, event: ScheduledEvent, now: datetime, *, every_r
             releases all of them; for deny rules one is enough.
     """
     duration = event.raw.get("DurationInSeconds")
-    known_duration = (
-        duration if isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0 else None
-    )
+    is_known = isinstance(duration, int) and not isinstance(duration, bool) and duration >= 0
     notice = (event.not_before - now).total_seconds() if event.not_before else None
-    return (
-        _is_one_of(event.raw.get("EventType"), rule.event_type)
-        and _is_one_of(event.raw.get("EventSource"), rule.event_source)
-        and _names_match(event.resources, rule.resource, every=every_resource)
-        and _is_within(known_duration, rule.min_duration_seconds, rule.max_duration_seconds)
-        and _is_within(notice, rule.min_notice_seconds, rule.max_notice_seconds)
+    results = (
+        _is_one_of(event.raw.get("EventType"), rule.event_type),
+        _is_one_of(event.raw.get("EventSource"), rule.event_source),
+        _names_match(event.resources, rule.resource, every=every_resource),
+        _is_within(duration if is_known else None, rule.min_duration_seconds, rule.max_duration_seconds),
+        _is_within(notice, rule.min_notice_seconds, rule.max_notice_seconds),
     )
+    if False in results:
+        return False
+    return None if None in results else True
 
 
 def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> float | None:
@@ -134,23 +138,40 @@ def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> fl
     folded = [fold_name(name) for name in event.resources]
     if fold_name(vm_name) not in folded:
         return None
-    if len(folded) > 1 and (not group or str(event.raw.get("EventType")).lower() == TERMINATE):
+    if len(folded) > 1 and (not group or _may_be_terminate(event)):
         return None
     return folded.index(fold_name(vm_name)) * AUTO_STEP_SECONDS
 
 
-def _is_one_of(value: object, wanted: Sequence[str]) -> bool:
-    return not wanted or (isinstance(value, str) and value.lower() in {one.lower() for one in wanted})
+def _may_be_terminate(event: ScheduledEvent) -> bool:
+    """Return whether an event is, or as far as is known may be, the deletion of a VM."""
+    event_type = event.raw.get("EventType")
+    return not isinstance(event_type, str) or event_type.lower() in ("", TERMINATE)
 
 
-def _names_match(names: Sequence[str], patterns: Sequence[str], *, every: bool) -> bool:
+# Each criterion is true, false, or None if the event does not have the value.
+
+
+def _is_one_of(value: object, wanted: Sequence[str]) -> bool | None:
+    if not wanted:
+        return True
+    return value.lower() in {one.lower() for one in wanted} if isinstance(value, str) and value else None
+
+
+def _names_match(names: Sequence[str], patterns: Sequence[str], *, every: bool) -> bool | None:
     if not patterns:
         return True
-    found = [any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns) for name in names]
-    return bool(found) and (all(found) if every else any(found))
+    if not names:
+        return None
+    results = [
+        any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns) for name in names
+    ]
+    return all(results) if every else any(results)
 
 
-def _is_within(value: float | None, low: float | None, high: float | None) -> bool:
+def _is_within(value: float | None, low: float | None, high: float | None) -> bool | None:
     if low is None and high is None:
         return True
-    return value is not None and (low is None or value >= low) and (high is None or value <= high)
+    if value is None:
+        return None
+    return (low is None or value >= low) and (high is None or value <= high)

@@ -71,6 +71,13 @@ def _settings(config: Config) -> Iterator[Finding]:
                 message=f"sinks.{name}.{warning}",
                 remedy="correct it, unless it is a value that Azure has added",
             )
+    for warning in config.approvals.warnings() if config.approvals else ():
+        yield Finding(
+            check="settings approvals",
+            result="warn",
+            message=f"approvals.{warning}",
+            remedy="correct the rules, unless this is what you want",
+        )
 
 
 def _state(folder: StateFolder) -> Finding:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -21,6 +22,18 @@ _EventType = Annotated[str, AfterValidator(partial(check_policy_value, known=KNO
 _EventSource = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventSource"]))]
 
 
+# The property that each criterion of a rule compares.
+_COMPARED = {
+    "event_type": "EventType",
+    "event_source": "EventSource",
+    "resource": "Resources",
+    "min_duration_seconds": "DurationInSeconds",
+    "max_duration_seconds": "DurationInSeconds",
+    "min_notice_seconds": "NotBefore",
+    "max_notice_seconds": "NotBefore",
+}
+
+
 class RuleSettings(Settings):
     """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
 
@@ -29,8 +42,27 @@ class RuleSettings(Settings):
     resource: tuple[str, ...] = ()
     min_duration_seconds: int | None = Field(default=None, ge=0)
     max_duration_seconds: int | None = Field(default=None, ge=0)
-    min_notice_seconds: float | None = None
-    max_notice_seconds: float | None = None
+    min_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    max_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+
+    @field_validator("event_type", "event_source", "resource")
+    @classmethod
+    def _check_list(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("given an empty list, expected at least one value; leave it out to match all")
+        return value
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        for name in ("duration_seconds", "notice_seconds"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_{name}: given {low:g}, expected at most max_{name}, which is {high:g}")
+        return self
+
+    def criteria(self) -> list[str]:
+        """Return the names of the criteria that the rule has."""
+        return [name for name in _COMPARED if getattr(self, name) not in ((), None)]
 
 
 class AutoSettings(RuleSettings):
@@ -76,6 +108,30 @@ class ApprovalSettings(ReceiverSettings):
     @classmethod
     def _check_session(cls, value: str) -> str:
         return check_template(value, ("vm", "resource_group"))
+
+    def rules(self) -> Iterator[tuple[str, RuleSettings]]:
+        """Yield each rule with its key in the configuration."""
+        for key, rules in (
+            ("policy.allow", self.policy.allow),
+            ("policy.deny", self.policy.deny),
+            ("auto", self.auto),
+        ):
+            for number, rule in enumerate(rules):
+                yield f"{key}.{number}", rule
+
+    def compared_properties(self) -> Iterator[tuple[str, str]]:
+        """Yield each criterion's key in the configuration with the property of IMDS that it compares."""
+        for key, rule in self.rules():
+            for name in rule.criteria():
+                yield f"{key}.{name}", _COMPARED[name]
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what is allowed and hardly meant: rules without criteria, and a policy that allows nothing."""
+        for key, rule in self.rules():
+            if not rule.criteria():
+                yield f"{key}: the rule has no criteria and matches every event"
+        if not self.policy.allow and not self.auto:
+            yield "policy: no allow rule and no auto rule, so every command is denied"
 
     @model_validator(mode="after")
     def _check_approvals(self) -> ApprovalSettings:

@@ -15,6 +15,9 @@ ApiVersion = Literal[
     "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
 ]
 
+# The first api-version that has a property; the others are in every version.
+FIRST_VERSIONS = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
+
 
 class ImdsSettings(Settings):
     """Where IMDS is and how often it is asked."""
@@ -31,3 +34,10 @@ class ImdsSettings(Settings):
         if value.startswith("https:"):
             raise ValueError("expected http://address: IMDS does not use TLS")
         return check_url(value.rstrip("/"), allow_http=True)
+
+    def lack(self, name: str) -> str:
+        """Return why no document has a property, "" if documents of this api-version have it."""
+        first = FIRST_VERSIONS.get(name, "")
+        if self.api_version >= first:
+            return ""
+        return f"{name} comes with api_version {first}, and [imds] asks for {self.api_version}"

@@ -62,6 +62,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
             source = load_part(resolve_name(settings), given.pop(section), section, faults)
             parts[section] = source
             faults += _find_loops(parts["sinks"], source, section, received_as)
+    faults += _find_missing_properties(parts)
     config = load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         named = [name_variable(fault, from_environment) for fault in faults]
@@ -104,6 +105,21 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
         if (part := load_part(model, table, where, faults)) is not None:
             loaded[name] = part
     return loaded
+
+
+def _find_missing_properties(parts: Mapping[str, Any]) -> Iterable[str]:
+    """Find criteria that no document of the configured api-version can meet."""
+    imds: ImdsSettings = parts.get("imds") or ImdsSettings()
+    compared = [
+        (f"sinks.{sink}.where.{name}", name.partition(".")[0])
+        for sink, settings in parts["sinks"].items()
+        for name in settings.where
+    ]
+    if approvals := parts.get("approvals"):
+        compared += [(f"approvals.{key}", name) for key, name in approvals.compared_properties()]
+    for key, name in compared:
+        if lack := imds.lack(name):
+            yield f"{key}: {lack}; expected a newer api_version, or no such criterion"
 
 
 def _find_loops(

@@ -313,6 +313,23 @@ def test_a_check_warns_of_a_value_that_looks_like_a_slip_and_exits_0(
     assert warning["remedy"]
 
 
+def test_a_check_warns_of_a_policy_that_allows_nothing(call: Any, config: Path, lab: ImdsLab) -> None:
+    bus = "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=YQ==;UseDevelopmentEmulator=true"
+    config.write_text(
+        toml(
+            {
+                "state_dir": config.parent / "state",
+                "imds": {"endpoint": lab.url("web-0")},
+                "approvals": {"connection_string": bus, "queue": "approvals"},
+            }
+        )
+    )
+    done = call("check", "--json", "--config", config)
+    (warning,) = [row for row in done.json if row["result"] == "warn"]
+    assert warning["check"] == "settings approvals"
+    assert "no allow rule and no auto rule" in warning["message"]
+
+
 def test_a_check_with_send_sends_each_sink_a_message_marked_as_a_test(
     call: Any, config: Path, lab: ImdsLab, inbox: Inbox
 ) -> None:

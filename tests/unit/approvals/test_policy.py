@@ -107,38 +107,70 @@ def test_a_terminate_is_approved_only_by_the_vm_that_it_names() -> None:
         ({}, {}, True),
         ({"event_type": ["Freeze", "REBOOT"]}, {}, True),
         ({"event_type": ["Freeze"]}, {}, False),
-        ({"event_type": ["Reboot"]}, {"EventType": ...}, False),
+        ({"event_type": ["Reboot"]}, {"EventType": ...}, None),
+        ({"event_type": ["Reboot"]}, {"EventType": ""}, None),
         ({"event_source": ["user"]}, {"EventSource": "User"}, True),
         ({"event_source": ["User"]}, {}, False),
-        ({"event_source": ["User"]}, {"EventSource": ...}, False),
+        ({"event_source": ["User"]}, {"EventSource": ...}, None),
+        ({"event_source": ["User"]}, {"EventSource": 7}, None),
         ({"max_duration_seconds": 9}, {}, True),
         ({"max_duration_seconds": 8}, {}, False),
         ({"max_duration_seconds": 0}, {"DurationInSeconds": 0}, True),
-        ({"max_duration_seconds": 99}, {"DurationInSeconds": -1}, False),
-        ({"max_duration_seconds": 99}, {"DurationInSeconds": ...}, False),
-        ({"max_duration_seconds": 99}, {"DurationInSeconds": True}, False),
-        ({"max_duration_seconds": 99}, {"DurationInSeconds": "9"}, False),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": -1}, None),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": ...}, None),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": True}, None),
+        ({"max_duration_seconds": 99}, {"DurationInSeconds": "9"}, None),
         ({"min_duration_seconds": 9}, {}, True),
         ({"min_duration_seconds": 10}, {}, False),
-        ({"min_duration_seconds": 0}, {"DurationInSeconds": -1}, False),
+        ({"min_duration_seconds": 0}, {"DurationInSeconds": -1}, None),
         ({"min_notice_seconds": 900}, {}, True),
         ({"min_notice_seconds": 901}, {}, False),
         ({"max_notice_seconds": 900}, {}, True),
         ({"max_notice_seconds": 899}, {}, False),
-        ({"min_notice_seconds": -5}, {"NotBefore": ""}, False),
+        ({"min_notice_seconds": -5}, {"NotBefore": ""}, None),
         ({"resource": ["WEB-*"]}, {}, True),
         ({"resource": ["web-?"]}, {"Resources": ["_web-3"]}, True),
         ({"resource": ["db-*"]}, {}, False),
-        ({"resource": ["*"]}, {"Resources": []}, False),
+        ({"resource": ["*"]}, {"Resources": []}, None),
         ({"resource": ["web-*"]}, {"Resources": ["web-0", "db-0"]}, False),
         ({"resource": ["web-*", "db-*"]}, {"Resources": ["web-0", "db-0"]}, True),
         ({"event_type": ["Reboot"], "event_source": ["User"]}, {}, False),
+        ({"event_type": ["Freeze"], "max_duration_seconds": 9}, {"DurationInSeconds": -1}, False),
+        ({"event_type": ["Reboot"], "max_duration_seconds": 9}, {"DurationInSeconds": -1}, None),
     ],
 )
-def test_a_rule_matches_if_every_criterion_is_met(
-    rule: dict[str, Any], changes: dict[str, Any], expected: bool
+def test_a_rule_matches_if_every_criterion_is_met_and_may_match_if_one_is_unknown(
+    rule: dict[str, Any], changes: dict[str, Any], expected: bool | None
 ) -> None:
     assert matches(RuleSettings(**rule), event(**changes), NOW) is expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        ({"min_duration_seconds": 60}, {"DurationInSeconds": -1}),
+        ({"min_duration_seconds": 60}, {"DurationInSeconds": ...}),
+        ({"event_source": ["Platform"]}, {"EventSource": ...}),
+        ({"event_type": ["Redeploy"]}, {"EventType": ...}),
+        ({"max_notice_seconds": 60}, {"NotBefore": ""}),
+        ({"resource": ["db-*"]}, {"Resources": []}),
+    ],
+)
+def test_an_event_without_the_value_that_a_deny_rule_compares_is_denied(
+    rule: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    policy = {"scope": "group", "allow": [{}]}
+    own = {"EventType": "Reboot", "Resources": ["web-0"]}
+    assert decide(policy, **{**own, **changes}).outcome == "accepted"
+    denied = decide({**policy, "deny": [rule]}, **{**own, **changes})
+    assert (denied.reason, denied.detail) == ("denied", "a deny rule may match: the event lacks a value")
+
+
+@pytest.mark.parametrize("event_type", [..., "", None, 7])
+def test_an_event_that_may_be_a_deletion_is_approved_only_by_the_vm_that_it_names(event_type: Any) -> None:
+    policy = {"scope": "group", "allow": [{}]}
+    assert decide(policy, EventType=event_type, Resources=["web-1"]).reason == "other_vm"
+    assert decide(policy, EventType=event_type).outcome == "accepted"
 
 
 def test_one_resource_is_enough_to_deny() -> None:
@@ -167,15 +199,28 @@ def test_an_auto_rule_waits_ten_seconds_for_each_place_in_resources(
     assert auto_wait_seconds(given, vm_name="web-0", group=group) == expected
 
 
-RULES = st.builds(
-    RuleSettings,
-    event_type=st.lists(st.sampled_from(["Freeze", "Reboot", "Terminate"]), max_size=2).map(tuple),
-    event_source=st.lists(st.sampled_from(["User", "Platform"]), max_size=1).map(tuple),
-    resource=st.lists(st.sampled_from(["*", "web-*", "db-0", "?eb-0"]), max_size=2).map(tuple),
-    max_duration_seconds=st.none() | st.integers(0, 30),
-    min_duration_seconds=st.none() | st.integers(0, 30),
-    min_notice_seconds=st.none() | st.integers(0, 1000),
-    max_notice_seconds=st.none() | st.integers(0, 1000),
+def _is_valid(given: dict[str, Any]) -> bool:
+    pairs = (("min_duration_seconds", "max_duration_seconds"), ("min_notice_seconds", "max_notice_seconds"))
+    return all(given[low] <= given[high] for low, high in pairs if low in given and high in given)
+
+
+RULES = (
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "event_type": st.lists(
+                st.sampled_from(["Freeze", "Reboot", "Terminate"]), min_size=1, max_size=2
+            ),
+            "event_source": st.lists(st.sampled_from(["User", "Platform"]), min_size=1, max_size=1),
+            "resource": st.lists(st.sampled_from(["*", "web-*", "db-0", "?eb-0"]), min_size=1, max_size=2),
+            "max_duration_seconds": st.integers(0, 30),
+            "min_duration_seconds": st.integers(0, 30),
+            "min_notice_seconds": st.integers(0, 1000),
+            "max_notice_seconds": st.integers(0, 1000),
+        },
+    )
+    .filter(_is_valid)
+    .map(RuleSettings.model_validate)
 )
 POLICIES = st.builds(
     PolicySettings,
@@ -196,11 +241,11 @@ EVENTS = st.builds(
 
 @steady
 @given(EVENTS, POLICIES)
-def test_whatever_a_deny_rule_matches_is_never_accepted(
+def test_whatever_a_deny_rule_matches_or_may_match_is_never_accepted(
     given_event: ScheduledEvent, policy: PolicySettings
 ) -> None:
     decision = judge_event(given_event, vm_name="web-0", policy=policy, now=NOW)
-    if any(matches(rule, given_event, NOW, every_resource=False) for rule in policy.deny):
+    if any(matches(rule, given_event, NOW, every_resource=False) is not False for rule in policy.deny):
         assert decision.outcome == "rejected"
 
 

@@ -1,0 +1,114 @@
+"""Rules that cannot be meant are errors, and rules that are hardly meant are warnings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.approvals import ApprovalSettings
+from bridge.config.loader import load
+from bridge.errors import ConfigError
+
+APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = "approvals"\n'
+SINK = '[sinks.hook]\nkind = "webhook"\nurl = "https://example.com/"\n'
+
+
+def faults(folder: Path, text: str) -> list[str]:
+    """Load a configuration that must fail; return its errors."""
+    path = folder / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load(path, {})
+    return raised.value.faults
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "reason"),
+    [
+        ("event_type = []", "event_type", "given an empty list"),
+        ("event_source = []", "event_source", "given an empty list"),
+        ("resource = []", "resource", "given an empty list"),
+        (
+            "min_duration_seconds = 2\nmax_duration_seconds = 1",
+            "min_duration_seconds",
+            "given 2, expected at most",
+        ),
+        (
+            "min_notice_seconds = 2.5\nmax_notice_seconds = 1",
+            "min_notice_seconds",
+            "given 2.5, expected at most",
+        ),
+        ("min_notice_seconds = nan", "min_notice_seconds", "finite"),
+        ("max_notice_seconds = inf", "max_notice_seconds", "finite"),
+    ],
+)
+@pytest.mark.parametrize("section", ["policy.allow", "policy.deny", "auto"])
+def test_a_rule_that_cannot_be_meant_is_an_error(
+    tmp_path: Path, section: str, rule: str, key: str, reason: str
+) -> None:
+    (fault,) = faults(tmp_path, f"{APPROVALS}[[approvals.{section}]]\n{rule}\n")
+    assert fault.startswith(f"approvals.{section}.0")
+    assert key in fault
+    assert reason in fault
+
+
+@pytest.mark.parametrize(
+    ("version", "rule"),
+    [
+        ("2019-04-01", 'event_source = ["User"]'),
+        ("2019-08-01", "min_duration_seconds = 1"),
+        ("2017-03-01", "max_duration_seconds = 1"),
+    ],
+)
+@pytest.mark.parametrize("section", ["policy.allow", "policy.deny", "auto"])
+def test_a_criterion_that_the_api_version_does_not_have_is_an_error(
+    tmp_path: Path, section: str, version: str, rule: str
+) -> None:
+    text = f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.{section}]]\n{rule}\n'
+    (fault,) = faults(tmp_path, text)
+    assert fault.startswith(f"approvals.{section}.0.{rule.partition(' ')[0]}: ")
+    assert f"[imds] asks for {version}" in fault
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("2019-01-01", "Description"), ("2019-04-01", "EventSource"), ("2019-08-01", "DurationInSeconds")],
+)
+def test_a_property_that_the_api_version_does_not_have_is_an_error_in_where(
+    tmp_path: Path, version: str, name: str
+) -> None:
+    text = f'[imds]\napi_version = "{version}"\n{SINK}where = {{ {name} = ["x"] }}\n'
+    (fault,) = faults(tmp_path, text)
+    assert fault.startswith(f"sinks.hook.where.{name}: {name} comes with api_version")
+
+
+@pytest.mark.parametrize("version", ["2020-07-01", "2019-08-01"])
+def test_a_criterion_that_the_api_version_has_is_accepted(tmp_path: Path, version: str) -> None:
+    path = tmp_path / "config.toml"
+    rule = '[[approvals.policy.allow]]\nevent_source = ["User"]\nevent_type = ["Reboot"]\nmin_notice_seconds = 1\n'
+    path.write_text(f'[imds]\napi_version = "{version}"\n{APPROVALS}{rule}')
+    assert load(path, {}).approvals is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"policy": {"allow": [{"event_type": ["Reboot"]}]}}, []),
+        ({"auto": [{"event_source": ["User"], "group": True}]}, []),
+        ({"policy": {"allow": [{}]}}, ["policy.allow.0: the rule has no criteria"]),
+        (
+            {"policy": {"allow": [{"resource": ["*"]}], "deny": [{}]}},
+            ["policy.deny.0: the rule has no criteria"],
+        ),
+        ({"auto": [{"group": True}]}, ["auto.0: the rule has no criteria"]),
+        ({}, ["policy: no allow rule and no auto rule"]),
+        ({"policy": {"deny": [{"event_type": ["Freeze"]}]}}, ["policy: no allow rule and no auto rule"]),
+    ],
+)
+def test_rules_that_are_hardly_meant_are_warnings(given: dict[str, Any], expected: list[str]) -> None:
+    settings = ApprovalSettings(namespace="contoso.servicebus.windows.net", queue="approvals", **given)
+    warnings = list(settings.warnings())
+    assert len(warnings) == len(expected)
+    assert all(warning.startswith(start) for warning, start in zip(warnings, expected, strict=True))
