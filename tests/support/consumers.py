@@ -95,7 +95,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run a consumer's script until it exits."""
     return subprocess.run(
-        [sys.executable, str(CONSUMERS / script), *map(str, arguments)],
+        [sys.executable, "-c", SHORT_SLEEPS, str(CONSUMERS / script), *map(str, arguments)],
         env=environment(env),
         capture_output=True,
         text=True,
