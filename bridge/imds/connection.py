@@ -1,4 +1,7 @@
-"""HTTP to IMDS: on a kept connection, within a limit, and with a second request beside one that is late."""
+"""HTTP to IMDS: on a kept connection, within a limit, and with a second request beside one that is late.
+
+I/O: HTTP and the clock.
+"""
 
 from __future__ import annotations
 

@@ -17,18 +17,29 @@ def configure(command: argparse.ArgumentParser) -> None:
         "Exits on its own, within 40 seconds; the exit code is 0 only if every event arrived."
     )
     command.formatter_class = argparse.RawDescriptionHelpFormatter
-    command.set_defaults(run=lambda _: run())
+    command.add_argument(
+        "--no-bus",
+        action="store_true",
+        help="without the Service Bus, which has to be compiled, and approvals",
+    )
+    command.set_defaults(run=lambda args: run(with_bus=not args.no_bus))
 
 
-def run() -> int:
+def run(*, with_bus: bool) -> int:
     """Run the demonstration; return 0 only if everything arrived.
+
+    Args:
+        with_bus: whether to simulate a Service Bus and to approve over it.
 
     Raises:
         UsageError: the package of the simulated Service Bus is not installed.
     """
-    if find_spec("proton") is None:
+    if with_bus and find_spec("proton") is None:
         first = f"{explain(missing())}; then " if missing() else ""
-        raise UsageError(f"demo: python-qpid-proton is not installed; {first}pip install 'imds-bridge[lab]'")
-    from bridge.lab.demonstration import demonstrate  # noqa: PLC0415 - it needs the package
+        raise UsageError(
+            f"demo: python-qpid-proton is not installed; {first}pip install 'imds-bridge[lab]'; "
+            "or run: imds-bridge demo --no-bus"
+        )
+    from bridge.lab.demonstration import demonstrate  # noqa: PLC0415 - for a quick answer
 
-    return demonstrate()
+    return demonstrate(with_bus=with_bus)

@@ -3,54 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
-
-from bridge.http.signing import sign
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.narrator import Narrator, Watcher
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.inspect import newest
 from bridge.outbox.state_dir import StateFolder
+
+if TYPE_CHECKING:
+    from bridge.lab.demo_bus import DemoBus
 
 START_SECONDS = 30.0
 WAIT_SECONDS = 20.0  # for events that are missing at the end of the scenario
 STOP_SECONDS = 7.0
 PREPARE_SECONDS = 1.0  # before the operator approves
-ROLES = ("forward", "listen")
 # On Windows an orderly stop is Ctrl-Break to a process group; `terminate` kills.
 if sys.platform == "win32":
     _STOP, _OWN_GROUP = signal.CTRL_BREAK_EVENT, subprocess.CREATE_NEW_PROCESS_GROUP
 else:
     _STOP, _OWN_GROUP = signal.SIGTERM, 0
-BUS_FILE = Path(__file__).with_name("servicebus.json")
-TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
-SESSION = "lab.web-0"
 GRID_PATH, CHAT_PATH = "/from-event-grid", "/chat"
-SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - only for the demonstration
-FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 - not a real secret
-
 HEARTBEAT, DOCUMENT = "io.imdsbridge.bridge.heartbeat.v1", "io.imdsbridge.document.changed.v1"
-READY = {"web-0/forward", "web-0/listen"}
 
-# What must arrive: how often each type of event goes through each transition, and each outcome.
-EXPECTED = Counter(
+# What must arrive: how often each type of event goes through each transition, and each outcome of a command.
+TRANSITIONS = Counter(
     {
         ("Freeze", "scheduled"): 1,
         ("Freeze", "started"): 1,
@@ -60,6 +49,10 @@ EXPECTED = Counter(
         ("Reboot", "completed"): 1,
         ("Redeploy", "scheduled"): 1,
         ("Redeploy", "canceled"): 1,
+    }
+)
+OUTCOMES = Counter(
+    {
         ("approval", "accepted: approved"): 1,
         ("approval", "rejected: bad_signature"): 1,
         ("approval", "rejected: expired"): 1,
@@ -74,24 +67,34 @@ class Result:
 
     published: int = 0
     delivered: int = 0
-    accepted: int = 0
-    rejected: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
     def last_line(self) -> str:
         """Return the last line of the output."""
         if self.faults:
             return f"demo: FAILED, {'; '.join(self.faults)}"
-        return (
-            f"demo: ok, {self.published} published, {self.delivered} delivered, 0 lost, "
-            f"{self.accepted} approval accepted, {self.rejected} rejected"
-        )
+        total = f"demo: ok, {self.published} published, {self.delivered} delivered, 0 lost"
+        if not self.outcomes:
+            return total
+        accepted = sum(count for what, count in self.outcomes.items() if what.startswith("accepted"))
+        rejected = sum(count for what, count in self.outcomes.items() if what.startswith("rejected"))
+        return f"{total}, {accepted} approval accepted, {rejected} rejected"
 
 
-def demonstrate() -> int:
-    """Run the demonstration; return 0 only if everything arrived."""
-    with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder:
-        result = _Demo(load_scenario("demo"), Path(folder), Narrator()).play()
+def demonstrate(*, with_bus: bool) -> int:
+    """Run the demonstration; return 0 only if everything arrived.
+
+    Args:
+        with_bus: whether to simulate a Service Bus and to approve over it.
+    """
+    with tempfile.TemporaryDirectory(prefix="imds-bridge-demo-") as folder, ExitStack() as stack:
+        bus = None
+        if with_bus:
+            from bridge.lab.demo_bus import DemoBus  # noqa: PLC0415 - it needs the extra `lab`
+
+            bus = stack.enter_context(DemoBus())
+        result = _Demo(load_scenario("demo"), Path(folder), Narrator(), bus).play()
     print(result.last_line(), flush=True)
     return 1 if result.faults else 0
 
@@ -99,12 +102,15 @@ def demonstrate() -> int:
 class _Demo:
     """One run of the scenario, with the simulators and processes."""
 
-    def __init__(self, scenario: Scenario, folder: Path, narrate: Narrator) -> None:
+    def __init__(self, scenario: Scenario, folder: Path, narrate: Narrator, bus: DemoBus | None) -> None:
         self._scenario = scenario
+        self._bus = bus
+        self._roles = ("forward", "listen") if bus else ("forward",)
+        self._expected = TRANSITIONS + OUTCOMES if bus else TRANSITIONS
         self._folder = folder
         self._narrate = narrate
         self._config = folder / "config.toml"
-        self._states = [StateFolder(folder / "state" / role) for role in ROLES]
+        self._states = [StateFolder(folder / "state" / role) for role in self._roles]
         self._approver: threading.Thread | None = None
 
     def play(self) -> Result:
@@ -113,7 +119,6 @@ class _Demo:
         narrate("STORY", f"{scenario.title} (one second here is {scenario.time_scale / 60:g} minutes)")
         with ExitStack() as stack:
             self._inbox = stack.enter_context(Inbox(strict=True))
-            self._bus = stack.enter_context(ServiceBusLab(BUS_FILE))
             # a chat channel, and a webhook that Event Grid delivers to
             self._readers = stack.enter_context(Inbox())
             self._grid = stack.enter_context(EventGridLab())
@@ -124,9 +129,9 @@ class _Demo:
                 )
             )
             self._write_config()
-            processes = [stack.enter_context(self._process(role)) for role in ROLES]
+            processes = [stack.enter_context(self._process(role)) for role in self._roles]
             pids = ", ".join(
-                f"`imds-bridge {role}` as {p.pid}" for role, p in zip(ROLES, processes, strict=True)
+                f"`imds-bridge {role}` as {p.pid}" for role, p in zip(self._roles, processes, strict=True)
             )
             narrate("STORY", f"{scenario.vms[0]} runs {pids}; IMDS is polled every second")
             with self._watching():
@@ -152,11 +157,6 @@ endpoint = "{self._imds.url(self._scenario.vms[0])}"
 kind = "webhook"
 url = "{self._inbox.url}"
 
-[sinks.bus]
-kind = "servicebus"
-connection_string = "{self._bus.connection_string}"
-topic = "{TOPIC}"
-
 [sinks.grid]
 kind = "eventgrid"
 endpoint = "{self._grid.custom_endpoint}"
@@ -167,18 +167,7 @@ kind = "webhook"
 format = "slack"
 url = "{self._readers.base_url}{CHAT_PATH}"
 time_zone = "UTC"
-
-[approvals]
-connection_string = "{self._bus.connection_string}"
-queue = "{QUEUE}"
-session = "{{resource_group}}.{{vm}}"
-signing_secret = "{SECRET}"
-receipts_topic = "{TOPIC}"
-receipts_subscription = "receipts"
-
-[approvals.policy]
-allow = [{{ event_source = ["User"] }}]
-""",
+{self._bus.config() if self._bus else ""}""",
             encoding="utf-8",
         )
 
@@ -210,8 +199,8 @@ allow = [{{ event_source = ["User"] }}]
 
     def _step(self, step: Step) -> None:
         self._narrate("STORY", step.text)
-        if step.arguments.get("event") == "reboot":
-            self._approver = threading.Thread(target=self._approve, daemon=True)
+        if self._bus and step.arguments.get("event") == "reboot":
+            self._approver = threading.Thread(target=self._approve, args=(self._bus,), daemon=True)
             self._approver.start()
 
     def _chat(self) -> list[str]:
@@ -225,53 +214,34 @@ allow = [{{ event_source = ["User"] }}]
 
     # Approvals
 
-    def _approve(self) -> None:
-        """Approve the reboot as an operator does, then send commands that must be refused."""
+    def _approve(self, bus: DemoBus) -> None:
+        """Approve the reboot."""
         event_id = next(event["EventId"] for event in self._imds.events if event["EventType"] == "Reboot")
         threading.Event().wait(PREPARE_SECONDS)
-        self._narrate("APPROVE", f"$ imds-bridge approve {event_id} --reason drained --wait")
-        command = [sys.executable, "-m", "bridge", "approve", event_id, "--reason", "drained", "--wait"]
-        with subprocess.Popen(  # noqa: S603 - our own command
-            [*command, "--config", str(self._config)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            for line in process.stdout or ():
-                self._narrate("APPROVE", line.rstrip())
-        late = datetime.now(UTC) - timedelta(minutes=5)
-        for what, data, secret in (
-            ("a forged command", {}, FORGED_SECRET),
-            ("an expired command", {"ExpiresAt": late.isoformat()}, SECRET),
-            ("a command for another VM", {"Vm": self._scenario.vms[1]}, SECRET),
-        ):
-            self._narrate("APPROVE", f"sending {what}")
-            self._send({"EventId": event_id, "Id": what, **data}, secret)
-
-    def _send(self, command: Mapping[str, Any], secret: str) -> None:
-        body = json.dumps(command).encode()
-        properties: dict[str | bytes, Any] = {}
-        properties.update(sign([secret], str(command["Id"]), datetime.now(UTC), body))
-        message = ServiceBusMessage(
-            body, message_id=str(command["Id"]), session_id=SESSION, application_properties=properties
+        bus.approve(
+            event_id, self._scenario.vms[1], self._config, lambda line: self._narrate("APPROVE", line)
         )
-        with (
-            ServiceBusClient.from_connection_string(self._bus.connection_string) as client,
-            client.get_queue_sender(QUEUE) as sender,
-        ):
-            sender.send_messages(message, timeout=STOP_SECONDS)
 
     # The start and the end
 
     def _wait_for_the_start(self) -> None:
-        """Wait until both processes have started and `forward` has polled; `_evaluate` reports what is missing."""
+        """Wait until the processes have started and `forward` has polled; `_evaluate` reports what is missing."""
         with contextlib.suppress(AssertionError):
-            self._inbox.wait_for(lambda: _is_ready(self._inbox.events()), timeout=START_SECONDS)
+            self._inbox.wait_for(self._is_ready, timeout=START_SECONDS)
+
+    def _is_ready(self) -> bool:
+        """Return whether the processes have started and the first document has been published."""
+        events = self._inbox.events()
+        started = {event["reporter"] for event in events if event["type"] == HEARTBEAT}
+        wanted = {f"{self._scenario.vms[0]}/{role}" for role in self._roles}
+        return started >= wanted and any(event["type"] == DOCUMENT for event in events)
 
     def _wait_for_the_end(self) -> None:
         """Wait until the inbox has every expected event; `_evaluate` reports what is missing."""
         with contextlib.suppress(AssertionError):
-            self._inbox.wait_for(lambda: not EXPECTED - _seen(self._inbox.events()), timeout=WAIT_SECONDS)
+            self._inbox.wait_for(
+                lambda: not self._expected - _seen(self._inbox.events()), timeout=WAIT_SECONDS
+            )
 
     def _wait_for_event_grid(self) -> None:
         """Wait until Event Grid has delivered the events that it accepted."""
@@ -282,49 +252,50 @@ allow = [{{ event_source = ["User"] }}]
         return {event["id"] for state in self._states for event in newest(state, 10_000)}
 
     def _evaluate(self, exit_codes: list[int | None]) -> Result:
-        stored, pushed = self._stored(), self._pushed()
-        arrived = {event["id"] for event in self._inbox.events()}
-        on_bus = {
-            message.message_id
-            for message in self._bus.entity(f"{TOPIC}/Subscriptions/{SUBSCRIPTION}").messages
-        }
-        seen = _seen(self._inbox.events())
-        result = Result(
+        stored, seen, places = self._stored(), _seen(self._inbox.events()), self._arrived()
+        faults = [
+            *_lost(stored, places),
+            *(f"{kind} {what}: {count} missing" for (kind, what), count in (self._expected - seen).items()),
+            *(f"{kind} {what}: {count} too many" for (kind, what), count in (seen - self._expected).items()),
+            *([] if self._chat() else ["no message arrived in the chat channel"]),
+            *self._inbox.problems,
+            *(
+                f"the exit code of {role} was {exit_code}"
+                for role, exit_code in zip(self._roles, exit_codes, strict=True)
+                if exit_code != 0
+            ),
+        ]
+        if faults:
+            self._print_logs()
+        return Result(
             published=len(stored),
-            delivered=len(stored & arrived & on_bus & pushed),
-            accepted=sum(
-                count for (kind, what), count in seen.items() if kind == "approval" and "accepted" in what
-            ),
-            rejected=sum(
-                count for (kind, what), count in seen.items() if kind == "approval" and "rejected" in what
-            ),
+            delivered=len(stored.intersection(*places.values())),
+            outcomes=Counter({what: count for (kind, what), count in seen.items() if kind == "approval"}),
+            faults=faults,
         )
-        for place, there in (("inbox", arrived), ("bus", on_bus), ("webhook behind Event Grid", pushed)):
-            if lost := len(stored - there):
-                result.faults.append(f"{lost} of {len(stored)} events lost on the way to the {place}")
-        for (kind, what), count in (EXPECTED - seen).items():
-            result.faults.append(f"{kind} {what}: {count} missing")
-        for (kind, what), count in (seen - EXPECTED).items():
-            result.faults.append(f"{kind} {what}: {count} too many")
-        if not self._chat():
-            result.faults.append("no message arrived in the chat channel")
-        result.faults += self._inbox.problems
-        for role, exit_code in zip(ROLES, exit_codes, strict=True):
-            if exit_code != 0:
-                result.faults.append(f"the exit code of {role} was {exit_code}")
-        if result.faults:
-            for role in ROLES:
-                print(
-                    (self._folder / f"{role}.log").read_text(encoding="utf-8", errors="replace"),
-                    file=sys.stderr,
-                )
-        return result
+
+    def _arrived(self) -> dict[str, set[str]]:
+        """Return the ids of the events that have arrived, by place."""
+        places = {
+            "inbox": {event["id"] for event in self._inbox.events()},
+            "webhook behind Event Grid": self._pushed(),
+        }
+        if self._bus:
+            places["bus"] = self._bus.received_ids()
+        return places
+
+    def _print_logs(self) -> None:
+        for role in self._roles:
+            log = self._folder / f"{role}.log"
+            print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
 
 
-def _is_ready(events: list[dict[str, Any]]) -> bool:
-    """Return whether both processes have started and the first document has been published."""
-    started = {event["reporter"] for event in events if event["type"] == HEARTBEAT}
-    return started >= READY and any(event["type"] == DOCUMENT for event in events)
+def _lost(stored: set[str], places: dict[str, set[str]]) -> list[str]:
+    return [
+        f"{lost} of {len(stored)} events lost on the way to the {place}"
+        for place, arrived in places.items()
+        if (lost := len(stored - arrived))
+    ]
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:

@@ -11,6 +11,10 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
+WITHOUT = """\
+Without the Service Bus:
+  python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/imds-bridge demo --no-bus"""
+
 
 def missing() -> list[str]:
     """Return the Debian packages that are missing to build python-qpid-proton, which has no wheel."""
@@ -29,4 +33,4 @@ def explain(packages: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(explain(missing()) if missing() else 0)
+    sys.exit(f"{explain(missing())}\n{WITHOUT}" if missing() else 0)

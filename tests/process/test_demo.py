@@ -7,11 +7,15 @@ import sys
 
 import pytest
 
+from bridge.lab.demonstration import Result
+
 pytestmark = pytest.mark.timeout(300)  # the whole scenario plays, on a busy machine
 
 LIMIT_SECONDS = 120
 # 4 heartbeats, 9 documents, 8 changes of events and 4 receipts, in every run.
 LAST_LINE = "demo: ok, 25 published, 25 delivered, 0 lost, 1 approval accepted, 3 rejected"
+# 2 heartbeats, 9 documents and 8 changes of events.
+LAST_LINE_WITHOUT_BUS = "demo: ok, 19 published, 19 delivered, 0 lost"
 
 
 def test_the_demonstration_plays_all_steps_and_succeeds() -> None:
@@ -26,9 +30,14 @@ def test_the_demonstration_plays_all_steps_and_succeeds() -> None:
     assert "\033" not in done.stdout
 
 
+def test_the_demonstration_needs_no_bus() -> None:
+    script = "import sys; sys.modules['proton'] = None; from bridge.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", script, "demo", "--no-bus"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == LAST_LINE_WITHOUT_BUS
+
+
 def test_an_event_that_is_missing_makes_the_last_line_a_failure() -> None:
-    demonstration = pytest.importorskip("bridge.lab.demonstration", reason="the extra `lab` is not installed")
-    result = demonstration.Result(
-        published=3, delivered=2, faults=["1 of 3 events lost on the way to the bus"]
-    )
+    result = Result(published=3, delivered=2, faults=["1 of 3 events lost on the way to the bus"])
     assert result.last_line() == "demo: FAILED, 1 of 3 events lost on the way to the bus"

@@ -26,5 +26,5 @@ def test_the_demo_without_proton_names_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "proton", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match=r"needs: gcc .*pip install 'imds-bridge\[lab\]'"):
-        demo.run()
+    with pytest.raises(UsageError, match=r"needs: gcc .*pip install 'imds-bridge\[lab\]'; .*demo --no-bus"):
+        demo.run(with_bus=True)
