@@ -14,7 +14,7 @@ def configure(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Play a live migration, a cancellation and an approved reboot on a simulated IMDS, Service Bus and\n"
         "Event Grid, with the real `forward`, `listen` and `approve`, and print each step.\n"
-        "Exits on its own, within 40 seconds; the exit code is 0 only if every event arrived."
+        "Takes about 20 seconds; the exit code is 0 only if every event arrived."
     )
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.add_argument(

@@ -15,7 +15,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from bridge.http.signing import sign
 from bridge.lab.servicebus import ServiceBusLab
 
-SEND_SECONDS = 7.0
+SEND_SECONDS = 30.0
 BUS_FILE = Path(__file__).with_name("servicebus.json")
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
 SESSION = "lab.web-0"
