@@ -309,8 +309,10 @@ def test_a_receiver_that_is_gone_gets_no_more_events_and_none_is_lost(
     rig = make(Gone("410"))
     rig.commit("1", "2")
     rig.thread.start()
-    wait_until(lambda: rig.dispatcher.status()["state"] == "gone")
+    wait_until(lambda: rig.sink.is_closed)
     rig.commit("3")
+    rig.thread.join(0.1)
+    assert rig.thread.is_alive(), "a thread that ends makes the whole process stop"
     rig.dispatcher.stop_when_drained()
     rig.thread.join(LIMIT_SECONDS)
     assert not rig.thread.is_alive()

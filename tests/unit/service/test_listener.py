@@ -222,6 +222,7 @@ def test_a_post_that_imds_refuses_has_failed(rig: ListenerRig) -> None:
     rig.imds.fail(400, methods=["approve"], count=1)
     data = rig.decide(event)
     assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_refused")
+    assert (data["EventType"], data["Resources"]) == ("Reboot", ["web-0"])
     assert len(rig.queue.completed) == 1
 
 
