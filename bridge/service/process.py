@@ -164,7 +164,6 @@ class Process:
         self._stalled = stalled
 
     def _write_status(self, flow: Flow, *, running: bool = True) -> None:
-        dead = self._outbox.dead_letter_counts()
         status = {
             "version": __version__,
             "role": self._role,
@@ -174,8 +173,6 @@ class Process:
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
             **flow.status(),
-            "sinks": {
-                one.name: {**one.status(), "dead_letters": dead.get(one.name, 0)} for one in self._dispatchers
-            },
+            "sinks": {one.name: one.status() for one in self._dispatchers},
         }
-        self._status_file.write(status)
+        self._status_file.write(status, self._outbox.dead_letter_counts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bridge.outbox.state_dir import StateFolder
@@ -34,12 +35,26 @@ class StatusFile:
         self._written: dict[str, Any] = {}
         self._due_at = -math.inf
 
-    def write(self, status: dict[str, Any]) -> None:
-        """Write the status if it has changed, or if the file is getting old."""
+    def write(self, status: dict[str, Any], dead_letters: Callable[[], Mapping[str, int]]) -> None:
+        """Write the status if it has changed, or if the file is getting old.
+
+        Args:
+            status: without the dead letters.
+            dead_letters: counts them for each sink; called only to write, because it reads the outbox.
+        """
         stable = _stable(status)
         if stable == self._written and self._clock.monotonic() < self._due_at:
             return
-        if self._supervisor.is_there and stable != self._written:
+        counts = dead_letters()
+        sinks = {
+            name: {**sink, "dead_letters": counts.get(name, 0)} for name, sink in status["sinks"].items()
+        }
+        self._write({**status, "sinks": sinks}, is_changed=stable != self._written)
+        self._written = stable
+        self._due_at = self._clock.monotonic() + MAX_AGE_SECONDS
+
+    def _write(self, status: dict[str, Any], *, is_changed: bool) -> None:
+        if self._supervisor.is_there and is_changed:
             from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
 
             self._supervisor.report_status(headline(status))
@@ -47,8 +62,6 @@ class StatusFile:
             self._folder.write_status(status)
         except OSError as error:
             log.debug("the status file cannot be written: %s", error)
-        self._written = stable
-        self._due_at = self._clock.monotonic() + MAX_AGE_SECONDS
 
 
 def _stable(status: dict[str, Any]) -> dict[str, Any]:

@@ -34,12 +34,14 @@ class Rig:
         self.clock = MovedClock()
         self.folder = Folder()
         self.file = StatusFile(self.folder, supervisor=Supervisor({}), clock=self.clock)
+        self.dead_letters = 0
         self.sink: dict[str, Any] = {"state": "ok", "backlog": 0, "oldest_waits_seconds": None}
         self.status: dict[str, Any] = {"vm": "web-0", "written_at": 0.0, "last_good_at": 0.0}
 
     def write(self) -> int:
         """Write; return how often the file has been written so far."""
-        self.file.write({**self.status, "written_at": self.clock.wall(), "sinks": {"ops": {**self.sink}}})
+        status = {**self.status, "written_at": self.clock.wall(), "sinks": {"ops": {**self.sink}}}
+        self.file.write(status, lambda: {"ops": self.dead_letters})
         return len(self.folder.statuses)
 
 
@@ -51,6 +53,15 @@ def test_an_unchanged_status_is_written_every_ten_seconds() -> None:
         rig.status["last_good_at"] += 2.0
         rig.clock.advance(2)
     assert written == [1] * 5 + [2] * 5 + [3] * 3
+
+
+def test_dead_letters_are_counted_when_the_file_is_written() -> None:
+    rig = Rig()
+    rig.write()
+    rig.dead_letters = 3
+    rig.clock.advance(10)
+    rig.write()
+    assert [status["sinks"]["ops"]["dead_letters"] for status in rig.folder.statuses] == [0, 3]
 
 
 @pytest.mark.parametrize("change", ["vm", "state", "backlog"])
