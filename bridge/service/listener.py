@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from bridge.approvals.approved import content_hash, is_recent, is_same, record_approval
 from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, printable
 from bridge.approvals.pending import REFUSAL_RECEIPTS_PER_MINUTE, Batch, MinuteCounter, Pending
@@ -22,7 +23,7 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault
-from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
@@ -80,6 +81,7 @@ class Listener:
         self._pending: dict[str, Pending] = {}
         self._refusals = MinuteCounter()
         self._first_seen: dict[str, float] = {}
+        self._started: set[str] = set()  # events whose start is recorded
         self._batch = Batch()
 
     def run(self) -> None:
@@ -112,8 +114,8 @@ class Listener:
         if self._identity.resolve():  # the state was another VM's, and so are the pending commands
             self._pending.clear()
         if self._identity.resolved:
-            for event_id in self._outbox.record(self._kind, AUTO_POSTED) or ():
-                self._add_auto(event_id)
+            for event_id, key in self._outbox.record(self._kind, AUTO_POSTED) or ():
+                self._add_auto(event_id, key)
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the listener."""
@@ -236,6 +238,7 @@ class Listener:
         if document is None:
             self._fail_overdue(self._approver.last_error)
             return
+        self._note_starts(document)
         for pending in list(self._pending.values()):
             self._judge(pending, document)
         self._post_accepted()
@@ -258,8 +261,10 @@ class Listener:
                 now=self._clock.now(),
             )
             is_intended = event_id.lower() in pending.intended
-            if is_intended and (decision.reason == "unknown_event" or not _is_scheduled(document, event_id)):
+            if is_intended and not _is_scheduled(document, event_id):
                 decision = not_recorded(decision.event)
+            elif is_intended and decision.outcome == "rejected" and decision.reason != "expired":
+                decision = unknown_outcome(decision)
             elif decision.reason == "expired" and (is_intended or was_accepted):
                 why = self._approver.last_error or "the listener was stopped"
                 detail = f"it expired before IMDS had answered its POST: {why}"
@@ -277,6 +282,11 @@ class Listener:
             pending.decisions[event_id] = Decision(
                 outcome="accepted", reason="approved", detail="an auto rule", event=event
             )
+        elif pending.intended and event and event.status == SCHEDULED:
+            rejected = Decision(
+                outcome="rejected", reason="denied", detail="no auto rule matches", event=event
+            )
+            pending.decisions[event_id] = unknown_outcome(rejected)
         elif pending.intended:
             pending.decisions[event_id] = not_recorded(event)
         else:
@@ -296,7 +306,7 @@ class Listener:
             for decision in pending.decisions.values()
             if decision.reason == "approved" and decision.event
         }
-        known = {key for key in wanted if self._was_approved(key)}
+        known = {key for key, event in wanted.items() if self._is_approved(event)}
         new = self._approver.choose({key: event for key, event in wanted.items() if key not in known})
         results: Mapping[str, Decision] = {}
         # if IMDS may not be called now, a later pass does it
@@ -305,8 +315,22 @@ class Listener:
         for pending in list(self._pending.values()):
             self._answer(pending, self._final(pending, results, known))
 
-    def _was_approved(self, key: str) -> bool:
-        return self._outbox.record(APPROVED, key) is not None
+    def _is_approved(self, event: ScheduledEvent | None) -> bool:
+        """Return whether IMDS has approved the event as it is within the last minute."""
+        if event is None:
+            return False
+        record = self._outbox.record(APPROVED, event.key)
+        return is_same(record, event) and is_recent(record, self._clock.now())
+
+    def _note_starts(self, document: Document) -> None:
+        """Record which approved events have started: Scheduled again, they are to be approved again."""
+        for event in document.events.values():
+            if event.status != STARTED or event.key in self._started:
+                continue
+            self._started.add(event.key)
+            if record := self._outbox.record(APPROVED, event.key):
+                self._batch.records[APPROVED, event.key] = {**record, "has_started": True}
+        self._started &= {event.key for event in document.events.values() if event.status == STARTED}
 
     def _commit_intents(self, keys: set[str]) -> None:
         """Commit, before the POST, which commands depend on its outcome."""
@@ -337,12 +361,13 @@ class Listener:
         for event_id, decision in pending.decisions.items():
             key = event_id.lower()
             is_known = decision.reason == "approved" and key in known
-            if is_known or (decision.reason == "already_started" and self._was_approved(key)):
+            has_started = decision.reason == "already_started"
+            if is_known or (has_started and self._is_approved(decision.event)):
                 final[event_id] = replace(
                     decision,
                     outcome="accepted",
                     reason="already_approved",
-                    detail="this VM approved it before",
+                    detail="this VM approved it less than a minute ago",
                 )
             elif decision.reason != "approved":
                 final[event_id] = decision
@@ -371,8 +396,10 @@ class Listener:
                 _public(decision), command, event_id, key=command.key, command_id=command.id
             )
             pending.decisions.pop(event_id, None)
-            if decision.outcome == "accepted" and not self._dry_run:
-                self._batch.records[APPROVED, key] = iso_utc(self._clock.now())
+            if decision.reason == "approved" and decision.event and not self._dry_run:
+                self._batch.records[APPROVED, key] = record_approval(
+                    decision.event, at=self._clock.now(), earlier=self._outbox.record(APPROVED, key)
+                )
             log.info(
                 "command %s for %s: %s",
                 *(decision.outcome, event_id, decision.reason),
@@ -388,7 +415,7 @@ class Listener:
         self._batch.records[self._kind, pending.command.key] = pending.record
         if pending.is_auto:
             self._batch.records[self._kind, AUTO_POSTED] = [
-                event_id
+                [event_id, one.command.key]
                 for one in self._pending.values()
                 if one.is_auto and one.intended
                 for event_id in one.command.event_ids
@@ -401,17 +428,21 @@ class Listener:
         document = self._approver.document() if self._identity.resolved else None
         if document is None:
             return
+        self._note_starts(document)
         now = self._clock.monotonic()
         self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
         for event in document.events.values():
-            if event.status != SCHEDULED or self._was_approved(event.key):
+            approval = self._outbox.record(APPROVED, event.key)
+            if event.status != SCHEDULED or is_same(approval, event):
                 continue
             wait_seconds = self._auto_wait_seconds(event)
             if wait_seconds is not None and now - self._first_seen[event.key] >= wait_seconds:
-                self._add_auto(event.event_id)
+                # one command for the event as it is, and another one for each time that it is approved
+                number = approval["number"] if approval else 0
+                key = f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}"
+                self._add_auto(event.event_id, key)
 
-    def _add_auto(self, event_id: str) -> None:
-        key = f"auto:{event_id.lower()}"
+    def _add_auto(self, event_id: str, key: str) -> None:
         record = self._outbox.record(self._kind, key)
         if key in self._pending or (record and record["done"]):
             return
@@ -491,6 +522,12 @@ def not_recorded(event: ScheduledEvent | None) -> Decision:
     """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
     detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
     return Decision(outcome="accepted", reason=NOT_RECORDED, detail=detail, event=event)
+
+
+def unknown_outcome(decision: Decision) -> Decision:
+    """Return the decision for an event that was POSTed, and that the policy does not allow any more."""
+    detail = f"it was POSTed to IMDS and the outcome is not known; it is not POSTed again: {decision.detail}"
+    return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
 
 
 def _public(decision: Decision) -> Decision:

@@ -236,6 +236,67 @@ def test_a_second_command_for_an_approved_event_is_accepted_without_a_post(rig: 
     assert len(rig.imds.posts) == 1
 
 
+def test_a_minute_after_its_approval_a_new_command_for_a_scheduled_event_is_posted(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    rig.clock.advance(58)
+    assert rig.decide(event, id="2")["Reason"] == "already_approved"
+    rig.clock.advance(2)
+    assert rig.decide(event, id="3")["Reason"] == "approved"
+    assert rig.decide(event, id="4")["Reason"] == "already_approved"
+    assert len(rig.imds.posts) == 2
+
+
+def test_a_minute_after_its_approval_a_command_for_a_started_event_is_rejected(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    rig.imds.change(event, EventStatus="Started", NotBefore="")
+    assert rig.decide(event, id="2")["Reason"] == "already_approved"
+    rig.clock.advance(60)
+    assert rig.decide(event, id="3")["Reason"] == "already_started"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"},
+        {"Resources": ["web-0", "web-1"]},
+        {"EventType": "Redeploy"},
+    ],
+    ids=["NotBefore", "Resources", "EventType"],
+)
+def test_an_event_that_has_changed_since_its_approval_is_posted_again(
+    rig: ListenerRig, changes: dict[str, Any]
+) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    rig.imds.change(event, **changes)
+    assert rig.decide(event, id="2")["Reason"] == "approved"
+    assert len(rig.imds.posts) == 2
+
+
+def test_an_event_that_is_spelled_differently_is_not_posted_again(rig: ListenerRig) -> None:
+    event = rig.imds.schedule("web-0", "web-1")
+    rig.decide(event, id="1")
+    rig.imds.change(event, NotBefore="2037-01-19T22:26:58Z", Resources=["WEB-1", "web-0"])
+    assert rig.decide(event, id="2")["Reason"] == "already_approved"
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_an_event_that_is_scheduled_again_after_it_has_started_is_posted_again(
+    rig: ListenerRig, restart: bool
+) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    rig.imds.change(event, EventStatus="Started")
+    rig.decide(event, id="2")
+    if restart:
+        rig.restart()
+    rig.imds.change(event, EventStatus="Scheduled")
+    assert rig.decide(event, id="3")["Reason"] == "approved"
+    assert len(rig.imds.posts) == 2
+
+
 def test_an_event_that_was_approved_before_does_not_excuse_a_command_for_another_vm(rig: ListenerRig) -> None:
     event = rig.imds.schedule()
     rig.decide(event, id="a")
@@ -482,6 +543,37 @@ def test_an_event_that_was_posted_before_a_kill_and_is_still_scheduled_is_posted
 
 
 @pytest.mark.parametrize(
+    ("policy", "changes", "seconds"),
+    [
+        ({"allow": [{"min_notice_seconds": 100}]}, {}, 900),
+        ({"allow": [{"event_type": ["Reboot"]}]}, {"EventType": "Redeploy"}, 0),
+        ({"allow": [{}]}, {"Resources": ["web-1"]}, 0),
+        ({"allow": [{}]}, {"EventStatus": "Paused"}, 0),
+    ],
+    ids=["notice", "type", "resources", "status"],
+)
+def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_never_rejected(
+    make_rig: MakeRig, policy: dict[str, Any], changes: dict[str, Any], seconds: float
+) -> None:
+    rig = make_rig(policy=policy)
+    event = rig.imds.schedule(NotBefore=rig.in_seconds(950))
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    assert len(rig.imds.posts) == 1
+    rig.restart()
+    rig.clock.advance(seconds)
+    rig.imds.change(event, **changes)
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert receipt["data"]["Outcome"] in ("Failed", "Accepted")
+    if receipt["data"]["Outcome"] == "Failed":
+        assert receipt["data"]["Reason"] == "imds_unavailable"
+        assert "the outcome is not known" in receipt["data"]["Detail"]
+    assert len(rig.imds.posts) == 1
+
+
+@pytest.mark.parametrize(
     ("answer", "outcome", "reason"),
     [
         (ImdsError("the answer was lost"), "Accepted", "approved"),
@@ -653,11 +745,16 @@ def test_a_dry_run_decides_and_publishes_but_never_posts_and_leaves_nothing_that
     assert len(rig.imds.posts) == 1
 
 
-def test_a_dry_run_of_auto_rules_publishes_once_and_never_posts(make_rig: MakeRig) -> None:
+def test_a_dry_run_of_auto_rules_publishes_once_for_an_event_as_it_is_and_never_posts(
+    make_rig: MakeRig,
+) -> None:
     rig = make_rig(auto=[{}], dry_run=True)
-    rig.imds.schedule()
-    rig.run(5)
+    event = rig.imds.schedule()
+    rig.run(90)
     assert len(rig.receipts()) == 1
+    rig.imds.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
+    rig.run(90)
+    assert len(rig.receipts()) == 2
     assert rig.imds.posts == []
 
 
@@ -694,7 +791,9 @@ def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_ri
     rig.run(4)
     rig.imds.restore()
     rig.run(4)
-    assert {one["data"]["Detail"] for one in rig.receipts()} == {NOT_RECORDED_DETAIL}
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "imds_unavailable")
+    assert "the outcome is not known" in receipt["data"]["Detail"]
     assert rig.imds.approved == []
 
 
@@ -718,6 +817,40 @@ def test_a_post_of_an_auto_rule_without_an_outcome_is_followed_up_after_a_restar
     rig.restart()
     rig.run(2)
     assert len(rig.receipts()) == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"EventType": "Redeploy"}], ids=str
+)
+def test_an_auto_rule_approves_an_event_again_that_has_changed(
+    make_rig: MakeRig, changes: dict[str, Any]
+) -> None:
+    rig = make_rig(auto=[{}])
+    event = rig.imds.schedule()
+    rig.run(90)
+    assert rig.reasons() == ["approved"]
+    rig.imds.change(event, **changes)
+    rig.run(90)
+    assert rig.reasons() == ["approved", "approved"]
+    assert len({one["id"] for one in rig.receipts()}) == len(rig.imds.posts) == 2
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_an_auto_rule_approves_an_event_again_that_has_started_and_is_scheduled_again(
+    make_rig: MakeRig, restart: bool
+) -> None:
+    rig = make_rig(auto=[{}])
+    event = rig.imds.schedule()
+    rig.run(90)
+    for _ in range(2):
+        rig.imds.change(event, EventStatus="Started")
+        rig.run(90)
+        if restart:
+            rig.restart()
+        rig.imds.change(event, EventStatus="Scheduled")
+        rig.run(90)
+    assert rig.reasons() == ["approved"] * 3
+    assert len({one["id"] for one in rig.receipts()}) == len(rig.imds.posts) == 3
 
 
 # Who this VM is
