@@ -49,6 +49,7 @@ class VmIdentity:
         self._resolve_at = -math.inf
         self._heartbeat_at = -math.inf
         self.vm: Vm | None = None
+        self._reporter: Reporter | None = None
         self._unconfirmed_epoch = uuid4().hex
         self._unconfirmed_count = 0
 
@@ -84,15 +85,18 @@ class VmIdentity:
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known."""
-        return Reporter(
-            name=self.vm.name if self.vm else socket.gethostname(),
-            role=self._role,
-            epoch=self._outbox.meta("epoch") if self.is_confirmed else self._unconfirmed_epoch,
-            vm=self.vm,
-            group_source=self._config.source,
-            vm_source=self._config.vm_source,
-            session=self._config.approvals.session if self._config.approvals else "",
-        )
+        epoch = self._outbox.meta("epoch") if self.is_confirmed else self._unconfirmed_epoch
+        if self._reporter is None or (self._reporter.epoch, self._reporter.vm) != (epoch, self.vm):
+            self._reporter = Reporter(
+                name=self.vm.name if self.vm else socket.gethostname(),
+                role=self._role,
+                epoch=epoch,
+                vm=self.vm,
+                group_source=self._config.source,
+                vm_source=self._config.vm_source,
+                session=self._config.approvals.session if self._config.approvals else "",
+            )
+        return self._reporter
 
     def next_sequence(self) -> int:
         """Return the number of the next of this process's own events."""
