@@ -94,6 +94,7 @@ class Outbox:
         self._retain_seconds = retain_seconds
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
+        self._opened_at = clock.steady()
         positions = {
             name: Position(filter=wanted, from_start=start) for name, (wanted, start) in sinks.items()
         }
@@ -247,6 +248,10 @@ class Outbox:
         with self._lock:
             return self._storage.run(work)
 
+    def is_from_earlier(self, event: StoredEvent) -> bool:
+        """Return whether an earlier process stored the event, and may have delivered it."""
+        return event.stored_at < self._opened_at
+
     def wait(self, sink: str, seconds: float) -> None:
         """Wait until there is more than `pending` or `has_recent` last saw, at most `seconds`."""
         with self._grown:
@@ -366,6 +371,7 @@ class Outbox:
         """Keep every age after the wall clock has jumped by `seconds`: all that is stored gets a new date."""
         with self._lock:
             self._clock.accept_jump(seconds)
+            self._opened_at += seconds
             self._storage.run(lambda database: shift(database, seconds), synced=False)
             self._state.shift(seconds)
 

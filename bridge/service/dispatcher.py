@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, Literal
 
-from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.events.ordering import order_key
@@ -22,6 +22,7 @@ from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.service.retries import TOO_MANY_REQUESTS, URGENT_AGE_SECONDS, Failure, Pace, is_urgent_type
 from bridge.sinks.base import Sink
+from bridge.sinks.responses import CONFLICT
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,11 @@ PAGE_EVENTS = 64
 IDLE_SECONDS = 2.0
 NOTHING_WAITS = math.inf
 LONG_WAIT_SECONDS = 600.0  # a longer one is logged
-MAX_BLOCKED = 1000  # events that are retried on their own
+MAX_BLOCKED = 1000  # events that later ones can wait behind
+# How often an event fails in a row before another one is tried: more often without a status, because then it is more
+# likely that the receiver is unavailable for all.
+PROBE_FAILURES = 4
+PROBE_FAILURES_UNANSWERED = 8
 
 SinkState = Literal["ok", "rejecting", "retrying", "misconfigured", "gone"]
 
@@ -50,12 +55,14 @@ class _Health:
 class _Blocked:
     """An event that failed; later events with its order key wait behind it.
 
-    `is_isolated`: the receiver accepted others between two failures, so that the event is the cause.
+    `accepted` is how many events the receiver had accepted when this one failed. `is_isolated`: it accepted others
+    between two failures, so that the event is the cause.
     """
 
     event: StoredEvent
     failure: Failure
     since: float
+    accepted: int
     is_isolated: bool = False
 
     def retry_at(self, pace: Pace) -> float:
@@ -68,10 +75,9 @@ class _Blocked:
 class Dispatcher:
     """Delivers to one sink. `run` is for a thread of its own; the rest may be called from any thread.
 
-    An event that fails blocks only later events with the same order key. If the receiver answered, the next event
-    with another key is tried at once. If that fails, too, or if there was no answer, the sink as a whole waits; the
-    tries after each wait alternate between blocked and new events, until one is accepted. An event that fails again
-    while others are accepted is retried on its own.
+    After a failure the sink as a whole waits, and the same event is tried again, so that an outage does not change
+    the order. If it fails several times, an event with another order key is tried as a probe. An event that fails
+    again while others are accepted is isolated: it is retried on its own, and only later events with its key wait.
 
     Args:
         name: the sink's name in the configuration.
@@ -109,9 +115,10 @@ class Dispatcher:
         self._rewind()
         self._hold: Failure | None = None  # the sink as a whole waits
         self._failing_since: float | None = None
-        self._accepted_at = -math.inf
+        self._accepted = 0
         self._batch_limit = sink.max_batch
-        self._is_turn_of_blocked = False
+        self._is_turn_of_isolated = False
+        self._probe_next = False
         self._must_reload = False
         self._draining = Stop()
         self._stop_when_drained = False
@@ -208,15 +215,41 @@ class Dispatcher:
         return bool(self._blocked) and order_key(event.envelope) in self._blocked
 
     def _next_events(self, pace: Pace, *, has_new: bool) -> list[StoredEvent]:
-        """Choose what to send: a batch of new events, or in turn with them a blocked one that is due."""
+        """Choose what to send: an event that failed and is due, the oldest first, or else a batch of new events.
+
+        Isolated events take turns with new ones. A probe is another event than the one that has just failed.
+        """
         now = self._clock.monotonic()
-        due = [one for one in self._blocked.values() if self._hold or one.retry_at(pace) <= now]
-        is_turn_of_blocked = self._is_turn_of_blocked and not (self._hold and pace.is_urgent)
-        if due and (is_turn_of_blocked or not has_new):
-            self._is_turn_of_blocked = False
-            return [min(due, key=lambda one: one.failure.at).event]
-        self._is_turn_of_blocked = True
+        due = [one for one in self._blocked.values() if self._is_due(one, pace, now)]
+        suspects = [one.event for one in due if not one.is_isolated]
+        isolated = [one.event for one in due if one.is_isolated]
+        if self._probe_next:
+            if probe := self._choose_probe(pace):
+                return [probe]
+            self._probe_next = False
+        if suspects:
+            return [min(suspects, key=lambda event: event.seq)]
+        if isolated and (self._is_turn_of_isolated or not has_new):
+            self._is_turn_of_isolated = False
+            return isolated[:1]
+        self._is_turn_of_isolated = True
         return list(takewhile(lambda event: not self._is_expired(event), self._page[: self._batch_limit]))
+
+    def _is_due(self, blocked: _Blocked, pace: Pace, now: float) -> bool:
+        if self._hold and not blocked.is_isolated:
+            return True  # the wait of the whole sink is over
+        return blocked.retry_at(pace) <= now
+
+    def _choose_probe(self, pace: Pace) -> StoredEvent | None:
+        """Choose another event than the oldest that failed: an urgent or new one, or the one that failed first."""
+        if pace.is_urgent and (urgent := next(filter(is_urgent_type, self._page), None)):
+            key = order_key(urgent.envelope)
+            return next(event for event in self._page if order_key(event.envelope) == key)
+        if self._page:
+            return self._page[0]
+        suspects = [one for one in self._blocked.values() if not one.is_isolated]
+        others = sorted(suspects, key=lambda one: one.event.seq)[1:]
+        return min(others, key=lambda one: one.failure.at).event if others else None
 
     def _is_expired(self, event: StoredEvent) -> bool:
         return self._clock.steady() - event.stored_at > self._max_age_seconds
@@ -251,7 +284,10 @@ class Dispatcher:
                 self._acknowledge(events[: error.delivered])
                 self._note_success()
             failed = events[error.delivered]
-            if isinstance(error, Rejected):
+            if isinstance(error, Rejected) and self._was_delivered(failed, error):
+                self._acknowledge([failed])
+                self._note_success()
+            elif isinstance(error, Rejected):
                 self._note_rejection(failed, error)
                 self._dead_letter(failed, REJECTED, str(error))
             else:
@@ -260,6 +296,10 @@ class Dispatcher:
             self._acknowledge(events)
             self._note_success()
         return None
+
+    def _was_delivered(self, event: StoredEvent, error: Rejected) -> bool:
+        """Return whether the receiver has the event already, from an earlier process that was killed."""
+        return error.status == CONFLICT and self._outbox.is_from_earlier(event)
 
     def _acknowledge(self, events: Sequence[StoredEvent]) -> None:
         """Tell the outbox that events are done, and those that are not wanted."""
@@ -373,7 +413,8 @@ class Dispatcher:
                     blocked.failure = replace(blocked.failure, share=0.0, retry_after_seconds=None)
         self._note_failing(min((blocked.since for blocked in self._blocked.values()), default=None))
         self._hold = None
-        self._accepted_at = self._clock.monotonic()
+        self._probe_next = False
+        self._accepted += 1
         self._batch_limit = min(self._sink.max_batch, 2 * self._batch_limit)
         health.failures = 0
         if not self._blocked:
@@ -409,23 +450,33 @@ class Dispatcher:
             )
         if event is None:
             self._batch_limit = 1
-        is_isolated = event is not None and _may_be_caused_by_event(error) and self._block(event, error)
-        if not is_isolated:
-            self._fail_sink(error, is_probed=event is not None and _allows_probe(error))
+        blocked = self._block(event, error) if event and _may_be_caused_by_event(error) else None
+        if not blocked or not blocked.is_isolated:
+            self._fail_sink(error, blocked)
         self._log_long_wait()
 
-    def _fail_sink(self, error: DeliveryError, *, is_probed: bool) -> None:
-        """Let the sink as a whole wait, unless this is the first failure and another event is to be tried."""
-        self._health.failures += 1
-        if self._health.failures > 1 or not is_probed:
-            self._hold = self._failure(error, self._health.failures)
+    def _fail_sink(self, error: DeliveryError, blocked: _Blocked | None) -> None:
+        """Let the sink as a whole wait, unless another event is to be tried at once.
 
-    def _block(self, event: StoredEvent, error: DeliveryError) -> bool:
-        """Let an event wait on its own; return whether it is isolated, so that the sink need not wait."""
+        Args:
+            error: what the sink raised.
+            blocked: the event that failed, if it may be the cause.
+        """
+        pace = self._pace()
+        was_probe, self._probe_next = self._probe_next, False
+        if not was_probe:
+            self._health.failures += 1
+            self._probe_next = _needs_probe(blocked, pace) and self._choose_probe(pace) is not None
+        failure = self._failure(error, self._health.failures)
+        if not self._probe_next or failure.must_wait(pace):
+            self._hold = failure
+
+    def _block(self, event: StoredEvent, error: DeliveryError) -> _Blocked | None:
+        """Let later events with the same order key wait behind an event that failed; None if too many are blocked."""
         key = order_key(event.envelope)
         blocked = self._blocked.get(key)
         if blocked:
-            if self._accepted_at > blocked.failure.at and not blocked.is_isolated:
+            if self._accepted > blocked.accepted and not blocked.is_isolated:
                 blocked.is_isolated = True
                 log.warning(
                     "sink %s: an event keeps failing while others are accepted; it is retried on its own",
@@ -433,12 +484,16 @@ class Dispatcher:
                     extra={"event": event.id},
                 )
             blocked.failure = self._failure(error, blocked.failure.count + 1)
-            return blocked.is_isolated
-        if len(self._blocked) < MAX_BLOCKED:
-            since = self._clock.steady()
-            self._blocked[key] = _Blocked(event=event, failure=self._failure(error, 1), since=since)
+            blocked.accepted = self._accepted
+        elif len(self._blocked) < MAX_BLOCKED:
+            blocked = self._blocked[key] = _Blocked(
+                event=event,
+                failure=self._failure(error, 1),
+                since=self._clock.steady(),
+                accepted=self._accepted,
+            )
             self._page = [other for other in self._page if order_key(other.envelope) != key]
-        return False
+        return blocked
 
     def _failure(self, error: DeliveryError, count: int) -> Failure:
         share = random.random()  # noqa: S311 - it spreads load
@@ -472,6 +527,9 @@ def _may_be_caused_by_event(error: DeliveryError) -> bool:
     return not error.is_unreached and error.status != TOO_MANY_REQUESTS
 
 
-def _allows_probe(error: DeliveryError) -> bool:
-    """Return whether another event may be tried at once: the receiver answered that it cannot take this one now."""
-    return isinstance(error, Unavailable) and error.status is not None and error.retry_after_seconds is None
+def _needs_probe(blocked: _Blocked | None, pace: Pace) -> bool:
+    """Return whether another event is to be tried; if the receiver asks to wait, later than otherwise."""
+    if blocked is None:
+        return False
+    failures = PROBE_FAILURES if blocked.failure.is_answered else PROBE_FAILURES_UNANSWERED
+    return blocked.failure.count >= failures * (2 if blocked.failure.must_wait(pace) else 1)

@@ -82,14 +82,17 @@ class Failure:
             is_answered=error.status is not None,
         )
 
+    def must_wait(self, pace: Pace) -> bool:
+        """Return whether `Retry-After` is obeyed: other than with 429 it cannot delay an urgent event."""
+        is_free = pace.is_urgent and not pace.is_draining and not self.is_strict
+        return self.retry_after_seconds is not None and not is_free
+
     def retry_at(self, pace: Pace) -> float:
         """Return when to try again, in monotonic seconds.
 
-        The wait is drawn below a limit that doubles with each failure. `Retry-After` is obeyed instead, except that a
-        status other than 429 cannot delay an urgent event of a running process.
+        The wait is what the receiver asked for, or drawn below a limit that doubles with each failure.
         """
-        asked = self.retry_after_seconds
-        if asked is not None and (self.is_strict or pace.is_draining or not pace.is_urgent):
-            return self.at + max(RETRY_BASE_SECONDS, asked)
+        if self.must_wait(pace):
+            return self.at + max(RETRY_BASE_SECONDS, self.retry_after_seconds or 0.0)
         doubled: float = RETRY_BASE_SECONDS * 2 ** min(self.count - 1, _MAX_EXPONENT)
         return self.at + self.share * min(pace.longest_seconds, doubled)

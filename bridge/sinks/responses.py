@@ -6,8 +6,10 @@ from bridge.config.registry import FORMATS, format_class
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 
 _LATER = frozenset({408, 425, 429})
-_NEVER = frozenset({400, 413, 422, 431})
+_NEVER = frozenset({400, 409, 413, 422, 431})
 _GONE = 410
+# Of a message that was sent before, it says that the receiver has it.
+CONFLICT = 409
 
 
 def webhook_error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import uuid5
@@ -11,11 +12,11 @@ from bridge.config.base import read_or_keep
 from bridge.config.registry import format_class
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
-from bridge.errors import Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
-from bridge.http.client import origin
+from bridge.http.client import Answer, origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
 from bridge.runtime.redaction import register_secret
@@ -29,7 +30,9 @@ from bridge.sinks.http_base import (
     preview,
     register_url,
 )
-from bridge.sinks.responses import webhook_error
+from bridge.sinks.responses import CONFLICT, webhook_error
+
+MAX_SENT_BEFORE = 2000
 
 # Other answers to OPTIONS may only mean that the receiver does not support it.
 _DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})
@@ -65,6 +68,7 @@ class WebhookSink:
         self._poster = Poster(settings)
         self._access = self._read_access()
         self.max_batch = self._access.format.max_batch
+        self._sent_before: deque[str] = deque(maxlen=MAX_SENT_BEFORE)  # ids of messages that may have arrived
 
     def keep_alive(self) -> None:
         """Do nothing: a connection is made when it is needed."""
@@ -125,13 +129,27 @@ class WebhookSink:
         return _Access(url=url, headers=headers, signing_secrets=secrets, format=format_)
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
+        message_id = _message_id(events)
+        try:
+            answer = self._exchange(events)
+        except DeliveryError as failure:
+            if not failure.is_unreached:
+                self._sent_before.append(message_id)
+            raise
+        is_duplicate = answer.status == CONFLICT and message_id in self._sent_before
+        if not is_duplicate and (error := self._error(answer)):
+            self._sent_before.append(message_id)
+            raise answer_error(error, self._access.url, answer)
+
+    def _exchange(self, events: Sequence[StoredEvent]) -> Answer:
         headers, body = self._write(events)
-        answer = self._poster.exchange("POST", self._access.url, headers, body)
+        return self._poster.exchange("POST", self._access.url, headers, body)
+
+    def _error(self, answer: Answer) -> type[DeliveryError] | None:
         error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)
         if error is Rejected and self._access.signing_secrets and b"signature" in answer.body.lower():
-            error = Misconfigured  # many verifiers answer 400 to a rotated key or a wrong clock
-        if error:
-            raise answer_error(error, self._access.url, answer)
+            return Misconfigured  # many verifiers answer 400 to a rotated key or a wrong clock
+        return error
 
     def _write(self, events: Sequence[StoredEvent]) -> Encoded:
         """Return the headers and the body for events."""

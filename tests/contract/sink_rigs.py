@@ -33,8 +33,8 @@ from bridge.sinks.webhook import WebhookSink
 from tests.support.clock import MovedClock
 from tests.support.process import stored_event
 
-SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - nobody's; PagerDuty's keys have 32 letters and digits
-NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - nobody's
+SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - a test's; PagerDuty's keys have 32 letters and digits
+NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's
 EVENTS = [stored_event(number, Description=f'é "quoted"\n{number}') for number in range(7)]
 BATCH_BYTES = 3 * len(EVENTS[0].body) + 10  # three of the events go in a batch
 
@@ -50,7 +50,7 @@ class Rig:
     """A sink with its receiver.
 
     Attributes:
-        sink: may wait for its receiver as long as the row was told.
+        sink: may wait for its receiver as long as the row was given.
         received: returns what came, in order, each as `form` makes it of the event.
         bodies: returns what came, byte for byte, a batch as one.
         form: what an event is once it has come.
@@ -60,6 +60,7 @@ class Rig:
             is no answer to wait for.
         rotate: lets the receiver take another secret only, and returns what the sink's file should hold now;
             None where there is no secret.
+        fault: queues a fault of the lab's HTTP server by its name; None where there is no HTTP.
     """
 
     sink: Sink
@@ -70,6 +71,7 @@ class Rig:
     fail_second: Fail
     hang: Callable[[], Callable[[], None]] | None = None
     rotate: Callable[[], str] | None = None
+    fault: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +167,7 @@ def _http_rig(
         bodies=lambda: [one.body for one in inbox.accepted],
         failures=[failing(*failure) for failure in failures],
         hang=hang,
+        fault=inbox.fault,
         **given,
     )
 

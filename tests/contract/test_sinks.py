@@ -11,12 +11,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from bridge.config.registry import FORMATS, SINK_KINDS
 from bridge.config.sinks import StdoutSettings
-from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
@@ -39,7 +40,7 @@ from tests.contract.sink_rigs import (
     webhook,
 )
 from tests.support.outbox import open_outbox
-from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
 SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
 
@@ -123,7 +124,7 @@ def only(rows: Sequence[Row]) -> pytest.MarkDecorator:
 
 for_remote_ones = only([row for row in ROWS if row.is_remote])
 for_those_that_reject = only([row for row in ROWS if row.rejects])
-in_a_hurry = pytest.mark.parametrize("limit_seconds", [SHORT_SECONDS], ids=["hurry"])
+with_a_short_limit = pytest.mark.parametrize("limit_seconds", [SHORT_SECONDS], ids=["short limit"])
 
 
 def expected(rig: Rig, events: Sequence[StoredEvent] = EVENTS) -> list[Any]:
@@ -160,7 +161,7 @@ def test_an_event_that_is_sent_again_arrives_as_it_was(rig: Rig) -> None:
 # --- failures ---
 
 
-def test_every_failure_is_told_with_how_much_arrived_and_the_next_delivery_works(rig: Rig) -> None:
+def test_every_failure_reports_how_much_arrived_and_the_next_delivery_works(rig: Rig) -> None:
     for fail in rig.failures:
         before = len(rig.received())
         kind = fail()
@@ -173,7 +174,7 @@ def test_every_failure_is_told_with_how_much_arrived_and_the_next_delivery_works
         assert rig.received()[before:] == expected(rig, EVENTS[:1])
 
 
-def test_of_a_send_that_fails_in_the_middle_what_arrived_is_told(rig: Rig) -> None:
+def test_a_send_that_fails_in_the_middle_reports_what_arrived(rig: Rig) -> None:
     kind = rig.fail_second()
     if rig.sink.max_batch == 1:
         rig.sink.send(EVENTS[:1])
@@ -212,7 +213,7 @@ def test_an_answer_that_is_late_but_in_time_is_success(rig: Rig) -> None:
     assert rig.received() == expected(rig, EVENTS[:2])
 
 
-@in_a_hurry
+@with_a_short_limit
 @for_remote_ones
 def test_a_receiver_that_is_later_than_the_limit_may_take_it_later(rig: Rig) -> None:
     send_at_last(rig.sink, EVENTS[:1])
@@ -238,22 +239,22 @@ def send_at_last(sink: Sink, events: Sequence[StoredEvent]) -> None:
     wait_until(is_sent)
 
 
-# --- what it tells ---
+# --- what it reports ---
 
 
 def test_no_error_and_no_log_shows_a_secret(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="bridge")
-    told = [rig.sink.check(), *rig.sink.preview(EVENTS[0]).head, rig.sink.preview(EVENTS[0]).body.decode()]
+    text = [rig.sink.check(), *rig.sink.preview(EVENTS[0]).head, rig.sink.preview(EVENTS[0]).body.decode()]
     for fail in rig.failures:
         fail()
         with pytest.raises(DeliveryError) as raised:
             rig.sink.send(EVENTS[:1])
-        told.append(str(raised.value))
+        text.append(str(raised.value))
     rig.sink.reload()
-    assert SECRET not in "\n".join([*told, caplog.text])
+    assert SECRET not in "\n".join([*text, caplog.text])
 
 
-def test_a_check_sends_no_event_and_tells_what_it_found(rig: Rig) -> None:
+def test_a_check_sends_no_event_and_returns_its_result(rig: Rig) -> None:
     assert rig.sink.check()
     assert rig.received() == []
 
@@ -277,7 +278,7 @@ def test_a_reload_never_fails_and_what_was_known_stays(rig: Rig, place: Place) -
     assert rig.received() == expected(rig, EVENTS[:1])
 
 
-def test_a_rest_sends_nothing_and_the_next_event_arrives(rig: Rig) -> None:
+def test_a_keep_alive_sends_nothing_and_the_next_event_arrives(rig: Rig) -> None:
     rig.sink.keep_alive()
     assert rig.received() == []
     rig.sink.send(EVENTS[:1])
@@ -372,7 +373,7 @@ def test_the_dispatcher_goes_on_behind_what_arrived_of_a_send_that_failed(rig: R
 
 
 @for_those_that_reject
-def test_an_event_that_is_never_taken_is_set_aside_alone(rig: Rig, outbox: Outbox) -> None:
+def test_an_event_that_is_never_accepted_is_dead_lettered_alone(rig: Rig, outbox: Outbox) -> None:
     commit(outbox, [*EVENTS[:4], BAD, *EVENTS[4:]])
     delivering = dispatcher(rig.sink, outbox)
     finish(delivering, run(delivering))
@@ -380,7 +381,7 @@ def test_an_event_that_is_never_taken_is_set_aside_alone(rig: Rig, outbox: Outbo
     assert outbox.dead_letter_counts() == {"a": 1}
 
 
-@in_a_hurry
+@with_a_short_limit
 @for_remote_ones
 def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, outbox: Outbox) -> None:
     assert rig.hang is not None
@@ -397,6 +398,80 @@ def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, outbox: Out
     assert outbox.backlog("a")[0] == 0
 
 
+class _Choosy:
+    """A sink whose receiver answers 500 to events with one subject."""
+
+    def __init__(self, sink: Sink, subject: str) -> None:
+        self._sink = sink
+        self._subject = subject
+        self.is_choosy = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        if self.is_choosy and any(event.envelope["subject"] == self._subject for event in events):
+            raise Unavailable("not this one", status=500)
+        self._sink.send(events)
+
+
+def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, outbox: Outbox) -> None:
+    subjects = [str(uuid4()) for _ in range(3)]
+    events = [
+        stored_event(number, subject=subjects[number % 3], Description=f"number {number}")
+        for number in range(9)
+    ]
+    failing = [event for event in events if event.envelope["subject"] == subjects[0]]
+    others = [event for event in events if event.envelope["subject"] != subjects[0]]
+    commit(outbox, events)
+    choosy = _Choosy(rig.sink, subjects[0])
+    delivering = dispatcher(choosy, outbox)
+    thread = run(delivering)
+    wait_until(lambda: len(rig.received()) >= len(others))
+    for subject in subjects[1:]:
+        mine = [event for event in others if event.envelope["subject"] == subject]
+        assert [one for one in in_order(rig) if one in expected(rig, mine)] == expected(rig, mine)
+    wait_until(lambda: delivering.status()["next_retry_at"])
+    choosy.is_choosy = False
+    finish(delivering, thread)
+    assert in_order(rig)[len(others) :] == expected(rig, failing)
+
+
+for_webhooks = only([row for row in ROWS if row.kind == "webhook"])
+
+
+@for_webhooks
+def test_a_409_to_an_event_that_was_sent_before_is_a_delivery_and_else_a_rejection(rig: Rig) -> None:
+    assert rig.fault is not None
+    rig.fault("409")
+    with pytest.raises(Rejected):
+        rig.sink.send(EVENTS[:1])
+    for first in ("lost_answer", "503"):
+        rig.fault(first)
+        with pytest.raises(Unavailable):
+            rig.sink.send(EVENTS[1:2])
+        rig.fault("409")
+        rig.sink.send(EVENTS[1:2])
+
+
+@for_webhooks
+def test_a_409_after_a_restart_is_a_delivery(rig: Rig, tmp_path: Path) -> None:
+    """A process that was killed may have sent the event."""
+    assert rig.fault is not None
+    first = open_outbox(tmp_path / "state", sinks={"a": (Filter(), True)}, clock=Clock())
+    commit(first, EVENTS[:1])
+    first.close()
+    second = open_outbox(tmp_path / "state", sinks={"a": (Filter(), True)}, clock=Clock())
+    for event, dead in ((None, {}), (EVENTS[1], {"a": 1})):
+        if event:
+            commit(second, [event])
+        rig.fault("409")
+        delivering = dispatcher(rig.sink, second)
+        finish(delivering, run(delivering))
+        assert second.dead_letter_counts() == dead
+    second.close()
+
+
 def test_after_a_kill_with_half_of_the_events_out_all_arrive_in_order(rig: Rig, outbox: Outbox) -> None:
     commit(outbox, EVENTS[:3])
     killed = run(dispatcher(_Mortal(rig.sink), outbox))
@@ -405,8 +480,8 @@ def test_after_a_kill_with_half_of_the_events_out_all_arrive_in_order(rig: Rig, 
     killed.join(LIMIT_SECONDS)
     assert not killed.is_alive()
     assert outbox.backlog("a")[0] > 0
-    afresh = dispatcher(rig.sink, outbox)
-    finish(afresh, run(afresh))
+    restarted = dispatcher(rig.sink, outbox)
+    finish(restarted, run(restarted))
     assert in_order(rig) == expected(rig)
     assert len(rig.received()) > len(EVENTS)
 

@@ -51,15 +51,15 @@ HOST = {
 
 
 def shown() -> list[dict[str, Any]]:
-    """Choose four messages that show what there is to tell apart."""
+    """Choose four messages that show the kinds of messages."""
     scheduled, started, _, completed, *_ = (event.envelope for event in samples(AT))
     redeploy = scheduled_event(
         AT, EventType="Redeploy", Resources=["web-0"], NotBefore=http_date(AT + timedelta(days=6, hours=4))
     )
-    return [scheduled, _told(redeploy), started, completed]
+    return [scheduled, _envelope(redeploy), started, completed]
 
 
-def _told(event: ScheduledEvent) -> dict[str, Any]:
+def _envelope(event: ScheduledEvent) -> dict[str, Any]:
     return stored(change_event(Change(kind="scheduled", event=event), AT)).envelope
 
 

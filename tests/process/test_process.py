@@ -112,15 +112,18 @@ def test_the_last_poll_comes_at_once_whatever_the_interval(
     assert SCHEDULED in types_at(inbox)
 
 
-def test_waiting_events_of_a_failing_sink_are_retried_before_the_end(
+def test_a_receiver_that_asks_to_wait_is_left_alone_while_the_process_stops(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault(503, retry_after=3600)
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+    sinks = {"inbox": webhook(inbox)}
+    with Forward(tmp_path, settings(lab, sinks, stop_seconds=STOP_SECONDS)) as forward:
         inbox.wait_for(lambda: len(inbox.received) == 1, LIMIT_SECONDS)
-        assert inbox.accepted == []
         assert forward.stop() == 0, forward
-    assert types_at(inbox) == [DOCUMENT]
+        assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
+        assert forward.status()["sinks"]["inbox"]["next_retry_at"] is not None
+    assert len(inbox.received) == 1
+    assert inbox.accepted == []
 
 
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(

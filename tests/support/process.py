@@ -197,7 +197,11 @@ class Forward:
 
 
 def stored_event(
-    number: int, *, type_: str = "io.imdsbridge.scheduledevent.scheduled.v1", **data: Any
+    number: int,
+    *,
+    type_: str = "io.imdsbridge.scheduledevent.scheduled.v1",
+    subject: str = "4CAEA225-A741-474D-A72E-428C86FCD853",
+    **data: Any,
 ) -> StoredEvent:
     """Make an event as the outbox gives it; `data` goes into its data."""
     event_id = str(uuid5(NAMESPACE_URL, f"urn:test:{number}"))
@@ -206,11 +210,11 @@ def stored_event(
         "id": event_id,
         "source": "/subscriptions/s/resourceGroups/lab",
         "type": type_,
-        "subject": "4CAEA225-A741-474D-A72E-428C86FCD853",
+        "subject": subject,
         "time": "2026-01-02T03:04:05.678Z",
         "dataschema": "urn:imds-bridge:schema:scheduledevent.scheduled:1",
         "datacontenttype": "application/json",
-        "data": {"EventId": "4CAEA225-A741-474D-A72E-428C86FCD853", "EventType": "Reboot", **data},
+        "data": {"EventId": subject, "EventType": "Reboot", **data},
     }
     body = json.dumps(envelope, separators=(",", ":")).encode("ascii")
     return StoredEvent(seq=number, id=event_id, type=type_, stored_at=0.0, body=body)

@@ -20,7 +20,7 @@ from bridge.lab.servicebus import ServiceBusLab, StoredMessage
 
 QUEUE = "notices"
 TOPIC = "events"
-TOKEN = "a-token-that-must-not-be-shown"  # noqa: S105 - nobody's
+TOKEN = "a-token-that-must-not-be-shown"  # noqa: S105 - a test's
 
 Json = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def ids(messages: Sequence[StoredMessage]) -> list[str]:
 
 
 def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:
-    """Return settings with a namespace for the lab, which has no TLS: only here the SDK is told so."""
+    """Return settings with a namespace for the lab, which has no TLS: which the SDK has to know."""
     monkeypatch.setattr(bus, "ServiceBusClient", partial(ServiceBusClient, use_tls=False))
     return ServiceBusSettings(
         kind="servicebus", namespace=f"127.0.0.1:{lab.port}", queue=QUEUE, timeout_seconds=10.0, **more
@@ -55,7 +55,7 @@ def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: A
 
 
 class TokenEndpoint:
-    """IMDS as far as it hands out tokens: not the real one, and nobody checks what it gives.
+    """IMDS as far as it hands out tokens: not the real one, and its tokens are not checked.
 
     `answers` holds statuses (and seconds to wait before them) of the next requests; afterwards it gives `token`.
     """

@@ -70,13 +70,13 @@ def failure(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECO
         ),
     ],
 )
-def test_an_answer_that_drips_is_given_up_when_the_whole_time_is_over(
+def test_an_answer_that_drips_is_aborted_when_the_whole_time_is_over(
     client: HttpClient, serve: Serve
 ) -> None:
     with RawServer(serve) as server:
-        begun = time.monotonic()
+        started = time.monotonic()
         assert str(failure(client, server.url, timeout_seconds=3)) == "no complete answer within 3 s"
-        assert 3 <= time.monotonic() - begun < 3 + LATE_SECONDS
+        assert 3 <= time.monotonic() - started < 3 + LATE_SECONDS
 
 
 def test_the_limit_holds_on_a_connection_that_was_kept_alive(client: HttpClient) -> None:
@@ -92,20 +92,20 @@ def test_the_limit_holds_on_a_connection_that_was_kept_alive(client: HttpClient)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_peer_that_says_nothing_is_given_up(client: HttpClient, scheme: str) -> None:
+def test_a_peer_that_says_nothing_is_aborted(client: HttpClient, scheme: str) -> None:
     with RawServer(silent) as server:
-        begun = time.monotonic()
+        started = time.monotonic()
         failure(client, server.url.replace("http", scheme), timeout_seconds=0.5)
-        assert time.monotonic() - begun < 0.5 + LATE_SECONDS
+        assert time.monotonic() - started < 0.5 + LATE_SECONDS
 
 
-def test_a_peer_that_does_not_take_the_request_is_given_up(client: HttpClient) -> None:
+def test_a_peer_that_does_not_take_the_request_is_aborted(client: HttpClient) -> None:
     with RawServer(silent) as server:
         request = client.prepare("POST", server.url, headers={}, body=bytes(32 * 1024 * 1024))
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(HttpFailure) as raised:
             client.send(request, timeout_seconds=0.5, max_body_bytes=LIMIT_BYTES)
-        assert time.monotonic() - begun < 0.5 + LATE_SECONDS
+        assert time.monotonic() - started < 0.5 + LATE_SECONDS
         assert not raised.value.permanent
 
 
@@ -289,7 +289,7 @@ def test_a_status_counts_when_the_body_never_ends(client: HttpClient) -> None:
 # --- what goes wrong ---
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(client: HttpClient, tmp_path: Path) -> None:
+def test_a_certificate_of_an_unknown_authority_is_refused(client: HttpClient, tmp_path: Path) -> None:
     with RawServer(answering(OK), tls=self_signed(tmp_path)) as server:
         error = failure(client, server.url)
         assert error.permanent

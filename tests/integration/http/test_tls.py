@@ -150,7 +150,7 @@ def test_a_server_that_leaves_while_tls_begins_is_a_fault_of_the_moment(
         assert not failure(make(ca_file=authority.file), server.url.replace("http", "https")).permanent
 
 
-def test_tls_that_begins_but_drips_is_given_up_when_the_whole_time_is_over(
+def test_tls_that_begins_but_drips_is_aborted_when_the_whole_time_is_over(
     make: Make, authority: Authority
 ) -> None:
     with RawServer(dripping_tls) as server:
@@ -158,7 +158,7 @@ def test_tls_that_begins_but_drips_is_given_up_when_the_whole_time_is_over(
     assert is_late(error)
 
 
-def test_tls_that_does_not_begin_is_given_up(
+def test_tls_that_does_not_begin_is_aborted(
     make: Make, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
@@ -185,7 +185,7 @@ def test_a_client_with_its_certificate_is_let_in(
 
 
 @pytest.mark.parametrize(
-    ("newest", "told"),
+    ("newest", "text"),
     [
         (ssl.TLSVersion.TLSv1_2, "handshake failure; perhaps it asks for a client certificate"),
         (ssl.TLSVersion.TLSv1_3, "certificate required: it asks for a client certificate"),
@@ -193,20 +193,20 @@ def test_a_client_with_its_certificate_is_let_in(
 )
 @pytest.mark.parametrize("body", [None, bytes(1_000_000)])
 def test_a_client_without_a_certificate_learns_that_one_is_asked_for(
-    make: Make, authority: Authority, newest: ssl.TLSVersion, told: str, body: bytes | None
+    make: Make, authority: Authority, newest: ssl.TLSVersion, text: str, body: bytes | None
 ) -> None:
     with RawServer(answering(OK), tls=authority.server(asks=True, newest=newest)) as server:
         error = failure(make(ca_file=authority.file), server.url, body=body)
         assert server.requests == []
-    assert str(error) == f"TLS failed: the server refused: {told}"
+    assert str(error) == f"TLS failed: the server refused: {text}"
     assert error.permanent
 
 
 @pytest.mark.parametrize(
-    ("issuer", "days", "told"), [("other", 1, "unknown ca"), ("ca", -1, "certificate expired")]
+    ("issuer", "days", "text"), [("other", 1, "unknown ca"), ("ca", -1, "certificate expired")]
 )
 def test_a_client_whose_certificate_is_refused_learns_why(
-    make: Make, authority: Authority, issuer: str, days: float, told: str
+    make: Make, authority: Authority, issuer: str, days: float, text: str
 ) -> None:
     pair = (authority if issuer == "ca" else Authority(authority.folder, issuer)).issue("client", days=days)
     with RawServer(answering(OK), tls=authority.server(asks=True)) as server:
@@ -214,7 +214,7 @@ def test_a_client_whose_certificate_is_refused_learns_why(
             ca_file=authority.file, client_certificate_file=pair.certificate, client_key_file=pair.key
         )
         error = failure(client, server.url)
-    assert str(error) == f"TLS failed: the server refused: {told}"
+    assert str(error) == f"TLS failed: the server refused: {text}"
     assert error.permanent
 
 
@@ -268,16 +268,16 @@ def test_a_file_that_is_missing_is_named(make: Make, authority: Authority, tmp_p
 def test_an_authority_that_is_no_certificate_is_named(
     make: Make, authority: Authority, tmp_path: Path
 ) -> None:
-    nonsense = tmp_path / "nonsense.pem"
-    nonsense.write_text("-----BEGIN CERTIFICATE-----\nsecret")
+    invalid = tmp_path / "invalid.pem"
+    invalid.write_text("-----BEGIN CERTIFICATE-----\nsecret")
     with RawServer(answering(OK), tls=authority.server()) as server:
-        error = failure(make(ca_file=nonsense), server.url)
-    assert str(error) == f"{nonsense}: expected CA certificates in PEM"
+        error = failure(make(ca_file=invalid), server.url)
+    assert str(error) == f"{invalid}: expected CA certificates in PEM"
     assert error.permanent
 
 
 @pytest.mark.parametrize("one_file", [False, True])
-def test_an_encrypted_key_fails_and_nobody_is_asked_for_its_passphrase(
+def test_an_encrypted_key_fails_without_a_prompt_for_its_passphrase(
     authority: Authority, one_file: bool
 ) -> None:
     pair = authority.issue("client", passphrase=PASSPHRASE)
@@ -330,8 +330,8 @@ def test_a_check_says_what_is_wrong_with_a_certificate(authority: Authority, tmp
         (pair.certificate, missing, f"{missing}: No such file or directory"),
         (tmp_path, None, f"{tmp_path}: Is a directory"),
     ]
-    for certificate, key, told in faults:
-        with pytest.raises(ValueError, match=re.escape(told)):
+    for certificate, key, text in faults:
+        with pytest.raises(ValueError, match=re.escape(text)):
             check_certificate(certificate, key)
 
 
@@ -344,8 +344,8 @@ def test_a_check_says_what_is_wrong_with_an_authority(authority: Authority, tmp_
         (tmp_path, f"{tmp_path}: Is a directory"),
         (tmp_path / "missing", f"{tmp_path / 'missing'}: No such file or directory"),
     ]
-    for path, told in faults:
-        with pytest.raises(ValueError, match=re.escape(told)):
+    for path, text in faults:
+        with pytest.raises(ValueError, match=re.escape(text)):
             check_ca(path)
 
 
@@ -417,7 +417,7 @@ def test_a_proxy_that_refuses_the_login_is_a_fault_of_the_settings(
 
 
 @pytest.mark.parametrize(
-    ("answer", "told", "permanent"),
+    ("answer", "text", "permanent"),
     [
         (b"HTTP/1.1 403 secret\r\n\r\n", "the proxy refused the connection: 403", True),
         (b"HTTP/1.1 502 407 secret\r\n\r\n", "the proxy refused the connection: 502", False),
@@ -430,8 +430,8 @@ def test_a_proxy_that_refuses_the_login_is_a_fault_of_the_settings(
         (ESTABLISHED, "TLS failed: ", False),
     ],
 )
-def test_a_proxy_that_makes_no_tunnel_is_told_apart(
-    make: Make, answer: bytes, told: str, permanent: bool
+def test_the_failure_names_a_proxy_that_makes_no_tunnel(
+    make: Make, answer: bytes, text: str, permanent: bool
 ) -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
@@ -442,7 +442,7 @@ def test_a_proxy_that_makes_no_tunnel_is_told_apart(
 
     with RawServer(serve) as proxy:
         error = failure(make(proxy=with_login(proxy.url)), "https://127.0.0.1:9")
-    assert told in str(error)
+    assert text in str(error)
     assert error.permanent is permanent
 
 
@@ -455,7 +455,7 @@ def test_a_proxy_that_makes_no_tunnel_is_told_apart(
         pytest.param(established_and_dripping_tls, id="tls"),
     ],
 )
-def test_a_proxy_that_drips_is_given_up_when_the_whole_time_is_over(
+def test_a_proxy_that_drips_is_aborted_when_the_whole_time_is_over(
     make: Make, authority: Authority, serve: Serve, proxy_tls: bool
 ) -> None:
     with RawServer(serve, tls=authority.server() if proxy_tls else None) as proxy:
@@ -466,7 +466,7 @@ def test_a_proxy_that_drips_is_given_up_when_the_whole_time_is_over(
 
 @pytest.mark.parametrize("proxy_tls", [False, True])
 @pytest.mark.parametrize("target_tls", [False, True])
-def test_an_answer_that_drips_through_a_proxy_is_given_up(
+def test_an_answer_that_drips_through_a_proxy_is_aborted(
     make: Make, authority: Authority, proxy_tls: bool, target_tls: bool
 ) -> None:
     tls = authority.server()
@@ -480,21 +480,21 @@ def test_an_answer_that_drips_through_a_proxy_is_given_up(
 
 
 @pytest.mark.parametrize(
-    ("serve", "scheme", "told"),
+    ("serve", "scheme", "text"),
     [
         (silent, "http", "the proxy: no answer within 0.2 s"),
         (silent, "https", "the proxy: no TLS handshake within 0.2 s"),
         (dripping(ESTABLISHED, b""), "http", "no TLS handshake within 0.2 s"),
     ],
 )
-def test_a_proxy_that_says_nothing_is_given_up(
-    make: Make, monkeypatch: pytest.MonkeyPatch, serve: Serve, scheme: str, told: str
+def test_a_proxy_that_says_nothing_is_aborted(
+    make: Make, monkeypatch: pytest.MonkeyPatch, serve: Serve, scheme: str, text: str
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(serve) as proxy:
         url = with_login(proxy.url.replace("http", scheme))
         error = failure(make(proxy=url), "https://127.0.0.1:9")
-    assert str(error) == told
+    assert str(error) == text
     assert not error.permanent
 
 

@@ -132,7 +132,7 @@ def test_a_batch_arrives_byte_by_byte_at_the_address_of_its_flavor_with_the_key_
         (f"/topics/{TOPIC}:publish?api-version=2023-11-01", {}, f"/topics/{TOPIC}:publish"),
     ],
 )
-def test_the_flavor_is_told_by_the_endpoint_or_by_the_settings(
+def test_the_flavor_comes_from_the_endpoint_or_the_settings(
     lab: EventGridLab, tmp_path: Path, path: str, settings: dict[str, str], expected: str
 ) -> None:
     given = {"endpoint": f"{lab.base_url}{path}", "key": lab.keys[0], **settings}
@@ -260,7 +260,7 @@ def test_a_bad_event_among_good_ones_is_rejected_alone(
     assert numbers(lab) == [0, 1, 2]
 
 
-def test_when_the_second_request_fails_what_the_first_brought_is_told(
+def test_if_the_second_request_fails_what_the_first_delivered_is_reported(
     lab: EventGridLab, flavor: str, tmp_path: Path
 ) -> None:
     lab.fault("slow", seconds=0)  # the first passes
@@ -359,7 +359,7 @@ def test_a_service_that_is_not_there_or_answers_too_late_may_take_it_later(
         assert type(failure(target)) is Unavailable
 
 
-def test_a_wrong_clock_is_told_with_the_refusal(
+def test_a_wrong_clock_is_reported_with_the_refusal(
     lab: EventGridLab, flavor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(sink(lab, flavor, tmp_path, key="wrong-key")) as target:
@@ -383,7 +383,7 @@ def test_a_key_that_is_rotated_meanwhile_is_read_again_and_no_delivery_fails(
     assert statuses(lab) == [200, 401, 200, 200]
 
 
-def test_a_key_that_is_wrong_is_sent_once_each_time_and_told(
+def test_a_wrong_key_is_sent_once_each_time_and_reported(
     lab: EventGridLab, flavor: str, tmp_path: Path
 ) -> None:
     with closing(with_key(lab, flavor, tmp_path)) as target:
@@ -465,7 +465,7 @@ def test_a_token_is_renewed_before_it_expires(
     lab.require_token(TOKEN)
     with closing(sink(lab, flavor, tmp_path)) as target:
         target.send([EVENT])
-        imds.token = "the-next-token"  # noqa: S105 - nobody's
+        imds.token = "the-next-token"  # noqa: S105 - a test's
         lab.require_token(imds.token)
         target.send([EVENT])
     assert statuses(lab) == [200, 200]
@@ -480,7 +480,7 @@ def test_a_token_that_only_this_vm_takes_for_valid_is_replaced_within_the_delive
         with closing(sink(lab, flavor, tmp_path)) as target:
             target.send([EVENT])
             now = 1060.0
-            imds.token = "the-next-token"  # noqa: S105 - nobody's
+            imds.token = "the-next-token"  # noqa: S105 - a test's
             lab.require_token(imds.token)
             target.send([EVENT])
             assert statuses(lab) == [200, 401, 200]
@@ -506,7 +506,7 @@ def test_an_identity_without_the_role_is_a_fault_of_the_setup_until_the_role_has
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410, 429, 500])
-def test_no_token_is_told_in_time_and_mended_without_a_restart(
+def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
     lab: EventGridLab,
     tmp_path: Path,
     imds: TokenEndpoint,
@@ -602,7 +602,7 @@ def test_no_token_is_asked_for_through_a_proxy_of_the_environment(
     assert len(imds.requests) == 1
 
 
-def test_a_workload_identity_that_is_set_up_by_half_is_a_fault_that_is_told(
+def test_a_workload_identity_that_is_set_up_by_half_is_reported(
     lab: EventGridLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {

@@ -244,7 +244,7 @@ def test_an_event_too_large_for_the_entity_is_rejected_and_all_before_it_are_del
     assert ids(lab.entity(QUEUE).messages) == [events[number].id for number in (0, 1, 3)]
 
 
-def test_of_several_too_large_ones_each_is_told_in_its_turn(lab: ServiceBusLab) -> None:
+def test_several_events_that_are_too_large_are_reported_one_by_one(lab: ServiceBusLab) -> None:
     large = [event(number, size=2 * LIMIT_BYTES) for number in range(2)]
     with closing(ServiceBusSink(settings(lab))) as sink:
         for events in (large, large[1:]):
@@ -302,9 +302,9 @@ def test_a_link_that_was_lost_in_silence_costs_one_reconnect_and_no_failure(
     with closing(ServiceBusSink(settings(lab))) as sink:
         sink.send([event(0)])
         lab.fault(kind)
-        begun = time.monotonic()
+        started = time.monotonic()
         sink.send([event(1)])
-        assert time.monotonic() - begun < LIMIT_SECONDS / 2
+        assert time.monotonic() - started < LIMIT_SECONDS / 2
     assert ids(lab.entity(QUEUE).messages) == [event(0).id, event(1).id]
 
 
@@ -330,7 +330,7 @@ def test_a_rest_that_fails_leaves_it_to_the_next_send(lab: ServiceBusLab) -> Non
 # --- who it is ---
 
 
-def test_a_connection_string_is_read_anew_from_its_file(lab: ServiceBusLab, tmp_path: Path) -> None:
+def test_a_connection_string_is_read_again_from_its_file(lab: ServiceBusLab, tmp_path: Path) -> None:
     wrong = lab.connection_string_with("wrong-key")
     file = write(tmp_path / "bus", wrong)
     given = {"kind": "servicebus", "connection_string_file": str(file), "queue": QUEUE}
@@ -384,7 +384,7 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
 
 
 @pytest.mark.parametrize("status", [400, 404, 410, 429, 500])
-def test_no_token_is_told_in_time_and_mended_without_a_restart(
+def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     caplog.set_level(logging.DEBUG)

@@ -75,9 +75,9 @@ class Rig:
 
     def wait_for_all(self, seconds: float = LIMIT_SECONDS) -> float:
         """Wait until nothing waits; return how long it took."""
-        begun = time.monotonic()
+        started = time.monotonic()
         wait_until(lambda: self.backlog() == 0, timeout_seconds=seconds, describe=self.dispatcher.status)
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     def backlog(self) -> int:
         return self.outbox.backlog("bus")[0]
@@ -173,7 +173,7 @@ def test_a_connection_cut_in_the_middle_of_a_batch_costs_duplicates_of_the_same_
 
 
 def test_what_was_delivered_before_the_cut_is_not_sent_again(lab: ServiceBusLab) -> None:
-    """Batches of a send are counted one by one: the error tells how many events arrived."""
+    """Batches of a send are counted one by one: the error says how many events arrived."""
     events = [stored_event(number, Description="x" * 100_000) for number in range(8)]
     with closing(ServiceBusSink(settings(lab))) as sink:
         lab.fault("drop_before_store", after=2, count=1)
@@ -201,7 +201,7 @@ def test_what_was_delivered_before_the_cut_is_not_sent_again(lab: ServiceBusLab)
     ],
     ids=lambda case: case[0],
 )
-def test_it_is_said_once_tried_on_and_healed_without_a_restart(
+def test_a_failure_is_logged_once_retried_and_recovers_without_a_restart(
     lab: ServiceBusLab, make: Make, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str]
 ) -> None:
     kind, state, words = case
@@ -217,8 +217,8 @@ def test_it_is_said_once_tried_on_and_healed_without_a_restart(
     assert max(rig.pauses) < RECOVERY_SECONDS
     assert rig.stored() == rig.names
     assert rig.dead() == []
-    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [words in record.getMessage() for record in told] == [True]
+    text = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [words in record.getMessage() for record in text] == [True]
     assert KEY not in caplog.text
     assert KEY not in str(rig.dispatcher.status())
     assert not [r for r in caplog.records if r.name.startswith(("azure", "msal", "uamqp"))]
@@ -267,7 +267,7 @@ def test_an_event_too_large_is_dead_lettered_alone_and_the_others_arrive_in_orde
 # --- silence ---
 
 
-def test_a_peer_that_is_silent_while_opening_is_given_up_and_its_thread_comes_back(
+def test_a_peer_that_is_silent_while_opening_is_aborted_and_its_thread_comes_back(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TRY_SECONDS", 0.2)
@@ -290,16 +290,16 @@ def test_a_stalled_broker_holds_a_send_no_longer_than_its_time_limit(lab: Servic
     with closing(ServiceBusSink(settings(lab, timeout_seconds=2.0))) as sink:
         sink.send([stored_event(0)])
         lab.fault(kind)
-        begun = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(Unavailable, match="no answer in time"):
             sink.send([stored_event(1)])
-        assert time.monotonic() - begun < LIMIT_SECONDS / 2
+        assert time.monotonic() - started < LIMIT_SECONDS / 2
         lab.clear_faults()
         sink.send([stored_event(1)])
     assert firsts(ids(lab.entity(QUEUE).messages)) == [stored_event(0).id, stored_event(1).id]
 
 
-def test_a_token_that_is_never_answered_is_given_up(
+def test_a_token_that_is_never_answered_is_aborted(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bridge.azure.servicebus.TRY_SECONDS", 0.5)
@@ -324,7 +324,7 @@ def test_a_send_that_succeeds_late_is_a_duplicate_of_the_same_id_and_sends_nothi
         link = sink._link
         assert link is not None
         sender = link.open()
-        monkeypatch.setattr(link, "cut", lambda: None)  # as with an SDK that has been rebuilt
+        monkeypatch.setattr(link, "abort", lambda: None)  # as with an SDK that has been rebuilt
         send = sender.send_messages
 
         def slowly(message: Any, **given: Any) -> None:
@@ -360,9 +360,7 @@ def test_calls_that_hang_for_ever_end_the_dispatcher_so_that_the_process_is_star
     wait_until(lambda: threads() == 0)
 
 
-def test_the_last_of_the_hung_calls_is_told_as_such(
-    lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_of_the_hung_calls_is_final(lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TRY_SECONDS", 0.05)
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
     gate = threading.Event()

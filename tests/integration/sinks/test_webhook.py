@@ -1,4 +1,4 @@
-"""The webhook sink: what it sends, what each answer means, and that it tells no secret."""
+"""The webhook sink: what it sends, what each answer means, and that it shows no secret."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.process import (
 )
 from tests.support.webhook import EVENT, ROUTING_KEY, failure, sink
 
-TOKEN = "secret-token"  # noqa: S105 - nobody's
+TOKEN = "secret-token"  # noqa: S105 - a test's
 
 
 @pytest.fixture
@@ -153,9 +153,11 @@ def test_a_refusal_tells_that_the_clock_may_be_the_reason(tmp_path: Path, minute
     head = f"HTTP/1.1 401 Unauthorized\r\nDate: {date}\r\nContent-Length: 5\r\n\r\nstale"
     with RawServer(answering(head.encode())) as server:
         text = str(failure(sink(tmp_path, server.url)))
-    told = re.fullmatch(r".* answered 401: stale \(this VM's clock is ([+-]\d+) s off the receiver's\)", text)
-    assert told, text
-    assert 0 <= int(told[1]) - 60 * minutes <= SLACK_SECONDS
+    match = re.fullmatch(
+        r".* answered 401: stale \(this VM's clock is ([+-]\d+) s off the receiver's\)", text
+    )
+    assert match, text
+    assert 0 <= int(match[1]) - 60 * minutes <= SLACK_SECONDS
 
 
 def test_a_clock_that_is_right_is_not_mentioned(inbox: Inbox, tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_receiver_that_does_not_answer_in_time_may_take_it_later(tmp_path: Pat
         assert type(failure(sink(tmp_path, server.url, timeout_seconds=0.3))) is Unavailable
 
 
-def test_a_certificate_that_nobody_vouches_for_is_a_fault_of_the_settings(tmp_path: Path) -> None:
+def test_a_certificate_of_an_unknown_authority_is_a_fault_of_the_settings(tmp_path: Path) -> None:
     with RawServer(silent, tls=self_signed(tmp_path)) as server:
         error = failure(sink(tmp_path, server.url))
     assert type(error) is Misconfigured
@@ -264,7 +266,7 @@ def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, tmp_p
 
 def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
     register_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
-    for told in (
+    for text in (
         "/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1",
         "T012345678901234567",
         "abc%2Bdef%3D%3Dghijklmn",
@@ -273,7 +275,7 @@ def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
         "p@ss-w0rd",
         "code=abc+def==ghijklmn&v=1",
     ):
-        assert redact(f"<{told}>") == "<***>"
+        assert redact(f"<{text}>") == "<***>"
     assert redact("hooks on the host, v=1") == "hooks on the host, v=1"
 
 

@@ -193,7 +193,7 @@ def test_what_is_delivered_is_counted_whatever_is_refused_and_when_the_receiver_
             raise Rejected("no")
         taken.extend(batch)
 
-    buried: list[int] = []
+    dead: list[int] = []
     left = events
     while left:
         try:
@@ -202,10 +202,10 @@ def test_what_is_delivered_is_counted_whatever_is_refused_and_when_the_receiver_
         except DeliveryError as error:
             left = left[error.delivered :]
             if isinstance(error, Rejected):
-                buried.append(left[0].seq)
+                dead.append(left[0].seq)
                 left = left[1:]
     assert [event.seq for event in taken] == [event.seq for event in events if event.seq not in bad]
-    assert buried == sorted(bad & set(range(size)))
+    assert dead == sorted(bad & set(range(size)))
 
 
 def test_from_the_outbox_all_but_the_refused_events_arrive_once_and_in_order(

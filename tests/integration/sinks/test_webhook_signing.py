@@ -210,7 +210,7 @@ def test_each_half_of_a_refused_batch_is_signed_by_itself(inbox: Inbox, tmp_path
 # --- secrets ---
 
 
-def test_a_signing_secret_is_told_nowhere(
+def test_a_signing_secret_is_shown_nowhere(
     inbox: Inbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = sink(tmp_path, inbox.url, signing_secrets=[SECRET, NEXT])

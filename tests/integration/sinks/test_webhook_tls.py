@@ -210,7 +210,7 @@ def test_a_wrong_login_at_the_proxy_loses_no_event_and_the_new_one_is_taken_with
     "broken",
     [
         "",
-        "nonsense-secret",
+        "invalid-secret",
         "http://secret-user:secret@127.0.0.1:0",
         "http://s\N{EURO SIGN}cret:secret@127.0.0.1:8080",
         "http://secret:secret@[::1",
@@ -239,7 +239,7 @@ def test_a_proxy_that_cannot_be_used_keeps_the_old_one_and_is_not_shown(
     assert "secret" not in caplog.text.replace("a secret file cannot be used", "")
 
 
-def test_a_proxy_that_is_not_there_may_come_back_and_its_login_is_told_nowhere(
+def test_an_unreachable_proxy_may_come_back_and_its_login_is_shown_nowhere(
     authority: Authority, server: RawServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closed_port() as url, caplog.at_level(logging.DEBUG, logger="bridge"):
@@ -248,19 +248,19 @@ def test_a_proxy_that_is_not_there_may_come_back_and_its_login_is_told_nowhere(
         assert type(error) is Unavailable
         with pytest.raises(Unavailable) as raised:
             rig.sink.check()
-    told = f"{error} {raised.value} {rig.sink.preview(EVENT)} {rig.sink._settings!r} {caplog.text}"
-    assert "secret-password" not in told
-    assert "secret-query" not in told
+    text = f"{error} {raised.value} {rig.sink.preview(EVENT)} {rig.sink._settings!r} {caplog.text}"
+    assert "secret-password" not in text
+    assert "secret-query" not in text
     assert server.requests == []
 
 
 def test_what_a_receiver_repeats_of_the_proxys_login_is_not_shown(
     authority: Authority, tmp_path: Path
 ) -> None:
-    said = b"user:secret-p%40ssw0rd user:secret-p@ssw0rd <secret-p@ssw0rd>"
-    head = b"HTTP/1.1 500 Error\r\nContent-Length: %d\r\n\r\n" % len(said)
+    content = b"user:secret-p%40ssw0rd user:secret-p@ssw0rd <secret-p@ssw0rd>"
+    head = b"HTTP/1.1 500 Error\r\nContent-Length: %d\r\n\r\n" % len(content)
     with (
-        RawServer(answering(head + said), tls=authority.server()) as server,
+        RawServer(answering(head + content), tls=authority.server()) as server,
         RawServer(proxying(login="user:secret-p@ssw0rd")) as proxy,
     ):
         rig = Rig(tmp_path, authority, server, with_login(proxy.url, "user:secret-p%40ssw0rd"))

@@ -137,7 +137,7 @@ def test_a_structured_event_is_ascii_so_that_a_lone_surrogate_survives(event: Cl
     assert b"\n" not in structured(event)
 
 
-def test_the_data_carries_what_imds_said_letter_by_letter() -> None:
+def test_the_data_carries_what_imds_sent_letter_by_letter() -> None:
     envelope = envelope_of(structured(PRODUCED["scheduledevent.scheduled"]))
     assert envelope["data"]["Description"] == NASTY
     assert envelope["data"]["Extra"] == {NASTY: [1.5, None, True]}

@@ -1,4 +1,4 @@
-"""Whatever stands in an event, each format gives what its receiver takes, and nobody is mentioned."""
+"""Whatever an event contains, each format writes what its receiver accepts, and mentions no one."""
 
 from __future__ import annotations
 

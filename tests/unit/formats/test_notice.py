@@ -53,7 +53,7 @@ def test_scheduled_started_and_each_end_have_colours_of_their_own() -> None:
         ("Terminate", "The VM is deleted"),
     ],
 )
-def test_what_an_event_means_is_said(event_type: str, words: str) -> None:
+def test_the_meaning_of_an_event_is_shown(event_type: str, words: str) -> None:
     assert words in written(scheduled("scheduled", EventType=event_type)).text
 
 
@@ -76,14 +76,14 @@ def test_a_type_that_is_not_known_is_shown_as_it_is() -> None:
     ("seconds", "words"),
     [(9, "about 9 s"), (0, "no impact on the VM is expected"), (-1, "unknown"), (300, "about 5 min")],
 )
-def test_how_long_it_lasts_is_said(seconds: int, words: str) -> None:
+def test_the_duration_is_shown(seconds: int, words: str) -> None:
     assert fields(written(scheduled("scheduled", DurationInSeconds=seconds)))["Lasts"] == words
 
 
 @pytest.mark.parametrize(
     ("source", "words"), [("Platform", "Azure (platform)"), ("User", "a user or automation of yours")]
 )
-def test_who_started_it_is_said(source: str, words: str) -> None:
+def test_the_source_is_shown(source: str, words: str) -> None:
     assert fields(written(scheduled("scheduled", EventSource=source)))["Initiated by"] == words
 
 
@@ -122,7 +122,7 @@ def test_an_event_without_vms_says_so() -> None:
         ({"minutes": -3}, "was due 3 min ago (14:00 CET)"),
     ],
 )
-def test_when_it_starts_is_said_as_exactly_as_it_matters(away: dict[str, float], words: str) -> None:
+def test_the_start_is_shown_as_exactly_as_it_matters(away: dict[str, float], words: str) -> None:
     assert written(scheduled("scheduled", NotBefore=in_(**away))).title == f"Reboot of web-0, web-1 {words}"
 
 
@@ -142,7 +142,7 @@ def test_a_start_that_cannot_be_read_is_unknown(not_before: Any) -> None:
     assert written(event).title == "Reboot of web-0, web-1 is scheduled (its start is unknown)"
 
 
-def test_how_to_approve_and_what_that_releases_is_said() -> None:
+def test_the_approve_command_and_what_it_releases_are_shown() -> None:
     message = written(EVENTS["scheduledevent.scheduled"])
     assert message.command == (
         "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
@@ -167,7 +167,7 @@ def test_a_name_that_a_shell_might_act_on_stands_in_no_command(bad: str) -> None
     assert written(with_data(EVENTS["scheduledevent.scheduled"], EventId=bad)).command == ""
 
 
-def test_a_deletion_is_said_to_be_the_vm_s_own_to_approve() -> None:
+def test_a_deletion_can_only_be_approved_by_the_vm_itself() -> None:
     message = written(scheduled("scheduled", EventType="Terminate", Resources=["web-0"]))
     assert fields(message)["Approval"] == "only the VM itself can approve its own deletion"
 

@@ -81,9 +81,13 @@ def test_an_update_of_what_has_started_acknowledges() -> None:
     assert write(updated({"EventStatus": "Started"}))["event_action"] == "trigger"
 
 
-def test_blindness_is_an_alert_of_the_vm_that_its_recovery_resolves() -> None:
-    blind, sees = write(EVENTS["imds.unreachable"]), write(EVENTS["imds.recovered"])
-    assert blind["dedup_key"] == sees["dedup_key"] == "imds-bridge:watch:c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11"
+def test_unreachable_imds_is_an_alert_of_the_vm_that_its_recovery_resolves() -> None:
+    unreachable, recovered = write(EVENTS["imds.unreachable"]), write(EVENTS["imds.recovered"])
+    assert (
+        unreachable["dedup_key"]
+        == recovered["dedup_key"]
+        == "imds-bridge:watch:c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11"
+    )
 
 
 def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:

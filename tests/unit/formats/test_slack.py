@@ -69,7 +69,7 @@ def test_no_attachments_are_sent_of_which_discord_would_make_empty_embeds() -> N
     assert "attachments" not in slack().write(EVENTS["scheduledevent.scheduled"], NOW)
 
 
-def test_nobody_is_mentioned() -> None:
+def test_no_one_is_mentioned() -> None:
     message = slack().write(scheduled("scheduled", Description=MENTIONS), NOW)
     check_slack(message)
     assert f"@{SPACE}everyone @{SPACE}here" in message["text"]

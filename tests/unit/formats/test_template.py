@@ -1,4 +1,4 @@
-"""An operator's own JSON: what a template can say, what it cannot do, and what it is told at the start."""
+"""An operator's own JSON: what a template can do, what it cannot, and what is checked at the start."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_what_came_from_outside_is_not_evaluated_again() -> None:
     assert render("{{ data.Description }}", {"Description": text}) == text
 
 
-def test_nobody_is_mentioned_and_nothing_is_linked_but_by_the_template_itself() -> None:
+def test_only_the_template_itself_can_mention_and_link() -> None:
     data = {"Description": "@channel <!here> <users/all> [press](https://evil.example)"}
     safe = f"@{BREAK}channel <{BREAK}!here> <{BREAK}users/all> [press]{BREAK}(https://evil.example)"
     assert render("@ops {{ data.Description }}", data) == f"@ops {safe}"
@@ -267,7 +267,7 @@ def test_what_is_too_long_even_with_its_texts_cut_is_refused() -> None:
         made.write({**SCHEDULED, "data": {"Many": list(range(100_000))}}, NOW)
 
 
-def test_a_typo_is_found_at_the_start_and_told_with_what_comes_near() -> None:
+def test_a_typo_is_found_at_the_start_and_reported_with_the_nearest_name() -> None:
     assert fault("{{ data.EvntType }}") == (
         "template.text: EvntType is in no event that this sink takes; did you mean EventType?"
     )
@@ -297,7 +297,7 @@ def test_a_typo_is_judged_by_the_events_that_the_sink_takes() -> None:
         made.check([SCHEDULED], NOW)
 
 
-def test_all_faults_of_the_start_are_told_together() -> None:
+def test_all_faults_are_reported_together_at_the_start() -> None:
     with pytest.raises(ValueError, match=r"^template\.") as caught:
         template({"a": ["{{ data.X }}"], "b": {"c": "{{ data.Resources - 1 }}"}}).check(SAMPLES, NOW)
     assert "template.a[0]: X " in str(caught.value)
@@ -376,7 +376,7 @@ SHAPE = {
 
 @steady
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES) | VALUES, VALUES, st.sampled_from(SAMPLES))
-def test_whatever_an_event_holds_the_json_is_whole_and_mentions_nobody(
+def test_whatever_an_event_contains_the_json_is_valid_and_mentions_no_one(
     data: Any, subject: Any, sample: dict[str, Any]
 ) -> None:
     event = {**sample, "data": data, "subject": subject}
