@@ -373,6 +373,36 @@ class FailedData(ReceiptData):
     Reason: str = _property("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
 
 
+class LossData(Part):
+    """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
+
+    Reason: str = _property(
+        "Damage: the state store was damaged. SizeLimit: the outbox reached its size limit. StateFolderGone: the "
+        "state folder was removed while the process was running.",
+        *("Damage", "SizeLimit", "StateFolderGone"),
+    )
+    Count: int | None = _property(
+        "The number of lost events, as far as it is known; null if it is unknown.",
+        *(3, 0, None),
+        unit="events",
+        ge=0,
+    )
+    Sink: str | None = _property(
+        "The sink that lost the events; null if all that had not received them did.", "ops", None
+    )
+    OldestTime: datetime | None = _property(
+        "The time when the oldest lost event was stored, or an earlier one; null if it is unknown.",
+        *(_INSTANT, None),
+        unit=TIME,
+    )
+    NewestTime: datetime | None = _property(
+        "The time when the newest lost event was stored, or a later one; null if it is unknown.",
+        *(_INSTANT, None),
+        unit=TIME,
+    )
+    Vm: ReportingVm
+
+
 class TestData(Part):
     """`imds-bridge check --send` was called: nothing is scheduled."""
 
@@ -451,6 +481,7 @@ DATA: dict[str, type[Part]] = {
     "imds.unreachable": UnreachableData,
     "imds.recovered": RecoveredData,
     "bridge.heartbeat": HeartbeatData,
+    "bridge.loss": LossData,
     "bridge.test": TestData,
     "approval.accepted": AcceptedData,
     "approval.rejected": RejectedData,

@@ -21,6 +21,7 @@ EVENT_NAMES = (
     "imds.unreachable",
     "imds.recovered",
     "bridge.heartbeat",
+    "bridge.loss",
     "bridge.test",
     "approval.accepted",
     "approval.rejected",

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha1, sha256
+from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from bridge.contract.types import type_of
+from bridge.contract.types import TYPE_PREFIX, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among
@@ -199,6 +200,37 @@ class Reporter:
         data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
         return self._own("bridge.heartbeat", sequence=sequence, at=at, data=data)
 
+    def loss(
+        self,
+        *,
+        reason: str,
+        count: int | None,
+        sink: str,
+        oldest: datetime | None,
+        newest: datetime | None,
+        sequence: int,
+        at: datetime,
+    ) -> CloudEvent:
+        """Build the event that reports that events were lost.
+
+        Args:
+            reason: Damage, SizeLimit or StateFolderGone.
+            count: how many; None if that is unknown.
+            sink: the only sink that lost them, "" if it is not only one.
+            oldest: when the oldest was stored; None if that is unknown.
+            newest: when the newest was stored.
+            sequence: this event's `reporterseq`.
+            at: now.
+        """
+        data = {
+            "Reason": reason,
+            "Count": count,
+            "Sink": sink or None,
+            "OldestTime": iso_utc(oldest) if oldest else None,
+            "NewestTime": iso_utc(newest) if newest else None,
+        }
+        return self._own("bridge.loss", sequence=sequence, at=at, data=data)
+
     def test(self, *, version: str, at: datetime) -> CloudEvent:
         """Build an event that only tests a sink; it is not counted by `reporterseq`."""
         event = self._own(
@@ -216,9 +248,8 @@ class Reporter:
         one event.
         """
         vm_id = self.vm.vm_id if self.vm else ""
-        content = _digest([name, iso_utc(at), data])
         return CloudEvent(
-            id=_uuid5(f"{vm_id}:{self.epoch}:{sequence}:{content}"),
+            id=_own_id(f"{vm_id}:{self.epoch}:{sequence}", [name, iso_utc(at), data]),
             source=self._vm_source,
             type=type_of(name),
             subject=self.name,
@@ -289,6 +320,29 @@ class Reporter:
             "ScaleSet": vm.scale_set,
             "Tags": dict(vm.tags),
         }
+
+
+def renumber(envelope: Mapping[str, Any], *, epoch: str, sequence: int) -> dict[str, Json]:
+    """Return one of the VM's own events, as a dictionary, with another epoch and number.
+
+    Args:
+        envelope: the event, which has a `reporterseq`.
+        epoch: its new `reporterepoch`.
+        sequence: its new `reporterseq`.
+    """
+    data: dict[str, Json] = dict(envelope["data"])
+    if "LastReporterSeq" in data:
+        data["LastReporterSeq"] = sequence
+    changed = {**envelope, "reporterepoch": epoch, "reporterseq": f"{sequence:012d}", "data": data}
+    name = str(envelope["type"]).removeprefix(TYPE_PREFIX).removesuffix(".v1")
+    if not name.startswith("approval."):
+        vm_id, content = data["Vm"]["VmId"], {key: value for key, value in data.items() if key != "Vm"}
+        changed["id"] = _own_id(f"{vm_id}:{epoch}:{sequence}", [name, envelope["time"], content])
+    return changed
+
+
+def _own_id(place: str, content: Json) -> str:
+    return _uuid5(f"{place}:{_digest(content)}")
 
 
 def _group_source(vm: Vm | None) -> str:

@@ -116,6 +116,14 @@ def _describe_heartbeat(view: EventView, context: RenderContext) -> Message:
     return Message(tone="default", title=f"imds-bridge on {view.short_vm} {state}", fields=fields)
 
 
+def _describe_loss(view: EventView, context: RenderContext) -> Message:
+    count = view.data.get("Count")
+    lost = f"{count} event{'' if count == 1 else 's'}" if isinstance(count, int) and count else "events"
+    verb = "lost" if count else "may have lost"
+    fields = tuple(context.field(name, view.get(name)) for name in ("Reason", "Sink") if view.get(name))
+    return Message(tone="attention", title=f"imds-bridge on {view.short_vm} {verb} {lost}", fields=fields)
+
+
 def _describe_document(view: EventView, _: RenderContext) -> Message:
     document = view.data.get("Document")
     events = document.get("Events") if isinstance(document, Mapping) else None
@@ -149,6 +157,7 @@ _DESCRIPTIONS: dict[str, Callable[[EventView, RenderContext], Message]] = {
     "imds.unreachable": _describe_unreachable,
     "imds.recovered": _describe_recovered,
     "bridge.heartbeat": _describe_heartbeat,
+    "bridge.loss": _describe_loss,
     "bridge.test": _describe_test,
     "document.changed": _describe_document,
 }

@@ -104,6 +104,9 @@ def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:
     yield _REPORTER.unreachable(since=before, reason="no answer within 10 s", sequence=2, at=at)
     yield _REPORTER.recovered(since=before, sequence=3, at=at)
     yield _REPORTER.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
+    yield _REPORTER.loss(
+        reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at
+    )
 
 
 def _receipts(at: datetime) -> Iterator[CloudEvent]:
@@ -112,7 +115,7 @@ def _receipts(at: datetime) -> Iterator[CloudEvent]:
         "rejected": ("denied", "no rule allows it"),
         "failed": ("imds_unavailable", "no answer within 10 s"),
     }
-    for sequence, (outcome, (reason, detail)) in enumerate(outcomes.items(), 5):
+    for sequence, (outcome, (reason, detail)) in enumerate(outcomes.items(), 6):
         yield _REPORTER.receipt(
             outcome=outcome,
             key="order-17",

@@ -30,14 +30,14 @@ from bridge.outbox.rows import (
     save_event,
 )
 from bridge.outbox.sqlite import Database
-from bridge.outbox.state import Loss, Position, State
+from bridge.outbox.state import DAMAGE, Loss, Position, State
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
 from bridge.outbox.transfer import shift
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 
-__all__ = ["EXPIRED", "OVERFLOW", "REJECTED", "DeadLetter", "Outbox", "dead_letter"]
+__all__ = ["DAMAGE", "EXPIRED", "OVERFLOW", "REJECTED", "DeadLetter", "Loss", "Outbox", "dead_letter"]
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,14 @@ class Outbox:
             return {**self._state.meta, **self._state.counted}.get(key, default)
 
     def losses(self) -> list[Loss]:
-        """Return the losses that are not published yet; commit the remembered value `losses` as "" with them."""
+        """Return the losses that are not published yet."""
         with self._lock:
             return self._state.losses()
+
+    def committed(self) -> dict[str, str]:
+        """Return the epoch and the last number of it that was committed: a restored file may have older ones."""
+        with self._lock:
+            return {key: self._state.meta[key] for key in ("epoch", "reporterseq")}
 
     def set_meta(self, values: Mapping[str, str], *, synced: bool = False) -> None:
         """Remember values; a process that dies keeps them, a VM that dies may lose those not `synced`."""
@@ -161,6 +166,7 @@ class Outbox:
         meta: Mapping[str, str],
         occurrences: Mapping[str, int] | None = None,
         records: Mapping[tuple[str, str], Json] | None = None,
+        published: Sequence[Loss] = (),
     ) -> bool:
         """Store in one transaction what belongs together; the sinks can have the events when this returns.
 
@@ -169,6 +175,7 @@ class Outbox:
             meta: what is remembered.
             occurrences: how often transitions were seen, by fingerprint.
             records: values by kind and key, which are kept for 30 days.
+            published: losses that the events report.
 
         Returns:
             Whether the file has it all; False: only the memory has.
@@ -176,7 +183,7 @@ class Outbox:
         encoded = {name: json.dumps(value) for name, value in (records or {}).items()}
 
         def write(database: Database, now: float) -> None:
-            self._state.save_meta(database, meta)
+            self._state.save_meta(database, {*meta, "losses"} & self._state.meta.keys())
             for fingerprint, count in (occurrences or {}).items():
                 database.execute("save-occurrence", fingerprint, count, now)
             for (kind, key), value in encoded.items():
@@ -184,6 +191,7 @@ class Outbox:
 
         with self._lock:
             self._state.meta.update(meta)
+            self._state.forget_losses(published)
             self._add(((event.id, event.type, body) for event, body in events), write)
             return self._storage.error is None
 
@@ -198,12 +206,12 @@ class Outbox:
         write: Callable[[Database, float], None] = lambda *_: None,
     ) -> None:
         now = self._clock.steady()
-        counted = [*self._state.counted, "last_seq"]
+        counted = {*self._state.counted, "reporterseq", "last_seq"}
         added = self._state.add(events, stored_at=now)
 
         def work(database: Database) -> None:
             for event in added:
-                save_event(database, event)
+                save_event(database, self._state.renumbered(event))
             self._state.save_meta(database, counted)
             write(database, now)
 

@@ -104,10 +104,10 @@ SELECT COALESCE(MAX(seq), 0) FROM (SELECT MAX(seq) AS seq FROM event UNION ALL S
 SELECT seq FROM event WHERE seq > ?1 ORDER BY seq;
 
 -- name: stored-before
-SELECT MAX(stored_at) FROM event WHERE seq < ?;
+SELECT MAX(stored_at) FROM event WHERE seq < ?1;
 
 -- name: stored-after
-SELECT MIN(stored_at) FROM event WHERE seq > ?;
+SELECT MIN(stored_at) FROM event WHERE seq > ?1;
 
 -- name: record
 SELECT * FROM record WHERE kind = ?1 AND key = ?2;

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
+from bridge.events.builder import renumber
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import read
@@ -102,6 +103,7 @@ class State:
         """Start a new state, which no file holds yet."""
         self.generation += 1
         self.meta: dict[str, str] = {}
+        self.retired_epochs: set[str] = set()
         self.begin_epoch()
         self.last_seq = 0
         self.is_partial = False
@@ -115,6 +117,7 @@ class State:
 
     def begin_epoch(self) -> None:
         """Count the events of this process from 1 under a new id."""
+        self.retired_epochs |= {epoch for epoch in [self.meta.get("epoch")] if epoch}
         self.meta |= {"epoch": uuid4().hex, "reporterseq": "0"}
         self.counted: dict[str, str] = {}
 
@@ -132,6 +135,11 @@ class State:
         else:
             losses.append(loss)
         self.meta["losses"] = json.dumps([asdict(one) for one in losses])
+
+    def forget_losses(self, published: Sequence[Loss]) -> None:
+        """Forget losses that were published."""
+        if published:
+            self.meta["losses"] = json.dumps([asdict(one) for one in self.losses() if one not in published])
 
     def count(self, key: str) -> int:
         """Count one further under `key`; `meta` has it once the next event is added."""
@@ -153,6 +161,17 @@ class State:
         self.meta |= {"last_seq": str(self.last_seq), **self.counted}
         self.counted.clear()
         return added
+
+    def renumbered(self, event: StoredEvent) -> StoredEvent:
+        """Return an event of this process with a number of the current epoch, if it has one of an earlier epoch."""
+        is_retired = any(epoch.encode() in event.body for epoch in self.retired_epochs)
+        if not is_retired or event.envelope.get("reporterepoch") not in self.retired_epochs:
+            return event
+        sequence = self.count("reporterseq")
+        self.meta |= self.counted
+        envelope = renumber(event.envelope, epoch=self.meta["epoch"], sequence=sequence)
+        body = json.dumps(envelope, separators=(",", ":")).encode()
+        return replace(event, id=str(envelope["id"]), body=body)
 
     def done_seq(self) -> int:
         """Return the last event that every sink is done with."""
@@ -189,8 +208,14 @@ class State:
         for position in self.positions.values():
             position.recount(database, self.last_seq)
 
-    def join(self, database: Database, *, first_seq: int = 1) -> None:
-        """Take over what an older process left; this one's events, from `first_seq` on, get numbers behind it."""
+    def join(self, database: Database, *, first_seq: int = 1, is_start: bool = False) -> None:
+        """Take over what an older process left; the events of this one get numbers behind it.
+
+        Args:
+            database: what has it.
+            first_seq: the number of the first event of this process.
+            is_start: whether the epoch goes on, because this process has published nothing yet.
+        """
         meta: dict[str, str] = dict(read(database, "meta"))
         last_seq = max(int(meta.get("last_seq", 0)), database.execute("last-seq").fetchone()[0])
         int(meta.get("reporterseq", 0))
@@ -200,12 +225,10 @@ class State:
             done = (*range(first_seq, position.cursor + 1), *position.ahead)
             position.ahead = ahead | {seq + last_seq for seq in done}
             position.cursor = cursor
-        if self.last_seq:
-            self.generation += 1
-        elif meta:
-            del self.meta["epoch"], self.meta["reporterseq"]
+        self.generation += bool(self.last_seq)
         self.last_seq += last_seq
-        self.meta = {**meta, **self.meta, "last_seq": str(self.last_seq)}
+        own = {} if is_start and "epoch" in meta else self.meta
+        self.meta = {**meta, **own, "last_seq": str(self.last_seq)}
 
 
 def _sum(one: Loss, other: Loss) -> Loss:

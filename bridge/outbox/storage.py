@@ -14,7 +14,7 @@ from bridge.outbox.image import inode, log_of
 from bridge.outbox.rows import read
 from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
-from bridge.outbox.state import STATE_FOLDER_GONE, Loss, State
+from bridge.outbox.state import DAMAGE, STATE_FOLDER_GONE, Loss, State
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.transfer import fill_file, fill_memory
 
@@ -172,7 +172,7 @@ class Storage:
         try:
             database = Database(self._folder.database, read_only=True)
             state = deepcopy(self.state)
-            state.join(database)
+            state.join(database, is_start=True)
             state.recount(database)
         except (OSError, *ERRORS) as error:
             log.debug("the state store cannot be read either: %s", error)
@@ -196,7 +196,19 @@ class Storage:
         own, found = state.meta.get("vm_id", ""), dict(read(file, "meta")).get("vm_id", "")
         if own and found and own.lower() != found.lower():
             raise _OtherVm
+        is_start = not state.files
         fill_file(file, self._database, state, salvaged=self._salvaged)
+        if is_start and self._is_outdated(state):
+            state.begin_epoch()
+            state.note_loss(Loss(reason=DAMAGE, count=None))
+            state.save(file)
+
+    def _is_outdated(self, state: State) -> bool:
+        """Return whether the last process committed more than the file has: it was restored, or lost its end."""
+        committed = (self._folder.read_status() or {}).get("committed")
+        if not isinstance(committed, dict) or committed.get("epoch") != state.meta["epoch"]:
+            return False
+        return int(state.meta["reporterseq"]) < int(committed.get("reporterseq", 0))
 
     def _fill_memory(self, memory: Database, state: State) -> None:
         fill_memory(memory, self._database, state, max_bytes=COPY_BYTES)

@@ -27,8 +27,8 @@ def fill_file(file: Database, source: Database | None, state: State, *, salvaged
     before = state.last_seq
     if salvaged is not None:
         restore(file, salvaged, state, is_known=is_known)
-    if not is_known and not is_new(file):
-        state.join(file, first_seq=_first_seq(source))
+    if not is_known and (salvaged is not None or not is_new(file)):
+        state.join(file, first_seq=_first_seq(source), is_start=source is None)
     elif is_known:
         shift(file, state.shift_seconds)
     if source:

@@ -73,6 +73,8 @@ class Forwarder:
             report_progress()
             wait_seconds = self.poll()
             self._identity.emit_heartbeat()
+            if self._identity.emit_losses():
+                self._watch, self._body = Watch(), None
             now = self._clock.monotonic()
             if wait_seconds is None:
                 due += self._poll_seconds * max(1, math.ceil((now - due) / self._poll_seconds))

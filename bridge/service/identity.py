@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import socket
+from datetime import UTC, datetime
 from typing import Literal
 from uuid import uuid4
 
@@ -12,10 +13,11 @@ from bridge import __version__
 from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.builder import Reporter
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.outbox import DAMAGE, Loss, Outbox
 from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 RESOLVE_EVERY_SECONDS = 30.0
 RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure; doubled after each further one
 HEARTBEAT_EVERY_SECONDS = 3600.0
+LOSSES_EVERY_SECONDS = 60.0
 
 Role = Literal["forward", "listen", "relay"]
 
@@ -48,6 +51,7 @@ class VmIdentity:
         self._resolve_wait_seconds = RESOLVE_AGAIN_SECONDS
         self._resolve_at = -math.inf
         self._heartbeat_at = -math.inf
+        self._losses_at = -math.inf
         self.vm: Vm | None = None
         self._reporter: Reporter | None = None
         self._unconfirmed_epoch = uuid4().hex
@@ -115,6 +119,33 @@ class VmIdentity:
         if now - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
             self._publish("Started" if self._heartbeat_at == -math.inf else "Hourly")
             self._heartbeat_at = now
+
+    def emit_losses(self) -> bool:
+        """Publish losses of events; return whether what IMDS shows now must be published again."""
+        now = self._clock.monotonic()
+        losses = self._outbox.losses()
+        if not losses or now < self._losses_at:
+            return False
+        self._losses_at = now + LOSSES_EVERY_SECONDS
+        events = [self._loss(loss) for loss in losses]
+        must_repeat = any(loss.reason == DAMAGE and loss.count != 0 for loss in losses)
+        meta = {"watch": ""} if must_repeat else {}
+        self._outbox.commit([(event, structured(event)) for event in events], meta=meta, published=losses)
+        return must_repeat
+
+    def _loss(self, loss: Loss) -> CloudEvent:
+        oldest, newest = (
+            None if at is None else datetime.fromtimestamp(at, UTC) for at in (loss.oldest, loss.newest)
+        )
+        return self.reporter().loss(
+            reason=loss.reason,
+            count=loss.count,
+            sink=loss.sink,
+            oldest=oldest,
+            newest=newest,
+            sequence=self.next_sequence(),
+            at=self._clock.now(),
+        )
 
     def emit_stopping(self) -> None:
         """Publish the last heartbeat of a process that is stopped."""

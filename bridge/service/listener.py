@@ -98,6 +98,7 @@ class Listener:
         self._resolve_identity()
         self._identity.notice_clock()
         self._identity.emit_heartbeat()
+        self._identity.emit_losses()
         for message in self._receiver.messages(wait_seconds):
             self._accept(message)
         if self._settings.auto:

@@ -172,6 +172,7 @@ class Process:
             "started_at": iso_utc(self._started_at),
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
+            "committed": self._outbox.committed(),
             **flow.status(),
             "sinks": {one.name: one.status() for one in self._dispatchers},
         }

@@ -239,6 +239,17 @@ def test_a_time_without_imds_is_noted(tmp_path: Path) -> None:
     )
 
 
+def test_a_loss_makes_it_incomplete_unless_nothing_was_lost(tmp_path: Path) -> None:
+    times = {"OldestTime": "2026-01-01T00:00:00Z", "NewestTime": None}
+    none = own_event(2, "bridge.loss", Reason="StateFolderGone", Count=0, Sink=None, **times)
+    assert audit_lines(tmp_path, [heartbeat(1), none])[0] == 0
+    some = own_event(2, "bridge.loss", Reason="SizeLimit", Count=3, Sink="ops", **times)
+    code, report = audit_lines(tmp_path, [heartbeat(1), some])
+    assert code == 3
+    lost = "3 events lost from 2026-01-01T00:00:00Z to unknown (SizeLimit; sink ops)"
+    assert f"missing: db-0/forward {EPOCH}: {lost}" in report
+
+
 def test_what_cannot_be_read_and_who_is_not_there_make_it_incomplete(tmp_path: Path) -> None:
     odd = {"type": f"{PREFIX}bridge.heartbeat.v1", "reporter": "db-0/forward"}
     code, report = audit_lines(tmp_path, [heartbeat(1), odd, {"type": f"{PREFIX}bridge.test.v1", "data": {}}])

@@ -98,8 +98,12 @@ class _JournalReceiver(MemoryReceiver):
 class _JournalOutbox(Outbox):
     journal: list[str]
 
-    def commit(self, events: Any, *, meta: Any, occurrences: Any = None, records: Any = None) -> bool:
-        durable = super().commit(events, meta=meta, occurrences=occurrences, records=records)
+    def commit(
+        self, events: Any, *, meta: Any, occurrences: Any = None, records: Any = None, published: Any = ()
+    ) -> bool:
+        durable = super().commit(
+            events, meta=meta, occurrences=occurrences, records=records, published=published
+        )
         receipts = [event.subject for event, _ in events if event.type.startswith(PREFIX)]
         if receipts:
             self.journal.append(f"commit receipt {' '.join(receipts)}")

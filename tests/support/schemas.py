@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -119,6 +120,8 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
     imds.cancel(third)
     with forward:
         _wait(forward, "scheduledevent.ended")
+        shutil.rmtree(forward.state)
+        _wait(forward, "bridge.loss")
         assert forward.stop() == 0, forward
     return _printed(forward)
 

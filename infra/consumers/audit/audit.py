@@ -76,6 +76,7 @@ class Audit:
         ] = {}  # ids that have not arrived, and the listing document
         self.unreadable: list[str] = []
         self.unreachable: list[str] = []
+        self.losses: list[Json] = []
 
     def add(self, body: bytes, where: str) -> None:
         """Add an event; `where` names it in errors."""
@@ -117,6 +118,8 @@ class Audit:
         for name in data.get("CloudEventIds", ()):
             if name not in self.arrived:
                 self.listed.setdefault(name, (reporter, epoch, number))
+        if event["type"] == "io.imdsbridge.bridge.loss.v1":
+            self.losses.append({"reporter": reporter, "epoch": epoch, **loss_of(data)})
         if event["type"] == "io.imdsbridge.imds.recovered.v1":
             self.unreachable.append(
                 f"{reporter} could not reach IMDS from {data['BlindFrom']} to {data['BlindTo']}"
@@ -139,6 +142,7 @@ class Audit:
             )
             if not is_over and now - count.heartbeat_at > SILENT_SECONDS:
                 found.append({"kind": "silent", **who, "since": iso(count.heartbeat_at)})
+        found += [{"kind": "loss", **loss} for loss in self.losses if loss["count"] != 0]
         for name, (reporter, epoch, number) in self.listed.items():
             found.append(
                 {"kind": "event", "id": name, "reporter": reporter, "epoch": epoch, "document": number}
@@ -172,6 +176,7 @@ SENTENCES = {
     "silent": "{reporter} {epoch}: no heartbeat since {since}, and no Stopping heartbeat",
     "event": "CloudEvent {id}, listed by document {document} of {reporter} {epoch}",
     "reporter": "{reporter}: no event has arrived",
+    "loss": "{reporter} {epoch}: {lost} from {oldest} to {newest} ({reason}; sink {sink})",
 }
 
 
@@ -205,6 +210,19 @@ def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
     )
     print(f"audit: complete, {total}" if is_complete else f"audit: {found} {total}")
     return 0 if is_complete else 3
+
+
+def loss_of(data: Json) -> Json:
+    """Return what a loss event reports."""
+    count = data["Count"]
+    return {
+        "reason": str(data["Reason"]),
+        "count": count,
+        "lost": "an unknown number of events lost" if count is None else f"{count} events lost",
+        "sink": data["Sink"] or "any",
+        "oldest": data["OldestTime"] or "unknown",
+        "newest": data["NewestTime"] or "unknown",
+    }
 
 
 def gaps(count: Count) -> str:

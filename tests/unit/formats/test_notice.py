@@ -24,6 +24,7 @@ TITLES = {
     "imds.unreachable": "🟥 web-0 has not seen its Scheduled Events for 42 s",
     "imds.recovered": "🟩 web-0 sees its Scheduled Events again (after 42 s)",
     "bridge.heartbeat": "⬜ imds-bridge on web-0 is running",
+    "bridge.loss": "🟥 imds-bridge on web-0 lost 20 events",
     "bridge.test": "🟦 TEST: imds-bridge on web-0 can send here; nothing is scheduled",
     "document.changed": "⬜ The Scheduled Events document of web-0 changed: it contains 1 event",
 }

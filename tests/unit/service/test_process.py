@@ -32,6 +32,9 @@ class CountingOutbox:
     def recover(self) -> None:
         self.calls["recover"] += 1
 
+    def committed(self) -> dict[str, str]:
+        return {"epoch": "e", "reporterseq": "1"}
+
     def prune(self) -> None:
         self.calls["prune"] += 1
 

@@ -1,0 +1,155 @@
+"""What is lost is noted until it is published, and no two events have the same number of an epoch."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import StateError
+from bridge.events.builder import Reporter
+from bridge.events.filters import Filter
+from bridge.formats.cloudevents import structured
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
+from tests.support.outbox import commit, deliver, event, failing_disk, kill, open_outbox, waiting
+
+SINKS = {"a": (Filter(), True)}
+AT = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+def heartbeat(outbox: Outbox) -> tuple[str, int]:
+    """Commit a heartbeat as a process does; return what the outbox holds of it: its epoch and number."""
+    reporter = Reporter(name="web-0", role="forward", epoch=outbox.meta("epoch"))
+    built = reporter.heartbeat(
+        reason="Hourly", version="1", backlog={}, sequence=outbox.count("reporterseq"), at=AT
+    )
+    outbox.commit([(built, structured(built))], meta={})
+    envelope = outbox.pending("a", 1000)[1][-1].envelope
+    assert envelope["data"]["LastReporterSeq"] == int(envelope["reporterseq"])
+    return envelope["reporterepoch"], int(envelope["reporterseq"])
+
+
+def test_a_kill_in_memory_only_mode_gives_no_number_of_an_epoch_twice(tmp_path: Path) -> None:
+    with failing_disk() as failing:
+        outbox = open_outbox(tmp_path / "state", sinks=SINKS)
+        numbers = [heartbeat(outbox), heartbeat(outbox)]
+        failing.fail()
+        numbers += [heartbeat(outbox), heartbeat(outbox)]  # the first meets the failure
+        failing.recover()
+        image = kill(outbox, tmp_path / "state", tmp_path / "image")
+    with closing(open_outbox(image, sinks=SINKS)) as outbox:
+        numbers.append(heartbeat(outbox))
+    first, second = numbers[0][0], numbers[2][0]
+    assert numbers == [(first, 1), (first, 2), (second, 1), (second, 2), (first, 3)]
+
+
+def test_an_event_that_was_counted_before_the_state_store_failed_gets_a_number_of_the_new_epoch(
+    tmp_path: Path,
+) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        reporter = Reporter(name="web-0", role="forward", epoch=outbox.meta("epoch"))
+        sequence = outbox.count("reporterseq")
+        failing.fail()
+        outbox.set_meta({"another": "thread"})
+        built = reporter.heartbeat(reason="Hourly", version="1", backlog={}, sequence=sequence, at=AT)
+        outbox.commit([(built, structured(built))], meta={})
+        stored = outbox.pending("a", 1)[1][0]
+        assert stored.envelope["reporterepoch"] == outbox.meta("epoch") != reporter.epoch
+        assert stored.id == stored.envelope["id"] != built.id
+        assert heartbeat(outbox) == (outbox.meta("epoch"), 2)
+
+
+def test_events_of_others_keep_their_epoch(tmp_path: Path) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        built = Reporter(name="db-0", role="forward", epoch="theirs").heartbeat(
+            reason="Hourly", version="1", backlog={}, sequence=7, at=AT
+        )
+        failing.fail()
+        outbox.commit([(built, structured(built))], meta={})
+        assert outbox.pending("a", 1)[1][0].body == structured(built)
+
+
+def test_a_state_that_is_older_than_what_was_published_begins_a_new_epoch_and_is_a_loss(
+    tmp_path: Path,
+) -> None:
+    folder = StateFolder(tmp_path)
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        heartbeat(outbox)
+    old = (tmp_path / "outbox.db").read_bytes()
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        epoch, _ = heartbeat(outbox)
+        folder.write_status({"committed": outbox.committed()})
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        assert (outbox.meta("epoch"), outbox.losses()) == (epoch, [])
+    (tmp_path / "outbox.db").write_bytes(old)
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        assert heartbeat(outbox)[0] != epoch
+        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("Damage", None)]
+
+
+def test_the_size_limit_is_a_loss_until_it_is_published(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path, max_bytes=2**18)) as outbox:
+        commit(outbox, *map(str, range(100)), size=4000)
+        (loss,) = outbox.losses()
+        assert (loss.reason, loss.sink, loss.count) == ("SizeLimit", "a", 100 - len(waiting(outbox)))
+    with closing(open_outbox(tmp_path, max_bytes=2**18)) as outbox:
+        assert outbox.losses() == [loss]
+        deliver(outbox)
+        outbox.commit([event("it is lost")], meta={}, published=[loss])
+        assert outbox.losses() == []
+    with closing(open_outbox(tmp_path, max_bytes=2**18)) as outbox:
+        assert outbox.losses() == []
+
+
+@pytest.mark.parametrize("what", ["folder", "files", "log"])
+def test_a_state_folder_that_is_removed_is_made_again_locked_and_filled(tmp_path: Path, what: str) -> None:
+    state = tmp_path / "state"
+    with closing(open_outbox(state, sinks=SINKS)) as outbox:
+        outbox.commit(
+            [event("1"), event("2")], meta={"watch": "w"}, occurrences={"f": 2}, records={("k", "1"): 3}
+        )
+        deliver(outbox, limit=1)
+        outbox.recover()
+        if what == "folder":
+            shutil.rmtree(state)
+        for name in {"files": ("outbox.db", "outbox.db-wal"), "log": ("outbox.db-wal",)}.get(what, ()):
+            (state / name).unlink()
+        outbox.recover()
+        assert outbox.storage_error is None
+        with pytest.raises(StateError, match="is held by"):
+            open_outbox(state, sinks=SINKS)
+        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("StateFolderGone", 0)]
+        commit(outbox, "3")
+        image = kill(outbox, state, tmp_path / "image")
+    with closing(open_outbox(image, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["2", "3"]
+        assert (outbox.meta("watch"), outbox.occurrences("f"), outbox.record("k", "1")) == ("3", 2, 3)
+
+
+def test_a_lock_that_is_removed_is_taken_again(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path)) as outbox:
+        (tmp_path / "lock").unlink()
+        outbox.recover()
+        with pytest.raises(StateError, match="is held by"):
+            open_outbox(tmp_path)
+        assert outbox.losses() == []
+
+
+def test_the_log_of_a_damaged_file_is_moved_aside_with_it(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path / "state", sinks=SINKS)
+    commit(outbox, "1", "2", "3")
+    image = kill(outbox, tmp_path / "state", tmp_path / "image")
+    log = bytearray((image / "outbox.db-wal").read_bytes())
+    log[100] ^= 1  # in its first page: SQLite would leave out all that follows
+    (image / "outbox.db-wal").write_bytes(log)
+    (image / "outbox.db").write_bytes(b"nonsense" * 1000)
+    (image / "outbox.db-shm").write_bytes(b"nonsense" * 1000)
+    with closing(open_outbox(image, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["1", "2", "3"]
+        assert not (image / "outbox.db-shm").exists()
+    assert [path.read_bytes() for path in image.glob("outbox.db.damaged-*-wal")] == [log]
+    assert len(list(image.glob("outbox.db.damaged-*-shm"))) == 1
