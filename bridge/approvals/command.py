@@ -81,6 +81,9 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the ids in their order, each once, whatever its letter case."""
     given: Json
+    forms = [name for name in ("StartRequests", "EventIds", "EventId") if name in data]
+    if len(forms) > 1:
+        raise ValueError(f"{' and '.join(forms)} together, expected only one of them")
     if "StartRequests" in data:
         requests = data["StartRequests"]
         given = [

@@ -27,6 +27,11 @@ def _signature(secret: str, signed: bytes) -> str:
     return f"v1,{b64encode(digest).decode()}"
 
 
+def signed_id(headers: Mapping[str, str]) -> str:
+    """Return the id that a signature covers, "" without one."""
+    return next((value for name, value in headers.items() if name.lower() == ID), "")
+
+
 def signature_fault(
     secrets: Sequence[str], headers: Mapping[str, str], body: bytes, *, signed_near: datetime | None
 ) -> str:

@@ -22,7 +22,7 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.formats.cloudevents import structured
-from bridge.http.signing import signature_fault
+from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
@@ -143,7 +143,7 @@ class Listener:
 
     def _accept(self, message: ReceivedMessage) -> None:
         try:
-            command = parse_command(message.decoded_body(), message_id=message.message_id)
+            command = parse_command(message.decoded_body(), message_id=self._delivery_id(message))
         except ValueError as error:
             self._refuse(message, "malformed", str(error))
             return
@@ -170,6 +170,11 @@ class Listener:
         self._pending[command.key] = pending
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
+
+    def _delivery_id(self, message: ReceivedMessage) -> str:
+        """Return what identifies a command without an id: with signatures, only what the signature covers."""
+        is_signed = self._settings.signing_secrets is not None
+        return (signed_id(message.properties) if is_signed else "") or message.message_id
 
     def _record(self, key: str) -> Any:
         """Return a record, whether it is committed or still in the batch."""

@@ -120,6 +120,8 @@ def test_texts_that_are_repeated_in_the_receipt_are_printable_and_bounded() -> N
         ({"EventId": "x" * 201}, "EventId that is not 1 to 200"),
         ({"EventId": "\ud800"}, "EventId that is not 1 to 200"),
         ({"EventIds": []}, "0 EventIds"),
+        ({"EventId": "A", "EventIds": ["B"]}, "EventIds and EventId together"),
+        ({"EventId": "A", "StartRequests": [{"EventId": "B"}]}, "StartRequests and EventId together"),
         ({"EventIds": ["A"] * (MAX_EVENT_IDS + 1)}, "EventIds"),
         ({"EventIds": "A"}, "is not a list"),
         ({"EventIds": {"A": 1}}, "is not a list"),

@@ -372,6 +372,17 @@ def test_the_age_of_a_signature_counts_until_the_broker_accepted_the_message(
     assert rig.reasons("c") == [reason]
 
 
+def test_a_signed_command_without_an_id_is_decided_once_whatever_its_message_ids(make_rig: MakeRig) -> None:
+    rig = make_rig(signing_secrets=Secret(SECRET))
+    body = json.dumps({"EventId": rig.imds.schedule()}).encode()
+    headers = {name.title(): value for name, value in signed_headers(rig, body).items()}
+    for message_id in ("one", "another", ""):
+        rig.queue.send(body, message_id=message_id, properties=headers)
+    rig.run()
+    assert len({json.dumps(receipt) for receipt in rig.receipts()}) == 1
+    assert len(rig.queue.completed) == 3
+
+
 def test_signing_secrets_are_read_again_for_each_command(make_rig: MakeRig, tmp_path: Path) -> None:
     file = tmp_path / "secrets"
     file.write_text(OTHER_SECRET)
