@@ -93,6 +93,7 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         if settings.connection_string:
             text = settings.connection_string.read()
             _register_secrets(text)
+            settings.check_connection_string(text)  # its file may have changed since the start
             return ServiceBusClient.from_connection_string(text, **options)
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:

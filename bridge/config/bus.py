@@ -12,6 +12,7 @@ from bridge.config.base import Secret, Settings
 from bridge.config.validators import (
     HOST,
     check_url,
+    is_loopback,
     quote,
 )
 
@@ -28,10 +29,14 @@ class IdentitySettings(Settings):
 
 
 class BusSettings(IdentitySettings):
-    """How to reach a Service Bus: a namespace with an identity, or a connection string."""
+    """How to reach a Service Bus: a namespace with an identity, or a connection string.
+
+    `allow_http` permits AMQP without TLS to another machine, which `UseDevelopmentEmulator=true` asks for.
+    """
 
     namespace: str = ""
     connection_string: Secret | None = None
+    allow_http: bool = False
     transport: Literal["amqp", "websocket"] = "amqp"
     http_proxy: str = ""
     topic: str = ""
@@ -45,10 +50,8 @@ class BusSettings(IdentitySettings):
             raise ValueError(
                 f"namespace: given {quote(self.namespace)}, expected NAME.servicebus.windows.net"
             )
-        if self.connection_string and "Endpoint=" not in self.connection_string.read():
-            raise ValueError(
-                "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
-            )
+        if self.connection_string:
+            self.check_connection_string(self.connection_string.read())
         if bool(self.topic) == bool(self.queue):
             raise ValueError("give either topic or queue")
         if self.http_proxy:
@@ -56,6 +59,24 @@ class BusSettings(IdentitySettings):
                 raise ValueError('http_proxy: expected transport = "websocket", AMQP itself knows no proxy')
             check_url(self.http_proxy, allow_http=True)
         return self
+
+    def check_connection_string(self, text: str) -> None:
+        """Refuse a connection string without an endpoint, or one that would be sent in plain text.
+
+        Raises:
+            ValueError: the reason.
+        """
+        endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", text)
+        if "Endpoint=" not in text or endpoint is None:
+            raise ValueError(
+                "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
+            )
+        is_plain = re.search(r"(?i)(?:^|;)\s*UseDevelopmentEmulator\s*=\s*true\s*(?:;|$)", text)
+        if is_plain and not self.allow_http and not is_loopback(urlsplit(endpoint[1].strip()).hostname or ""):
+            raise ValueError(
+                "connection_string: expected none with UseDevelopmentEmulator=true, which does without TLS; "
+                "set allow_http = true to send without encryption"
+            )
 
     @property
     def entity(self) -> str:

@@ -44,7 +44,7 @@ def check_url(url: str, *, allow_http: bool) -> str:
         raise ValueError("expected a URL such as https://host/path")
     if parts.username or parts.password:
         raise ValueError("expected a URL without user and password; use bearer_token or headers")
-    if parts.scheme == "http" and not allow_http and not _is_loopback(host):
+    if parts.scheme == "http" and not allow_http and not is_loopback(host):
         raise ValueError("expected https; set allow_http = true to send without encryption")
     return url
 
@@ -70,7 +70,8 @@ def check_proxy(url: str) -> str:
     return url
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
