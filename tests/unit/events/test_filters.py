@@ -1,4 +1,4 @@
-"""Which events a sink takes, and what a receiver's status means for one."""
+"""Which events a sink takes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.sinks.responses import webhook_error
 from tests.support.diff import thorough
 
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -137,42 +135,6 @@ def test_no_filter_fails_whatever_an_event_contains(where: dict[str, Any], data:
     body = json.dumps({"type": "t", "data": data}).encode()
     event = StoredEvent(seq=1, id="1", type="t", stored_at=0.0, body=body)
     assert Filter(where=where).matches(event) in (True, False)
-
-
-# Statuses
-
-
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 226, 299])
-def test_any_2xx_is_success(status: int) -> None:
-    assert webhook_error(status) is None
-
-
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 507, 599])
-def test_a_receiver_that_cannot_now_is_asked_again(status: int) -> None:
-    assert webhook_error(status) is Unavailable
-
-
-@pytest.mark.parametrize("status", [400, 413, 422, 431])
-def test_a_receiver_that_refuses_the_event_itself_is_not_asked_again(status: int) -> None:
-    assert webhook_error(status) is Rejected
-
-
-def test_a_receiver_that_is_gone_wants_nothing_more() -> None:
-    assert webhook_error(410) is Gone
-
-
-@pytest.mark.parametrize(
-    "status", [300, 301, 302, 304, 307, 308, 401, 403, 404, 405, 407, 409, 411, 415, 418, 451]
-)
-def test_a_redirect_or_any_other_4xx_means_a_wrong_address_or_credentials(status: int) -> None:
-    assert webhook_error(status) is Misconfigured
-
-
-def test_every_http_error_is_one_of_the_four_delivery_errors() -> None:
-    errors: set[type[DeliveryError]] = {
-        error for status in range(300, 600) if (error := webhook_error(status)) is not None
-    }
-    assert errors == {Rejected, Gone, Unavailable, Misconfigured}
 
 
 @pytest.mark.parametrize("scope", ["self", "first"])
