@@ -180,14 +180,18 @@ class Loop:
             while self.dirty:
                 peer = self.dirty.pop()
                 self.guard(peer, peer.flush)
-            while self._dead:
-                self._dead.pop().free()
+            self._free_dead()
         self.stop_listening()
+        self._free_dead()
         while self._calls:
             self._calls.popleft()()
         for sock in (self._awake, self._wake):
             sock.close()
         self._selector.close()
+
+    def _free_dead(self) -> None:
+        while self._dead:
+            self._dead.pop().free()
 
     def _wait_seconds(self) -> float:
         due = self._handler.next_at()

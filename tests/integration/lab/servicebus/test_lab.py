@@ -42,6 +42,7 @@ from azure.servicebus.exceptions import (
 
 from bridge.lab.httpd import LabError
 from bridge.lab.servicebus import ServiceBusLab
+from bridge.lab.servicebus.peer import Peer
 from tests.support.paths import DATA
 from tests.support.process import wait_until
 
@@ -162,6 +163,24 @@ def test_messages_can_be_looked_at_after_the_end(lab: ServiceBusLab) -> None:
     lab.stop()
     assert held(lab) == [b"1"]
     assert lab.connections == 0
+
+
+def test_connections_that_the_end_closes_release_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[Peer] = []
+    free = Peer.free
+
+    def record(peer: Peer) -> None:
+        freed.append(peer)
+        free(peer)
+
+    monkeypatch.setattr(Peer, "free", record)
+    with (
+        ServiceBusLab(CONFIG) as lab,
+        socket.create_connection(("127.0.0.1", lab.port), timeout=LIMIT_SECONDS),
+    ):
+        wait_until(lambda: lab.connections == 1)
+        lab.stop()
+        assert len(freed) == 1
 
 
 def test_a_waiting_receiver_gets_a_message_at_once(lab: ServiceBusLab) -> None:
