@@ -112,6 +112,16 @@ def test_the_last_poll_comes_at_once_whatever_the_interval(
     assert SCHEDULED in types_at(inbox)
 
 
+def test_waiting_events_of_a_failing_sink_are_retried_before_the_end(
+    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    inbox.fault(503)
+    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+        inbox.wait_for(lambda: len(inbox.received) == 1, LIMIT_SECONDS)
+        assert forward.stop() == 0, forward
+    assert types_at(inbox) == [DOCUMENT]
+
+
 def test_a_receiver_that_asks_to_wait_is_left_alone_while_the_process_stops(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
