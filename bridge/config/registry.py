@@ -46,9 +46,16 @@ DEFAULT_FORMAT = "cloudevents"
 
 
 class UnknownNameError(ValueError):
-    """The setting `key` names something that is not registered; the text says what is."""
+    """A setting names something that is not registered; the text says what is."""
 
     def __init__(self, key: str, given: object, known: Iterable[str]) -> None:
+        """Describe the error.
+
+        Args:
+            key: the setting's key.
+            given: its value.
+            known: every registered name.
+        """
         self.key = key
         expected = ", ".join(sorted(known))
         super().__init__(f"given {quote(given)}, expected one of {expected}{nearest(given, known)}")

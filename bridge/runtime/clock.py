@@ -50,6 +50,12 @@ class Clock:
 
 
 def full_jitter(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:
-    """Return a random delay after failure number `attempt` (from 0), below an exponentially growing limit."""
+    """Return a random delay before a retry, below an exponentially growing limit.
+
+    Args:
+        attempt: the number of failures before this one.
+        base_seconds: the limit after the first failure.
+        limit_seconds: the highest limit.
+    """
     ceiling = min(limit_seconds, base_seconds * 2 ** min(attempt, 32))
     return random.uniform(0.0, ceiling)  # noqa: S311 - it spreads load
