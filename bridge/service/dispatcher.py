@@ -374,9 +374,12 @@ class Dispatcher:
         return min((one.retry_at(pace) for one in self._blocked.values()), default=NOTHING_WAITS)
 
     def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`; new events and the stop of the process end it early."""
+        """Wait for `seconds`; the stop of the process ends it early, and so do new events except at a rate limit."""
         if seconds == NOTHING_WAITS:
             self._keep_alive()
+        elif not self._hold and not self._blocked:
+            (Stop() if self._draining else self._draining).wait(seconds)
+            return
         extend_deadline(IDLE_SECONDS)
         self._outbox.wait(self.name, min(seconds, IDLE_SECONDS))
 

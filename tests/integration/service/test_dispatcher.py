@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -637,6 +638,28 @@ def test_a_rate_limit_lets_time_pass_between_requests_but_not_before_the_first(m
     rig.commit("1", "2", "3")
     assert rig.deliver() == pytest.approx([0.25, 0.25])
     assert rig.received() == ["1", "2", "3"]
+
+
+def test_a_rate_limit_is_waited_for_without_work_while_events_come(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(max_per_second=4)
+    monkeypatch.setattr(rig.clock, "monotonic", time.monotonic)
+    steps = 0
+    step = rig.dispatcher.step
+
+    def counted() -> float | None:
+        nonlocal steps
+        steps += 1
+        return step()
+
+    monkeypatch.setattr(rig.dispatcher, "step", counted)
+    rig.commit("1", "2")
+    rig.thread.start()
+    rig.sink.wait_for(1)
+    rig.commit("3")
+    rig.sink.wait_for(3)
+    assert steps < 20
 
 
 def test_a_rate_limit_counts_a_batch_as_one(make: Make) -> None:
