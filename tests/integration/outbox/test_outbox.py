@@ -422,6 +422,12 @@ def test_delivered_events_go_first_when_room_is_short_and_nobody_loses_anything(
         assert (tmp_path / "outbox.db").stat().st_size < 2**21
 
 
+def test_a_limit_below_the_size_of_an_empty_file_blocks_no_commit(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path, max_bytes=1)) as outbox:
+        commit(outbox, "1", "2")
+        assert outbox.storage_error is None
+
+
 def test_bodies_of_dead_letters_go_before_an_event_that_a_sink_waits_for(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, max_bytes=2**20)) as outbox:
         for number in range(100):
