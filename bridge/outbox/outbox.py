@@ -47,6 +47,9 @@ REJECTED, EXPIRED = "rejected", "expired"
 OCCURRENCE_SECONDS = 30 * 86_400.0
 DEAD_LETTER_SECONDS = 30 * 86_400.0
 RECORD_SECONDS = 30 * 86_400.0
+# A longer time between the last event and the start is believed only after the clock has run for a while.
+UNCERTAIN_GAP_SECONDS = 2 * 3600.0
+CERTAIN_SECONDS = 600.0
 
 
 class Named(Protocol):
@@ -104,6 +107,9 @@ class Outbox:
         except BaseException:
             folder.release()
             raise
+        self._uncertain_seconds = 0.0
+        self._certain_at = clock.monotonic() + CERTAIN_SECONDS
+        self._leave_out_downtime()
 
     @property
     def _state(self) -> State:
@@ -349,11 +355,31 @@ class Outbox:
 
     # Maintenance
 
+    def _leave_out_downtime(self) -> None:
+        """Count no long time without events into the ages yet: the clock may be wrong, as it can be after boot."""
+        row = self._storage.run(lambda database: database.execute("newest-stored-at").fetchone())
+        gap_seconds = self._opened_at - row[0] if row else 0.0
+        if gap_seconds > UNCERTAIN_GAP_SECONDS:
+            self._uncertain_seconds = gap_seconds - 1.0
+            self._shift_older(self._uncertain_seconds)
+
+    def _count_downtime(self) -> None:
+        """Count that time into the ages, once the clock has not been corrected for a while."""
+        if self._uncertain_seconds and self._clock.monotonic() >= self._certain_at:
+            seconds, self._uncertain_seconds = self._uncertain_seconds, 0.0
+            self._shift_older(-seconds)
+
+    def _shift_older(self, seconds: float) -> None:
+        before = self._opened_at
+        self._storage.run(lambda database: shift(database, seconds, before=before), synced=False)
+        self._state.generation += 1
+
     def recover(self) -> None:
         """Try a file again that could not be used, and do what operators asked for; call every second or two."""
         with self._lock:
             had_error = self._storage.error is not None
             self._storage.recover()
+            self._count_downtime()
             for action, number in self._folder.requests():
                 self._storage.run(partial(_execute, action, number), synced=True)
                 self._folder.forget_request(action, number)
@@ -380,6 +406,7 @@ class Outbox:
         with self._lock:
             self._clock.accept_jump(seconds)
             self._opened_at += seconds
+            self._uncertain_seconds = max(0.0, self._uncertain_seconds + seconds)
             self._storage.run(lambda database: shift(database, seconds), synced=False)
             self._state.shift(seconds)
 

@@ -122,17 +122,24 @@ SELECT stored_at FROM event WHERE seq > ?1 ORDER BY seq LIMIT 1;
 SELECT type, COUNT(*) FROM event WHERE seq > ?1 AND seq NOT IN (SELECT value FROM json_each(?2)) GROUP BY type;
 
 -- name: shift-event
-UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body);
+UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body)
+WHERE stored_at < ?2;
 
 -- name: shift-dead_letter
 UPDATE dead_letter SET dead_at = dead_at + ?1,
-    checksum = checksum(sink, id, type, reason, detail, dead_at + ?1, body);
+    checksum = checksum(sink, id, type, reason, detail, dead_at + ?1, body)
+WHERE dead_at < ?2;
 
 -- name: shift-occurrence
-UPDATE occurrence SET last_at = last_at + ?1, checksum = checksum(fingerprint, count, last_at + ?1);
+UPDATE occurrence SET last_at = last_at + ?1, checksum = checksum(fingerprint, count, last_at + ?1)
+WHERE last_at < ?2;
 
 -- name: shift-record
-UPDATE record SET saved_at = saved_at + ?1, checksum = checksum(kind, key, value, saved_at + ?1);
+UPDATE record SET saved_at = saved_at + ?1, checksum = checksum(kind, key, value, saved_at + ?1)
+WHERE saved_at < ?2;
+
+-- name: newest-stored-at
+SELECT stored_at FROM event ORDER BY seq DESC LIMIT 1;
 
 -- name: retries
 SELECT * FROM dead_letter WHERE sink = ?1 AND retry = 1 AND body IS NOT NULL ORDER BY number LIMIT ?2;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from bridge.outbox.rows import read
 from bridge.outbox.salvage import Tables
@@ -105,11 +106,11 @@ def _copy(source: Database, target: Database, table: str, *, keep_numbers: bool 
         target.execute(f"save-{table}", number, *rest)
 
 
-def shift(database: Database, seconds: float) -> None:
-    """Add seconds to every date in a database."""
+def shift(database: Database, seconds: float, *, before: float = math.inf) -> None:
+    """Add seconds to every date in a database that is before another one."""
     if seconds:
         for table in ("event", *_OTHER_TABLES):
-            database.execute(f"shift-{table}", seconds)
+            database.execute(f"shift-{table}", seconds, before)
 
 
 def _first_seq(database: Database | None) -> int:

@@ -15,6 +15,7 @@ from bridge.events.filters import Filter
 from bridge.formats.cloudevents import structured
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from tests.support.clock import MovedClock
 from tests.support.outbox import commit, deliver, event, failing_disk, kill, open_outbox, waiting
 
 SINKS = {"a": (Filter(), True)}
@@ -153,3 +154,40 @@ def test_the_log_of_a_damaged_file_is_moved_aside_with_it(tmp_path: Path) -> Non
         assert not (image / "outbox.db-shm").exists()
     assert [path.read_bytes() for path in image.glob("outbox.db.damaged-*-wal")] == [log]
     assert len(list(image.glob("outbox.db.damaged-*-shm"))) == 1
+
+
+def ages(outbox: Outbox, clock: MovedClock) -> list[float]:
+    return [round(clock.steady() - stored.stored_at) for stored in outbox.pending("a", 10)[1]]
+
+
+def test_a_clock_that_is_thirty_days_ahead_at_the_start_makes_nothing_older(tmp_path: Path) -> None:
+    clock = MovedClock()
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        commit(outbox, "1", "2")
+    clock.advance(5)
+    clock.jump(30 * 86_400.0)
+    clock.reboot()
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        assert max(ages(outbox, clock)) < 60
+        outbox.prune()
+        clock.advance(20)
+        clock.jump(-30 * 86_400.0)
+        outbox.shift(clock.jump_seconds())
+        assert max(ages(outbox, clock)) < 60
+        clock.advance(3600)
+        outbox.recover()
+        assert max(ages(outbox, clock)) < 3700
+
+
+def test_a_long_downtime_counts_once_the_clock_has_run_for_a_while(tmp_path: Path) -> None:
+    clock = MovedClock()
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        commit(outbox, "1")
+    clock.advance(30 * 86_400.0)
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        commit(outbox, "2")
+        outbox.recover()
+        assert max(ages(outbox, clock)) < 60
+        clock.advance(600)
+        outbox.recover()
+        assert ages(outbox, clock) == [30 * 86_400 + 600, 600]
