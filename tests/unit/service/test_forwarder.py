@@ -669,6 +669,20 @@ def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
+def test_a_jump_of_the_wall_clock_does_not_change_the_length_of_an_outage(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    station.story()
+    station.clock.jump(HOUR)
+    imds.fail(500, methods=DOCUMENT)
+    station.poll(after=10)
+    imds.restore()
+    station.poll()
+    _, recovery = station.events()
+    assert recovery["data"]["BlindSeconds"] == 11
+
+
 def test_a_jump_of_the_wall_clock_does_not_move_the_polls(station: Station) -> None:
     station.poll()
     station.clock.jump(HOUR)
