@@ -114,10 +114,7 @@ def test_every_2xx_is_success(inbox: Inbox, tmp_path: Path, status: int) -> None
         *((status, Unavailable) for status in (408, 425, 429, 500, 501, 502, 503, 504, 507, 599)),
         *((status, Rejected) for status in (400, 409, 413, 422, 431)),
         (410, Gone),
-        *(
-            (status, Misconfigured)
-            for status in (401, 402, 403, 404, 405, 406, 411, 415, 418, 421, 451, 499)
-        ),
+        *((status, Misconfigured) for status in (401, 402, 403, 404, 405, 406, 411, 415, 418, 421, 451, 499)),
         *((status, Misconfigured) for status in (300, 301, 302, 303, 304, 307, 308)),
     ],
 )
