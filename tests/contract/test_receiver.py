@@ -27,6 +27,7 @@ from tests.support.bus import QUEUE, bus_config
 
 T = TypeVar("T")
 LIMIT_SECONDS = 20.0
+LOCK_SECONDS = 5
 
 
 class Station(ABC):
@@ -135,6 +136,7 @@ class BusStation(Station):
 
     def cut(self) -> None:
         self._bus.fault("drop")
+        self._bus.advance(LOCK_SECONDS)
 
     def counts(self) -> tuple[int, int, int]:
         counts = self._bus.entity(QUEUE).counts
@@ -157,7 +159,7 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
         if request.param == "memory":
             made = MemoryStation()
         else:
-            bus = stack.enter_context(ServiceBusLab(bus_config(LockDuration="PT5S")))
+            bus = stack.enter_context(ServiceBusLab(bus_config(LockDuration=f"PT{LOCK_SECONDS}S")))
             client = ServiceBusClient.from_connection_string(bus.connection_string)
             made = BusStation(bus, stack.enter_context(client))
         stack.callback(made.end)

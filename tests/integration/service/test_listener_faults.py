@@ -20,6 +20,7 @@ from tests.support.process import SLACK_SECONDS, RawServer, silent, wait_until
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 RECOVERY_SECONDS = 5.0
+LOCK_SECONDS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def imds() -> Iterator[ImdsLab]:
 
 @pytest.fixture
 def bus() -> Iterator[ServiceBusLab]:
-    with ServiceBusLab(bus_config(LockDuration="PT5S")) as lab:
+    with ServiceBusLab(bus_config(LockDuration=f"PT{LOCK_SECONDS}S")) as lab:
         yield lab
 
 
@@ -72,6 +73,7 @@ def test_a_connection_that_is_cut_while_commands_wait_loses_none(
             sender.send(*[command(f"E-{number}", id=f"c{number}") for number in range(5)])
         wait_until(lambda: bus.entity(QUEUE).counts.locked == 5)
         bus.fault(fault)
+        bus.advance(LOCK_SECONDS)
         for number in range(5):
             imds.schedule(event_type="Reboot", resources=["web-0"], event_id=f"E-{number}")
         rig.receipts_of(*[f"c{number}" for number in range(5)])
@@ -90,6 +92,10 @@ def test_a_settlement_that_is_cut_short_leads_to_no_second_answer(
     with Rig(tmp_path, imds, bus) as rig:
         with Sender(bus) as sender:
             sender.send(*[command(schedule(imds), id=f"c{number}") for number in range(4)])
+        wait_until(lambda: bus.applied(fault) >= 1)
+        bus.advance(LOCK_SECONDS)
+        wait_until(lambda: bus.applied(fault) == 2)
+        bus.advance(LOCK_SECONDS)
         rig.receipts_of(*[f"c{number}" for number in range(4)])
         wait_settled(bus)
         receipts = rig.receipts()

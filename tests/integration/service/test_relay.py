@@ -181,6 +181,8 @@ def test_an_event_that_was_committed_and_is_delivered_again_is_completed_and_not
     bus.fault("drop_before_settle", count=1)
     with RelayRig(tmp_path, bus) as rig:
         sender.send(*map(event_message, names(10)))
+        wait_until(lambda: bus.applied("drop_before_settle"))
+        bus.advance(LOCK_SECONDS)
         rig.wait_until_settled()
         rig.wait_for_status(relayed=10)
         assert rig.relay.status()["repeated"] >= 1
