@@ -73,7 +73,7 @@ def is_shut_down(receiver: Any) -> bool:
 def accept_undecodable_messages() -> None:
     """Make the SDK deliver messages with values that it cannot decode, instead of failing on each of them again.
 
-    On a char, a decimal or a list nested over 64 deep, 7.15 raises or closes its receiver. `fault_of` tells what was
+    On a char, a decimal or a list nested over 64 deep, 7.15 raises or closes its receiver. `fault_of` says what was
     undecodable.
     """
     for module in (receiver_link, _pyamqp_transport):

@@ -167,7 +167,7 @@ class ScheduledData(ScheduledEventData):
 
 
 class StartedData(ScheduledEventData):
-    """An event has started, or a new event has the status Started (a host failed): its impact begins or has begun."""
+    """An event has started, or a new one has the status Started (a host failed): its impact starts or has started."""
 
 
 class UpdatedData(ScheduledEventData):

@@ -126,12 +126,12 @@ def _text(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Write a value so that it mentions nobody and links nowhere: an invisible blank follows `@`, `<` and `](`."""
+    """Write a value so that it mentions no one and links nowhere: an invisible space follows `@`, `<` and `](`."""
     return value if isinstance(value, _Exact) else _MENTIONS_OR_LINKS.sub("\\g<0>\u200b", _text(value))
 
 
 def _safe(value: Any) -> Any:
-    """Let a text mention nobody; a list or an object is data, and passes as it came."""
+    """Keep a text from mentioning anyone; a list or an object is data, and passes as it came."""
     return _shown(value) if isinstance(value, str) else value
 
 

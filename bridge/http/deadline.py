@@ -107,7 +107,7 @@ class _Watchdog:
         """Limit what this thread does with the connections that it attaches.
 
         Raises:
-            HttpFailure: the time was over before the exchange, unless the limit was told that it `is_answered`.
+            HttpFailure: the time was over before the exchange, unless the limit knows that it `is_answered`.
         """
         limit = self._limits[threading.get_ident()] = _Limit(seconds)
         if self._thread is None or not self._thread.is_alive():

@@ -136,7 +136,7 @@ class Database:
         return self._connection.execute(_statements()[name], numbered)
 
     def identity(self) -> int:
-        """Return the number by which one file is told from another; a copy has the same."""
+        """Return the number that identifies a file; a copy has the same."""
         return self._pragma("application_id")
 
     def used_bytes(self) -> int:

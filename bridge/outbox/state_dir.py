@@ -1,4 +1,4 @@
-"""The folder in which one process keeps what it knows: held by a lock, readable by nobody else."""
+"""The folder in which one process keeps what it knows: held by a lock and readable only by its owner."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class StateFolder:
             self._lock = None
 
     def holder(self) -> str | None:
-        """Tell who holds the folder, None if nobody does."""
+        """Return who holds the folder, None if no process does."""
         try:
             lock = os.open(self.path / LOCK, os.O_RDONLY)
         except OSError:
@@ -154,7 +154,7 @@ class StateFolder:
         return lock
 
     def _is_still_there(self, lock: int) -> bool:
-        """Tell whether the lock is the one that other processes see: the folder may have been replaced."""
+        """Return whether the lock is the one that other processes see: the folder may have been replaced."""
         try:
             return os.path.samestat(os.fstat(lock), (self.path / LOCK).stat())
         except FileNotFoundError:
@@ -200,7 +200,7 @@ def _read_holder(lock: int) -> str:
     try:
         os.lseek(lock, 0, os.SEEK_SET)
         pid = os.read(lock, 32).decode("ascii", "replace").strip()
-    except OSError:  # Windows lets nobody read what is locked
+    except OSError:  # Windows lets no one read what is locked
         pid = ""
     return f"process {pid}" if pid.isdigit() else "another process"
 

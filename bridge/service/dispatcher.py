@@ -302,7 +302,7 @@ class Dispatcher:
         return error.status == CONFLICT and self._outbox.is_from_earlier(event)
 
     def _acknowledge(self, events: Sequence[StoredEvent]) -> None:
-        """Tell the outbox that events are done, and those that are not wanted."""
+        """Acknowledge events that are done, and those that are not wanted."""
         done = [*self._unwanted, *events]
         if done:
             self._outbox.acknowledge(self.name, self._generation, done)
@@ -424,7 +424,7 @@ class Dispatcher:
             health.state = "ok"
 
     def _note_failing(self, since: float | None) -> None:
-        """Tell the outbox since when deliveries fail: it drops the events of the sink that fails longest."""
+        """Record since when deliveries fail: the outbox drops the events of the sink that fails longest."""
         if since != self._failing_since:
             self._failing_since = since
             self._outbox.failing(self.name, since=since)

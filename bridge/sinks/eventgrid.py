@@ -180,7 +180,7 @@ def event_grid_error(
 
     A topic that is missing (404, or 410 of a namespace) may still be created: unlike a webhook's 410, it is retried.
     A namespace answers 403 if a role is missing, but also to what is too large and when its quota is used up; its
-    text and the size of the request tell these apart.
+    text and the size of the request distinguish these.
 
     Args:
         flavor: custom or namespace.

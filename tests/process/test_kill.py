@@ -28,7 +28,7 @@ IMDS_FAULTS = ("500", "drop", "garbage", "slow", "empty")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What must be told of an event: one of `kinds`, for the `count`th time."""
+    """What must be published about an event: one of `kinds`, for the `count`th time."""
 
     event_id: str
     kinds: tuple[str, ...]
@@ -135,7 +135,7 @@ def kind_of(event_type: str) -> str:
 
 
 def seed() -> int:
-    """Choose the seed, and tell it: pytest shows what is printed when a test fails."""
+    """Choose the seed and print it: pytest shows what is printed when a test fails."""
     chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
     print(f"TEST_KILL_SEED={chosen} chooses the same instants and faults again")
     return chosen
@@ -218,11 +218,11 @@ def assert_all_arrived(stored: Stored, inbox: Inbox) -> None:
 
 
 def assert_all_told(stored: Stored, expected: list[Step]) -> None:
-    """Check that every step of every event was told, and none twice."""
-    told = Counter((json.loads(body)["subject"], kind_of(type_)) for _, _, type_, body in stored.events)
+    """Check that every step of every event was published, and none twice."""
+    published = Counter((json.loads(body)["subject"], kind_of(type_)) for _, _, type_, body in stored.events)
     final = {(step.event_id, step.kinds): step.count for step in expected}
     for (event_id, kinds), count in final.items():
-        assert sum(told[event_id, kind] for kind in kinds) == count, f"{kinds} of {event_id}"
+        assert sum(published[event_id, kind] for kind in kinds) == count, f"{kinds} of {event_id}"
 
 
 def assert_counted_without_holes(stored: Stored) -> None:

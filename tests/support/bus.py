@@ -245,7 +245,7 @@ class Rig:
             wait_until(no_sdk_thread_runs)
 
     def is_alive(self) -> bool:
-        """Tell whether both threads run."""
+        """Return whether both threads run."""
         return all(thread.is_alive() for thread in self._threads)
 
     def events(self) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def open_outbox(
 
 
 def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
-    """Commit events of these names, one transaction each; tell whether the disk has the last."""
+    """Commit events of these names, one transaction each; return whether the file has the last."""
     durable = True
     for name in names:
         durable = outbox.commit([event(name, size=size)], meta={"watch": name})
@@ -132,7 +132,7 @@ def kill(outbox: Outbox, path: Path, image: Path, *, keep: Sequence[str] = ("", 
 
 
 class FailingDisk:
-    """Every write to any file of this process fails while `is_failing`, by RLIMIT_FSIZE: nobody need be root."""
+    """Every write to any file of this process fails while `is_failing`, by RLIMIT_FSIZE, which needs no root."""
 
     def __init__(self) -> None:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -126,9 +126,9 @@ class Loop:
             self._selector.unregister(self._listener)
             self._listener.close()
             self._listener = None
-        self.cut()
+        self.disconnect()
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Close all connections."""
         for peer in list(self.peers):
             peer.close()

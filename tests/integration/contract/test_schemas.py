@@ -37,12 +37,12 @@ from tests.support.schemas import EXAMPLES, SCHEMAS, VALIDATORS, examples, fault
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
 REPORTER = Reporter(name="web-0", role="forward", epoch="e1", vm=VM, session="{resource_group}.{vm}")
-NOBODY = Reporter(name="host 1", role="forward", epoch="e1")
+UNKNOWN_VM = Reporter(name="host 1", role="forward", epoch="e1")
 COMMAND = VALIDATORS[COMMAND_APPROVE]
 
 
 def build(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[CloudEvent]:
-    """Tell of the documents one after another, as the forwarder does."""
+    """Build the events of the documents one after another, as the forwarder does."""
     watch = Watch()
     for sequence, document in enumerate(documents, start=1):
         before = watch.document
@@ -220,7 +220,7 @@ def test_the_samples_of_every_type_match_the_schemas() -> None:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-@pytest.mark.parametrize("reporter", [REPORTER, NOBODY], ids=["known", "unknown"])
+@pytest.mark.parametrize("reporter", [REPORTER, UNKNOWN_VM], ids=["known", "unknown"])
 def test_events_of_recorded_documents_match_the_schemas(path: Path, reporter: Reporter) -> None:
     documents = [parse_document(json.dumps(raw).encode()) for raw in read(path)["documents"]]
     assert faults_in(build(documents, reporter)) == []
@@ -278,7 +278,7 @@ documents = st.builds(
 
 
 @thorough
-@given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, NOBODY]))
+@given(st.lists(documents, min_size=1, max_size=4), st.sampled_from([REPORTER, UNKNOWN_VM]))
 def test_events_of_any_document_with_documented_types_match_the_schemas(
     life: list[Document], reporter: Reporter
 ) -> None:
@@ -325,7 +325,7 @@ def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schem
 
 
 def accepts(data: Any) -> bool:
-    """Tell whether the listener takes the data, alone and as a CloudEvent's."""
+    """Return whether the listener accepts the data, alone and as a CloudEvent's."""
     envelope = {
         "specversion": "1.0",
         "id": "c",

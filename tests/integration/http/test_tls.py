@@ -63,7 +63,7 @@ def failure(client: HttpClient, url: str, **how: Any) -> HttpFailure:
 
 
 def is_late(error: HttpFailure) -> bool:
-    """Tell whether a limit of 1 s ended it: the watchdog's or, on a slow machine, the socket's own."""
+    """Return whether a limit of 1 s ended it: the watchdog's or, on a slow machine, the socket's own."""
     late = re.fullmatch(r"(the proxy: )?no (complete answer|answer|TLS handshake) within 1 s", str(error))
     return late is not None and not error.permanent
 

@@ -35,7 +35,7 @@ def beside(path: Path, function: str, *arguments: object) -> object:
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def bury(outbox: Outbox, reason: str = REJECTED, *, keep: bool = True, sink: str = "a") -> None:
+def add_dead_letter(outbox: Outbox, reason: str = REJECTED, *, keep: bool = True, sink: str = "a") -> None:
     generation, page = outbox.pending(sink, 1)
     letter = dead_letter(sink, page[0], reason, f"it was {reason}", page[0].stored_at, keep=keep)
     outbox.acknowledge(sink, generation, page, dead_lettered=letter)
@@ -46,9 +46,9 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
     """Give an outbox in use, with one event that waits and three dead letters, one of them without its body."""
     with closing(open_outbox(tmp_path)) as made:
         commit(made, "1", "2", "3", "4")
-        bury(made)
-        bury(made, EXPIRED)
-        bury(made, OVERFLOW, keep=False)
+        add_dead_letter(made)
+        add_dead_letter(made, EXPIRED)
+        add_dead_letter(made, OVERFLOW, keep=False)
         yield made
 
 
@@ -111,8 +111,8 @@ def test_an_event_that_is_left_only_as_a_dead_letter_is_shown_too(tmp_path: Path
     with closing(open_outbox(tmp_path, sinks={**ALL, "b": ALL["a"]}, retain_seconds=0)) as outbox:
         outbox.commit([], meta={})
         commit(outbox, "with body")
-        bury(outbox)
-        bury(outbox, OVERFLOW, keep=False, sink="b")
+        add_dead_letter(outbox)
+        add_dead_letter(outbox, OVERFLOW, keep=False, sink="b")
         outbox._clock.advance(1)  # type: ignore[attr-defined]
         outbox.prune()
         assert ledger.newest(StateFolder(tmp_path), 5) == []
@@ -149,7 +149,7 @@ def test_looking_changes_no_file_of_a_process_that_was_stopped_or_killed(tmp_pat
 def test_dead_letters_are_marked_while_no_process_runs_and_sent_after_the_next_start(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
-        bury(outbox)
+        add_dead_letter(outbox)
     assert ledger.mark(StateFolder(tmp_path), "mark-retry", [1]) == 1
     with closing(open_outbox(tmp_path)) as outbox:
         outbox.recover()

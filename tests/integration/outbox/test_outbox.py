@@ -41,7 +41,7 @@ EVERYTHING = (Filter(), False)
 TWO = {"a": EVERYTHING, "b": EVERYTHING}
 
 
-def bury(outbox: Outbox, sink: str = "a", detail: str = "400 Bad Request") -> None:
+def add_dead_letter(outbox: Outbox, sink: str = "a", detail: str = "400 Bad Request") -> None:
     """Dead-letter the next event of a sink."""
     generation, page = outbox.pending(sink, 1)
     letter = dead_letter(sink, page[0], REJECTED, detail, page[0].stored_at)
@@ -76,7 +76,7 @@ def test_a_commit_is_one_transaction_that_waits_for_the_disk_and_a_cursor_is_one
         assert [s for s in statements if "synchronous" in s] == ["PRAGMA synchronous = NORMAL"]
         statements.clear()
         commit(outbox, "3")
-        bury(outbox)
+        add_dead_letter(outbox)
         assert statements.count("PRAGMA synchronous = NORMAL") == 0
         assert outbox._storage.database._connection.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
 
@@ -86,7 +86,7 @@ def test_a_dead_letter_and_the_cursor_that_passes_it_are_one_transaction(tmp_pat
         commit(outbox, "1")
         statements: list[str] = []
         trace(outbox, statements.append)
-        bury(outbox)
+        add_dead_letter(outbox)
         trace(outbox, None)
         written = [
             s.split(" VALUES")[0].split()[-1] for s in statements if not s.startswith(("SELECT", "PRAGMA"))
@@ -320,8 +320,8 @@ def test_many_threads_at_once_lose_and_mix_up_nothing(tmp_path: Path) -> None:
 def test_a_dead_letter_that_is_to_be_sent_again_is_given_out_until_it_is_settled(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, sinks=TWO)) as outbox:
         commit(outbox, "1", "2")
-        bury(outbox)
-        bury(outbox)
+        add_dead_letter(outbox)
+        add_dead_letter(outbox)
         assert outbox.dead_letter_counts() == {"a": 2}
         assert outbox.retries("a", 10) == []
         retry_dead_letters(outbox, tmp_path, 1, 2)
@@ -340,7 +340,7 @@ def test_text_that_cannot_be_stored_as_it_is_stops_nothing(tmp_path: Path) -> No
     with closing(open_outbox(tmp_path)) as outbox:
         outbox.set_meta({"vm_id": "half a pair: \ud83d"})
         commit(outbox, "1")
-        bury(outbox, detail="\udfff")
+        add_dead_letter(outbox, detail="\udfff")
         assert outbox.storage_error is None
         assert outbox.dead_letter_counts() == {"a": 1}
 
@@ -387,7 +387,7 @@ def test_ages_survive_a_jump_of_the_wall_clock_and_a_restart_after_it(tmp_path: 
     clock = MovedClock()
     with closing(open_outbox(tmp_path, clock=clock, retain_seconds=60)) as outbox:
         commit(outbox, "1", "2")
-        bury(outbox)
+        add_dead_letter(outbox)
         outbox.failing("a", since=clock.steady())
         clock.advance(10)
         clock.jump(seconds)
@@ -432,7 +432,7 @@ def test_bodies_of_dead_letters_go_before_an_event_that_a_sink_waits_for(tmp_pat
     with closing(open_outbox(tmp_path, max_bytes=2**20)) as outbox:
         for number in range(100):
             commit(outbox, f"dead {number}", size=5000)
-            bury(outbox)
+            add_dead_letter(outbox)
         commit(outbox, *map(str, range(80)), size=7000)
         assert waiting(outbox) == [str(number) for number in range(80)]
         assert outbox.dead_letter_counts() == {"a": 100}

@@ -1,4 +1,4 @@
-"""The state folder: held by one process, readable by nobody else, of one VM and of a known version."""
+"""The state folder: held by one process, readable only by its owner, of one VM and of a known version."""
 
 from __future__ import annotations
 

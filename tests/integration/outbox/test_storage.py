@@ -890,7 +890,7 @@ def test_a_commit_that_meets_damage_is_in_the_new_file(tmp_path: Path) -> None:
 class Walk:
     """Random steps over an outbox, compared with what must be true after each of them.
 
-    `must` are events that a sink must still get, `told` what it got, in order. `settled` was acknowledged and
+    `must` are events that a sink must still get, `delivered` what it got, in order. `settled` was acknowledged and
     is on the disk, `at_risk` is known to the memory alone.
     """
 
@@ -901,7 +901,7 @@ class Walk:
         self.starts = 0
         self.committed: list[str] = []
         self.durable: set[str] = set()
-        self.told: dict[str, list[str]] = {"a": [], "b": []}
+        self.delivered: dict[str, list[str]] = {"a": [], "b": []}
         self.acknowledged: dict[str, set[str]] = {"a": set(), "b": set()}
         self.saved: dict[str, set[str]] = {"a": set(), "b": set()}
         self.cursors = {"a": 0, "b": 0}
@@ -919,7 +919,7 @@ class Walk:
             self.rng.choice(actions)()
             self.check()
         self.recover()
-        for sink in self.told:
+        for sink in self.delivered:
             while self.deliver_to(sink):
                 self.check()
         self.finish()
@@ -940,7 +940,7 @@ class Walk:
         sent = page[: self.rng.randint(1, len(page))] if page else []
         for stored in sent:
             assert stored.id not in self.acknowledged[sink], f"{stored.id} was acknowledged before"
-            self.told[sink].append(stored.id)
+            self.delivered[sink].append(stored.id)
         taken = sent[: self.rng.randint(0, len(sent))] if self.rng.random() < 0.2 else sent
         self.outbox.acknowledge(sink, generation, taken)
         self.acknowledged[sink] |= {stored.id for stored in taken}
@@ -992,14 +992,14 @@ class Walk:
             assert (since is None) == (backlog == 0) or self.outbox.storage_error
 
     def finish(self) -> None:
-        for sink, told in self.told.items():
-            assert self.durable <= set(told), "an event never arrived"
+        for sink, delivered in self.delivered.items():
+            assert self.durable <= set(delivered), "an event never arrived"
             assert self.outbox.backlog(sink)[0] == 0
         assert self.outbox.dead_letter_counts() == {}
         self.outbox.close()
 
     def first_times(self, sink: str) -> list[int]:
-        return list(dict.fromkeys(int(name) for name in self.told[sink]))
+        return list(dict.fromkeys(int(name) for name in self.delivered[sink]))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -1020,7 +1020,7 @@ def test_whatever_happens_to_disk_and_process_every_sink_gets_every_event_and_in
         finally:
             failing.recover()
             abandon(walk.outbox)
-    for sink in walk.told:
+    for sink in walk.delivered:
         assert walk.first_times(sink) == sorted(walk.first_times(sink))
 
 

@@ -28,7 +28,7 @@ def inbox() -> Iterator[Inbox]:
         yield started
 
 
-def azure(code: str, message: str = "Told at length.") -> str:
+def azure(code: str, message: str = "A long explanation.") -> str:
     return json.dumps({"error": {"code": code, "message": message}})
 
 

@@ -42,7 +42,7 @@ class FixedClock(MovedClock):
 
 
 def is_signed_by(secret: str, received: HttpRequest) -> bool:
-    """Tell whether a receiver that knows only `secret` believes the message."""
+    """Return whether a receiver that knows only `secret` believes the message."""
     try:
         Webhook(secret).verify(received.body, dict(received.headers))
     except WebhookVerificationError:

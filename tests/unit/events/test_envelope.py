@@ -52,7 +52,7 @@ FAULTY: dict[str, tuple[bytes, str]] = {
     "half a pair": (body_of("x").replace(b'"E"', b'"\\ud800"'), "attribute subject"),
     "an object as attribute": (body_of("x", subject={}), "attribute subject"),
     "a fraction as attribute": (body_of("x", extra=0.5), "attribute extra"),
-    "a strange name": (body_of("x", Extra_1="x"), "'Extra_1'"),
+    "an invalid name": (body_of("x", Extra_1="x"), "'Extra_1'"),
     "an endless attribute": (body_of("x", subject="s" * 100_000), "attribute subject"),
 }
 

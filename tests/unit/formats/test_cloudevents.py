@@ -21,7 +21,7 @@ from tests.support.diff import FIRST, VM, document, entry, envelope_of, faults_o
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)
 REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", vm=VM)
-NOBODY = events.Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
+UNKNOWN_VM = events.Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
 # Everything that IMDS may send in a text, none of which may get into an attribute.
 NASTY = 'line\r\nbreak, \x00, \x7f, "quoted", 100 %, ümlaut, 雲, \ud800, <b>'
 REQUIRED = {"specversion", "id", "source", "type"}
@@ -54,7 +54,7 @@ def all_by(reporter: events.Reporter) -> dict[str, CloudEvent]:
 
 PRODUCED = {
     **all_by(REPORTER),
-    **{f"{name} of an unknown VM": event for name, event in all_by(NOBODY).items()},
+    **{f"{name} of an unknown VM": event for name, event in all_by(UNKNOWN_VM).items()},
 }
 every_event = pytest.mark.parametrize("event", PRODUCED.values(), ids=PRODUCED.keys())
 

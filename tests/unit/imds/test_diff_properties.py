@@ -89,7 +89,7 @@ def walk(life: Sequence[Step]) -> list[tuple[Watch, Watch, Document, tuple[Chang
 
 
 def publish(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
-    """Tell a life as the forwarder does, counting what was seen before."""
+    """Build the events of a life as the forwarder does, counting earlier occurrences."""
     seen: Counter[str] = Counter()
     published = []
     for _, _, document, changes in walk(life):
