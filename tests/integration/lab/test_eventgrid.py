@@ -12,6 +12,7 @@ import requests
 from azure.core.messaging import CloudEvent
 
 from bridge.lab.eventgrid import EventGridLab
+from bridge.lab.eventgrid import delivery as delivery_module
 from bridge.lab.httpd import LabError
 from bridge.lab.inbox import Inbox
 
@@ -32,8 +33,8 @@ EVENT: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _no_time_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry immediately, and never end a request that hangs."""
-    monkeypatch.setattr("bridge.lab.eventgrid.delivery.RETRY_SECONDS", (0.0, 0.0, 0.0))
-    monkeypatch.setattr("bridge.lab.eventgrid.delivery.ANSWER_SECONDS", 600.0)
+    monkeypatch.setattr(delivery_module, "RETRY_SECONDS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(delivery_module, "ANSWER_SECONDS", 600.0)
 
 
 @pytest.fixture
@@ -489,7 +490,7 @@ def test_a_closed_subscription_gets_nothing_more(lab: EventGridLab, inbox: Inbox
 def test_more_events_than_there_is_room_for_are_given_up(
     lab: EventGridLab, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.lab.eventgrid.delivery.MAX_WAITING", 2)
+    monkeypatch.setattr(delivery_module, "MAX_WAITING", 2)
     subscription = lab.subscribe(inbox.url)
     inbox.fault("timeout")
     publish(lab)
@@ -538,7 +539,7 @@ def test_closing_is_prompt_while_a_publication_and_a_delivery_hang() -> None:
 
 
 def test_closing_waits_for_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.lab.eventgrid.delivery.RETRY_SECONDS", (600.0,))
+    monkeypatch.setattr(delivery_module, "RETRY_SECONDS", (600.0,))
     with Inbox() as inbox, EventGridLab() as lab:
         lab.subscribe(inbox.url)
         inbox.fault(503, count=None)

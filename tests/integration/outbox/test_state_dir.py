@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import StateError
+from bridge.outbox import sqlite as sqlite_module
 from bridge.outbox.sqlite import Database, _migrations
 from bridge.outbox.state_dir import StateFolder
 from tests.support.outbox import commit, deliver, event, failing_disk, open_outbox, waiting
@@ -181,7 +182,7 @@ def test_a_migration_that_is_killed_halfway_is_done_anew(
 ) -> None:
     path = tmp_path / "outbox.db"
     with monkeypatch.context() as patch:
-        patch.setattr("bridge.outbox.sqlite._migrations", lambda: [[*_migrations()[0], "NO SQL"]])
+        patch.setattr(sqlite_module, "_migrations", lambda: [[*_migrations()[0], "NO SQL"]])
         with pytest.raises(sqlite3.OperationalError):
             Database(path)
     assert schema(path) == []

@@ -17,7 +17,10 @@ import pytest
 from bridge.errors import StateError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
+from bridge.outbox import outbox as outbox_module
 from bridge.outbox import retention
+from bridge.outbox import rows as rows_module
+from bridge.outbox import sqlite as sqlite_module
 from bridge.outbox.image import stamp
 from bridge.outbox.outbox import OVERFLOW, REJECTED, Outbox, dead_letter
 from bridge.outbox.rows import save_event
@@ -330,7 +333,7 @@ def test_what_looks_like_damage_where_only_reading_is_possible_sets_nothing_asid
     older_state(disk.state, "1", "2")
     disk.set_read_only(True)
     with monkeypatch.context() as patch:
-        patch.setattr("bridge.outbox.rows.checksum", lambda *_: -1)
+        patch.setattr(rows_module, "checksum", lambda *_: -1)
         outbox = open_outbox(disk.state)
     with closing(outbox):
         commit(outbox, "3")
@@ -554,7 +557,7 @@ def test_a_commit_that_the_disk_took_although_it_said_no_is_there_once(
                     database._connection.execute("COMMIT")
                     raise sqlite3.OperationalError("disk I/O error")
 
-            patch.setattr("bridge.outbox.outbox.save_event", commit_and_fail)
+            patch.setattr(outbox_module, "save_event", commit_and_fail)
             assert not commit(outbox, "1")
         assert not commit(outbox, "2")
         outbox.recover()
@@ -720,7 +723,7 @@ def test_each_trouble_is_said_once_until_the_disk_is_back(
 def test_a_program_that_has_the_file_open_at_the_start_is_no_more_than_a_moments_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.outbox.sqlite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(sqlite_module, "BUSY_SECONDS", 0.05)
     older_state(tmp_path, "1")
     with closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

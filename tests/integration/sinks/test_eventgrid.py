@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from azure.core.messaging import CloudEvent
 
+from bridge.azure import credentials as credentials_module
 from bridge.azure.credentials import make_credential
 from bridge.config.eventgrid import EventGridSettings
 from bridge.config.loader import load
@@ -25,6 +26,7 @@ from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import EventGridLab, rules
 from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as module
+from bridge.sinks import http_base as http_base_module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from bridge.sinks.http_base import MAX_BATCH_BYTES
 from tests.support.npm import node_modules, run_script
@@ -364,7 +366,7 @@ def test_a_wrong_clock_is_reported_with_the_refusal(
 ) -> None:
     with closing(sink(lab, flavor, tmp_path, key="wrong-key")) as target:
         with monkeypatch.context() as wrong:
-            wrong.setattr("bridge.sinks.http_base.time", SimpleNamespace(time=lambda: time.time() + 7200))
+            wrong.setattr(http_base_module, "time", SimpleNamespace(time=lambda: time.time() + 7200))
             assert "this VM's clock is +7" in str(failure(target))
         assert "clock" not in str(failure(target))
 
@@ -527,7 +529,7 @@ def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
 def test_an_imds_that_is_not_there_or_never_answers_hangs_nothing(
     lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setattr(credentials_module, "_TOKEN_READ_SECONDS", 0.2)
     imds.answers.append((200, 60.0))
     with closing(sink(lab, "custom", tmp_path)) as target:
         assert type(failure(target)) is Misconfigured

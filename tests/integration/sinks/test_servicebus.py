@@ -19,6 +19,7 @@ from azure.core.messaging import CloudEvent
 from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageSizeExceededError
 
+from bridge.azure import credentials as credentials_module
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
 from bridge.config.base import Secret
 from bridge.config.servicebus import ServiceBusSettings
@@ -403,7 +404,7 @@ def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
 def test_an_imds_that_never_gives_the_token_hangs_nothing(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.azure.credentials._TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setattr(credentials_module, "_TOKEN_READ_SECONDS", 0.2)
     with TokenEndpoint((200, 60.0)) as imds:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         with closing(ServiceBusSink(with_identity(monkeypatch, lab))) as sink:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from bridge.azure import servicebus as servicebus_module
 from bridge.errors import HungError, Unavailable
 from bridge.events.filters import Filter
 from bridge.lab.servicebus import ServiceBusLab
@@ -302,7 +303,7 @@ def test_a_stalled_broker_holds_a_send_no_longer_than_its_time_limit(lab: Servic
 def test_a_token_that_is_never_answered_is_aborted(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.azure.servicebus.TRY_SECONDS", 0.5)
+    monkeypatch.setattr(servicebus_module, "TRY_SECONDS", 0.5)
     lab.fault("silent_cbs")
     with closing(ServiceBusSink(settings(lab))) as sink:
         with pytest.raises(Unavailable, match="no answer in time"):

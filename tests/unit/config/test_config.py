@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
 from bridge.config.models import Config
@@ -91,7 +92,7 @@ def test_the_example_of_the_design_is_read(file: Path, tmp_path: Path) -> None:
 
 
 def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    monkeypatch.setattr(loader_module, "DEFAULT_PATH", file)
     config = load(None, {})
     assert dict(config.sinks) == {}
     assert (config.imds.endpoint, config.imds.poll_seconds, config.stop_seconds) == (
@@ -104,7 +105,7 @@ def test_with_no_file_at_all_everything_has_its_default(monkeypatch: pytest.Monk
 
 
 def test_the_default_file_is_read_if_it_exists(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    monkeypatch.setattr(loader_module, "DEFAULT_PATH", file)
     file.write_text("stop_seconds = 9")
     assert load(None, {}).stop_seconds == 9
 
@@ -113,7 +114,7 @@ def test_the_default_file_is_read_if_it_exists(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    monkeypatch.setattr("bridge.config.loader.DEFAULT_PATH", file)
+    monkeypatch.setattr(loader_module, "DEFAULT_PATH", file)
     config = load(
         None,
         {

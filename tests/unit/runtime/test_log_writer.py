@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from bridge.runtime import log_writer as log_writer_module
 from bridge.runtime.log_writer import LogWriter
 
 LIMIT_SECONDS = 10.0
@@ -120,7 +121,7 @@ def test_while_nothing_reads_lines_wait_and_further_ones_are_dropped_and_counted
 def test_the_end_does_not_wait_long_for_a_stream_that_nothing_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bridge.runtime.log_writer.FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(log_writer_module, "FLUSH_SECONDS", 0.01)
     pipe = Pipe()
     with writer(pipe) as handler:
         fill(handler, pipe, 20)

@@ -11,6 +11,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import ConfigError
 from bridge.service import composition
+from bridge.service import dispatcher as dispatcher_module
 from bridge.service.composition import Parts
 from tests.support.process import stored_event, toml
 
@@ -36,7 +37,7 @@ def outbox(monkeypatch: pytest.MonkeyPatch) -> Built:
 @pytest.fixture
 def dispatchers(monkeypatch: pytest.MonkeyPatch) -> Built:
     built = Built()
-    monkeypatch.setattr("bridge.service.dispatcher.Dispatcher", built)
+    monkeypatch.setattr(dispatcher_module, "Dispatcher", built)
     return built
 
 
