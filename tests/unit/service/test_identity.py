@@ -13,7 +13,7 @@ from bridge.config.models import Config
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
-from bridge.service.identity import VmIdentity
+from bridge.service.identity import VmIdentity, approval_session
 from tests.support.clock import MovedClock
 from tests.support.imds import WEB_0, WEB_1
 from tests.support.outbox import open_outbox
@@ -99,3 +99,17 @@ def test_instance_data_is_requested_less_and_less_often_but_every_30_seconds(
             requested_at.append(second)
         clock.advance(1)
     assert requested_at == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+@pytest.mark.parametrize(
+    ("template", "vm", "session"),
+    [
+        ("", None, ""),
+        ("{vm}", None, None),
+        ("{resource_group}.{vm}", Vm(name="Web-0", resource_group="Shop"), "shop.web-0"),
+    ],
+)
+def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(
+    template: str, vm: Vm | None, session: str | None
+) -> None:
+    assert approval_session(template, vm) == session

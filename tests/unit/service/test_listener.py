@@ -595,13 +595,16 @@ def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_n
     ],
     ids=str,
 )
+@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
 def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refused_the_post(
-    rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str
+    rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str, restarts: bool
 ) -> None:
     event = rig.imds.schedule()
     rig.imds.fail(answer, methods=["approve"], count=1)
     rig.send(event)
     rig.run()
+    if restarts:
+        rig.restart()
     rig.imds.change(event, EventStatus="Started")
     rig.run(3)
     (receipt,) = rig.receipts()
