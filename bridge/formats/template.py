@@ -1,6 +1,6 @@
 """Write an event as the operator's own JSON: a document whose texts are Jinja2 templates.
 
-Each text is rendered by itself, so that no value can break the JSON. The author of a template is trusted, values are
+Each text is rendered on its own, so that no value can break the JSON. The author of a template is trusted, values are
 not: a template reaches nothing of Python, and no value is evaluated.
 
 I/O: the file in `template_file`, once.

@@ -519,7 +519,7 @@ def test_a_card_is_for_what_a_person_can_approve(properties: dict[str, Any], is_
     assert done.status == ("Cancelled" if is_asked else "Succeeded")
 
 
-def test_an_event_without_a_session_or_that_has_begun_makes_no_card() -> None:
+def test_an_event_without_a_session_or_that_has_started_makes_no_card() -> None:
     at = datetime.now(UTC)
     event = announced(at)
     assert b'"shop.web-0"' in event.body

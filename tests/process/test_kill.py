@@ -201,8 +201,8 @@ def test_kill_9_at_sixty_random_instants_loses_nothing_and_moves_nothing_back(tm
         stored = read_outbox(forward.state)
         assert_not_back(before, stored)
         assert_all_arrived(stored, inbox)
-        assert_all_told(stored, changes.expected)
-        assert_counted_without_holes(stored)
+        assert_all_published(stored, changes.expected)
+        assert_counted_without_gaps(stored)
 
 
 def assert_all_arrived(stored: Stored, inbox: Inbox) -> None:
@@ -217,7 +217,7 @@ def assert_all_arrived(stored: Stored, inbox: Inbox) -> None:
     assert len(arrivals) > len(bodies), "the receiver's faults led to no duplicate: the test tries too little"
 
 
-def assert_all_told(stored: Stored, expected: list[Step]) -> None:
+def assert_all_published(stored: Stored, expected: list[Step]) -> None:
     """Check that every step of every event was published, and none twice."""
     published = Counter((json.loads(body)["subject"], kind_of(type_)) for _, _, type_, body in stored.events)
     final = {(step.event_id, step.kinds): step.count for step in expected}
@@ -225,7 +225,7 @@ def assert_all_told(stored: Stored, expected: list[Step]) -> None:
         assert sum(published[event_id, kind] for kind in kinds) == count, f"{kinds} of {event_id}"
 
 
-def assert_counted_without_holes(stored: Stored) -> None:
+def assert_counted_without_gaps(stored: Stored) -> None:
     """Check what an audit checks: the counter of one epoch, and the ids that each document names."""
     events = [json.loads(body) for *_, body in stored.events]
     own = [event for event in events if "reporterseq" in event]

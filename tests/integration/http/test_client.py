@@ -138,7 +138,7 @@ def test_a_long_answer_can_be_cut_off(client: HttpClient) -> None:
     assert (answer.status, answer.body) == (500, b"x" * LIMIT_BYTES)
 
 
-def test_half_an_answer_is_no_answer(client: HttpClient) -> None:
+def test_an_incomplete_answer_is_an_error(client: HttpClient) -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}")
@@ -314,7 +314,7 @@ def test_a_name_that_cannot_be_resolved_is_a_fault_of_the_moment(client: HttpCli
     "answer",
     [b"", b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"HTTP/1.1 abc\r\n\r\n", b"\x00" * 500, b"HTTP/1.1 200 OK\r\n"],
 )
-def test_what_is_no_http_is_a_fault_of_the_moment(client: HttpClient, answer: bytes) -> None:
+def test_an_answer_that_is_not_http_is_a_temporary_failure(client: HttpClient, answer: bytes) -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
         connection.sendall(answer)

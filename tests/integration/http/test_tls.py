@@ -265,7 +265,7 @@ def test_a_file_that_is_missing_is_named(make: Make, authority: Authority, tmp_p
             assert error.permanent
 
 
-def test_an_authority_that_is_no_certificate_is_named(
+def test_an_authority_that_is_not_a_certificate_is_named(
     make: Make, authority: Authority, tmp_path: Path
 ) -> None:
     invalid = tmp_path / "invalid.pem"
@@ -546,7 +546,7 @@ def test_a_proxy_that_cannot_be_used_is_refused_and_not_shown(make: Make, url: s
         ("Fri, 99 Jan 2026 03:04:05 GMT", None),
     ],
 )
-def test_the_date_of_an_answer_tells_how_wrong_the_clock_is(date: str, skew_seconds: float | None) -> None:
+def test_the_date_of_an_answer_shows_how_wrong_the_clock_is(date: str, skew_seconds: float | None) -> None:
     now = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC).timestamp()
     assert clock_skew_seconds({"Date": date} if date else {}, now) == skew_seconds
 

@@ -172,7 +172,7 @@ def test_the_limit_holds_for_the_whole_exchange(serve: object, repeat: bool) -> 
 
 
 @pytest.mark.usefixtures("impatient")
-def test_whoever_waits_is_called_while_there_is_no_answer() -> None:
+def test_the_waiting_caller_is_called_while_there_is_no_answer() -> None:
     calls = []
     with RawServer(silent) as server:
         connection = ImdsConnection(server.url)

@@ -96,7 +96,7 @@ def test_a_binary_event_is_read_with_its_headers_decoded(inbox: Inbox) -> None:
 @pytest.mark.parametrize(
     ("body", "field"), [(b"plain", {"data": "plain"}), (b"\xff", {"data_base64": "/w=="})]
 )
-def test_binary_data_that_is_no_json_is_read_as_text_or_base64(
+def test_binary_data_that_is_not_json_is_read_as_text_or_base64(
     inbox: Inbox, body: bytes, field: dict[str, str]
 ) -> None:
     headers = {"ce-specversion": "1.0", "ce-id": "1", "Content-Type": "text/plain"}

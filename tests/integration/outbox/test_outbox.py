@@ -412,7 +412,7 @@ def test_ages_survive_a_jump_of_the_wall_clock_and_a_restart_after_it(tmp_path: 
 # Room
 
 
-def test_delivered_events_go_first_when_room_is_short_and_nobody_loses_anything(tmp_path: Path) -> None:
+def test_delivered_events_are_deleted_first_at_the_size_limit_and_no_sink_loses_any(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, max_bytes=2**20)) as outbox:
         for number in range(400):
             commit(outbox, str(number), size=8000)
@@ -439,7 +439,7 @@ def test_bodies_of_dead_letters_go_before_an_event_that_a_sink_waits_for(tmp_pat
         assert rows(tmp_path, "SELECT COUNT(*) FROM dead_letter WHERE body IS NULL")[0][0] > 0
 
 
-def test_the_longest_failing_sink_loses_its_oldest_events_loudly_and_the_others_keep_theirs(
+def test_the_longest_failing_sink_loses_its_oldest_events_with_an_error_and_the_others_keep_theirs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = MovedClock()
@@ -499,7 +499,7 @@ def test_a_page_that_was_given_up_meanwhile_moves_nothing_back_when_it_is_acknow
 # Another state
 
 
-def test_a_state_that_is_set_aside_is_kept_and_a_new_one_begins(tmp_path: Path) -> None:
+def test_a_state_that_is_moved_aside_is_kept_and_a_new_one_starts(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
         epoch, count = outbox.meta("epoch"), outbox.count("reporterseq")

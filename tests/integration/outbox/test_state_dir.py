@@ -59,7 +59,7 @@ def mode(path: Path) -> int:
 # The lock
 
 
-def test_a_second_process_is_refused_and_told_who_holds_the_folder(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_name_of_the_holder(tmp_path: Path) -> None:
     with holding(tmp_path) as process:
         with pytest.raises(
             StateError, match=rf"{re.escape(str(tmp_path))} is held by process {process.pid}:"
@@ -115,7 +115,7 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     folder.release()
 
 
-def test_nobody_holds_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_has_no_holder(tmp_path: Path) -> None:
     assert StateFolder(tmp_path / "none").holder() is None
 
 
@@ -145,7 +145,7 @@ def test_a_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("generous_umask")
-def test_what_is_set_aside_stays_closed_to_others(tmp_path: Path) -> None:
+def test_files_that_are_moved_aside_stay_closed_to_others(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with closing(open_outbox(path)) as outbox:
         kept_as = outbox.move_aside("other-vm")
@@ -222,7 +222,7 @@ def test_a_path_with_characters_that_mean_something_in_an_address_is_a_path(tmp_
 # Another VM's state
 
 
-def test_a_state_folder_that_was_copied_is_a_state_of_its_own_once_it_was_set_aside(tmp_path: Path) -> None:
+def test_a_copied_state_folder_is_independent_once_it_was_moved_aside(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         outbox.set_meta({"vm_id": "theirs"})
         outbox.commit([event("theirs")], meta={"watch": "theirs"}, occurrences={"f": 1})
@@ -250,7 +250,7 @@ def test_the_status_is_what_was_last_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
-def test_a_status_that_is_none_is_no_status(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_status_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "status.json").write_bytes(content)
     assert StateFolder(tmp_path).read_status() is None
 

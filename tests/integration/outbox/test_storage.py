@@ -312,7 +312,7 @@ def test_a_clone_on_a_read_only_disk_sends_nothing_of_the_other_vm_and_sets_it_a
     check_recovered(disk.state, "2")
 
 
-def test_damage_on_a_read_only_disk_is_set_aside_once_that_is_possible(disk: SmallDisk) -> None:
+def test_a_damaged_file_on_a_read_only_disk_is_moved_aside_once_that_is_possible(disk: SmallDisk) -> None:
     older_state(disk.state, "1")
     (disk.state / "outbox.db").write_bytes(b"nonsense" * 4096)
     disk.set_read_only(True)
@@ -413,7 +413,7 @@ def test_an_older_state_that_appears_before_anything_happened_is_simply_gone_on_
     check_recovered(tmp_path / "state", "2")
 
 
-def test_an_older_state_that_appears_later_and_is_another_vms_is_set_aside(tmp_path: Path) -> None:
+def test_an_older_state_of_another_vm_that_appears_later_is_moved_aside(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path / "older")) as outbox:
         outbox.set_meta({"vm_id": "theirs"})
         commit(outbox, "the other's")
@@ -720,7 +720,7 @@ def test_each_trouble_is_said_once_until_the_disk_is_back(
     assert levels.count(logging.WARNING) == 2
 
 
-def test_a_program_that_has_the_file_open_at_the_start_is_no_more_than_a_moments_error(
+def test_a_program_that_has_the_file_open_at_the_start_is_only_a_temporary_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_module, "BUSY_SECONDS", 0.05)

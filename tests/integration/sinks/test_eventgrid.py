@@ -154,7 +154,9 @@ def test_the_flavor_comes_from_the_endpoint_or_the_settings(
         ("", {"topic": "no/topic"}),
     ],
 )
-def test_an_endpoint_that_tells_no_flavor_is_refused(path: str, settings: dict[str, Any]) -> None:
+def test_an_endpoint_without_a_recognisable_kind_of_topic_is_refused(
+    path: str, settings: dict[str, Any]
+) -> None:
     with pytest.raises(ValueError, match="endpoint: given "):
         EventGridSettings(
             kind="eventgrid", endpoint=f"https://x.westeurope-1.eventgrid.azure.net{path}", **settings
@@ -408,7 +410,7 @@ def test_the_old_key_stays_while_its_file_cannot_be_used(
     assert caplog.text.count("keeping the previous value") == 3
 
 
-def test_a_key_that_cannot_be_read_at_the_start_is_no_reason_to_send_with_the_identity(
+def test_a_key_that_cannot_be_read_at_the_start_is_not_replaced_by_the_identity(
     lab: EventGridLab, flavor: str, tmp_path: Path
 ) -> None:
     key_file = write(tmp_path / "key", "a-key")

@@ -145,7 +145,7 @@ def test_retry_after_is_taken_over_in_seconds_and_as_a_date(
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
-def test_a_refusal_tells_that_the_clock_may_be_the_reason(tmp_path: Path, minutes: int) -> None:
+def test_a_refusal_says_that_the_clock_may_be_the_reason(tmp_path: Path, minutes: int) -> None:
     date = format_datetime(datetime.now(UTC) - timedelta(minutes=minutes), usegmt=True)
     head = f"HTTP/1.1 401 Unauthorized\r\nDate: {date}\r\nContent-Length: 5\r\n\r\nstale"
     with RawServer(answering(head.encode())) as server:
@@ -178,7 +178,7 @@ def test_an_error_shows_the_first_500_characters_of_the_answer_on_one_line(
     assert len(excerpt) == EXCERPT_CHARACTERS == 500
 
 
-def test_an_answer_that_is_no_text_is_shown_as_far_as_it_is(inbox: Inbox, tmp_path: Path) -> None:
+def test_an_answer_that_is_not_text_is_shown_as_far_as_possible(inbox: Inbox, tmp_path: Path) -> None:
     inbox.fault(400, body=b"\xff\xfe\x00bad")
     assert str(failure(sink(tmp_path, inbox.url))).endswith("answered 400: �� bad")
 

@@ -98,7 +98,7 @@ def test_what_is_too_much_for_one_request_is_cut_and_keeps_its_order(inbox: Inbo
     assert arrived(inbox) == ids(events)
 
 
-def test_an_event_that_is_too_much_by_itself_goes_alone(inbox: Inbox, tmp_path: Path) -> None:
+def test_an_event_that_exceeds_the_batch_size_is_sent_alone(inbox: Inbox, tmp_path: Path) -> None:
     events = [stored_event(1), stored_event(2, Filling="x" * MAX_BATCH_BYTES), stored_event(3)]
     sink(tmp_path, inbox.url, mode="batch").send(events)
     assert sizes(inbox) == [1, 1, 1]

@@ -217,7 +217,7 @@ def test_what_is_wrong_with_the_setup_costs_no_event_whatever_the_format(
     ],
     ids=lambda body: body[:20],
 )
-def test_a_refused_event_is_no_fault_of_the_setup_for_a_word_that_it_holds(body: str) -> None:
+def test_a_word_in_a_refused_event_does_not_make_it_a_configuration_error(body: str) -> None:
     assert webhook_error(400, body.encode("latin-1")) is Rejected
 
 
@@ -294,7 +294,7 @@ def test_a_new_key_is_taken_from_its_file_when_the_old_one_was_revoked(inbox: In
         ("cloudevents", "no"),
     ],
 )
-def test_an_event_that_is_refused_is_set_aside_and_blocks_no_other(
+def test_an_event_that_is_refused_is_dead_lettered_and_blocks_no_other(
     inbox: Inbox, tmp_path: Path, receiver: str, body: str
 ) -> None:
     inbox.fault(400, body=body)

@@ -199,7 +199,7 @@ def test_ids_that_look_alike_when_joined_make_no_two_batches_one(inbox: Inbox, t
     assert len({one.headers["webhook-id"] for one in inbox.accepted}) == 2
 
 
-def test_each_half_of_a_refused_batch_is_signed_by_itself(inbox: Inbox, tmp_path: Path) -> None:
+def test_each_half_of_a_refused_batch_has_its_own_signature(inbox: Inbox, tmp_path: Path) -> None:
     inbox.fault(413)
     target = sink(tmp_path, inbox.url, mode="batch", signing_secret=SECRET)
     target.send([stored_event(number) for number in range(4)])

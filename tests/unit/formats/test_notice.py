@@ -292,7 +292,7 @@ def test_imds_that_never_answered_is_unreachable_since_the_start() -> None:
 
 
 @pytest.mark.parametrize(("reason", "words"), [("Started", "has started"), ("Stopping", "is stopping")])
-def test_a_heartbeat_tells_start_and_stop(reason: str, words: str) -> None:
+def test_a_heartbeat_reports_start_and_stop(reason: str, words: str) -> None:
     assert (
         written(with_data(EVENTS["bridge.heartbeat"], Reason=reason)).title == f"imds-bridge on web-0 {words}"
     )
@@ -313,17 +313,17 @@ def test_a_type_of_others_is_named(event: dict[str, Any]) -> None:
 
 def test_text_from_outside_is_one_line_without_what_acts() -> None:
     hostile = "first\r\nsecond\x00\x1b[31m\u202etxt.exe\u2066 \ud800 end"
-    told_text = fields(written(scheduled("scheduled", Description=hostile)))["Azure says"]
-    assert told_text == "first second��[31m�txt.exe� � end"
+    described_text = fields(written(scheduled("scheduled", Description=hostile)))["Azure says"]
+    assert described_text == "first second��[31m�txt.exe� � end"
 
 
 @pytest.mark.parametrize(
     "text", ["x" * 100_000, "😀" * 100_000, "\n" * 100_000 + "x", "x" + " " * 100_000 + "y"]
 )
 def test_a_long_text_is_cut_visibly(text: str) -> None:
-    told_text = fields(written(scheduled("scheduled", Description=text)))["Azure says"]
-    assert len(told_text.encode("utf-16-le")) <= 2 * 400
-    assert told_text.endswith("… (cut)")
+    described_text = fields(written(scheduled("scheduled", Description=text)))["Azure says"]
+    assert len(described_text.encode("utf-16-le")) <= 2 * 400
+    assert described_text.endswith("… (cut)")
 
 
 def test_a_text_that_just_fits_is_not_cut() -> None:

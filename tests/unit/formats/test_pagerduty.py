@@ -125,7 +125,7 @@ def test_the_summary_reads_well_aloud_and_the_details_say_the_rest() -> None:
 
 
 @pytest.mark.parametrize("event_id", ["x" * 300, "a b", "\u202e", "\ud800"])
-def test_an_id_that_is_no_key_has_a_key_of_its_own(event_id: str) -> None:
+def test_an_id_that_cannot_be_a_key_gets_a_derived_key(event_id: str) -> None:
     request = write(scheduled("scheduled") | {"data": {"EventId": event_id}})
     check_pagerduty(request)
     assert request["dedup_key"] != EVENT_ID

@@ -287,7 +287,7 @@ def test_a_typo_is_found_at_the_start_and_reported_with_the_nearest_name() -> No
         "{{ data.Outcome }}{{ data.BlindSeconds }}{{ data.NoticeSeconds / 60 }}",
     ],
 )
-def test_what_only_some_events_have_is_no_typo(text: str) -> None:
+def test_a_property_that_only_some_events_have_is_accepted(text: str) -> None:
     template({"text": text}).check(SAMPLES, NOW)
 
 
@@ -305,7 +305,7 @@ def test_all_faults_are_reported_together_at_the_start() -> None:
 
 
 @pytest.mark.parametrize("shape", ["{{ data }}", 5])
-def test_what_is_no_template_is_refused(shape: Any) -> None:
+def test_a_value_that_is_not_a_template_is_refused(shape: Any) -> None:
     with pytest.raises(ValueError, match="template: expected a table"):
         template(shape)
 

@@ -92,7 +92,7 @@ def test_an_unreadable_timestamp_is_refused(timestamp: str) -> None:
     assert "unreadable" in fault({**sign([SECRET], MESSAGE, AT, BODY), TIMESTAMP: timestamp})
 
 
-def test_a_body_that_is_no_text_is_refused() -> None:
+def test_a_body_that_is_not_text_is_refused() -> None:
     assert "unreadable" in fault(sign([SECRET], MESSAGE, AT, BODY), body=b"\xff\xfe")
 
 

@@ -266,7 +266,7 @@ def test_a_certain_end_has_no_reason(status: str) -> None:
     [("a", "a", False), ("a", "b", True), ("", "b", None), ("a", "", None), ("", "", None)],
 )
 @pytest.mark.parametrize("status", ["Scheduled", "Started"])
-def test_an_end_tells_from_the_boot_id_whether_this_vm_has_rebooted(
+def test_an_end_says_by_the_boot_id_whether_this_vm_has_rebooted(
     before: str, now: str, rebooted: bool | None, status: str
 ) -> None:
     watcher = Watcher()

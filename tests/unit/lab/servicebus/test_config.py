@@ -50,7 +50,7 @@ def test_the_file_that_the_emulator_reads_is_read() -> None:
     assert namespace.ignored == ()
 
 
-def test_a_byte_order_mark_before_the_file_is_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_before_the_file_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text("\ufeff" + json.dumps(configuration(queues=[queue()])), encoding="utf-8")
     assert [settings.name for settings in load(path).queues] == ["q"]
@@ -108,7 +108,7 @@ def test_a_faulty_configuration_is_refused_by_name(content: Any, complaint: str)
     assert complaint in str(caught.value)
 
 
-def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_json_or_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="missing"):
         load(tmp_path / "missing")
     for text in ("{", "[]"):

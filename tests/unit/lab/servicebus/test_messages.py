@@ -146,7 +146,7 @@ def test_a_batch_is_taken_apart() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"\x00", b"\x00\x53", b"\x00Spdata", b"\x00\x53\x75\xa0\x09short", b"\x00\x80"]
 )
-def test_a_single_message_is_no_batch_whatever_its_body(body: bytes) -> None:
+def test_a_single_message_is_not_a_batch_whatever_its_body(body: bytes) -> None:
     data = described(DATA, write(body))
     (only,) = parse_transfer(data)
     assert only.body == body
