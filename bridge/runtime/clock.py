@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 CLOCK_JUMP_SECONDS = 60.0
 # Linux has a clock that counts the time of a suspended machine, which time.monotonic leaves out.
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
+_clock_gettime = getattr(time, "clock_gettime", None)
 
 
 class Clock:
@@ -26,7 +27,9 @@ class Clock:
 
     def monotonic(self) -> float:
         """Return seconds that never jump, and that also pass while the machine is suspended."""
-        return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
+        if _clock_gettime is None or _BOOT_TIME is None:
+            return time.monotonic()
+        return float(_clock_gettime(_BOOT_TIME))
 
     def now(self) -> datetime:
         """Return the machine's time in UTC."""

@@ -18,6 +18,8 @@ from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE, Sender, bus_config, command, message
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
+pytestmark = pytest.mark.usefixtures("without_coverage")
+
 KILLS = 24
 APPROVED = {"approved", "already_approved"}
 PREFIX = "io.imdsbridge.approval."

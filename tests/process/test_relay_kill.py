@@ -16,6 +16,8 @@ from tests.support.bus import Sender
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.relay import TOPIC, RelayProcess, body_of, event_message, fleet_bus, subscription
 
+pytestmark = pytest.mark.usefixtures("without_coverage")
+
 KILLS = 30
 SENT_AT_ONCE = 8
 

@@ -46,7 +46,7 @@ EVENT_TYPES_IN_ORDER = [
             f"scheduledevent.{kind}"
             for kind in ("scheduled", "started", "updated", "completed", "canceled", "ended")
         ),
-        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"),
+        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat", "bridge.loss"),
         *("approval.accepted", "approval.rejected", "approval.failed"),
     )
 ]

@@ -399,7 +399,6 @@ def test_an_invalid_command_is_refused_by_the_schema_and_by_the_listener(data: d
 @pytest.mark.parametrize(
     "data",
     [
-        {"EventId": FIRST, "EventIds": [SECOND]},
         {"EventId": FIRST, "Reason": 5},
         {"EventId": FIRST, "ExpiresAt": "2026-11-20"},
     ],
