@@ -10,7 +10,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test unit lint format-check types types-windows layers bench mutants lock clean
+.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -21,7 +21,10 @@ demo: $(DEMO_READY) ## run everything on simulators and describe it; exits on it
 quick: $(READY) ## run the unit tests and the linters, in under a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint
 
-test: $(READY) ## run all tests, with branch coverage
+test: $(READY) ## run all tests
+	@$(BIN)/python -m pytest -n 4 --dist worksteal
+
+coverage: $(READY) ## run all tests and measure branch coverage, which takes about twice as long
 	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
 
 unit: $(READY) ## run the unit tests
