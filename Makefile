@@ -24,7 +24,7 @@ quick: $(READY) ## run the unit tests and the linters, in under a minute
 test: $(READY) ## run all tests
 	@$(BIN)/python -m pytest -n 4 --dist worksteal
 
-coverage: $(READY) ## run all tests and measure branch coverage, which takes about twice as long
+coverage: $(READY) ## run all tests and measure branch coverage, which takes more than twice as long
 	@$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term:skip-covered
 
 unit: $(READY) ## run the unit tests
