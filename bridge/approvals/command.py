@@ -1,13 +1,15 @@
-"""Read approve commands as CloudEvents, plain JSON or IMDS's own form, and refuse everything else."""
+"""Read approve commands as CloudEvents (structured or binary), plain JSON or IMDS's own form; refuse all else."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from types import MappingProxyType
 
 from bridge.contract.types import type_of
 from bridge.runtime.instants import parse_iso
@@ -17,7 +19,9 @@ COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100
 MAX_BODY_BYTES = 256 * 1024
 _MAX_DEPTH = 100
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _TEXT_CHARACTERS = 1000
+_ATTRIBUTE = re.compile(r"cloudEvents[_:](.+)", re.IGNORECASE)
 _decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
 
 
@@ -39,32 +43,46 @@ class Command:
     source: str = ""
 
 
-def parse_command(body: bytes, *, message_id: str) -> Command:
+def unwrap(body: bytes) -> bytes:
+    """Return the text in a body that is a JSON string, as npm's client makes of a text; any other body unchanged."""
+    if len(body) <= MAX_BODY_BYTES and body.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b'"'):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(body.decode("utf-8-sig"))).encode(errors="surrogatepass")
+    return body
+
+
+def parse_command(
+    body: bytes, *, message_id: str, properties: Mapping[str, str] = NO_PROPERTIES, signed_id: str = ""
+) -> Command:
     """Read a command.
+
+    Args:
+        body: the message's body, unwrapped.
+        message_id: the command's id if it has none itself.
+        properties: the application properties, which hold the attributes of a CloudEvent in binary mode.
+        signed_id: the id that the message's signature covers; used in place of ids and sources outside the body.
 
     Raises:
         ValueError: it is not a command; the text says what was given and expected.
     """
     given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder, encoding="utf-8-sig")
+    command_id, source = printable(given.get("Id")) or printable(signed_id or message_id), ""
+    if attributes := _attributes(properties):
+        _check_type(attributes)
+        if "specversion" not in given:  # binary mode: the body is the data alone
+            signed = {"id": command_id, "source": ""} if signed_id else {}
+            given = {**attributes, **signed, "specversion": "1.0", "data": given}
     data: Json = given
-    command_id, source = printable(given.get("Id")), ""
     if "specversion" in given:
-        if given.get("type") != type_of(COMMAND_APPROVE):
-            raise ValueError(
-                f"a CloudEvent of type {_show(given.get('type'))}, expected {type_of(COMMAND_APPROVE)}"
-            )
-        data, command_id, source = (
-            given.get("data"),
-            printable(given.get("id")),
-            printable(given.get("source")),
-        )
+        _check_type(given)
+        data = given.get("data")
+        command_id, source = printable(given.get("id")), printable(given.get("source"))
         if not isinstance(data, dict):
             raise ValueError("a CloudEvent without an object as data")
         if not command_id:
             raise ValueError("a CloudEvent without an id")
     event_ids = _event_ids(data)
     vm = _vm(data.get("Vm"))
-    command_id = command_id or printable(message_id)
     key = [command_id, sorted(event_id.lower() for event_id in event_ids), vm.casefold(), source]
     return Command(
         id=command_id,
@@ -76,6 +94,23 @@ def parse_command(body: bytes, *, message_id: str) -> Command:
         expires_at=_instant(data.get("ExpiresAt")),
         source=source,
     )
+
+
+def _attributes(properties: Mapping[str, str]) -> dict[str, Json]:
+    """Return the CloudEvents attributes among application properties: the AMQP binding allows two prefixes."""
+    found = [
+        (match[1].lower(), properties[name]) for name in properties if (match := _ATTRIBUTE.fullmatch(name))
+    ]
+    if len(dict(found)) < len(found):
+        raise ValueError("a CloudEvents attribute that is given twice")
+    return dict(found)
+
+
+def _check_type(attributes: Mapping[str, Json]) -> None:
+    if attributes.get("type") != type_of(COMMAND_APPROVE):
+        raise ValueError(
+            f"a CloudEvent of type {_show(attributes.get('type'))}, expected {type_of(COMMAND_APPROVE)}"
+        )
 
 
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.approvals.approved import content_hash, is_recent, is_same, record_approval
 from bridge.approvals.approver import ImdsApprover
-from bridge.approvals.command import Command, parse_command, printable
+from bridge.approvals.command import Command, parse_command, printable, unwrap
 from bridge.approvals.pending import REFUSAL_RECEIPTS_PER_MINUTE, Batch, MinuteCounter, Pending
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
@@ -143,11 +143,17 @@ class Listener:
 
     def _accept(self, message: ReceivedMessage) -> None:
         try:
-            command = parse_command(message.decoded_body(), message_id=self._delivery_id(message))
+            body = unwrap(message.decoded_body())
+            command = parse_command(
+                body,
+                message_id=message.message_id,
+                properties=message.properties,
+                signed_id=self._signed_id(message),
+            )
         except ValueError as error:
             self._refuse(message, "malformed", str(error))
             return
-        fault = self._signature_fault(message)
+        fault = self._signature_fault(message, body)
         if fault:
             self._refuse(message, "bad_signature", fault, command=command)
             return
@@ -171,10 +177,9 @@ class Listener:
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
 
-    def _delivery_id(self, message: ReceivedMessage) -> str:
-        """Return what identifies a command without an id: with signatures, only what the signature covers."""
-        is_signed = self._settings.signing_secrets is not None
-        return (signed_id(message.properties) if is_signed else "") or message.message_id
+    def _signed_id(self, message: ReceivedMessage) -> str:
+        """Return the id that the signature covers, "" where commands are not signed."""
+        return "" if self._settings.signing_secrets is None else signed_id(message.properties)
 
     def _record(self, key: str) -> Any:
         """Return a record, whether it is committed or still in the batch."""
@@ -187,7 +192,7 @@ class Listener:
             return 0.0
         return max(0.0, (self._clock.now() - message.enqueued_at).total_seconds())
 
-    def _signature_fault(self, message: ReceivedMessage) -> str:
+    def _signature_fault(self, message: ReceivedMessage, body: bytes) -> str:
         if self._settings.signing_secrets is None:
             return ""
         try:
@@ -196,7 +201,7 @@ class Listener:
             # no secret is trusted then: whoever empties the file withdraws the old ones
             log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
             return "the listener cannot read its signing secrets"
-        return signature_fault(secrets, message.properties, message.body, signed_near=message.enqueued_at)
+        return signature_fault(secrets, message.properties, body, signed_near=message.enqueued_at)
 
     def _refuse(
         self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,15 +12,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.approvals.command import MAX_BODY_BYTES, MAX_EVENT_IDS, Command, parse_command
+from bridge.approvals.command import (
+    MAX_BODY_BYTES,
+    MAX_EVENT_IDS,
+    NO_PROPERTIES,
+    Command,
+    parse_command,
+    unwrap,
+)
 from tests.support.diff import steady
 
 TYPE = "io.imdsbridge.command.approve.v1"
 
 
-def read(content: Any, *, message_id: str = "m-1") -> Command:
+BINARY = {"cloudEvents_type": TYPE, "cloudEvents_id": "c-1", "cloudEvents_source": "urn:ops"}
+
+
+def read(
+    content: Any,
+    *,
+    message_id: str = "m-1",
+    properties: Mapping[str, str] = NO_PROPERTIES,
+    signed_id: str = "",
+) -> Command:
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return parse_command(body, message_id=message_id)
+    return parse_command(body, message_id=message_id, properties=properties, signed_id=signed_id)
 
 
 def envelope(**data: Any) -> dict[str, Any]:
@@ -48,6 +64,77 @@ def test_a_command_without_an_id_has_that_of_its_message() -> None:
 
 def test_a_body_as_imds_accepts_it_is_read() -> None:
     assert read({"StartRequests": [{"EventId": "A"}, {"EventId": "B"}]}).event_ids == ("A", "B")
+
+
+# CloudEvents in binary mode, and text in text
+
+
+@pytest.mark.parametrize("prefix", ["cloudEvents_", "cloudEvents:", "cloudevents_"])
+def test_in_binary_mode_the_attributes_are_application_properties(prefix: str) -> None:
+    properties = {name.replace("cloudEvents_", prefix): value for name, value in BINARY.items()}
+    command = read({"EventId": "A", "Vm": "web-0"}, properties=properties | {"priority": "1"})
+    assert (command.id, command.source, command.event_ids, command.vm) == ("c-1", "urn:ops", ("A",), "web-0")
+
+
+def test_a_command_is_the_same_in_structured_and_in_binary_mode() -> None:
+    assert read({"EventId": "A"}, properties=BINARY) == read(envelope(EventId="A"))
+
+
+def test_the_id_of_an_event_in_binary_mode_goes_before_that_of_data_and_message() -> None:
+    assert read({"EventId": "A", "Id": "mine"}, message_id="m-7", properties=BINARY).id == "c-1"
+
+
+def test_a_structured_event_may_repeat_its_attributes_as_properties() -> None:
+    repeated = BINARY | {"cloudEvents_id": "outside"}
+    assert read(envelope(EventId="A"), properties=repeated) == read(envelope(EventId="A"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        (BINARY | {"cloudEvents_type": "io.imdsbridge.bridge.test.v1"}, "CloudEvent of type"),
+        (BINARY | {"cloudEvents_type": ""}, "CloudEvent of type"),
+        ({"cloudEvents_id": "c-1"}, "CloudEvent of type"),
+        ({"cloudEvents_type": TYPE}, "CloudEvent without an id"),
+        (BINARY | {"cloudEvents:type": "other"}, "given twice"),
+    ],
+)
+def test_another_event_in_binary_mode_is_refused(properties: dict[str, str], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        read({"EventId": "A"}, properties=properties)
+
+
+def test_properties_of_another_type_make_a_structured_event_refused() -> None:
+    with pytest.raises(ValueError, match="CloudEvent of type"):
+        read(envelope(EventId="A"), properties=BINARY | {"cloudEvents_type": "other"})
+
+
+@pytest.mark.parametrize("data", [{"EventId": "A"}, {"EventId": "A", "Id": "mine"}])
+def test_a_signed_command_has_one_key_whatever_stands_outside_its_body(data: dict[str, str]) -> None:
+    keys = {
+        read(data, signed_id="s-1", message_id=message_id, properties=properties).key
+        for message_id in ("m-1", "m-2")
+        for properties in (NO_PROPERTIES, BINARY, BINARY | {"cloudEvents_id": "d", "cloudEvents_source": "x"})
+    }
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b" \r\n"])
+def test_a_json_string_is_unwrapped_once(before: bytes) -> None:
+    text = '{"EventId": "A\u00e9"}'
+    once = json.dumps(text)
+    assert unwrap(before + once.encode()) == text.encode()
+    assert unwrap(json.dumps(once).encode()) == once.encode()
+
+
+@pytest.mark.parametrize("body", [b"", b'{"EventId": "A"}', b'"open', b'"a" "b"', b'"\xff"', b"[]"])
+def test_a_body_that_is_not_a_json_string_stays_as_it_is(body: bytes) -> None:
+    assert unwrap(body) is body
+
+
+def test_a_body_that_is_too_large_is_not_unwrapped() -> None:
+    body = b'"' + b" " * MAX_BODY_BYTES + b'"'
+    assert unwrap(body) is body
 
 
 def test_a_byte_order_mark_is_ignored() -> None:
@@ -170,10 +257,16 @@ KEYS = [
 
 
 @steady
-@given(st.binary() | st.dictionaries(st.sampled_from(KEYS), JSON | st.just(TYPE)))
-def test_no_body_raises_anything_but_value_error(content: Any) -> None:
+@given(
+    st.binary() | JSON | st.dictionaries(st.sampled_from(KEYS), JSON | st.just(TYPE)),
+    st.dictionaries(
+        st.sampled_from(["cloudEvents_type", "cloudEvents:id", "cloudEvents_"]) | st.text(), st.text()
+    ),
+)
+def test_no_message_raises_anything_but_value_error(content: Any, properties: dict[str, str]) -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
     try:
-        command = read(content)
+        command = read(unwrap(body), properties=properties)
     except ValueError:
         return
     assert 1 <= len(command.event_ids) <= MAX_EVENT_IDS

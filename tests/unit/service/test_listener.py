@@ -383,6 +383,27 @@ def test_a_signed_command_without_an_id_is_decided_once_whatever_its_message_ids
     assert len(rig.queue.completed) == 3
 
 
+def test_a_signed_text_may_be_encoded_as_json_once_more(make_rig: MakeRig) -> None:
+    rig = make_rig(signing_secrets=Secret(SECRET))
+    body = command_body(rig.imds.schedule())
+    wrapped = json.dumps(body.decode()).encode()
+    rig.queue.send(wrapped, message_id="c", properties=signed_headers(rig, body))
+    rig.run()
+    assert rig.reasons("c") == ["approved"]
+
+
+def test_a_cloud_event_of_another_type_in_binary_mode_is_dead_lettered(rig: ListenerRig) -> None:
+    properties = {
+        "cloudEvents_type": "com.example.other",
+        "cloudEvents_id": "c",
+        "cloudEvents_source": "urn:x",
+    }
+    rig.queue.send(json.dumps({"EventId": rig.imds.schedule()}).encode(), properties=properties)
+    rig.run()
+    assert rig.reasons() == ["malformed"]
+    assert rig.imds.posts == []
+
+
 def test_signing_secrets_are_read_again_for_each_command(make_rig: MakeRig, tmp_path: Path) -> None:
     file = tmp_path / "secrets"
     file.write_text(OTHER_SECRET)
