@@ -68,10 +68,10 @@ def settings_of(config: Config) -> ApprovalSettings:
     """Return the settings of the approvals.
 
     Raises:
-        UsageError: the configuration has none.
+        UsageError: the configuration has none, or none with a bus.
     """
-    if config.approvals is None:
-        raise UsageError("there is no [approvals] in the configuration; see README.md")
+    if config.approvals is None or not config.approvals.has_bus:
+        raise UsageError("there is no [approvals] with a Service Bus in the configuration; see README.md")
     return config.approvals
 
 

@@ -133,9 +133,14 @@ def _document(client: ImdsClient) -> Finding:
 
 def _instance(client: ImdsClient) -> Finding:
     try:
-        return Finding(check="instance", result="ok", message=f"this VM is {client.instance().name}")
+        vm = client.instance()
+        named = "" if vm.vm_id else ", named by [imds] vm_name"
+        return Finding(check="instance", result="ok", message=f"this VM is {vm.name}{named}")
     except ImdsError as error:
-        remedy = "events are published without AffectsThisVm, and with the host's name in source"
+        remedy = (
+            "events are published without AffectsThisVm, and with the host's name in source, and nothing is "
+            "approved; where there is no instance data, set vm_name in [imds]"
+        )
         return Finding(check="instance", result="warn", message=str(error), remedy=remedy)
 
 
@@ -178,6 +183,9 @@ _REMEDIES: tuple[tuple[type[DeliveryError], str], ...] = (
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
+    if not settings.has_bus:
+        yield Finding(check="approvals", result="ok", message="only auto rules approve: there is no bus")
+        return
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
     with closing(ImdsClient(config.imds, clock=Clock())) as client:

@@ -89,6 +89,7 @@ class ApprovalSettings(ReceiverSettings):
     `session` is a template of {resource_group} and {vm}, in lower case. With `signing_secrets`, one a line, a
     command needs a Standard Webhooks signature. A command for an event that is not in the document
     yet waits for `grace_seconds`. `receipts_subscription` is where `approve --wait` looks for the receipt.
+    With auto rules, the bus may be left out.
     """
 
     session: str = ""
@@ -103,6 +104,12 @@ class ApprovalSettings(ReceiverSettings):
     @classmethod
     def _join_secrets(cls, given: Any) -> Any:
         return join_signing_secrets(given)
+
+    @property
+    def has_bus(self) -> bool:
+        """Whether commands come from a bus: without one there are only auto rules."""
+        given = (self.namespace, self.connection_string, self.entity, self.subscription)
+        return not self.auto or any(given)
 
     @field_validator("session")
     @classmethod

@@ -42,8 +42,15 @@ class BusSettings(IdentitySettings):
     topic: str = ""
     queue: str = ""
 
+    @property
+    def has_bus(self) -> bool:
+        """Whether there is a bus at all; only settings that work without one may have none."""
+        return True
+
     @model_validator(mode="after")
     def _check_bus(self) -> BusSettings:
+        if not self.has_bus:
+            return self
         if bool(self.namespace) == (self.connection_string is not None):
             raise ValueError("give either namespace or connection_string (or connection_string_file)")
         if self.namespace and not HOST.fullmatch(self.namespace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -20,11 +21,15 @@ FIRST_VERSIONS = {"Description": "2019-04-01", "EventSource": "2019-08-01", "Dur
 
 
 class ImdsSettings(Settings):
-    """Where IMDS is and how often it is asked."""
+    """Where IMDS is and how often it is asked.
+
+    `vm_name` names this VM where there is no instance data, which is not asked for then.
+    """
 
     endpoint: str = "http://169.254.169.254"
     api_version: ApiVersion = "2020-07-01"
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
+    vm_name: str = ""
 
     @field_validator("endpoint")
     @classmethod
@@ -34,6 +39,13 @@ class ImdsSettings(Settings):
         if value.startswith("https:"):
             raise ValueError("expected http://address: IMDS does not use TLS")
         return check_url(value.rstrip("/"), allow_http=True)
+
+    @field_validator("vm_name")
+    @classmethod
+    def _check_vm_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", value):
+            raise ValueError("expected the name of this VM as in Resources, for example web-0 or web_0")
+        return value
 
     def lack(self, name: str) -> str:
         """Return why no document has a property, "" if documents of this api-version have it."""

@@ -91,7 +91,9 @@ class ImdsClient:
         return self._body(answer)
 
     def instance(self) -> Vm:
-        """Request the instance data; see Imds."""
+        """Request the instance data, unless the settings name the VM; see Imds."""
+        if self._settings.vm_name:
+            return Vm(name=self._settings.vm_name)
         try:
             connection = self._connect()
             answer = connection.send(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
@@ -25,6 +26,7 @@ from bridge.service.identity import Role, VmIdentity, approval_session
 from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
+    from bridge.azure.receiver import Receiver
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
     from bridge.service.dispatcher import Dispatcher
@@ -214,7 +216,6 @@ def _forward(parts: Parts) -> Flow:
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
-    from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = parts.config, parts.clock
@@ -224,11 +225,15 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     def session() -> str | None:
         return approval_session(settings.session, identity.vm if identity.resolved else None)
 
-    received = BusReceiver(settings, what="commands", session=session, clock=clock, stop=parts.stop)
+    bus: Receiver | None = None
+    if settings.has_bus:
+        from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+
+        bus = BusReceiver(settings, what="commands", session=session, clock=clock, stop=parts.stop)
     listener = Listener(
         settings,
         imds=imds,
-        receiver=received,
+        receiver=bus or MemoryReceiver(MemoryQueue(), stop=parts.stop),
         outbox=parts.outbox,
         clock=clock,
         stop=parts.stop,
@@ -236,8 +241,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         dry_run=dry_run,
     )
     return Flow(
-        loops={"decide": listener.run, "commands": received.run},
-        status=lambda: {**listener.status(), "commands": received.status()},
+        loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
+        status=lambda: {**listener.status(), "commands": bus.status() if bus else None},
     )
 
 

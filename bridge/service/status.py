@@ -63,7 +63,8 @@ def _head(status: dict[str, Any]) -> str:
     else:
         lines.append(f"VM    {status['vm'] or 'not available yet'}")
         lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
-    if commands := status.get("commands"):
+    if "commands" in status:
+        commands = status["commands"] or {"from": "none, only auto rules approve", "last_error": None}
         error = f"; NOT RECEIVING: {commands['last_error']}" if commands["last_error"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
         lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) waiting{dry}{error}")

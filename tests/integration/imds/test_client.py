@@ -187,3 +187,8 @@ def test_missing_instance_data_is_empty_and_invalid_characters_are_removed() -> 
     vm = read_vm({**compute, "tagsList": [{"name": "a"}, {"name": 1}, "b", {"name": "n", "value": 5}]})
     assert vm == Vm(name="web-0", location="x" * 1024, tags={"a": "", "n": "5"})
     assert read_vm({"name": "web-0", "tagsList": "env:lab"}) == Vm(name="web-0")
+
+
+def test_a_vm_that_the_settings_name_is_not_looked_for_in_instance_data(lab: ImdsLab) -> None:
+    assert client(lab.url("web-0"), vm_name="other_7").instance() == Vm(name="other_7")
+    assert lab.requests() == []

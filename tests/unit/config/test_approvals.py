@@ -112,3 +112,28 @@ def test_rules_that_are_hardly_meant_are_warnings(given: dict[str, Any], expecte
     warnings = list(settings.warnings())
     assert len(warnings) == len(expected)
     assert all(warning.startswith(start) for warning, start in zip(warnings, expected, strict=True))
+
+
+# Without a bus
+
+
+def test_approvals_with_an_auto_rule_need_no_bus(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[[approvals.auto]]\nevent_source = ["User"]\n')
+    approvals = load(path, {}).approvals
+    assert approvals is not None
+    assert not approvals.has_bus
+
+
+@pytest.mark.parametrize(
+    "text", ["[approvals]\n", '[approvals]\nqueue = "q"\n[[approvals.auto]]\n', "[approvals]\nauto = []\n"]
+)
+def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(tmp_path: Path, text: str) -> None:
+    assert faults(tmp_path, text) == [
+        "approvals: give either namespace or connection_string (or connection_string_file)"
+    ]
+
+
+def test_a_name_that_no_vm_has_is_an_error(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, '[imds]\nvm_name = "web 0"\n')
+    assert fault.startswith('imds.vm_name: given "web 0", expected the name of this VM')
