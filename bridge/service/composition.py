@@ -252,5 +252,12 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
 
     settled = Stop()
     receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)
-    relay = Relay(receiver=receiver, outbox=parts.outbox, clock=parts.clock, stop=parts.stop, settled=settled)
+    relay = Relay(
+        receiver=receiver,
+        outbox=parts.outbox,
+        clock=parts.clock,
+        stop=parts.stop,
+        settled=settled,
+        identity=VmIdentity(parts.config, "relay", imds=None, outbox=parts.outbox, clock=parts.clock),
+    )
     return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})

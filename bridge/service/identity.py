@@ -36,12 +36,14 @@ class VmIdentity:
     Args:
         config: the whole configuration.
         role: what the process does.
-        imds: where instance data comes from.
+        imds: where instance data comes from; None for a process that does not ask IMDS.
         outbox: what keeps the identity and gets the events.
         clock: the time.
     """
 
-    def __init__(self, config: Config, role: Role, *, imds: Imds, outbox: Outbox, clock: Clock) -> None:
+    def __init__(
+        self, config: Config, role: Role, *, imds: Imds | None, outbox: Outbox, clock: Clock
+    ) -> None:
         self._config = config
         self._role = role
         self._imds = imds
@@ -65,7 +67,7 @@ class VmIdentity:
     def resolve(self) -> bool:
         """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
         now = self._clock.monotonic()
-        if self.resolved or now < self._resolve_at:
+        if self._imds is None or self.resolved or now < self._resolve_at:
             return False
         self._resolve_at = now + self._resolve_wait_seconds
         self._resolve_wait_seconds = min(RESOLVE_EVERY_SECONDS, 2 * self._resolve_wait_seconds)
@@ -111,7 +113,12 @@ class VmIdentity:
 
     def notice_clock(self) -> float:
         """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
-        return follow_clock(self._clock, self._outbox)
+        jump = self._clock.jump_seconds()
+        if jump:
+            seconds = round(jump, 1)
+            log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
+            self._outbox.shift(jump)
+        return jump
 
     def emit_heartbeat(self) -> None:
         """Publish a heartbeat at the start and then every hour."""
@@ -160,16 +167,6 @@ class VmIdentity:
             at=self._clock.now(),
         )
         self._outbox.commit([(event, structured(event))], meta={})
-
-
-def follow_clock(clock: Clock, outbox: Outbox) -> float:
-    """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
-    jump = clock.jump_seconds()
-    if jump:
-        seconds = round(jump, 1)
-        log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
-        outbox.shift(jump)
-    return jump
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

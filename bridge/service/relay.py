@@ -18,7 +18,7 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
-from bridge.service.identity import follow_clock
+from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,19 @@ RELAYED = "relayed"  # the kind of the records that recognise a repeated event
 class Relay:
     """Commits events from the bus. `run` and `run_once` are for one thread; `status` may be called from any.
 
-    It publishes no events of its own, not even a heartbeat; status and health show that it runs. It never asks
-    IMDS, so it may run anywhere.
+    Of its own events it publishes only losses; status and health show that it runs. It never asks IMDS, so it may
+    run anywhere.
     """
 
     def __init__(
-        self, *, receiver: Receiver, outbox: Outbox, clock: Clock, stop: Stop, settled: Stop
+        self,
+        *,
+        receiver: Receiver,
+        outbox: Outbox,
+        clock: Clock,
+        stop: Stop,
+        settled: Stop,
+        identity: VmIdentity,
     ) -> None:
         """Prepare to relay.
 
@@ -46,12 +53,14 @@ class Relay:
             clock: for the times in status and logs.
             stop: ends `run`.
             settled: `run` sets it at its end, when it will settle nothing more.
+            identity: publishes losses.
         """
         self._receiver = receiver
         self._outbox = outbox
         self._clock = clock
         self._stop = stop
         self._settled = settled
+        self._identity = identity
         # Committed, perhaps to memory only; by sequence number, so that a redelivery replaces the earlier delivery.
         self._uncompleted: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
@@ -72,7 +81,8 @@ class Relay:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, commit their events, complete what is safe."""
-        follow_clock(self._clock, self._outbox)
+        self._identity.notice_clock()
+        self._identity.emit_losses()
         self._commit(list(islice(self._receiver.messages(wait_seconds), BATCH_EVENTS)))
         self._complete()
 

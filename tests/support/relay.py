@@ -12,6 +12,7 @@ from azure.servicebus import ServiceBusMessage
 
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.bus import RelaySettings
+from bridge.config.models import Config
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
@@ -22,6 +23,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
 from bridge.service.dispatcher import Dispatcher
+from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from bridge.sinks.memory import MemorySink
 from tests.support.bus import message, no_sdk_thread_runs
@@ -130,7 +132,12 @@ class RelayRig:
         self.stopping, settled = Stop(), Stop()
         self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
         self.relay = Relay(
-            receiver=self.receiver, outbox=self.outbox, clock=self._clock, stop=self.stopping, settled=settled
+            receiver=self.receiver,
+            outbox=self.outbox,
+            clock=self._clock,
+            stop=self.stopping,
+            settled=settled,
+            identity=VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock),
         )
         self._dispatchers = [
             Dispatcher(

@@ -12,7 +12,7 @@ import pytest
 from bridge.config.models import Config
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.outbox import Loss, Outbox
 from bridge.service.identity import VmIdentity, approval_session
 from tests.support.clock import MovedClock
 from tests.support.imds import WEB_0, WEB_1
@@ -41,7 +41,7 @@ def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> VmIdentity:
     return VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock)
 
 
-def heartbeats(outbox: Outbox) -> list[dict[str, Any]]:
+def published(outbox: Outbox) -> list[dict[str, Any]]:
     return [event.envelope for event in outbox.pending("a", 100)[1]]
 
 
@@ -52,7 +52,7 @@ def test_a_heartbeat_states_its_own_number_as_the_last_one(
     identity.emit_heartbeat()
     identity.next_sequence()
     identity.emit_stopping()
-    numbers = [(event["reporterseq"], event["data"]["LastReporterSeq"]) for event in heartbeats(outbox)]
+    numbers = [(event["reporterseq"], event["data"]["LastReporterSeq"]) for event in published(outbox)]
     assert numbers == [("000000000001", 1), ("000000000003", 3)]
 
 
@@ -61,10 +61,10 @@ def test_heartbeats_are_an_hour_apart(imds: ImdsDouble, outbox: Outbox, clock: M
     identity.emit_heartbeat()
     clock.advance(3599)
     identity.emit_heartbeat()
-    assert len(heartbeats(outbox)) == 1
+    assert len(published(outbox)) == 1
     clock.advance(1)
     identity.emit_heartbeat()
-    assert [event["data"]["Reason"] for event in heartbeats(outbox)] == ["Started", "Hourly"]
+    assert [event["data"]["Reason"] for event in published(outbox)] == ["Started", "Hourly"]
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,76 @@ def test_instance_data_is_requested_less_and_less_often_but_every_30_seconds(
             requested_at.append(second)
         clock.advance(1)
     assert requested_at == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 + 60)
+
+
+def note_loss(outbox: Outbox, *losses: Loss) -> None:
+    for loss in losses:
+        outbox._state.note_loss(loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "data", "must_repeat"),
+    [
+        (
+            SIZE_LIMIT,
+            {
+                "Reason": "SizeLimit",
+                "Count": 3,
+                "Sink": "a",
+                "OldestTime": "2001-09-09T01:46:40.000Z",
+                "NewestTime": "2001-09-09T01:47:40.000Z",
+            },
+            False,
+        ),
+        (
+            Loss(reason="Damage", count=None),
+            {"Reason": "Damage", "Count": None, "Sink": None, "OldestTime": None, "NewestTime": None},
+            True,
+        ),
+        (
+            Loss(reason="Damage", count=0),
+            {"Reason": "Damage", "Count": 0, "Sink": None, "OldestTime": None, "NewestTime": None},
+            False,
+        ),
+    ],
+    ids=["the size limit", "unknown damage", "damage without a loss"],
+)
+def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
+    imds: ImdsDouble, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
+) -> None:
+    outbox.set_meta({"watch": "kept"})
+    identity = start(imds, outbox, MovedClock())
+    identity.resolve()
+    note_loss(outbox, loss)
+    assert identity.emit_losses() is must_repeat
+    assert outbox.meta("watch") == ("" if must_repeat else "kept")
+    (event,) = published(outbox)
+    assert event["type"] == "io.imdsbridge.bridge.loss.v1"
+    assert event["reporterseq"] == "000000000001"
+    assert {name: event["data"][name] for name in data} == data
+    assert event["data"]["Vm"]["Name"] == "web-0"
+    assert outbox.losses() == []
+
+
+def test_losses_are_published_together_and_at_most_once_a_minute(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+) -> None:
+    identity = start(imds, outbox, clock)
+    note_loss(outbox, SIZE_LIMIT, replace(SIZE_LIMIT, sink="b"))
+    identity.emit_losses()
+    note_loss(outbox, SIZE_LIMIT)
+    clock.advance(59)
+    note_loss(outbox, SIZE_LIMIT)
+    assert not identity.emit_losses()
+    assert len(published(outbox)) == 2
+    clock.advance(1)
+    identity.emit_losses()
+    clock.advance(60)
+    identity.emit_losses()
+    assert [event["data"]["Count"] for event in published(outbox)] == [3, 3, 6]
 
 
 @pytest.mark.parametrize(

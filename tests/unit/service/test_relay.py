@@ -10,10 +10,12 @@ import pytest
 
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
+from bridge.service.identity import VmIdentity
 from bridge.service.relay import REPEAT_LOG_SECONDS, Relay
 from tests.support.clock import MovedClock
 from tests.support.outbox import failing_disk
@@ -24,15 +26,15 @@ class RelayOnDoubles:
     """The real relay and outbox with a queue in memory; sinks are cursors that the test moves."""
 
     def __init__(self, folder: Path, *, sinks: int = 1) -> None:
-        self._folder = folder
+        self.folder = folder
         self._sinks = [f"sink{number}" for number in range(sinks)]
         self.clock = MovedClock()
         self.queue = MemoryQueue(now=self.clock.now)
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self.outbox = Outbox(
-            StateFolder(self._folder),
+            StateFolder(self.folder),
             clock=self.clock,
             sinks={name: (Filter(), True) for name in self._sinks},
             max_bytes=2**30,
@@ -46,13 +48,18 @@ class RelayOnDoubles:
             clock=self.clock,
             stop=self.stop,
             settled=self.settled,
+            identity=VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self.clock),
         )
 
-    def restart(self) -> None:
-        """End the process without a word, and start it again on the same state."""
+    def crash(self) -> None:
+        """End the process."""
         self.receiver.disconnect()
         self.outbox.close()
-        self._start()
+
+    def restart(self) -> None:
+        """End the process, and start it again on the same state."""
+        self.crash()
+        self.start()
 
     def send(self, *names: str) -> None:
         """Put events on the queue."""
@@ -280,6 +287,24 @@ def test_without_a_store_messages_that_no_sink_has_are_abandoned_at_the_stop(rig
         disk.recover()
     assert [message.locked_by for message in rig.queue.messages] == [None] * 5
     assert rig.completed == 0
+
+
+# Losses
+
+
+def test_a_loss_is_published_as_an_event_of_the_relay(rig: RelayOnDoubles) -> None:
+    rig.send("a")
+    rig.run()
+    rig.deliver()
+    rig.crash()
+    (rig.folder / "outbox.db").write_bytes(b"nonsense" * 1000)
+    rig.start()
+    rig.run(2)
+    _, (loss,) = rig.outbox.pending("sink0", 100)
+    assert loss.type == "io.imdsbridge.bridge.loss.v1"
+    assert loss.envelope["reporter"].endswith("/relay")
+    assert loss.envelope["data"]["Reason"] == "Damage"
+    assert rig.outbox.losses() == []
 
 
 # Sinks, the clock and the stop
