@@ -242,8 +242,16 @@ class DocumentChangedData(Part):
     Vm: ReportingVm
 
 
+_cause = _property(
+    "Why there was no usable answer: NoAnswer (IMDS gave none), Suspended (imds-bridge or the VM did not run) or "
+    "Restart (of imds-bridge).",
+    *("NoAnswer", "Restart"),
+    default=None,
+)
+
+
 class UnreachableData(Part):
-    """IMDS has given no usable answer for five seconds: events may be missed."""
+    """There was no usable answer of IMDS for more than five seconds: events may be missed."""
 
     Since: datetime | None = _property(
         "The time of the last usable answer; null if there was none.", *(_INSTANT, None), unit=TIME
@@ -251,6 +259,7 @@ class UnreachableData(Part):
     Reason: str = _property(
         "What went wrong, as text for people.", "IMDS at http://169.254.169.254 answered 500"
     )
+    Cause: str | None = _cause
     Vm: ReportingVm
 
 
@@ -268,6 +277,7 @@ class RecoveredData(Part):
     BlindSeconds: float | None = _property(
         "The time from BlindFrom to BlindTo; null without BlindFrom.", *(60.5, None), unit="seconds"
     )
+    Cause: str | None = _cause
     Vm: ReportingVm
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha1, sha256
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
@@ -28,6 +28,8 @@ NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 
 # EventStatus of an event that is gone; Microsoft's preview of Event Grid uses the same values.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
+# Why there was no usable answer of IMDS for a while.
+GapCause = Literal["NoAnswer", "Suspended", "Restart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +109,15 @@ class Reporter:
             },
         )
 
-    def unreachable(self, *, since: datetime | None, reason: str, sequence: int, at: datetime) -> CloudEvent:
+    def unreachable(
+        self, *, since: datetime | None, reason: str, cause: GapCause, sequence: int, at: datetime
+    ) -> CloudEvent:
         """Build the event that reports that IMDS cannot be reached.
 
         Args:
             since: the time of the last usable answer; None if there was none.
             reason: what went wrong.
+            cause: of the gap.
             sequence: this event's `reporterseq`.
             at: now.
         """
@@ -120,14 +125,17 @@ class Reporter:
             "imds.unreachable",
             sequence=sequence,
             at=at,
-            data={"Since": iso_utc(since) if since else None, "Reason": reason},
+            data={"Since": iso_utc(since) if since else None, "Reason": reason, "Cause": cause},
         )
 
-    def recovered(self, *, since: datetime | None, sequence: int, at: datetime) -> CloudEvent:
+    def recovered(
+        self, *, since: datetime | None, cause: GapCause, sequence: int, at: datetime
+    ) -> CloudEvent:
         """Build the event that reports that IMDS answers again.
 
         Args:
             since: the time of the last usable answer before the gap; None if there was none.
+            cause: of the gap.
             sequence: this event's `reporterseq`.
             at: the time of the first usable answer after the gap.
         """
@@ -139,6 +147,7 @@ class Reporter:
                 "BlindFrom": iso_utc(since) if since else None,
                 "BlindTo": iso_utc(at),
                 "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
+                "Cause": cause,
             },
         )
 

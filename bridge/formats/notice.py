@@ -86,11 +86,14 @@ def _describe_unreachable(view: EventView, context: RenderContext) -> Message:
     since = instant_of(view.data.get("Since"))
     duration = f"for {format_duration(context.seconds_until(since))}" if since else "since it started"
     fields = [context.field("Unreachable since", since)] if since else []
+    did_not_run = view.get("Cause") in ("Restart", "Suspended")
     return Message(
         tone="attention",
         title=f"{view.short_vm} has not seen its Scheduled Events {duration}",
         sentences=(
-            "IMDS gives no good answer. Until it does, maintenance of this VM may come without a notice.",
+            "imds-bridge did not run meanwhile."
+            if did_not_run
+            else "IMDS gives no good answer. Until it does, maintenance of this VM may come without a notice.",
         ),
         fields=(*fields, context.field("Reason", view.get("Reason") or "unknown")),
     )

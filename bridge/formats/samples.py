@@ -101,8 +101,10 @@ def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:
     scheduled = change_event(Change(kind="scheduled", event=event), at)
     before = at - timedelta(seconds=42)
     yield _REPORTER.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
-    yield _REPORTER.unreachable(since=before, reason="no answer within 10 s", sequence=2, at=at)
-    yield _REPORTER.recovered(since=before, sequence=3, at=at)
+    yield _REPORTER.unreachable(
+        since=before, reason="no answer within 10 s", cause="NoAnswer", sequence=2, at=at
+    )
+    yield _REPORTER.recovered(since=before, cause="NoAnswer", sequence=3, at=at)
     yield _REPORTER.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
     yield _REPORTER.loss(
         reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at

@@ -16,6 +16,7 @@ from bridge.errors import StateError
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
+LAST_GOOD = "last-good"
 LOCK = "lock"
 REQUEST_SUFFIX = ".request"
 REQUESTS = ("mark-retry", "drop-dead-letter")
@@ -138,6 +139,22 @@ class StateFolder:
         except (OSError, ValueError):
             return None
         return status if isinstance(status, dict) else None
+
+    def write_last_good(self, text: str) -> None:
+        """Keep the time of the last usable answer, over the one before; a text has always the same length."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+
+    def read_last_good(self) -> str:
+        """Return what was last written, "" if nothing was."""
+        try:
+            return (self.path / LAST_GOOD).read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ""
 
     def _take(self) -> int:
         lock = _open_lock(self.path / LOCK)

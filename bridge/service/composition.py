@@ -208,6 +208,7 @@ def _forward(parts: Parts) -> Flow:
         parts.config,
         imds=imds,
         outbox=parts.outbox,
+        folder=parts.folder,
         clock=parts.clock,
         stop=parts.stop,
         boot_id=read_boot_id(),

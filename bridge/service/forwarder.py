@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
-from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
@@ -13,24 +12,23 @@ from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
-from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
+from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
+from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock, full_jitter
-from bridge.runtime.instants import iso_utc, parse_iso
+from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
+from bridge.service.reachability import Reachability
 
 log = logging.getLogger(__name__)
 
 RETRY_BASE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 5.0
 LAST_POLL_SECONDS = 2.0
-REMEMBER_EVERY_SECONDS = 60.0
-REPEAT_LOG_SECONDS = 600.0
-NEVER = "never"
 
 
 class Forwarder:
@@ -40,13 +38,22 @@ class Forwarder:
         config: the whole configuration.
         imds: where documents come from.
         outbox: what keeps the state and gets the events.
+        folder: what keeps the time of the last usable answer.
         clock: the time.
         stop: what ends `run`.
         boot_id: the machine's, "" if unknown.
     """
 
     def __init__(
-        self, config: Config, *, imds: Imds, outbox: Outbox, clock: Clock, stop: Stop, boot_id: str = ""
+        self,
+        config: Config,
+        *,
+        imds: Imds,
+        outbox: Outbox,
+        folder: StateFolder,
+        clock: Clock,
+        stop: Stop,
+        boot_id: str = "",
     ) -> None:
         self._config = config
         self._imds = imds
@@ -57,14 +64,13 @@ class Forwarder:
         self._watch = _load_watch(outbox.meta("watch"))
         self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock)
         self._body: bytes | None = None
-        self._good_at: float | None = None  # monotonic, in this process
-        self._good_time = parse_iso(outbox.meta("last_good_at"))
-        self._outage_since = outbox.meta("outage_since")  # of an outage that is published, else ""
-        self._remembered_at = -math.inf
-        self._began_at = clock.monotonic()
-        self._failures = 0
-        self._last_error = ""
-        self._logged_at = -math.inf
+        self._reachability = Reachability(
+            poll_seconds=config.imds.poll_seconds,
+            identity=self._identity,
+            outbox=outbox,
+            folder=folder,
+            clock=clock,
+        )
 
     def run(self) -> None:
         """Poll until `stop` is set, then once more."""
@@ -81,7 +87,6 @@ class Forwarder:
             else:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
-        self._remember_good_time()
         self._identity.emit_stopping()
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
@@ -94,25 +99,25 @@ class Forwarder:
             How long to wait before the next request, None for the usual interval.
         """
         self._notice_clock()
-        may_be_off = self._service_may_be_off()
+        may_be_off = self._reachability.service_may_be_off()
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
-        waiting = None if may_be_off else self._note_waiting
+        waiting = None if may_be_off else self._reachability.note_waiting
         try:
             body = self._imds.document(timeout_seconds=limit_seconds, waiting=waiting)
             self._process(body, may_be_off=may_be_off)
         except ImdsError as error:
-            self._note_failure(error)
+            self._reachability.note_failure(error)
             return self._pause_seconds(error)
         return None
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows."""
-        document = self._watch.document
+        document, good_time = self._watch.document, self._reachability.good_time
         return {
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
-            "last_error": self._last_error or None,
-            "last_good_at": iso_utc(self._good_time) if self._good_time else None,
+            "last_error": self._reachability.last_error or None,
+            "last_good_at": iso_utc(good_time) if good_time else None,
             "document": document.raw if document else None,
             "missing": [missing.event.raw for missing in self._watch.missing.values()],
         }
@@ -124,22 +129,17 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
-        now = self._clock.monotonic()
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
         if self._identity.resolve():
             # The state was that of another VM.
-            self._watch, self._good_time, self._outage_since = Watch(), None, ""
+            self._watch = Watch()
+            self._reachability.forget()
             document = self._parse(body)
-        gap_seconds = None if self._good_at is None else now - self._good_at
-        self._end_outage(gap_seconds)
+        gap_seconds = self._reachability.note_answer()
         if document:
             self._compare(document, gap_seconds, service_was_off=may_be_off)
             self._body = body
-        self._good_at = now
-        self._good_time = self._clock.now()
-        if now - self._remembered_at >= REMEMBER_EVERY_SECONDS:
-            self._remember_good_time()
 
     def _parse(self, body: bytes) -> Document:
         try:
@@ -167,8 +167,10 @@ class Forwarder:
         fingerprints = [change.fingerprint for change in changes]
         counts = [self._outbox.occurrences(fingerprint) for fingerprint in fingerprints]
         events = self._events(before, document, list(zip(changes, counts, strict=True)))
-        self._commit(
-            events, occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)}
+        self._outbox.commit(
+            [(event, structured(event)) for event in events],
+            meta={"watch": watch.dump()},
+            occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)},
         )
         _log_changes(document, changes)
 
@@ -194,36 +196,6 @@ class Forwarder:
             )
         return events
 
-    def _commit(
-        self, events: list[CloudEvent], *, occurrences: dict[str, int] | None = None, **meta: str
-    ) -> None:
-        encoded = [(event, structured(event)) for event in events]
-        self._outbox.commit(encoded, meta={"watch": self._watch.dump(), **meta}, occurrences=occurrences)
-
-    def _service_may_be_off(self) -> bool:
-        """Return whether there was no usable answer for a day, after which the service is off."""
-        if self._good_at is not None:
-            return self._clock.monotonic() - self._good_at >= OFF_AFTER_SECONDS
-        if self._good_time is None:
-            return True
-        return (self._clock.now() - self._good_time).total_seconds() >= OFF_AFTER_SECONDS
-
-    # Outages
-
-    def _note_waiting(self) -> None:
-        """Publish an outage while a request is not answered."""
-        self._publish_outage("IMDS does not answer")
-
-    def _note_failure(self, error: ImdsError) -> None:
-        """Log a failure, and publish an outage once it is one."""
-        now = self._clock.monotonic()
-        self._failures += 1
-        self._last_error = str(error)
-        if self._failures == 1 or now - self._logged_at >= REPEAT_LOG_SECONDS:
-            log.warning("IMDS gave no usable answer: %s; retrying", error)
-            self._logged_at = now
-        self._publish_outage(str(error))
-
     def _pause_seconds(self, error: ImdsError) -> float | None:
         """Return how long to leave IMDS alone; None unless it asked for that."""
         if error.status != HTTPStatus.TOO_MANY_REQUESTS:
@@ -231,45 +203,11 @@ class Forwarder:
         wanted = error.retry_after_seconds
         if wanted is None:
             wanted = full_jitter(
-                self._failures - 1, base_seconds=RETRY_BASE_SECONDS, limit_seconds=RETRY_LIMIT_SECONDS
+                self._reachability.failures - 1,
+                base_seconds=RETRY_BASE_SECONDS,
+                limit_seconds=RETRY_LIMIT_SECONDS,
             )
         return max(self._poll_seconds, min(RETRY_LIMIT_SECONDS, wanted))
-
-    @property
-    def _outage_seconds(self) -> float:
-        return max(CONTINUOUS_SECONDS, 2 * self._poll_seconds)
-
-    def _publish_outage(self, reason: str) -> None:
-        """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""
-        gap_seconds = self._clock.monotonic() - (self._began_at if self._good_at is None else self._good_at)
-        if self._outage_since or gap_seconds < self._outage_seconds:
-            return
-        self._outage_since = iso_utc(self._good_time) if self._good_time else NEVER
-        event = self._identity.reporter().unreachable(
-            since=self._good_time,
-            reason=reason,
-            sequence=self._identity.next_sequence(),
-            at=self._clock.now(),
-        )
-        self._commit([event], outage_since=self._outage_since)
-
-    def _end_outage(self, gap_seconds: float | None) -> None:
-        """Publish the end of an outage; also its start, if nothing ran that could have noticed it."""
-        if gap_seconds is not None and gap_seconds > self._outage_seconds:
-            self._publish_outage(
-                self._last_error or f"nothing was asked for {gap_seconds:.1f} s: the process did not run"
-            )
-        if self._failures:
-            log.info("IMDS answers again", extra={"failures": self._failures})
-        self._failures, self._last_error = 0, ""
-        if self._outage_since:
-            event = self._identity.reporter().recovered(
-                since=parse_iso(self._outage_since),
-                sequence=self._identity.next_sequence(),
-                at=self._clock.now(),
-            )
-            self._outage_since = ""
-            self._commit([event], outage_since="")
 
     # Time
 
@@ -282,13 +220,7 @@ class Forwarder:
             for key, missing in self._watch.missing.items()
         }
         self._watch = replace(self._watch, missing=missing)
-        if self._good_time:
-            self._good_time += timedelta(seconds=jump)
-
-    def _remember_good_time(self) -> None:
-        if self._good_time:
-            self._remembered_at = self._clock.monotonic()
-            self._outbox.set_meta({"last_good_at": iso_utc(self._good_time)})
+        self._reachability.shift(jump)
 
 
 def _load_watch(text: str) -> Watch:

@@ -97,7 +97,17 @@ def forwarder(folder: Path, imds_url: str, hook_url: str = "") -> Iterator[tuple
     dispatchers = parts.dispatchers() if hook_url else []
     threads = [start_thread(NAME, one.run) for one in dispatchers]
     try:
-        yield Forwarder(config, imds=imds, outbox=parts.outbox, clock=parts.clock, stop=parts.stop), imds
+        yield (
+            Forwarder(
+                config,
+                imds=imds,
+                outbox=parts.outbox,
+                folder=parts.folder,
+                clock=parts.clock,
+                stop=parts.stop,
+            ),
+            imds,
+        )
     finally:
         for one, thread in zip(dispatchers, threads, strict=True):
             one.stop_when_drained()

@@ -53,6 +53,7 @@ class Member:
             config,
             imds=ImdsClient(config.imds, clock=clock),
             outbox=self._outbox,
+            folder=StateFolder(folder),
             clock=clock,
             stop=self._stop,
         )

@@ -119,6 +119,7 @@ class Station:
             self.config,
             imds=self.imds,
             outbox=self.outbox,
+            folder=StateFolder(self.folder),
             clock=self.clock,
             stop=stop,
             boot_id=self.boot_id,

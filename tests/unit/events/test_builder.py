@@ -144,8 +144,8 @@ def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> N
         document_event(replace(REPORTER, vm=replace(VM, vm_id="another"))).id,
         replace_document(at=AT + timedelta(seconds=1)).id,
         replace_document(event_ids=["a"]).id,
-        REPORTER.unreachable(since=None, reason="a", sequence=1, at=AT).id,
-        REPORTER.unreachable(since=None, reason="b", sequence=1, at=AT).id,
+        REPORTER.unreachable(since=None, reason="a", cause="NoAnswer", sequence=1, at=AT).id,
+        REPORTER.unreachable(since=None, reason="b", cause="NoAnswer", sequence=1, at=AT).id,
     ]
     assert len(set(ids)) == len(ids)
     assert document_event().id == document_event().id
@@ -341,14 +341,16 @@ def test_the_first_document_has_no_previous_incarnation() -> None:
 
 
 def test_an_outage_has_its_start_and_its_reason() -> None:
-    event = REPORTER.unreachable(since=AT, reason="no answer within 10 s", sequence=4, at=AT)
+    event = REPORTER.unreachable(
+        since=AT, reason="no answer within 10 s", cause="NoAnswer", sequence=4, at=AT
+    )
     assert event.type == "io.imdsbridge.imds.unreachable.v1"
     assert event.data["Since"] == "2022-04-11T22:11:58.123Z"
     assert event.data["Reason"] == "no answer within 10 s"
 
 
 def test_a_recovery_has_the_start_and_the_end_of_the_gap() -> None:
-    event = REPORTER.recovered(since=AT, sequence=5, at=AT + timedelta(seconds=61.5))
+    event = REPORTER.recovered(since=AT, cause="NoAnswer", sequence=5, at=AT + timedelta(seconds=61.5))
     assert event.type == "io.imdsbridge.imds.recovered.v1"
     assert event.data["BlindFrom"] == "2022-04-11T22:11:58.123Z"
     assert event.data["BlindTo"] == "2022-04-11T22:12:59.623Z"
@@ -356,8 +358,11 @@ def test_a_recovery_has_the_start_and_the_end_of_the_gap() -> None:
 
 
 def test_the_start_of_an_outage_is_null_if_imds_never_answered() -> None:
-    assert UNKNOWN_VM.unreachable(since=None, reason="x", sequence=1, at=AT).data["Since"] is None
-    recovered = UNKNOWN_VM.recovered(since=None, sequence=2, at=AT).data
+    assert (
+        UNKNOWN_VM.unreachable(since=None, reason="x", cause="NoAnswer", sequence=1, at=AT).data["Since"]
+        is None
+    )
+    recovered = UNKNOWN_VM.recovered(since=None, cause="NoAnswer", sequence=2, at=AT).data
     assert (recovered["BlindFrom"], recovered["BlindSeconds"]) == (None, None)
 
 

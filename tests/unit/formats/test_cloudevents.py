@@ -47,8 +47,8 @@ def all_by(reporter: events.Reporter) -> dict[str, CloudEvent]:
         "document.changed": reporter.document(
             document(2, entry(Description=NASTY), NASTY), previous=None, event_ids=["a"], sequence=1, at=AT
         ),
-        "imds.unreachable": reporter.unreachable(since=AT, reason=NASTY, sequence=2, at=AT),
-        "imds.recovered": reporter.recovered(since=None, sequence=3, at=AT),
+        "imds.unreachable": reporter.unreachable(since=AT, reason=NASTY, cause="NoAnswer", sequence=2, at=AT),
+        "imds.recovered": reporter.recovered(since=None, cause="NoAnswer", sequence=3, at=AT),
     }
 
 

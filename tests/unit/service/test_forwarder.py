@@ -19,6 +19,7 @@ from tests.support.diff import BEFORE_START, FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Station, name_of
 from tests.support.imds import WEB_0, WEB_1, ScriptedImds
 
+GAP = ["imds.unreachable", "imds.recovered"]
 DOCUMENT = ["document"]
 INSTANCE = ["instance"]
 
@@ -154,9 +155,101 @@ def test_a_process_that_did_not_run_publishes_the_gap_afterwards(
     outage, recovery, ended, _ = station.events()
     assert name_of(outage) == "imds.unreachable"
     assert outage["data"]["Since"] == since
-    assert outage["data"]["Reason"] == "nothing was asked for 30.0 s: the process did not run"
+    assert outage["data"]["Reason"] == "imds-bridge did not run"
+    assert [event["data"]["Cause"] for event in (outage, recovery)] == ["Suspended", "Suspended"]
     assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (since, 30)
     assert ended["data"]["EndReason"] == "Gap"
+
+
+@pytest.mark.parametrize("seconds", [6.0, HOUR, 30 * DAY])
+def test_a_gap_over_a_restart_is_published_by_the_first_answer(
+    imds: ScriptedImds, station: Station, seconds: float
+) -> None:
+    station.poll_for(90)
+    since = station.now()
+    station.story()
+    station.restart(after=seconds - 2)
+    imds.fail(500, methods=DOCUMENT, count=1)
+    station.poll()
+    station.poll()
+    outage, recovery = station.events()
+    assert [name_of(outage), name_of(recovery)] == GAP
+    assert (outage["data"]["Since"], outage["data"]["Cause"]) == (since, "Restart")
+    assert outage["data"]["Reason"] == "imds-bridge was restarted"
+    assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindTo"]) == (since, station.now())
+    assert (recovery["data"]["BlindSeconds"], recovery["data"]["Cause"]) == (seconds, "Restart")
+    station.restart()
+    station.poll()
+    assert station.story() == []
+
+
+def test_a_restart_within_five_seconds_is_no_gap(station: Station) -> None:
+    station.poll_for(90)
+    station.story()
+    station.restart(after=3)
+    station.poll()
+    assert station.story() == []
+
+
+def test_an_outage_after_a_restart_is_one_gap_from_the_last_answer_before_it(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    since = station.now()
+    station.story()
+    station.restart(after=10)
+    imds.fail(500, methods=DOCUMENT)
+    station.poll_for(6)
+    imds.restore()
+    station.poll_for(3)
+    outage, recovery = station.events()
+    assert (outage["data"]["Since"], outage["data"]["Cause"]) == (since, "NoAnswer")
+    assert (recovery["data"]["BlindSeconds"], recovery["data"]["Cause"]) == (17, "NoAnswer")
+
+
+def test_a_gap_over_a_restart_is_published_only_once_the_kept_identity_is_confirmed(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    since = station.now()
+    (before,) = station.events()
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=9)
+    station.poll_for(3)
+    assert station.story() == []
+    imds.restore()
+    station.poll_for(4)
+    _, recovery = station.events()
+    assert recovery["reporterepoch"] == before["reporterepoch"]
+    assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (since, 10)
+
+
+def test_a_clone_publishes_no_gap_of_the_original(imds: ScriptedImds, station: Station) -> None:
+    station.poll()
+    imds.vm = WEB_1
+    station.forget()
+    station.restart(after=HOUR)
+    station.poll_for(3)
+    assert station.story() == ["document.changed"]
+
+
+def test_a_clock_that_was_set_back_between_two_runs_is_no_gap(station: Station) -> None:
+    station.poll()
+    station.story()
+    station.clock.jump(-HOUR)
+    station.restart()
+    station.poll_for(3)
+    assert station.story() == []
+
+
+@pytest.mark.parametrize("text", ["", "never", "2026-", "\0" * 24, "9" * 4000])
+def test_an_unreadable_time_of_the_last_answer_is_none(station: Station, text: str) -> None:
+    station.poll()
+    station.story()
+    (station.folder / "last-good").write_text(text)
+    station.restart(after=HOUR)
+    station.poll()
+    assert station.story() == []
 
 
 def test_a_gap_of_five_seconds_is_not_published(station: Station) -> None:
@@ -214,7 +307,7 @@ def test_an_end_after_a_reboot_of_this_vm_says_so(imds: ScriptedImds, station: S
     station.restart(after=60)
     imds.end()
     station.poll()
-    ended, _ = station.events()
+    ended = station.events()[len(GAP)]
     assert (ended["data"]["EndReason"], ended["data"]["VmRebooted"]) == ("Restart", True)
 
 
@@ -271,7 +364,7 @@ def test_a_change_during_a_restart_is_published_at_the_start(imds: ScriptedImds,
     station.restart(after=10)
     imds.start(FIRST)
     station.poll()
-    assert station.story() == [f"scheduledevent.started {FIRST}", "document.changed"]
+    assert station.story() == [*GAP, f"scheduledevent.started {FIRST}", "document.changed"]
 
 
 def test_a_restart_is_a_gap_in_the_watch(imds: ScriptedImds, station: Station) -> None:
@@ -598,7 +691,7 @@ def test_the_five_minutes_continue_over_a_restart(imds: ScriptedImds, station: S
     station.story()
     station.restart(after=100)
     station.poll()
-    assert station.story() == []
+    assert station.story() == GAP
     station.poll_for(200)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
@@ -612,7 +705,7 @@ def test_a_first_call_that_turned_the_service_on_gives_missing_events_five_minut
     imds.end(FIRST)
     imds.lags = [110.0]
     station.poll()
-    assert station.story()[2:] == ["document.changed"]
+    assert station.story()[2:] == [*GAP, "document.changed"]
     station.poll_for(300)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
@@ -628,8 +721,7 @@ def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_
         if restarted:
             station.restart(after=DAY)
         station.poll(after=1 if restarted else DAY)
-        outage = [] if restarted else ["imds.unreachable", "imds.recovered"]
-        assert station.story() == [*outage, "document.changed"]
+        assert station.story() == [*GAP, "document.changed"]
         station.poll_for(301)
         assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
