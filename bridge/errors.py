@@ -20,6 +20,11 @@ from __future__ import annotations
 class BridgeError(Exception):
     """Anything that imds-bridge raises on purpose; its text is written for an operator."""
 
+    @property
+    def lines(self) -> list[str]:
+        """The text, as the lines that are printed."""
+        return [str(self)]
+
 
 class ConfigError(BridgeError):
     """The configuration is wrong; `faults` describes each mistake in one line."""
@@ -28,7 +33,13 @@ class ConfigError(BridgeError):
         self.source = source
         self.faults = faults
         noun = "1 error" if len(faults) == 1 else f"{len(faults)} errors"
-        super().__init__(f"{source}: {noun} in the configuration\n" + "\n".join(f"  {f}" for f in faults))
+        self._lines = [f"{source}: {noun} in the configuration", *(f"  {fault}" for fault in faults)]
+        super().__init__("\n".join(self._lines))
+
+    @property
+    def lines(self) -> list[str]:
+        """A heading, and a line for each fault."""
+        return self._lines
 
 
 class SecretFault(str):

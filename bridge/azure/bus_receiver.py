@@ -241,7 +241,7 @@ class BusReceiver:
         return self._worker.call(function, limit_seconds=limit_seconds)
 
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
-        message = _convert(received, self._generation)
+        message = convert(received, self._generation)
         self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
         self._active_at = self._clock.monotonic()
         self._arrived.put(message)
@@ -366,8 +366,8 @@ def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str
     return client.get_queue_receiver(settings.queue, **options)
 
 
-def _convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMessage:
-    """Read a message of the SDK, whatever its sender has put into it."""
+def convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMessage:
+    """Read a message of the SDK, whatever its sender has put into it; `generation` counts the connections."""
     number = _try(lambda: received.sequence_number)
     fault = fault_of(received)
     properties: dict[str, str] = {}
@@ -391,7 +391,7 @@ def _try(read: Callable[[], T]) -> T | None:
     """Read a value of a message, None if its type makes that impossible."""
     try:
         return read()
-    except Exception:  # noqa: BLE001 - as in _convert
+    except Exception:  # noqa: BLE001 - as in convert
         return None
 
 

@@ -35,7 +35,7 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (
         sdk.MessagingEntityNotFoundError,
         Misconfigured,
-        "there is no such queue or topic; retrying until there is",
+        "there is no such queue or topic",
     ),
     (sdk.MessagingEntityDisabledError, Misconfigured, "the queue or topic is disabled"),
     (sdk.ServiceBusAuthenticationError, Misconfigured, "the key or identity is refused"),

@@ -1,4 +1,4 @@
-"""What `imds-bridge approve` does: put a command on the bus, and wait for its receipt if asked to."""
+"""What `imds-bridge approve` sends: a command on the bus."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import getpass
 import json
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -20,7 +19,7 @@ from bridge.azure.servicebus import address_of, connect, delivery_error
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import type_of
-from bridge.errors import ImdsError, UsageError
+from bridge.errors import DeliveryError, ImdsError, UsageError
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.formats.text import format_relative
 from bridge.http.signing import sign
@@ -32,8 +31,6 @@ from bridge.runtime.instants import iso_utc
 from bridge.service.identity import approval_session
 
 SEND_SECONDS = 15.0
-PEEK_SECONDS = 0.5
-PEEK_MESSAGES = 100
 _DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}
 
@@ -136,6 +133,8 @@ def send(config: Config, request: ApproveCommand) -> str:
             get = client.get_topic_sender if settings.topic else client.get_queue_sender
             with get(settings.entity) as sender:
                 sender.send_messages(message, timeout=SEND_SECONDS)
+    except DeliveryError:
+        raise
     except Exception as error:
         raise delivery_error(error, address_of(settings)) from error
     return str(envelope["id"])
@@ -198,73 +197,3 @@ def _session(config: Config, settings: ApprovalSettings, request: ApproveCommand
             client.close()
         vm = Vm(name=request.vm or here.name, resource_group=request.resource_group or here.resource_group)
     return approval_session(settings.session, vm) or ""
-
-
-def wait_for_receipts(
-    config: Config,
-    command_id: str,
-    count: int,
-    *,
-    limit_seconds: float,
-    on_receipt: Callable[[dict[str, Any]], None],
-) -> list[dict[str, Any]]:
-    """Look for the receipts of a command without consuming them; return those that came in time.
-
-    Args:
-        config: names the subscription to look into.
-        command_id: the command's id, which its receipts carry as `causationid`.
-        count: how many receipts to wait for, one for each EventId.
-        limit_seconds: how long to wait for them.
-        on_receipt: called with each receipt as soon as it is found.
-
-    Raises:
-        UsageError: the configuration names no subscription.
-        DeliveryError: the subscription cannot be read.
-    """
-    settings = settings_of(config)
-    if not settings.receipts_topic or not settings.receipts_subscription:
-        raise UsageError("--wait needs receipts_topic and receipts_subscription in [approvals]")
-    found: dict[str, dict[str, Any]] = {}
-    deadline = time.monotonic() + limit_seconds
-    try:
-        with (
-            connect(settings) as client,
-            client.get_subscription_receiver(
-                settings.receipts_topic, settings.receipts_subscription
-            ) as receiver,
-        ):
-            for message in _peek(receiver, deadline):
-                receipt = _receipt(message)
-                if receipt and receipt.get("causationid") == command_id and receipt["id"] not in found:
-                    found[receipt["id"]] = receipt
-                    on_receipt(receipt)
-                if len(found) >= count:
-                    break
-    except Exception as error:
-        raise delivery_error(error, address_of(settings)) from error
-    return list(found.values())
-
-
-def _peek(receiver: Any, deadline: float) -> Iterator[Any]:
-    """Yield all messages, and new ones until the deadline."""
-    next_number = 1
-    while True:
-        messages = receiver.peek_messages(PEEK_MESSAGES, sequence_number=next_number, timeout=SEND_SECONDS)
-        yield from messages
-        if messages:
-            next_number = messages[-1].sequence_number + 1
-        elif time.monotonic() >= deadline:
-            return
-        else:
-            time.sleep(PEEK_SECONDS)  # Ctrl-C ends it
-
-
-def _receipt(message: Any) -> dict[str, Any] | None:
-    try:
-        envelope = json.loads(b"".join(message.body))
-    except (ValueError, TypeError):
-        return None
-    is_receipt = isinstance(envelope, dict) and str(envelope.get("type", "")).startswith(
-        "io.imdsbridge.approval."
-    )
-    return envelope if is_receipt else None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
 
 from bridge.cli import approve
 from bridge.cli.common import add_config, load_config
 from bridge.cli.exit_codes import FAILED, OK
+from bridge.cli.receipts import IgnoredReceipt, Receipt, open_receipts, receipts_settings
 from bridge.config.models import Config
 from bridge.errors import UsageError
+from bridge.runtime.terminal import show
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
@@ -43,14 +45,16 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments)
-    approve.settings_of(config)
+    settings = approve.settings_of(config)
+    if arguments.wait:
+        receipts_settings(settings)
     try:
         expires_seconds = approve.parse_duration(arguments.expires)
     except ValueError as error:
         raise UsageError(f"approve: --expires: {error}") from None
     event_ids = arguments.events or _choose_events(config)
     if not event_ids:
-        print("nothing approved")
+        show("nothing approved")
         return OK
     request = approve.ApproveCommand(
         event_ids=event_ids,
@@ -59,45 +63,50 @@ def _run(arguments: argparse.Namespace) -> int:
         reason=arguments.reason,
         expires_seconds=expires_seconds,
     )
-    command_id = approve.send(config, request)
-    print(f"sent: command {command_id} for {', '.join(event_ids)}")
-    if not arguments.wait:
-        return OK
-    receipts = approve.wait_for_receipts(
-        config, command_id, len(event_ids), limit_seconds=expires_seconds, on_receipt=_print_receipt
-    )
-    if len(receipts) < len(event_ids):
-        print(
-            f"no receipt within {arguments.expires}: is `imds-bridge listen` running on that VM?",
-            file=sys.stderr,
-        )
-    return _result(receipts, expected=len(event_ids))
+    with open_receipts(settings) if arguments.wait else nullcontext() as receipts:
+        command_id = approve.send(config, request)
+        show(f"sent: command {command_id} for {', '.join(event_ids)}")
+        if receipts is None:
+            return OK
+        found = receipts.wait(command_id, event_ids, limit_seconds=expires_seconds)
+        return _report(found, len(event_ids), within=arguments.expires)
 
 
-def _result(receipts: Sequence[dict[str, Any]], *, expected: int) -> int:
-    accepted = [receipt for receipt in receipts if receipt["data"]["Outcome"] == "Accepted"]
-    if len(accepted) < expected:
+def _report(found: Iterator[Receipt | IgnoredReceipt], expected: int, *, within: str) -> int:
+    """Print the receipts as they come; return the exit code."""
+    receipts = []
+    for one in found:
+        if isinstance(one, Receipt):
+            receipts.append(one)
+            show(_describe(one))
+        else:
+            show(f"warning: receipt {one.message_id} is not believed: {one.fault}", stream=sys.stderr)
+    is_whole = len(receipts) == expected or any(not one.event_id for one in receipts)
+    if not is_whole:
+        show(f"no receipt within {within}: is `imds-bridge listen` running on that VM?", stream=sys.stderr)
+    if [one.outcome for one in receipts] != ["Accepted"] * expected:
         return FAILED
-    print("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
+    show("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
     return OK
 
 
-def _print_receipt(receipt: dict[str, Any]) -> None:
-    data = receipt["data"]
-    is_released = data["Outcome"] == "Accepted" and data["Resources"]
-    releases = f"; releases {', '.join(data['Resources'])}" if is_released else ""
-    detail = f" ({data['Detail']})" if data["Detail"] else ""
-    print(f"{data['Outcome'].lower()}: {data['EventId']}: {data['Reason']}{detail}{releases}")
+def _describe(receipt: Receipt) -> str:
+    is_released = receipt.outcome == "Accepted" and receipt.resources
+    releases = f"; releases {', '.join(receipt.resources)}" if is_released else ""
+    detail = f" ({receipt.detail})" if receipt.detail else ""
+    return (
+        f"{receipt.outcome.lower()}: {receipt.event_id or 'the command'}: {receipt.reason}{detail}{releases}"
+    )
 
 
 def _choose_events(config: Config) -> list[str]:
     """Show the Scheduled events, and ask which of them to approve."""
     events = approve.scheduled_here(config)
     if not events:
-        print("nothing is Scheduled for this VM or its group")
+        show("nothing is Scheduled for this VM or its group")
         return []
     for number, event in enumerate(events, 1):
-        print(f"  {number}  {approve.describe(event, datetime.now(UTC))}")
+        show(f"  {number}  {approve.describe(event, datetime.now(UTC))}")
     if not sys.stdin.isatty():
         raise UsageError("approve: give the EventIds: without a terminal it cannot ask")
     answer = input("Approve which? Numbers, `all`, or nothing: ").split()

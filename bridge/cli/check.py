@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from bridge.cli.common import add_config, add_json, load_config
+from bridge.cli.common import add_config, add_json, json_lines, load_config
 from bridge.cli.exit_codes import FAILED, OK
 from bridge.cli.probes import Finding, check
 from bridge.formats.table import table
+from bridge.runtime.terminal import show
 
 _EPILOG = """\
 Publishes nothing without --send. Exits 3 if something does not work.
@@ -36,16 +36,13 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments)
-    print("asking IMDS (its very first answer may take two minutes) and each sink ...", file=sys.stderr)
+    show("asking IMDS (its very first answer may take two minutes) and each sink ...", stream=sys.stderr)
     findings = check(config, send=arguments.send)
-    if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        print(_render(findings))
+    show(*(json_lines([asdict(finding) for finding in findings]) if arguments.json else _render(findings)))
     return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
 
 
-def _render(findings: Sequence[Finding]) -> str:
+def _render(findings: Sequence[Finding]) -> list[str]:
     """Write the table, each remedy below its finding."""
     rows: list[tuple[str, str, str]] = []
     for finding in findings:

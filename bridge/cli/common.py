@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from bridge.config.loader import DEFAULT_PATH, load, load_state_dir
 from bridge.config.models import Config
@@ -35,6 +37,11 @@ def add_role(command: argparse.ArgumentParser) -> None:
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add `--json`."""
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def json_lines(value: Any) -> list[str]:
+    """Write a value as indented JSON, in lines."""
+    return json.dumps(value, indent=2).split("\n")
 
 
 def load_config(arguments: argparse.Namespace) -> Config:

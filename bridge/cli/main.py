@@ -12,6 +12,7 @@ from io import TextIOWrapper
 from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
 from bridge.errors import BridgeError, ConfigError, StateError, UsageError
+from bridge.runtime.terminal import show
 
 DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser(given[0] if given else "").parse_args(given)
         return int(arguments.run(arguments))
     except BridgeError as error:
-        print(f"imds-bridge: {error}", file=sys.stderr)
+        first, *rest = error.lines
+        show(f"imds-bridge: {first}", *rest, stream=sys.stderr)
         return _exit_code(error)
     except BrokenPipeError:
         # Whoever reads our output has closed it.

@@ -7,11 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.cli.common import add_config, add_json, add_role, state_folder
+from bridge.cli.common import add_config, add_json, add_role, json_lines, state_folder
 from bridge.cli.exit_codes import FAILED, OK
 from bridge.errors import UsageError
 from bridge.formats.table import table
 from bridge.outbox import inspect
+from bridge.runtime.terminal import show
 
 _EPILOG = """\
 examples:
@@ -98,16 +99,16 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _print(rows: Sequence[dict[str, Any]], keys: Sequence[str], nothing: str, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows, indent=2))
+        show(*json_lines(rows))
     elif rows:
-        print(table([key.upper() for key in keys], [[str(row[key]) for key in keys] for row in rows]))
+        show(*table([key.upper() for key in keys], [[str(row[key]) for key in keys] for row in rows]))
     else:
-        print(nothing)
+        show(nothing)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     event = inspect.show(state_folder(arguments), arguments.event)
-    print(json.dumps(event, indent=None if arguments.json else 2))
+    show(*([json.dumps(event)] if arguments.json else json_lines(event)))
     return OK
 
 
@@ -123,7 +124,7 @@ def _change(arguments: argparse.Namespace) -> int:
     chosen = known if arguments.all else arguments.numbers
     changed = inspect.mark(folder, arguments.statement, chosen)
     done = "will be sent again" if arguments.verb == "retry" else "dropped"
-    print(f"{changed} dead letter(s) {done}{_impossible(len(chosen) - changed)}")
+    show(f"{changed} dead letter(s) {done}{_impossible(len(chosen) - changed)}")
     return OK if changed == len(chosen) else FAILED
 
 

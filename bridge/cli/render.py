@@ -14,6 +14,7 @@ from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
+from bridge.runtime.terminal import show
 from bridge.service.composition import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import RequestPreview
 
@@ -48,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
         at=datetime.now(UTC),
     )
     for text in texts:
-        print(text)
+        show(*text.split("\n"))
     return OK
 
 
@@ -96,5 +97,4 @@ def _text(request: RequestPreview, *, indent: bool) -> str:
     body = request.body.decode()
     if indent:
         body = json.dumps(json.loads(body), indent=2, ensure_ascii=False)
-        body = body.encode(errors="replace").decode()
     return "\n".join([*request.head, *([""] if request.head else []), body])

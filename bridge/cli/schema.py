@@ -8,6 +8,7 @@ from pathlib import Path
 from bridge.cli.exit_codes import OK
 from bridge.contract.schema import schema_files, schema_text, schemas
 from bridge.errors import UsageError
+from bridge.runtime.terminal import show
 
 _EPILOG = """\
 Without NAME, lists the names. schemas/ holds the same files, with examples and instructions for consumers.
@@ -31,11 +32,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.name and arguments.write:
         raise UsageError("schema: give NAME or --write, not both")
     if arguments.write:
-        print(f"{_write(arguments.write)} schemas written to {arguments.write}")
+        show(f"{_write(arguments.write)} schemas written to {arguments.write}")
     elif arguments.name:
-        print(schema_text(arguments.name), end="")
+        show(*schema_text(arguments.name).rstrip("\n").split("\n"))
     else:
-        print("\n".join(schemas()))
+        show(*schemas())
     return OK
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from datetime import UTC, datetime
 
-from bridge.cli.common import add_config, add_json, add_role, state_folder
+from bridge.cli.common import add_config, add_json, add_role, json_lines, state_folder
 from bridge.cli.exit_codes import FAILED, OK
+from bridge.runtime.terminal import show
 from bridge.service.status import read_status, render
 
 _EPILOG = """\
@@ -31,5 +31,5 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     status = read_status(state_folder(arguments), datetime.now(UTC))
-    print(json.dumps(status, indent=2) if arguments.json else render(status))
+    show(*(json_lines(status) if arguments.json else render(status)))
     return OK if status["running"] else FAILED

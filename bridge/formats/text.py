@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 
 from bridge.runtime.instants import parse_instant
 from bridge.runtime.json import Json
+from bridge.runtime.terminal import UNSAFE
 
 TRUNCATED = "… (cut)"
 TEXT_LENGTH = 400
@@ -19,11 +19,6 @@ _INSTANT_LENGTH = 64
 _MAX_INTEGER = 10**18
 _YEARS = range(1971, 9998)  # whose instants exist in any time zone
 _READ_AHEAD = 8  # spaces collapse: enough is read to fill a text that is mostly spaces
-# Control characters, characters that reorder or hide others, lone surrogates, and code points that are no character.
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
-    "\ufff9-\uffff\U000e0000-\U000e0fff]"
-)
 
 
 def format_duration(seconds: float, *, exact: bool = False) -> str:
@@ -73,7 +68,7 @@ def sanitize(value: Json, max_length: int = TEXT_LENGTH) -> str:
     if not isinstance(value, str):
         return "" if value is None else "(not a text)"
     head = value[: max_length * _READ_AHEAD]
-    line = _UNSAFE.sub("\ufffd", " ".join(head.split()))
+    line = UNSAFE.sub("\ufffd", " ".join(head.split()))
     is_shortened = len(head) < len(value) and len(line) < max_length
     return truncate(line + TRUNCATED if is_shortened else line, max_length)
 

@@ -20,6 +20,7 @@ from bridge.lab.run import (
     serve,
 )
 from bridge.lab.scenario import load_scenario, scenario_names
+from bridge.runtime.terminal import show
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -99,14 +100,14 @@ def run(args: argparse.Namespace) -> int:
         else:
             COMMANDS[args.lab_command](args)
     except LabError as error:
-        print(f"imds-bridge lab: {error}", file=sys.stderr)
+        show(f"imds-bridge lab: {error}", stream=sys.stderr)
         return EXIT_USAGE
     return EXIT_OK
 
 
 def _print_scenarios() -> None:
     for name in scenario_names():
-        print(f"{name:20} {load_scenario(name).title}")
+        show(f"{name:20} {load_scenario(name).title}")
 
 
 def _add_commands(subparsers: Subparsers) -> None:

@@ -22,6 +22,7 @@ from bridge.lab.narrator import Narrator, Watcher
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
 from bridge.outbox.inspect import newest
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.terminal import show
 
 if TYPE_CHECKING:
     from bridge.lab.demo_bus import DemoBus
@@ -97,7 +98,7 @@ def demonstrate(*, with_bus: bool) -> int:
 
             bus = stack.enter_context(DemoBus())
         result = _Demo(load_scenario("demo"), Path(folder), Narrator(), bus).play()
-    print(result.last_line(), flush=True)
+    show(result.last_line())
     return 1 if result.faults else 0
 
 
@@ -289,7 +290,7 @@ time_zone = "UTC"
     def _print_logs(self) -> None:
         for role in self._roles:
             log = self._folder / f"{role}.log"
-            print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
+            show(*log.read_text(encoding="utf-8", errors="replace").split("\n"), stream=sys.stderr)
 
 
 def _with_time_to_approve(scenario: Scenario) -> Scenario:

@@ -18,6 +18,7 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.outbox.inspect import newest, show
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.terminal import escape
 
 LOOK_SECONDS = 0.1
 COLUMN = 10
@@ -47,7 +48,7 @@ class Narrator:
         name = who.ljust(COLUMN)
         if self._has_colours:
             name = f"\033[{_COLOURS.get(who, '0')}m{name}\033[0m"
-        text = textwrap.fill(what, TEXT_WIDTH, break_on_hyphens=False).replace("\n", "\n" + INDENT)
+        text = textwrap.fill(escape(what), TEXT_WIDTH, break_on_hyphens=False).replace("\n", "\n" + INDENT)
         with self._lock:
             print(f"{time.monotonic() - self._started_at:5.1f} s  {name} {text}", flush=True)
 

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from bridge.lab.httpd import LabError
 from bridge.lab.rendering import EVENT_TYPES
+from bridge.runtime.terminal import show
 
 TIMEOUT_SECONDS = 10.0
 # The minimum notice of each type (Microsoft Learn, "Scheduled Events"). The user sets that of Terminate, from 300 up.
@@ -29,9 +30,9 @@ def schedule(args: argparse.Namespace) -> None:
     """Add an event and print its EventId."""
     if args.event_type not in EVENT_TYPES:
         expected = ", ".join(EVENT_TYPES)
-        print(f"note: --type {args.event_type} is not one of {expected}", file=sys.stderr)
+        show(f"note: --type {args.event_type} is not one of {expected}", stream=sys.stderr)
     answer = _call(args.control, "POST", "/schedule", **_event(args))
-    print(answer["event_id"])
+    show(answer["event_id"])
 
 
 def _event(args: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def fault(args: argparse.Namespace) -> None:
 
 def state(args: argparse.Namespace) -> None:
     """Print the lab's state as JSON."""
-    print(json.dumps(_call(args.control, "GET", "/state"), indent=2))
+    show(*json.dumps(_call(args.control, "GET", "/state"), indent=2).split("\n"))
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {

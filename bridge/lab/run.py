@@ -15,6 +15,7 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
 from bridge.runtime.signals import STOP_SIGNALS, Signals
+from bridge.runtime.terminal import show
 
 PORT_BASE = 8800
 # The inbox has the port base; the others are this much above it, and the VMs follow the control API.
@@ -137,7 +138,7 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | 
         "",
         f"{lab.time_scale:g} lab seconds pass in one second. Ctrl-C stops the lab. What happens:",
     ]
-    print("\n".join(lines), flush=True)
+    show(*lines)
 
 
 _BUS_SNIPPET = """
@@ -181,4 +182,4 @@ def _reporter(who: str) -> Callable[[str], None]:
 
 
 def _report(who: str, sentence: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {who:8} {sentence}", flush=True)
+    show(f"{time.strftime('%H:%M:%S')} {who:8} {sentence}")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from bridge.runtime.log_writer import LogWriter
 from bridge.runtime.redaction import redact
+from bridge.runtime.terminal import escape
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -27,7 +28,7 @@ class JsonFormatter(logging.Formatter):
         }
         if error := _error(record):
             line["error"] = error
-        return json.dumps({name: _sanitize(value) for name, value in line.items()}, default=str)
+        return escape(json.dumps({name: _sanitize(value) for name, value in line.items()}, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -39,9 +40,9 @@ class TextFormatter(logging.Formatter):
         text = f"{clock} {record.levelname.lower():7} {record.getMessage()}"
         if fields := " ".join(f"{name}={value}" for name, value in _fields(record).items()):
             text += f"  [{fields}]"
-        if error := _error(record):
-            text += f"\n{error.rstrip()}"
-        return redact(text)
+        # Text from outside may have line breaks; indented, none of its lines looks like the start of another record.
+        error = [f"    {line}" for line in redact(_error(record)).split("\n") if line]
+        return "\n".join(map(escape, [redact(text), *error]))
 
 
 def set_up(*, level: str, style: str) -> None:

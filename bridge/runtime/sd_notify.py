@@ -12,6 +12,8 @@ import socket
 import sys
 from collections.abc import Mapping
 
+from bridge.runtime.terminal import escape
+
 log = logging.getLogger(__name__)
 
 # How long to wait for a supervisor that is busy.
@@ -43,7 +45,7 @@ class Supervisor:
 
     def report_status(self, status: str) -> None:
         """Report the status in one line, if it changed."""
-        line = " ".join(status.split())[:STATUS_LENGTH]
+        line = escape(" ".join(status.split()))[:STATUS_LENGTH]
         if line != self._status:
             self._status = line
             self._send(f"STATUS={line}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
+from bridge.config.base import Secret
 from bridge.config.models import Config
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
@@ -33,14 +34,21 @@ if TYPE_CHECKING:
     from bridge.sinks.base import Sink
 
 
-def build_sink(settings: SinkSettings) -> Sink:
-    """Build the sink that `settings` describe."""
-    sink: Sink = sink_class(settings.kind)(settings)
+def build_sink(settings: SinkSettings, signing_secrets: Secret | None = None) -> Sink:
+    """Build the sink that `settings` describe; one of Service Bus signs with the secrets, if there are any."""
+    signs = {"signing_secrets": signing_secrets} if settings.kind == "servicebus" else {}
+    sink: Sink = sink_class(settings.kind)(settings, **signs)
     return sink
 
 
-def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
+def build_sinks(
+    settings: Mapping[str, SinkSettings], signing_secrets: Secret | None = None
+) -> dict[str, Sink]:
     """Build sinks, and try chat formats on a sample of every event type that they take.
+
+    Args:
+        settings: by the sinks' names.
+        signing_secrets: what Service Bus messages are signed with.
 
     Raises:
         ConfigError: a template is faulty, or a format cannot render a type.
@@ -48,7 +56,7 @@ def build_sinks(settings: Mapping[str, SinkSettings]) -> dict[str, Sink]:
     sinks, faults = {}, []
     for name, sink_settings in settings.items():
         try:
-            sink = sinks[name] = build_sink(sink_settings)
+            sink = sinks[name] = build_sink(sink_settings, signing_secrets)
             if sink_settings.is_chat_format:
                 _check_format(sink, filter_of(sink_settings))
         except (OSError, ValueError) as error:
@@ -124,8 +132,8 @@ def relay_settings(config: Config) -> RelaySettings:
     faults = [fault for name, sink in sinks_of(config).items() for fault in _faults_of_relayed(name, sink)]
     if faults:
         raise UsageError(
-            "relay: any VM's copy of an event may arrive, so no sink can filter by the VM\n"
-            + "\n".join(f"  {fault}" for fault in faults)
+            "relay: any VM's copy of an event may arrive, so no sink can filter by the VM: "
+            + "; ".join(faults)
         )
     return config.relay
 
@@ -168,7 +176,9 @@ class Parts:
         from bridge.service.dispatcher import Dispatcher  # noqa: PLC0415 - the first poll need not wait for it
 
         rest = {name: sink for name, sink in self.settings.items() if name not in self._checked}
-        sinks = {**self._checked, **build_sinks(rest)}
+        # Whoever waits for a receipt has the secrets, and believes only what is signed with them.
+        secrets = self.config.approvals.signing_secrets if self.config.approvals else None
+        sinks = {**self._checked, **build_sinks(rest, secrets if self.role == "listen" else None)}
         return [
             Dispatcher(
                 name,

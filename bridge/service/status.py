@@ -46,12 +46,13 @@ def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
     }
 
 
-def render(status: dict[str, Any]) -> str:
-    """Write the status for a person."""
-    return "\n\n".join(filter(None, [_head(status), _events(status), _sinks(status)]))
+def render(status: dict[str, Any]) -> list[str]:
+    """Write the status for a person, in lines."""
+    events = _events(status)
+    return [*_head(status), "", *events, *([""] if events else ()), *_sinks(status)]
 
 
-def _head(status: dict[str, Any]) -> str:
+def _head(status: dict[str, Any]) -> list[str]:
     age = format_duration(status["age_seconds"] or 0, exact=True)
     lines = [
         f"imds-bridge {status['version']}, process {status['pid']}, updated {age} ago"
@@ -70,7 +71,7 @@ def _head(status: dict[str, Any]) -> str:
         lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) waiting{dry}{error}")
     if status.get("storage_error"):
         lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
-    return "\n".join(lines)
+    return lines
 
 
 def _imds(status: dict[str, Any]) -> str:
@@ -92,14 +93,14 @@ def _relay(relay: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _events(status: dict[str, Any]) -> str:
+def _events(status: dict[str, Any]) -> list[str]:
     document = status.get("document")
     if "commands" in status or "relay" in status:
-        return ""
+        return []
     if not document:
-        return "No document received yet."
+        return ["No document received yet."]
     if not status["events"]:
-        return f"Document {document.get('DocumentIncarnation')}: no events."
+        return [f"Document {document.get('DocumentIncarnation')}: no events."]
     rows = [
         (
             str(event.get("EventType")),
@@ -112,7 +113,7 @@ def _events(status: dict[str, Any]) -> str:
         for event in status["events"]
     ]
     header = ("EVENT", "STATUS", "STARTS", "BY", "ID", "VMS")
-    return f"Document {document.get('DocumentIncarnation')}:\n" + table(header, rows)
+    return [f"Document {document.get('DocumentIncarnation')}:", *table(header, rows)]
 
 
 def _starts(event: dict[str, Any]) -> str:
@@ -124,7 +125,7 @@ def _starts(event: dict[str, Any]) -> str:
     return f"{format_duration(seconds, exact=True)} overdue"
 
 
-def _sinks(status: dict[str, Any]) -> str:
+def _sinks(status: dict[str, Any]) -> list[str]:
     rows = [
         (
             name,

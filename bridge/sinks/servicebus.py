@@ -22,10 +22,13 @@ from bridge.azure.servicebus import (
     make_credential,
     with_current_secret,
 )
+from bridge.config.base import Secret, read_or_keep
 from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.validators import check_signing_secrets
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
+from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
 from bridge.runtime.clock import Clock
@@ -49,8 +52,23 @@ class ServiceBusSink:
         3.5  # with a slow failure and the time to connect: delivery within 5 s of a recovery
     )
 
-    def __init__(self, settings: ServiceBusSettings, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServiceBusSettings,
+        *,
+        clock: Clock | None = None,
+        signing_secrets: Secret | None = None,
+    ) -> None:
+        """Prepare to send.
+
+        Args:
+            settings: where to, and as whom.
+            clock: dates signatures, and times the connection.
+            signing_secrets: what messages are signed with, as in Standard Webhooks; None for no signature.
+        """
         self._given = settings
+        self._signing_secrets = signing_secrets
+        self._known_secrets: list[str] = []
         self._settings = with_current_secret(settings)
         self._clock = clock or Clock()
         self._address = address_of(self._settings)
@@ -60,7 +78,7 @@ class ServiceBusSink:
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the events in as few batches as the link allows, in their order."""
-        messages, fault = _messages(events, self._settings.session)
+        messages, fault = self._messages(events)
         delivered = 0
         once_more = self._link is not None  # an idle link may have been closed meanwhile
         while delivered < len(messages):
@@ -99,7 +117,7 @@ class ServiceBusSink:
 
     def preview(self, event: StoredEvent) -> RequestPreview:
         """Return the message for an event."""
-        messages, fault = _messages([event], self._settings.session)
+        messages, fault = self._messages([event])
         if fault:
             raise fault
         message = messages[0]
@@ -121,6 +139,19 @@ class ServiceBusSink:
         """Close the connection."""
         self._drop(identity=True)
         self._worker.close()
+
+    def _messages(self, events: Sequence[StoredEvent]) -> tuple[list[ServiceBusMessage], Rejected | None]:
+        messages, fault = _messages(events, self._settings.session)
+        if given := self._signing_secrets:
+            # A secret may change while no message is sent, and the readers know only the current one.
+            self._known_secrets = read_or_keep(
+                lambda: check_signing_secrets(given.read()), self._known_secrets
+            )
+            for message, event in zip(messages, events, strict=False):
+                properties = dict(message.application_properties or {})
+                properties.update(sign(self._known_secrets, event.id, self._clock.now(), event.body))
+                message.application_properties = properties
+        return messages, fault
 
     def _open(self) -> ServiceBusSender:
         if self._link is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
+from bridge.runtime.terminal import escape
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 WAIT_SECONDS = 10.0
@@ -74,8 +75,8 @@ def _unwritable(error: OSError) -> Unavailable:
 
 
 def _line(body: bytes) -> bytes:
-    """Put JSON onto one line: a relayed event may be indented, and line breaks are only between tokens."""
-    return body.translate(bytes.maketrans(b"\r\n", b"  "))
+    """Put JSON onto one line: a relayed event may be indented, and line breaks and tabs are only between tokens."""
+    return escape(body.translate(bytes.maketrans(b"\r\n\t", b"   ")).decode()).encode()
 
 
 def _wait_until_writable(descriptor: int) -> None:

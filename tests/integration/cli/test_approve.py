@@ -7,19 +7,23 @@ import os
 import pty
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
+from bridge.http.signing import sign
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from tests.process.test_listen_kill import Listen
 from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, bus_config, wait_settled
-from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml
+from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
 
 
 @pytest.fixture
@@ -46,6 +50,54 @@ def settings(imds: ImdsLab, bus: ServiceBusLab, **approvals: Any) -> dict[str, A
             **approvals,
         },
     }
+
+
+NONSENSE: list[Any] = ["", "[1]", "{", '{"causationid": 1}', "null", "[" * 100_000]
+
+
+@contextmanager
+def waiting_command(config: Path, event_id: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `approve --wait` beside the test."""
+    command = subprocess.Popen(
+        [*COMMAND, "approve", event_id, "--wait", "--expires", "60s", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    with command:
+        yield command
+        command.kill()
+
+
+def sent_command(bus: ServiceBusLab) -> dict[str, Any]:
+    """Return the command, once it is on the queue."""
+    wait_until(lambda: bus.entity(QUEUE).messages)
+    (sent,) = bus.entity(QUEUE).messages
+    envelope: dict[str, Any] = json.loads(sent.body)
+    return envelope
+
+
+def receipt(command_id: str, event_id: str, *, outcome: str = "Accepted", **data: Any) -> str:
+    """Write a receipt as the listener would."""
+    given = {"Outcome": outcome, "EventId": event_id, "Reason": "approved", "Detail": "", "Resources": []}
+    envelope = {
+        "specversion": "1.0",
+        "type": f"io.imdsbridge.approval.{outcome.lower()}.v1",
+        "causationid": command_id,
+        "data": {**given, **data},
+    }
+    return json.dumps(envelope)
+
+
+def send_receipt(bus: ServiceBusLab, body: str, **message: Any) -> None:
+    """Put a message onto the topic of receipts."""
+    properties = message.pop("properties", None)
+    with (
+        ServiceBusClient.from_connection_string(bus.connection_string) as client,
+        client.get_topic_sender(TOPIC) as sender,
+    ):
+        sender.send_messages(ServiceBusMessage(body, application_properties=properties, **message))
 
 
 def write(folder: Path, given: dict[str, Any]) -> Path:
@@ -89,6 +141,61 @@ def test_with_wait_it_ends_at_the_receipt_and_explains_it(
     assert "the start may still wait for other VMs on the host" in accepted.stdout
     assert again.returncode == 3, again
     assert f"rejected: {event}: other_vm" in again.stdout
+
+
+def test_with_signing_secrets_receipts_are_signed_and_only_those_are_believed(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    sink = {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC}
+    given = {**settings(imds, bus, signing_secret=SECRET), "sinks": {"receipts": sink}}
+    event = imds.schedule(event_type="Reboot", resources=["web-0"])
+    config = write(tmp_path, given)
+    with waiting_command(config, event) as command:
+        envelope = sent_command(bus)
+        for signature in ({}, sign(["whsec_" + "A" * 32], "forged", datetime.now(UTC), b"")):
+            send_receipt(
+                bus, receipt(envelope["id"], event), properties=signature, message_id="forged\x1b[2J"
+            )
+        with Listen(tmp_path, given):
+            out, err = command.communicate(timeout=LIMIT_SECONDS)
+    assert command.returncode == 0, (out, err)
+    assert out.count("accepted: ") == 1
+    warning = r"warning: receipt forged\u001b[2J is not believed: "
+    assert f"{warning}no webhook-id, webhook-timestamp, webhook-signature\n" in err
+    assert f"{warning}the signature is by none of the known secrets\n" in err
+
+
+def test_a_receipt_that_does_not_match_the_command_is_ignored(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    config = write(tmp_path, settings(imds, bus))
+    with waiting_command(config, "E-1") as command:
+        envelope = sent_command(bus)
+        send_receipt(bus, receipt("another", "E-1"))
+        send_receipt(bus, receipt(envelope["id"], "E-2"))
+        for body in NONSENSE:
+            send_receipt(bus, body)
+        send_receipt(bus, receipt(envelope["id"], "e-1", outcome="Rejected", Detail="\x1b[31m\nforged"))
+        out, err = command.communicate(timeout=LIMIT_SECONDS)
+    assert (command.returncode, err) == (3, "")
+    assert out.splitlines()[1:] == [r"rejected: e-1: approved (\u001b[31m\nforged)"]
+
+
+@pytest.mark.parametrize(
+    ("receipts", "code", "reason"),
+    [
+        ({"receipts_topic": ""}, 2, "--wait needs receipts_topic and receipts_subscription"),
+        ({"receipts_subscription": ""}, 2, "--wait needs receipts_topic and receipts_subscription"),
+        ({"receipts_topic": "none"}, 1, "/none/audit: there is no such queue or topic"),
+    ],
+)
+def test_without_receipts_to_wait_for_nothing_is_sent(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, receipts: dict[str, str], code: int, reason: str
+) -> None:
+    done = run("approve", "E-1", "--wait", "--config", write(tmp_path, settings(imds, bus, **receipts)))
+    assert done.returncode == code
+    assert reason in done.stderr
+    assert bus.entity(QUEUE).messages == ()
 
 
 def test_with_wait_it_says_when_no_receipt_comes(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.azure import amqp
-from bridge.azure.bus_receiver import _convert
+from bridge.azure.bus_receiver import convert
 from bridge.azure.internals import _decode, fault_of
 from bridge.lab.servicebus.codec import described, write, write_compound
 from bridge.lab.servicebus.sections import APPLICATION, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
@@ -27,7 +27,7 @@ def received(payload: bytes) -> ServiceBusReceivedMessage:
 
 
 def test_a_message_that_the_sdk_can_decode_has_no_fault() -> None:
-    message = _convert(received(with_property(write("text"), b"body", message_id="m")), 0)
+    message = convert(received(with_property(write("text"), b"body", message_id="m")), 0)
     assert (message.fault, message.body, message.message_id) == ("", b"body", "m")
     assert message.properties == {"good": "text", "bad": "text"}
 
@@ -36,7 +36,7 @@ def test_a_message_that_the_sdk_can_decode_has_no_fault() -> None:
 def test_a_property_that_the_sdk_cannot_decode_leaves_the_id_the_body_and_the_other_properties(
     value: bytes,
 ) -> None:
-    message = _convert(received(with_property(value, b"body", message_id="m")), 0)
+    message = convert(received(with_property(value, b"body", message_id="m")), 0)
     assert (message.body, message.message_id) == (b"body", "m")
     assert message.properties["good"] == "text"
     with pytest.raises(ValueError, match="cannot decode"):
@@ -45,7 +45,7 @@ def test_a_property_that_the_sdk_cannot_decode_leaves_the_id_the_body_and_the_ot
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
 def test_a_body_that_the_sdk_cannot_decode_is_empty(value: bytes) -> None:
-    message = _convert(received(with_body(value, message_id="m")), 0)
+    message = convert(received(with_body(value, message_id="m")), 0)
     assert message.message_id == "m"
     assert message.fault or message.body == b"" or value == VALUES["a decimal128"]
 
@@ -55,14 +55,14 @@ def test_an_annotation_that_the_sdk_cannot_decode_leaves_the_others() -> None:
         0xC1, 4, write("x-opt-sequence-number") + write(7) + write("x-opt-mine") + CHAR
     )
     payload = described(MESSAGE_ANNOTATIONS, annotations) + with_body(write("body"))
-    message = _convert(received(payload), 0)
+    message = convert(received(payload), 0)
     assert message.sequence_number == 7
     assert message.fault
 
 
 def test_an_id_that_the_sdk_cannot_decode_is_replaced() -> None:
     properties = write_compound(0xC0, 2, CHAR + write("user"))
-    message = _convert(received(described(PROPERTIES, properties) + described(DATA, write(b"body"))), 0)
+    message = convert(received(described(PROPERTIES, properties) + described(DATA, write(b"body"))), 0)
     assert message.message_id.startswith("sequence-number-")
     assert message.body == b"body"
     assert message.fault
@@ -105,7 +105,7 @@ def test_any_message_can_be_received_and_the_properties_section_behind_it_is_fou
     parts: list[bytes],
 ) -> None:
     payload = b"".join(parts)
-    message = _convert(received(payload), 0)
+    message = convert(received(payload), 0)
     assert message.message_id
     codes = [code for code, _ in amqp.sections(memoryview(payload))]
     assert len(codes) == len(parts)
@@ -115,7 +115,7 @@ def test_any_message_can_be_received_and_the_properties_section_behind_it_is_fou
 def test_bytes_that_are_no_message_can_be_received(payload: bytes, at: int, junk: bytes) -> None:
     whole = with_property(CHAR, b"body")
     for data in (payload, whole[:at] + junk + whole[at:], whole[:at]):
-        assert _convert(received(data), 0).message_id
+        assert convert(received(data), 0).message_id
 
 
 @given(value=any_value)
@@ -140,4 +140,4 @@ def test_only_a_list_or_a_map_has_items() -> None:
 
 def test_an_application_property_of_any_type_is_text() -> None:
     payload = described(APPLICATION, write({"number": 7, "flag": True})) + described(DATA, write(b""))
-    assert _convert(received(payload), 0).properties == {"number": "7", "flag": "True"}
+    assert convert(received(payload), 0).properties == {"number": "7", "flag": "True"}

@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.runtime import redaction
 from bridge.runtime.logging import JsonFormatter, TextFormatter, flush, set_up
 from bridge.runtime.redaction import redact, register_secret, register_token
+from bridge.runtime.terminal import UNSAFE
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - made up
 
@@ -128,7 +131,20 @@ def test_a_terminal_gets_text_without_secrets() -> None:
     made = record("sent %s", "secret-token", error=ValueError("secret-token"), sink="ops")
     text = TextFormatter().format(made)
     assert text[2] == ":"
-    assert "warning sent ***  [sink=ops]\nValueError: ***" in text
+    assert "warning sent ***  [sink=ops]\n    ValueError: ***" in text
+
+
+@given(
+    message=st.text(), field=st.text(), error=st.text().map(ValueError), style=st.sampled_from([True, False])
+)
+def test_text_from_outside_is_one_line_that_controls_nothing(
+    message: str, field: str, error: ValueError, style: bool
+) -> None:
+    made = record("%s", message, error=error, from_outside=field)
+    first, *rest = (JsonFormatter() if style else TextFormatter()).format(made).split("\n")
+    assert not UNSAFE.search(first)
+    assert not any(UNSAFE.search(line) for line in rest)
+    assert all(line.startswith("    ") for line in rest)
 
 
 @pytest.mark.parametrize(
