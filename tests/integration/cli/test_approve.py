@@ -182,19 +182,19 @@ def test_a_receipt_that_does_not_match_the_command_is_ignored(
 
 
 @pytest.mark.parametrize(
-    ("receipts", "code", "reason"),
+    ("receipts", "expected"),
     [
-        ({"receipts_topic": ""}, 2, "--wait needs receipts_topic and receipts_subscription"),
-        ({"receipts_subscription": ""}, 2, "--wait needs receipts_topic and receipts_subscription"),
-        ({"receipts_topic": "none"}, 1, "/none/audit: there is no such queue or topic"),
+        ({"receipts_topic": ""}, (2, "--wait needs receipts_topic and receipts_subscription")),
+        ({"receipts_subscription": ""}, (2, "--wait needs receipts_topic and receipts_subscription")),
+        ({"receipts_topic": "none"}, (1, "/none/audit: there is no such queue or topic")),
     ],
 )
 def test_without_receipts_to_wait_for_nothing_is_sent(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, receipts: dict[str, str], code: int, reason: str
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, receipts: dict[str, str], expected: tuple[int, str]
 ) -> None:
     done = run("approve", "E-1", "--wait", "--config", write(tmp_path, settings(imds, bus, **receipts)))
-    assert done.returncode == code
-    assert reason in done.stderr
+    assert done.returncode == expected[0]
+    assert expected[1] in done.stderr
     assert bus.entity(QUEUE).messages == ()
 
 
