@@ -16,7 +16,7 @@ from pycep import BicepParser
 
 from bridge.config.loader import load
 from bridge.formats.samples import samples
-from bridge.lab.servicebus.filters import sql
+from bridge.lab.servicebus.filters import Sql
 from bridge.sinks.servicebus import to_message
 from tests.support.paths import ROOT
 
@@ -258,7 +258,7 @@ def filled(text: str, values: dict[str, Any]) -> str:
     ],
 )
 def test_a_subscription_receives_the_events_that_it_is_for(name: str, patterns: list[str]) -> None:
-    wanted: Callable[[Any], bool] = sql(subscriptions()[name]["filter"])
+    wanted: Callable[[Any], bool] = Sql(subscriptions()[name]["filter"])
     messages = [to_message(event) for event in samples(datetime(2026, 11, 20, tzinfo=UTC))]
     taken = {message.subject for message in messages if wanted(message)}
     assert taken == {

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
-
-INSTALL_SECONDS = 300
-INSTALL_TRIES = 3
-RUN_SECONDS = 90
+from tests.support.programs import build, run_program, tool
 
 
 def node_modules(package: str) -> Path:
     """Return the folder of the npm package, which is installed once for all runs; skip if that fails."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if not node or not npm:
-        _missing(f"node and npm are not installed, which {package} needs")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imds-bridge-tests"
-    place = cache / "npm" / package.replace("/", "-")  # one folder each: npm removes other packages
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "lock").open("w") as lock:  # parallel test workers install it once
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "node_modules" / package / "package.json").exists():
-            _install(npm, package, place)
-    return place / "node_modules"
+    tool("node")
+    npm = tool("npm")
+
+    def install(place: Path) -> list[list[str]]:
+        return [[npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), package]]
+
+    # one folder each: npm removes other packages
+    return build("npm", package.replace("/", "-"), install) / "node_modules"
 
 
 def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) -> Any:
@@ -41,32 +29,4 @@ def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) 
         modules: see node_modules.
         given: what it reads from standard input, as JSON.
     """
-    result = subprocess.run(
-        ["node", str(script), *arguments],  # noqa: S607 - looked for on the path above
-        env={**os.environ, "NODE_PATH": str(modules)},
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def _install(npm: str, package: str, place: Path) -> None:
-    command = [npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), package]
-    for _ in range(INSTALL_TRIES):  # the network may fail once
-        result = subprocess.run(
-            command, cwd=place, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-        )
-        if result.returncode == 0:
-            return
-    _missing(f"npm could not install {package}: {result.stderr[-500:]}")
-
-
-def _missing(reason: str) -> NoReturn:
-    """Skip if the machine lacks something; in CI, fail."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    return run_program(["node", str(script), *arguments], given=given, NODE_PATH=str(modules))

@@ -8,6 +8,7 @@ from itertools import count
 from bridge.lab.servicebus.conditions import MESSAGE_NOT_FOUND, NOT_ALLOWED, NOT_FOUND, Refused
 from bridge.lab.servicebus.config import Namespace, QueueSettings, SubscriptionSettings, TopicSettings
 from bridge.lab.servicebus.duplicates import DuplicateWindow
+from bridge.lab.servicebus.filters import Rule
 from bridge.lab.servicebus.messages import Tally
 from bridge.lab.servicebus.queues import MessageQueue
 from bridge.lab.servicebus.sections import Content
@@ -93,7 +94,7 @@ class Topic:
     def _distribute(self, content: Content) -> None:
         self.tally.enqueued += 1
         for settings, queue in self.subscriptions:
-            if not settings.filters or any(matches(content) for matches in settings.filters):
+            if any(rule.matches(content) for rule in settings.rules):
                 queue.put(content, ttl_seconds=self.settings.ttl_seconds)
 
 
@@ -169,6 +170,14 @@ class Broker:
                 raise Refused(NOT_ALLOWED, f"The entity '{path}' is a topic; receive from a subscription.")
             raise _not_found(path)
         return found
+
+    def rules(self, path: str) -> tuple[Rule, ...]:
+        """Return the rules of a subscription; raise Refused if it is not one."""
+        for topic in self._targets.values():
+            for settings, queue in topic.subscriptions if isinstance(topic, Topic) else ():
+                if queue is self.source(path):
+                    return settings.rules
+        raise Refused(NOT_ALLOWED, f"The entity '{path}' is not a subscription.")
 
     def exists(self, path: str) -> bool:
         """Return whether there is such an entity."""

@@ -211,8 +211,14 @@ def _read_array(data: bytes, at: int, count: int, depth: int) -> list[Any]:
 
 
 def write(value: Any) -> bytes:
-    """Return a value as bytes; its Python type decides the AMQP type, and an int is a long."""
-    return _WRITERS[type(value)](value)
+    """Return a value as bytes; its Python type decides the AMQP type, and an int is a long.
+
+    A type that is not known here, such as proton's, is written as the known type that it derives from.
+    """
+    writer = _WRITERS.get(type(value))
+    if writer is None:
+        writer = next(_WRITERS[base] for base in type(value).__mro__ if base in _WRITERS)
+    return writer(value)
 
 
 def described(code: int, content: bytes) -> bytes:
@@ -265,6 +271,10 @@ def _write_list(items: Sequence[Any]) -> bytes:
     return write_compound(0xC0, len(items), b"".join(map(write, items)))
 
 
+def _write_described(value: Described) -> bytes:
+    return b"\x00" + struct.pack(">BQ", 0x80, value.descriptor) + write(value.value)
+
+
 _WRITERS: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"\x40",
     bool: lambda value: b"\x41" if value else b"\x42",
@@ -279,4 +289,5 @@ _WRITERS: dict[type, Callable[[Any], bytes]] = {
     dict: _write_map,
     list: _write_list,
     Array: _write_array,
+    Described: _write_described,
 }

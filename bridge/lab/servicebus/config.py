@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.lab.httpd import LabError
-from bridge.lab.servicebus.filters import SYSTEM_PROPERTIES, Correlation, Filter, sql
+from bridge.lab.servicebus.filters import EVERYTHING, SYSTEM_PROPERTIES, Correlation, Filter, Rule, Sql
 
 Json = Mapping[str, Any]
 
@@ -42,10 +42,10 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubscriptionSettings:
-    """Hold a subscription: its queue settings, and its filters, one of which must match."""
+    """Hold a subscription: its queue settings, and its rules, one of which must match."""
 
     queue: QueueSettings
-    filters: tuple[Filter, ...] = ()
+    rules: tuple[Rule, ...] = (EVERYTHING,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +135,18 @@ def topic_settings(content: Json) -> TopicSettings:
 
 def _subscription(content: Json, topic: str) -> SubscriptionSettings:
     queue = queue_settings(content, f"{topic}/Subscriptions/")
-    return SubscriptionSettings(
-        queue=queue, filters=tuple(_rule(rule, queue.name) for rule in content.get("Rules") or ())
-    )
+    rules = tuple(_rule(rule, queue.name) for rule in content.get("Rules") or ())
+    return SubscriptionSettings(queue=queue, rules=rules or (EVERYTHING,))
 
 
-def _rule(content: Json, subscription: str) -> Filter:
-    properties = content["Properties"]
+def _rule(content: Json, subscription: str) -> Rule:
+    return Rule(name=str(content.get("Name", "")), matches=_filter(content["Properties"], subscription))
+
+
+def _filter(properties: Json, subscription: str) -> Filter:
     kind = properties.get("FilterType")
     if kind == "Sql":
-        return sql(properties["SqlFilter"]["SqlExpression"])
+        return Sql(properties["SqlFilter"]["SqlExpression"])
     if kind == "Correlation":
         return _correlation(properties["CorrelationFilter"])
     raise LabError(f"{subscription}: FilterType given: {kind!r}; expected: Sql or Correlation")

@@ -53,14 +53,32 @@ class Correlation:
         return all(found.get(name.lower()) == value for name, value in self.application.items())
 
 
-def sql(expression: str) -> Filter:
-    """Return the filter for an SQL expression; raise LabError if it is outside the lab's subset."""
-    if len(expression) > MAX_SQL_CHARACTERS:
-        raise LabError(
-            f"SQL filter given: {len(expression)} characters; expected: {MAX_SQL_CHARACTERS} at most"
-        )
-    condition = _Parser(expression).parse()
-    return lambda content: condition(content) is True
+class Sql:
+    """Match a message for which an SQL expression is true."""
+
+    def __init__(self, expression: str) -> None:
+        """Read the expression; raise LabError if it is outside the lab's subset."""
+        if len(expression) > MAX_SQL_CHARACTERS:
+            raise LabError(
+                f"SQL filter given: {len(expression)} characters; expected: {MAX_SQL_CHARACTERS} at most"
+            )
+        self.expression = expression
+        self._condition = _Parser(expression).parse()
+
+    def __call__(self, content: Content) -> bool:
+        """Return whether the message matches."""
+        return self._condition(content) is True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """Hold a filter of a subscription under its name."""
+
+    name: str
+    matches: Filter
+
+
+EVERYTHING = Rule(name="$Default", matches=lambda _: True)
 
 
 def _folded(content: Content) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bridge.lab.servicebus.codec import Malformed
@@ -213,22 +214,25 @@ class Consumer(Endpoint):
         self.destructive = link.remote_snd_settle_mode == proton.Link.SND_SETTLED
         filters = _object(link.remote_source.filter) or {}
         self.sessionful = SESSION_FILTER in filters
-        wanted = filters.get(SESSION_FILTER)
-        self._wanted = wanted.value if isinstance(wanted, proton.Described) else wanted
+        self._filter: Any = filters.get(SESSION_FILTER)
         wait = (link.remote_properties or {}).get(OPERATION_TIMEOUT)
         self._wait_until = bus.now() + (SESSION_WAIT_SECONDS if wait is None else wait / 1000)
 
     def open(self) -> bool:
         """Attach the link; return False while no session is available. Raise Refused if it cannot be locked."""
         if isinstance(self.queue, SessionQueue):
-            session = self.queue.accept_session(self._wanted, self)
+            is_described = isinstance(self._filter, proton.Described)
+            wanted = self._filter.value if is_described else self._filter
+            session = self.queue.accept_session(wanted, self)
             if session is None:
                 if self._wait_until <= self.bus.now():
                     raise Refused(TIMEOUT, "The operation did not complete within the allotted timeout.")
                 return False
             self.session_id = session.session_id
-            filters = {proton.symbol(SESSION_FILTER): session.session_id}
-            self.link.source.filter.put_object(filters)
+            found: Any = session.session_id
+            if is_described:  # Go's client expects the form that it sent, and other clients expect theirs
+                found = proton.Described(self._filter.descriptor, found)
+            self.link.source.filter.put_object({proton.symbol(SESSION_FILTER): found})
             ticks = TICKS_1970 + int(session.locked_until * TICKS_A_SECOND)
             self.link.properties = {proton.symbol(LOCKED_UNTIL): ticks}
         mirror(self.link)
@@ -298,14 +302,15 @@ class Consumer(Endpoint):
         if kind == proton.Delivery.ACCEPTED:
             self.queue.complete(token)
         elif kind == proton.Delivery.REJECTED:
-            info = (remote.condition.info if remote.condition else None) or {}
+            info = _texts(remote.condition.info if remote.condition else None)
+            self.queue.change(token, info)
             self.queue.dead_letter(
                 token, info.get("DeadLetterReason"), info.get("DeadLetterErrorDescription")
             )
-        elif kind == proton.Delivery.MODIFIED and remote.undeliverable:
-            self.queue.defer(token)
-        elif kind == proton.Delivery.MODIFIED:  # npm's client does not say that the delivery failed
-            self.queue.abandon(token)
+        elif kind == proton.Delivery.MODIFIED:
+            self.queue.change(token, _texts(remote.annotations))
+            # npm's client does not say that the delivery failed
+            (self.queue.defer if remote.undeliverable else self.queue.abandon)(token)
         else:
             self.queue.release(token)
 
@@ -318,3 +323,8 @@ class Consumer(Endpoint):
 def _object(data: Any) -> Any:
     data.rewind()
     return data.get_object() if data.next() is not None else None
+
+
+def _texts(entries: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a map with strings as its keys, which proton gives as symbols."""
+    return {str(name): value for name, value in (entries or {}).items()}

@@ -9,8 +9,9 @@ from typing import Any
 from bridge.lab.servicebus.broker import Broker
 from bridge.lab.servicebus.codec import LONG as LONG_CODE
 from bridge.lab.servicebus.codec import STRING as STRING_CODE
-from bridge.lab.servicebus.codec import TIMESTAMP, Array, Int, Malformed, Timestamp
+from bridge.lab.servicebus.codec import TIMESTAMP, Array, Described, Int, Malformed, Timestamp
 from bridge.lab.servicebus.conditions import ARGUMENT, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
+from bridge.lab.servicebus.filters import Correlation, Rule, Sql
 from bridge.lab.servicebus.messages import Message
 from bridge.lab.servicebus.queues import MessageQueue
 from bridge.lab.servicebus.sections import Content, parse, reply
@@ -19,7 +20,22 @@ from bridge.lab.servicebus.sessions import SessionQueue
 PREFIX = "com.microsoft:"
 RECEIVE_AND_DELETE = 0
 MAX_PEEKED = 1000
+MAX_RULES = 100
 OK, ACCEPTED_EMPTY = 200, 204
+# The descriptors of a rule and its parts.
+RULE, EMPTY_ACTION = 0x0000013700000004, 0x0000013700000005
+SQL_FILTER, TRUE_FILTER, CORRELATION_FILTER = 0x000001370000006, 0x000001370000007, 0x000001370000009
+# The order in which a correlation filter lists its properties.
+CORRELATION_PROPERTIES = (
+    "correlation_id",
+    "message_id",
+    "to",
+    "reply_to",
+    "subject",
+    "session_id",
+    "reply_to_session_id",
+    "content_type",
+)
 
 Body = dict[str, Any]
 # Returns the body of the answer, or None for an empty result.
@@ -170,8 +186,28 @@ def _update_disposition(handler: ManagementHandler, body: Body) -> Body:
     for token in tokens:
         queue.locked(token, owner)
     for token in tokens:
+        queue.change(token, body.get("properties-to-modify") or {})
         settle[status](token)
     return {}
+
+
+def _enumerate_rules(handler: ManagementHandler, body: Body) -> Body:
+    skip = body.get("skip", 0)
+    found = handler.broker.rules(handler.path)[skip : skip + body.get("top", MAX_RULES)]
+    return {"rules": [{"rule-description": _rule(rule)} for rule in found]}
+
+
+def _rule(rule: Rule) -> Described:
+    """Describe a rule; its action is empty, as the lab runs none."""
+    matches = rule.matches
+    if isinstance(matches, Sql):
+        condition = Described(SQL_FILTER, [matches.expression])
+    elif isinstance(matches, Correlation):
+        properties = [matches.system.get(name) for name in CORRELATION_PROPERTIES]
+        condition = Described(CORRELATION_FILTER, [*properties, dict(matches.application)])
+    else:
+        condition = Described(TRUE_FILTER, [])
+    return Described(RULE, [condition, Described(EMPTY_ACTION, []), rule.name])
 
 
 def _milliseconds(at: float) -> int:
@@ -189,4 +225,5 @@ OPERATIONS: dict[str, Operation] = {
     "schedule-message": _schedule,
     "cancel-scheduled-message": _cancel,
     "update-disposition": _update_disposition,
+    "enumerate-rules": _enumerate_rules,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from bridge.lab.servicebus.sections import Content, compose
@@ -30,7 +30,6 @@ class Message:
     lock_token: uuid.UUID | None = None
     locked_until: float = 0.0
     gone: bool = False
-    dead_letter: dict[str, str] = field(default_factory=dict)
     dead_letter_source: str | None = None
 
     def encode(self) -> bytes:
@@ -44,7 +43,7 @@ class Message:
             state=self.state,
             ttl_seconds=None if self.expires_at is None else self.expires_at - self.enqueued_at,
             dead_letter_source=self.dead_letter_source,
-            dead_letter_properties=self.dead_letter,
+            lock_token=self.lock_token,
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from bridge.lab.servicebus.conditions import LOCK_LOST, MESSAGE_NOT_FOUND, NOT_ALLOWED, Refused
 from bridge.lab.servicebus.config import QueueSettings
@@ -199,6 +200,12 @@ class MessageQueue:
             )
         return message
 
+    def change(self, token: uuid.UUID, changes: Mapping[str, Any]) -> None:
+        """Set application properties of a locked message, as a client can when it settles one."""
+        if changes:
+            message = self.locked(token)
+            message.content = message.content.with_properties(changes)
+
     def complete(self, token: uuid.UUID) -> None:
         """Complete a message: remove it."""
         self._remove(self.locked(token))
@@ -280,11 +287,10 @@ class MessageQueue:
         given = {"DeadLetterReason": reason, "DeadLetterErrorDescription": description}
         self._add(
             Message(
-                content=message.content,
+                content=message.content.with_properties({name: text for name, text in given.items() if text}),
                 sequence_number=self._next_number(),
                 enqueued_at=message.enqueued_at,
                 delivery_count=message.delivery_count,
-                dead_letter={name: value for name, value in given.items() if value},
                 dead_letter_source=self.name,
             )
         )

@@ -7,11 +7,14 @@ annotations and, for a dead letter, two application properties are written by th
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from bridge.lab.servicebus.codec import (
+    UUID,
     Int,
     Malformed,
     Symbol,
@@ -87,6 +90,20 @@ class Content:
         """Return the scheduled enqueue time in seconds since 1970, or None."""
         at = self.annotations.get(SCHEDULED_TIME)
         return None if at is None else at / 1000
+
+    def with_properties(self, changes: Mapping[str, Any]) -> Content:
+        """Return the message with some application properties set; the others keep their types."""
+        if not changes:
+            return self
+        kept = [pair for name, pair in _pairs(self.application_bytes) if name not in changes]
+        pairs = kept + [write(name) + write(value) for name, value in changes.items()]
+        return replace(
+            self,
+            application_bytes=described(
+                APPLICATION, write_compound(SMALL_MAP, 2 * len(pairs), b"".join(pairs))
+            ),
+            application_properties={**self.application_properties, **changes},
+        )
 
     @cached_property
     def body(self) -> bytes:
@@ -221,6 +238,11 @@ _SEQUENCE = _symbol("x-opt-sequence-number")
 _LOCKED = _symbol("x-opt-locked-until")
 _STATE = _symbol("x-opt-message-state")
 _SOURCE = _symbol("x-opt-deadletter-source")
+# The delivery annotations with the lock token as their only entry; the 16 bytes of the token follow.
+_TOKEN_NAME = _symbol("x-opt-lock-token")
+_LOCK_TOKEN = described(
+    DELIVERY_ANNOTATIONS, bytes((SMALL_MAP, len(_TOKEN_NAME) + 18, 2)) + _TOKEN_NAME + bytes((UUID,))
+)
 _TIMESTAMP = struct.Struct(">Bq")
 _MAX_UINT = 2**32 - 1
 
@@ -235,7 +257,7 @@ def compose(
     state: int = 0,
     ttl_seconds: float | None = None,
     dead_letter_source: str | None = None,
-    dead_letter_properties: dict[str, str] | None = None,
+    lock_token: uuid.UUID | None = None,
 ) -> bytes:
     """Return a message as it is sent to a receiver.
 
@@ -248,7 +270,7 @@ def compose(
         state: the value of x-opt-message-state.
         ttl_seconds: its time to live; None for no limit.
         dead_letter_source: the entity it was dead-lettered from, or None.
-        dead_letter_properties: further application properties.
+        lock_token: of a message with a lock; sent as a delivery annotation, where Go's client looks for it.
     """
     parts = [
         _ENQUEUED + _TIMESTAMP.pack(0x83, int(enqueued_at * 1000)),
@@ -262,16 +284,14 @@ def compose(
     for name, value in content.annotations.items():
         if name not in OWN_ANNOTATIONS:
             parts.append(_symbol(name) + write(value))
-    annotations = write_compound(0xC1, 2 * len(parts), b"".join(parts))
-    application = content.application_bytes
-    if dead_letter_properties:
-        application = _extend(application, dead_letter_properties)
+    annotations = write_compound(SMALL_MAP, 2 * len(parts), b"".join(parts))
     return b"".join(
         (
             _header(delivery_count, ttl_seconds),
+            b"" if lock_token is None else _LOCK_TOKEN + lock_token.bytes,
             described(MESSAGE_ANNOTATIONS, annotations),
             content.properties_bytes,
-            application,
+            content.application_bytes,
             content.body_bytes,
         )
     )
@@ -285,15 +305,14 @@ def _header(delivery_count: int, ttl_seconds: float | None) -> bytes:
     return described(HEADER, write_compound(0xC0, 5, content))
 
 
-def _extend(application: bytes, more: dict[str, str]) -> bytes:
-    """Return the application properties with some added; those of the client keep their types."""
-    content, count = b"", 0
-    if application:
-        small = application[3] == SMALL_MAP
-        count = application[5] if small else struct.unpack_from(">I", application, 8)[0]
-        content = application[6 if small else 12 :]
-    content += b"".join(write(name) + write(value) for name, value in more.items())
-    return described(APPLICATION, write_compound(0xC1, count + 2 * len(more), content))
+def _pairs(application: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the encoding of each application property in a section, which may be empty."""
+    at = 6 if application[DESCRIPTOR_BYTES : DESCRIPTOR_BYTES + 1] == bytes((SMALL_MAP,)) else 12
+    while at < len(application):
+        name, value_at = read(application, at)
+        end = skip(application, value_at)
+        yield str(name), application[at:end]
+        at = end
 
 
 def reply(correlation_id: Any, application_properties: dict[str, Any], value: Any = None) -> bytes:

@@ -109,7 +109,8 @@ def _number(message: Message) -> int:
 
 
 def _copy(message: Message) -> StoredMessage:
-    properties = message.content.properties
+    properties, application = message.content.properties, message.content.application_properties
+    dead = application if message.dead_letter_source is not None else {}
     return StoredMessage(
         message_id=message.content.message_id,
         body=message.content.body,
@@ -117,14 +118,14 @@ def _copy(message: Message) -> StoredMessage:
         correlation_id=properties.get("correlation_id"),
         content_type=properties.get("content_type"),
         session_id=message.content.session_id,
-        application_properties=dict(message.content.application_properties),
+        application_properties=dict(application),
         sequence_number=message.sequence_number,
         delivery_count=message.delivery_count,
         state=message.state.name.lower(),
         locked=message.lock_token is not None,
         enqueued_at=message.enqueued_at,
-        dead_letter_reason=message.dead_letter.get("DeadLetterReason"),
-        dead_letter_description=message.dead_letter.get("DeadLetterErrorDescription"),
+        dead_letter_reason=dead.get("DeadLetterReason"),
+        dead_letter_description=dead.get("DeadLetterErrorDescription"),
     )
 
 

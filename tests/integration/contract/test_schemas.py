@@ -28,7 +28,7 @@ from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
 from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
-from bridge.lab.servicebus.filters import sql
+from bridge.lab.servicebus.filters import Sql
 from bridge.lab.servicebus.sections import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
@@ -177,7 +177,7 @@ def sql_filters() -> list[str]:
 
 @pytest.mark.parametrize("expression", sql_filters())
 def test_a_filter_of_readme_matches_some_events_and_not_others(expression: str) -> None:
-    matches, taken = sql(expression), []
+    matches, taken = Sql(expression), []
     for path in EXAMPLES.iterdir():
         envelope = read(path)
         body = path.read_bytes()

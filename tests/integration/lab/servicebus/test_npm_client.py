@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.lab.servicebus import ServiceBusLab
-from tests.support.npm import node_modules, run_script
+from tests.support.clients import client
 from tests.support.paths import DATA
 
 pytestmark = pytest.mark.timeout(600)  # npm installs the client
 
-DATA = DATA / "servicebus"
-SCRIPT = DATA / "second_client.js"
-
 Ask = Callable[[str], Any]
-
-
-@pytest.fixture(scope="module")
-def modules() -> Path:
-    return node_modules("@azure/service-bus")
 
 
 @pytest.fixture
 def lab() -> Iterator[ServiceBusLab]:
-    with ServiceBusLab(DATA / "config.json") as started:
+    with ServiceBusLab(DATA / "servicebus" / "config.json") as started:
         yield started
         assert started.failures == ()
 
 
 @pytest.fixture
-def ask(modules: Path, lab: ServiceBusLab) -> Ask:
-    return lambda scenario: run_script(SCRIPT, scenario, lab.connection_string, modules=modules)
+def ask(lab: ServiceBusLab) -> Ask:
+    run = client("node")
+    return lambda scenario: run(scenario, lab.connection_string)
 
 
 def test_a_message_is_sent_received_renewed_and_completed(ask: Ask, lab: ServiceBusLab) -> None:
@@ -64,10 +56,6 @@ def test_messages_are_peeked_abandoned_and_deferred(ask: Ask) -> None:
         "second": "2",
         "deferred": "1",
     }
-
-
-def test_a_dead_letter_has_a_reason_and_a_description(ask: Ask) -> None:
-    assert ask("dead_letter") == {"body": "bad", "reason": "malformed", "description": "no EventId"}
 
 
 def test_sessions_are_locked_renewed_and_kept_apart(ask: Ask) -> None:

@@ -17,7 +17,7 @@ from bridge.lab.servicebus.conditions import (
     Refused,
 )
 from bridge.lab.servicebus.config import Namespace, QueueSettings, SubscriptionSettings, TopicSettings
-from bridge.lab.servicebus.filters import sql
+from bridge.lab.servicebus.filters import EVERYTHING, Rule, Sql
 from bridge.lab.servicebus.messages import Message, State
 from bridge.lab.servicebus.queues import MessageQueue
 from bridge.lab.servicebus.sessions import SessionQueue
@@ -155,7 +155,7 @@ def test_after_the_last_delivery_a_message_is_dead(clock: Clock, how: str) -> No
     assert lab.queue.take() is None
     (dead,) = lab.dead
     assert dead.delivery_count == 3
-    assert dead.dead_letter["DeadLetterReason"] == "MaxDeliveryCountExceeded"
+    assert dead.content.application_properties["DeadLetterReason"] == "MaxDeliveryCountExceeded"
     assert dead.dead_letter_source == "Q"
 
 
@@ -166,7 +166,7 @@ def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_complet
     dead_letters = lab.broker.source("Q/$deadletterqueue")
     message = dead_letters.take()
     assert message is not None
-    assert message.dead_letter == {
+    assert message.content.application_properties == {
         "DeadLetterReason": "malformed",
         "DeadLetterErrorDescription": "no EventId",
     }
@@ -223,7 +223,7 @@ def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(clock: Clock, 
     assert bodies(lab) == [b"long"]
     lab.move(90)
     assert bodies(lab) == []
-    reasons = [message.dead_letter["DeadLetterReason"] for message in lab.dead]
+    reasons = [message.content.application_properties["DeadLetterReason"] for message in lab.dead]
     assert reasons == (["TTLExpiredException"] * 2 if dead_letter else [])
     assert lab.queue.tally.expired == 2
 
@@ -397,9 +397,9 @@ def test_a_session_keeps_its_state_when_it_is_given_back(clock: Clock) -> None:
 
 def topic(clock: Clock, **settings: Any) -> Broker:
     def subscription(name: str, *expressions: str, **more: Any) -> SubscriptionSettings:
-        return SubscriptionSettings(
-            queue=QueueSettings(name=f"t/Subscriptions/{name}", **more), filters=tuple(map(sql, expressions))
-        )
+        rules = tuple(Rule(name=expression, matches=Sql(expression)) for expression in expressions)
+        queue = QueueSettings(name=f"t/Subscriptions/{name}", **more)
+        return SubscriptionSettings(queue=queue, rules=rules or (EVERYTHING,))
 
     kept = (
         subscription("all"),
@@ -436,7 +436,7 @@ def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: Clock) -
     broker.send("t", [content("1")])
     assert held(broker, "sessions") == []
     (dead,) = broker.source("t/Subscriptions/sessions/$DeadLetterQueue").messages
-    assert dead.dead_letter["DeadLetterReason"] == "Session ID is null."
+    assert dead.content.application_properties["DeadLetterReason"] == "Session ID is null."
 
 
 def test_a_topic_holds_scheduled_messages_back_from_its_subscriptions(clock: Clock) -> None:

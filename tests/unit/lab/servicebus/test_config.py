@@ -46,7 +46,11 @@ def test_the_file_that_the_emulator_reads_is_read() -> None:
     (events,) = namespace.topics
     names = [one.queue.name for one in events.subscriptions]
     assert names == [f"events/Subscriptions/{name}" for name in ("all", "by-subject", "by-sql")]
-    assert [len(one.filters) for one in events.subscriptions] == [0, 1, 1]
+    assert [[rule.name for rule in one.rules] for one in events.subscriptions] == [
+        ["$Default"],
+        ["subject"],
+        ["sql"],
+    ]
     assert namespace.ignored == ()
 
 
@@ -69,9 +73,9 @@ def test_a_correlation_filter_names_properties_of_the_message_and_of_the_applica
     (topic_settings,) = load(
         configuration(topics=[topic(FilterType="Correlation", CorrelationFilter=given)])
     ).topics
-    (matches,) = topic_settings.subscriptions[0].filters
-    assert matches(content(subject="subject", correlation_id="c", properties={"EventType": "Reboot"}))
-    assert not matches(content(subject="subject", correlation_id="c"))
+    (rule,) = topic_settings.subscriptions[0].rules
+    assert rule.matches(content(subject="subject", correlation_id="c", properties={"EventType": "Reboot"}))
+    assert not rule.matches(content(subject="subject", correlation_id="c"))
 
 
 def test_the_action_of_a_rule_is_ignored_with_a_warning() -> None:

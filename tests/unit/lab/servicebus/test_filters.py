@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.lab.httpd import LabError
-from bridge.lab.servicebus.filters import Correlation, sql
+from bridge.lab.servicebus.filters import Correlation, Sql
 from tests.support.bus_messages import content
 
 MESSAGE: dict[str, Any] = {
@@ -57,7 +57,7 @@ MESSAGE: dict[str, Any] = {
     ],
 )
 def test_a_true_expression_matches_the_message(expression: str) -> None:
-    assert sql(expression)(content(**MESSAGE)) is True
+    assert Sql(expression)(content(**MESSAGE)) is True
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_a_true_expression_matches_the_message(expression: str) -> None:
     ],
 )
 def test_an_expression_that_does_not_hold_or_is_unknown_leaves_the_message(expression: str) -> None:
-    assert sql(expression)(content(**MESSAGE)) is False
+    assert Sql(expression)(content(**MESSAGE)) is False
 
 
 def test_a_quote_in_a_text_is_doubled() -> None:
-    assert sql("Name = 'it''s'")(content(properties={"Name": "it's"}))
+    assert Sql("Name = 'it''s'")(content(properties={"Name": "it's"}))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_a_quote_in_a_text_is_doubled() -> None:
 )
 def test_what_the_lab_does_not_know_is_refused_where_it_stands(expression: str, complaint: str) -> None:
     with pytest.raises(LabError) as caught:
-        sql(expression)
+        Sql(expression)
     assert complaint.strip("'\" ") in str(caught.value)
 
 
 def test_an_expression_of_1024_characters_is_taken_and_a_longer_one_refused() -> None:
     start = "a = '"
-    assert sql(start + "x" * (1024 - len(start) - 1) + "'")(content()) is False
+    assert Sql(start + "x" * (1024 - len(start) - 1) + "'")(content()) is False
     with pytest.raises(LabError, match="1024 at most"):
-        sql(start + "x" * (1024 - len(start)) + "'")
+        Sql(start + "x" * (1024 - len(start)) + "'")
 
 
 def test_a_correlation_filter_wants_all_its_properties() -> None:

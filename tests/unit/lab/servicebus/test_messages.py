@@ -126,16 +126,35 @@ def test_a_dead_letter_has_two_application_properties_more(count: int) -> None:
     properties = {f"name{number}": f"value{number}" for number in range(count)}
     more = {"DeadLetterReason": "r", "DeadLetterErrorDescription": "d"}
     data = compose(
-        content(properties=properties),
+        content(properties=properties).with_properties(more),
         sequence_number=1,
         enqueued_at=1,
         delivery_count=0,
         dead_letter_source="q",
-        dead_letter_properties=more,
     )
     sent = decoded(data)
     assert sent.properties == {**properties, **more}
     assert {str(n): v for n, v in sent.annotations.items()}["x-opt-deadletter-source"] == "q"
+
+
+def test_a_property_that_is_set_replaces_that_of_the_sender_and_the_others_keep_their_types() -> None:
+    given = content(properties={"small": Int(5), "name": "old"})
+    data = compose(
+        given.with_properties({"name": proton.symbol("new"), "more": proton.int32(7)}),
+        sequence_number=1,
+        enqueued_at=1,
+        delivery_count=0,
+    )
+    sent = decoded(data).properties
+    assert sent == {"small": 5, "name": "new", "more": 7}
+    assert type(sent["small"]) is proton.int32
+
+
+def test_the_lock_token_of_a_message_is_a_delivery_annotation() -> None:
+    token = uuid.uuid4()
+    data = compose(content("1"), sequence_number=1, enqueued_at=1, delivery_count=0, lock_token=token)
+    assert decoded(data).instructions == {"x-opt-lock-token": token}
+    assert not decoded(compose(content("1"), sequence_number=1, enqueued_at=1, delivery_count=0)).instructions
 
 
 def test_a_batch_is_taken_apart() -> None:

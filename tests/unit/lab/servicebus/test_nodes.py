@@ -13,8 +13,9 @@ import pytest
 
 from bridge.lab.servicebus.broker import Broker
 from bridge.lab.servicebus.cbs import check_token, opens
-from bridge.lab.servicebus.codec import Array, Symbol, described, write
-from bridge.lab.servicebus.config import Namespace, QueueSettings
+from bridge.lab.servicebus.codec import Array, Described, Symbol, described, write
+from bridge.lab.servicebus.config import Namespace, QueueSettings, SubscriptionSettings, TopicSettings
+from bridge.lab.servicebus.filters import EVERYTHING, Correlation, Rule, Sql
 from bridge.lab.servicebus.management import ManagementHandler
 from bridge.lab.servicebus.sections import APPLICATION, PROPERTIES, VALUE, Content, parse
 from bridge.lab.servicebus.sessions import SessionQueue
@@ -132,8 +133,8 @@ def test_a_lock_that_is_not_held_is_lost(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "abandoned", "defered", "suspended"])
-def test_a_message_is_settled_by_its_lock_token(broker: Broker, status: str) -> None:
-    broker.send("q", [content("1")])
+def test_a_message_is_settled_by_its_lock_token_and_can_get_properties(broker: Broker, status: str) -> None:
+    broker.send("q", [content("1", properties={"kept": 1, "changed": "old"})])
     queue = broker.source("q")
     message = queue.take()
     assert message is not None
@@ -141,13 +142,49 @@ def test_a_message_is_settled_by_its_lock_token(broker: Broker, status: str) -> 
         "lock-tokens": Array(0x98, [message.lock_token]),
         "disposition-status": status,
         "deadletter-reason": "r",
+        "properties-to-modify": {"changed": "new", "added": True},
     }
     assert ask(broker, "update-disposition", body) == (200, {})
     left = [(one.state.name, one.delivery_count) for one in queue.messages]
     wanted = {"completed": [], "abandoned": [("ACTIVE", 1)], "defered": [("DEFERRED", 1)], "suspended": []}
     assert left == wanted[status]
-    dead = [one.dead_letter for one in broker.source("q/$DeadLetterQueue").messages]
-    assert dead == ([{"DeadLetterReason": "r"}] if status == "suspended" else [])
+    dead = list(broker.source("q/$DeadLetterQueue").messages)
+    assert len(dead) == (status == "suspended")
+    for one in [*queue.messages, *dead]:
+        reason = {"DeadLetterReason": "r"} if one in dead else {}
+        assert one.content.application_properties == {"kept": 1, "changed": "new", "added": True, **reason}
+
+
+def test_the_rules_of_a_subscription_are_listed() -> None:
+    system, application = {"subject": "s", "correlation_id": "c"}, {"EventType": "Reboot"}
+    rules = (
+        Rule(name="by-sql", matches=Sql("EventType = 'Reboot'")),
+        Rule(name="by-value", matches=Correlation(system=system, application=application)),
+        EVERYTHING,
+    )
+    settings = SubscriptionSettings(queue=QueueSettings(name="t/Subscriptions/a"), rules=rules)
+    broker = Broker(
+        Namespace(
+            queues=(QueueSettings(name="q"),), topics=(TopicSettings(name="t", subscriptions=(settings,)),)
+        ),
+        Clock(),
+    )
+
+    def listed(**body: int) -> Any:
+        status, answer = ask(broker, "enumerate-rules", body, path="T/subscriptions/a")
+        assert status == 200
+        return [one["rule-description"] for one in answer["rules"]]
+
+    action = Described(0x13700000005, [])
+    correlation = ["c", None, None, None, "s", None, None, None, {"EventType": "Reboot"}]
+    descriptions = [
+        Described(0x13700000004, [Described(0x1370000006, ["EventType = 'Reboot'"]), action, "by-sql"]),
+        Described(0x13700000004, [Described(0x1370000009, correlation), action, "by-value"]),
+        Described(0x13700000004, [Described(0x1370000007, []), action, "$Default"]),
+    ]
+    assert listed() == listed(skip=0, top=2**31 - 1) == descriptions
+    assert listed(skip=1, top=1) == descriptions[1:2]
+    assert ask(broker, "enumerate-rules", {}, path="q") == (400, "amqp:not-allowed")
 
 
 def test_sessions_are_listed_and_no_sessions_are_no_content(broker: Broker) -> None:

@@ -1,7 +1,10 @@
-// Ask the lab's Service Bus, with Microsoft's client for Node, for one scenario; print what came of it as JSON.
-// Called by tests/lab/servicebus/test_npm_client.py: node second_client.js SCENARIO CONNECTION_STRING
+// Use the lab's Service Bus with Microsoft's client for Node; print what came of it as JSON.
+//
+//   node client.js send CONNECTION_STRING < {"queue", "session", "type", "events": {variant: EventId}}
+//   node client.js SCENARIO CONNECTION_STRING
 "use strict";
 
+const { readFileSync } = require("node:fs");
 const { ServiceBusClient } = require("@azure/service-bus");
 
 const WAIT = { maxWaitTimeInMs: 15000 };
@@ -24,8 +27,87 @@ async function bodies(receiver, count) {
   return found.concat(more.map((message) => message.body));
 }
 
+// Commands, as programs in JavaScript may send them.
+const commands = {
+  plain: (_, data) => ({ body: data }),
+  text: (id, data, { session }) => ({
+    body: JSON.stringify(data),
+    bodyType: "value",
+    properties: { messageId: id, groupId: session },
+  }),
+  twice: (_, data) => ({ body: JSON.stringify(data) }), // the client encodes every body as JSON
+  structured: (id, data, { type }) => ({
+    body: { ...attributes("", id, type), data },
+    contentType: "application/cloudevents+json",
+  }),
+  binary: (id, data, { type }) => ({ body: data, applicationProperties: attributes("cloudEvents_", id, type) }),
+  "binary-colon": (id, data, { type }) => ({
+    body: Buffer.from(JSON.stringify(data)),
+    applicationProperties: attributes("cloudEvents:", id, type),
+  }),
+  "binary-other": (id, data) => ({
+    body: data,
+    applicationProperties: attributes("cloudEvents_", id, "com.example.other"),
+  }),
+};
+
+function attributes(prefix, id, type) {
+  const values = Object.entries({ specversion: "1.0", type, id, source: "urn:test" });
+  return Object.fromEntries(values.map(([name, value]) => [prefix + name, value]));
+}
+
 // Every message has an id: without one this client cannot renew its lock.
 const scenarios = {
+  async send(client) {
+    const given = JSON.parse(readFileSync(0, "utf8"));
+    const messages = Object.entries(given.events).map(([variant, event]) => ({
+      ...commands[variant](variant, { EventId: event }, given),
+      messageId: variant,
+      sessionId: given.session,
+    }));
+    await client.createSender(given.queue).sendMessages(messages);
+    return "sent";
+  },
+
+  async features(client) {
+    const sender = client.createSender("plain");
+    for (const name of ["m1", "m2"]) {
+      await sender.sendMessages({ body: name, messageId: name, applicationProperties: { given: "kept" } });
+    }
+    const receiver = client.createReceiver("plain");
+    const first = await one(receiver);
+    const renewed = (await receiver.renewMessageLock(first)) >= first.lockedUntilUtc;
+    await receiver.abandonMessage(first, { tried: "once", given: "changed" });
+    const again = await one(receiver);
+    await receiver.deferMessage(again, { deferred: "yes" });
+    const [deferred] = await receiver.receiveDeferredMessages([again.sequenceNumber]);
+    const reasons = { deadLetterReason: "malformed", deadLetterErrorDescription: "no EventId", by: "client" };
+    await receiver.deadLetterMessage(deferred, reasons); // over the management link, as it was deferred
+    await receiver.deadLetterMessage(await one(receiver), reasons);
+    const dead = client.createReceiver("plain", { subQueueType: "deadLetter" });
+    const letters = [];
+    for (let count = 0; count < 2; count++) {
+      const letter = await one(dead);
+      const { body, deadLetterReason, deadLetterErrorDescription, applicationProperties } = letter;
+      letters.push([body, deadLetterReason, deadLetterErrorDescription, applicationProperties.by]);
+      await dead.completeMessage(letter);
+    }
+    const rules = [];
+    for (const subscription of ["all", "by-subject", "by-sql"]) {
+      for await (const rule of client.createRuleManager("events", subscription).listRules()) rules.push(rule);
+    }
+    return {
+      renewed,
+      tokens: typeof first.lockToken === "string",
+      abandoned: again.applicationProperties,
+      deferred: deferred.applicationProperties.deferred,
+      dead: letters,
+      sessions: await twoSessions(client),
+      rules: rules.map((rule) => rule.name),
+      filters: rules.map((rule) => rule.filter),
+    };
+  },
+
   async send_receive_complete(client) {
     const sender = client.createSender("plain");
     await sender.sendMessages({
@@ -76,17 +158,6 @@ const scenarios = {
     const [deferred] = await receiver.receiveDeferredMessages([again.sequenceNumber]);
     await receiver.completeMessage(deferred);
     return { peeked, deliveryCount: again.deliveryCount, second: second.body, deferred: deferred.body };
-  },
-
-  async dead_letter(client) {
-    await client.createSender("plain").sendMessages({ body: "bad", messageId: "m1" });
-    const receiver = client.createReceiver("plain");
-    await receiver.deadLetterMessage(await one(receiver), {
-      deadLetterReason: "malformed",
-      deadLetterErrorDescription: "no EventId",
-    });
-    const dead = await one(client.createReceiver("plain", { subQueueType: "deadLetter" }));
-    return { body: dead.body, reason: dead.deadLetterReason, description: dead.deadLetterErrorDescription };
   },
 
   async sessions(client) {
@@ -162,6 +233,24 @@ const scenarios = {
     };
   },
 };
+
+async function twoSessions(client) {
+  const sender = client.createSender("sessions");
+  await sender.sendMessages(["a", "b"].map((name) => ({ body: name, messageId: name, sessionId: name })));
+  const named = await client.acceptSession("sessions", "b");
+  const locked = await client.acceptSession("sessions", "b").then(
+    () => false,
+    () => true,
+  );
+  await named.renewSessionLock();
+  await named.setSessionState("half-way");
+  const state = String(await named.getSessionState());
+  const message = await one(named);
+  await named.completeMessage(message);
+  const next = await client.acceptNextSession("sessions");
+  const ids = [named.sessionId, next.sessionId];
+  return { locked, state, ids, bodies: [message.body, (await one(next)).body] };
+}
 
 async function main() {
   const [, , scenario, connectionString] = process.argv;

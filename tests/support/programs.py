@@ -1,0 +1,83 @@
+"""Programs in other languages, built outside the project and once for all runs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+BUILD_SECONDS = 300
+BUILD_TRIES = 3  # the network may fail once
+RUN_SECONDS = 90
+
+Command = Sequence[str]
+
+
+def tool(name: str) -> str:
+    """Return the path of a program that the machine must have; skip if it is missing."""
+    return shutil.which(name) or _missing(f"{name} is not installed")
+
+
+def build(language: str, name: str, commands: Callable[[Path], Sequence[Command]]) -> Path:
+    """Return a folder in which the commands have succeeded; skip if one fails.
+
+    Args:
+        language: its folder in the cache.
+        name: what the folder holds, changed whenever that changes.
+        commands: given the folder, what to run in it.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imds-bridge-tests"
+    place = cache / language / name
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:  # parallel test workers build it once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ready = place / "ready"
+        for command in [] if ready.exists() else commands(place):
+            _run(command, place)
+        ready.touch()
+    return place
+
+
+def _run(command: Command, place: Path) -> None:
+    for _ in range(BUILD_TRIES):
+        result = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+        )
+        if result.returncode == 0:
+            return
+    _missing(f"{' '.join(command)}: {(result.stderr or result.stdout)[-500:]}")
+
+
+def run_program(command: Command, *, given: Any = None, **environment: str) -> Any:
+    """Run a program; return the JSON that it prints.
+
+    Args:
+        command: the program and its arguments.
+        given: what it reads from standard input, as JSON.
+        environment: variables to add.
+    """
+    result = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def _missing(reason: str) -> NoReturn:
+    """Skip if the machine lacks something; in CI, fail."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
