@@ -154,7 +154,11 @@ def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> D
         (Unavailable, "the SDK failed"),
     )
     detail = redact(" ".join(str(error).split()))[:300]
-    return kind(f"{place}: {advice} ({type(error).__name__}: {detail})", delivered=delivered)
+    return kind(
+        f"{place}: {advice} ({type(error).__name__}: {detail})",
+        delivered=delivered,
+        is_unreached=kind is Unavailable and link_is_intact(error),
+    )
 
 
 def _register_secrets(connection_string: str) -> None:

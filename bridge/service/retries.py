@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bridge.errors import DeliveryError
 from bridge.events.model import StoredEvent
@@ -12,10 +12,10 @@ from bridge.sinks.base import RETRY_BASE_SECONDS
 URGENT_TYPES = ("io.imdsbridge.scheduledevent.", "io.imdsbridge.approval.")
 URGENT_AGE_SECONDS = 900.0
 URGENT_LIMIT_SECONDS = 2.0
-# How often a failing sink is tried while the process stops.
-DRAIN_LIMIT_SECONDS = 0.5
+# While the process stops, or a notice waits that the receiver may accept although it does not accept another event.
+SOON_LIMIT_SECONDS = 0.5
 
-TOO_MANY_REQUESTS = 429
+_TOO_MANY_REQUESTS = 429
 _MAX_EXPONENT = 32
 
 
@@ -28,64 +28,42 @@ def is_urgent_type(event: StoredEvent) -> bool:
 class Pace:
     """What limits the waits now.
 
-    `limit_seconds` is the longest wait of the sink, `is_urgent` whether a young notice or receipt waits,
-    `is_draining` whether the process is about to stop.
+    `limit_seconds` is the longest wait of the sink, `is_urgent` whether a young notice or receipt waits, `is_untried`
+    whether one waits that has not failed, `is_draining` whether the process is about to stop.
     """
 
     limit_seconds: float
     is_urgent: bool = False
+    is_untried: bool = False
     is_draining: bool = False
-
-    @property
-    def longest_seconds(self) -> float:
-        """The longest wait between two tries."""
-        limits = [self.limit_seconds]
-        if self.is_urgent:
-            limits.append(URGENT_LIMIT_SECONDS)
-        if self.is_draining:
-            limits.append(DRAIN_LIMIT_SECONDS)
-        return min(limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A failed try: the `count`-th in a row, at `at` (monotonic).
+    """A failed try: the `count`-th in a row, at `at` (monotonic), for which the sink raised `error`.
 
-    `share` is drawn between 0 and 1 and spreads the retries of a fleet ("full jitter"). `retry_after_seconds` is what
-    the receiver asked for, if it did; `is_strict` says that it holds for urgent events, too. `is_answered` says
-    whether there was an HTTP status.
+    `share` is drawn between 0 and 1 and spreads the retries of a fleet ("full jitter").
     """
 
-    count: int
+    error: DeliveryError
     at: float
     share: float
-    retry_after_seconds: float | None = None
-    is_strict: bool = False
-    is_answered: bool = False
+    count: int = 1
 
-    @classmethod
-    def of(cls, error: DeliveryError, *, count: int, at: float, share: float) -> Failure:
-        """Make the record of a failed try.
+    @property
+    def is_answered(self) -> bool:
+        """Whether there was an HTTP status."""
+        return self.error.status is not None
 
-        Args:
-            error: what was raised.
-            count: of failures in a row.
-            at: when, in monotonic seconds.
-            share: between 0 and 1, at random.
-        """
-        return cls(
-            count=count,
-            at=at,
-            share=share,
-            retry_after_seconds=error.retry_after_seconds,
-            is_strict=error.status == TOO_MANY_REQUESTS,
-            is_answered=error.status is not None,
-        )
+    @property
+    def may_be_caused_by_event(self) -> bool:
+        """Whether another event may be accepted: the receiver got this one, and did not ask everybody to wait."""
+        return not self.error.is_unreached and self.error.status != _TOO_MANY_REQUESTS
 
     def must_wait(self, pace: Pace) -> bool:
         """Return whether `Retry-After` is obeyed: other than with 429 it cannot delay an urgent event."""
-        is_free = pace.is_urgent and not pace.is_draining and not self.is_strict
-        return self.retry_after_seconds is not None and not is_free
+        is_free = pace.is_urgent and not pace.is_draining and self.error.status != _TOO_MANY_REQUESTS
+        return self.error.retry_after_seconds is not None and not is_free
 
     def retry_at(self, pace: Pace) -> float:
         """Return when to try again, in monotonic seconds.
@@ -93,6 +71,36 @@ class Failure:
         The wait is what the receiver asked for, or drawn below a limit that doubles with each failure.
         """
         if self.must_wait(pace):
-            return self.at + max(RETRY_BASE_SECONDS, self.retry_after_seconds or 0.0)
-        doubled: float = RETRY_BASE_SECONDS * 2 ** min(self.count - 1, _MAX_EXPONENT)
-        return self.at + self.share * min(pace.longest_seconds, doubled)
+            return self.at + max(RETRY_BASE_SECONDS, self.error.retry_after_seconds or 0.0)
+        limits: list[float] = [
+            pace.limit_seconds,
+            RETRY_BASE_SECONDS * 2 ** min(self.count - 1, _MAX_EXPONENT),
+        ]
+        if pace.is_urgent:
+            limits.append(URGENT_LIMIT_SECONDS)
+        if pace.is_draining or (pace.is_untried and self.is_answered and self.may_be_caused_by_event):
+            limits.append(SOON_LIMIT_SECONDS)
+        return self.at + self.share * min(limits)
+
+
+@dataclass(kw_only=True)
+class FailedEvent:
+    """An event that failed, since `since` (steady seconds); later events with its order key wait behind it.
+
+    `is_passed`: the receiver has accepted others since then. `is_isolated`: after that the event failed again, so it
+    is the cause.
+    """
+
+    event: StoredEvent
+    failure: Failure
+    since: float
+    is_passed: bool = False
+    is_isolated: bool = False
+
+    def retry_at(self, pace: Pace) -> float:
+        """Return when to try again: at once if others are accepted, but often only a notice that is answered."""
+        if not self.is_isolated:
+            is_due = self.is_passed and not self.failure.must_wait(pace)
+            return self.failure.at if is_due else self.failure.retry_at(pace)
+        is_urgent = pace.is_urgent and self.failure.is_answered and is_urgent_type(self.event)
+        return self.failure.retry_at(replace(pace, is_urgent=is_urgent))

@@ -157,7 +157,11 @@ class ServiceBusSink:
         if self._link is None:
             self._link = _Link(self._settings, self._identity, self._clock)
         link = self._link
-        return self._call(link, link.open, limit_seconds=TRY_SECONDS + GRACE_SECONDS)
+        try:
+            return self._call(link, link.open, limit_seconds=TRY_SECONDS + GRACE_SECONDS)
+        except DeliveryError as error:
+            error.is_unreached = True
+            raise
 
     def _transfers(self, messages: Sequence[ServiceBusMessage]) -> Iterator[tuple[_Transfer, int]]:
         return _batches(self._open(), messages)

@@ -405,14 +405,19 @@ class _Choosy:
         self._sink = sink
         self._subject = subject
         self.is_choosy = True
+        self.refused = 0
+        self.refused_before_others: int | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         if self.is_choosy and any(event.envelope["subject"] == self._subject for event in events):
+            self.refused += 1
             raise Unavailable("not this one", status=500)
         self._sink.send(events)
+        if self.refused_before_others is None:
+            self.refused_before_others = self.refused
 
 
 def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, outbox: Outbox) -> None:
@@ -428,6 +433,9 @@ def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, o
     delivering = dispatcher(choosy, outbox)
     thread = run(delivering)
     wait_until(lambda: len(rig.received()) >= len(others))
+    assert choosy.refused_before_others == (
+        1 if rig.sink.max_batch == 1 else 2
+    )  # a batch, and the event alone
     for subject in subjects[1:]:
         mine = [event for event in others if event.envelope["subject"] == subject]
         assert [one for one in in_order(rig) if one in expected(rig, mine)] == expected(rig, mine)

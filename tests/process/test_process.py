@@ -6,14 +6,17 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -26,6 +29,7 @@ from tests.support.process import (
     LIMIT_SECONDS,
     SLACK_SECONDS,
     Forward,
+    RawServer,
     closed_port,
     environment,
     read_outbox,
@@ -68,6 +72,10 @@ def types_at(inbox: Inbox) -> list[str]:
 
 def schedule(lab: ImdsLab, **more: Any) -> str:
     return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, **more)
+
+
+def _has(found: Sized, count: int) -> bool:
+    return len(found) >= count
 
 
 def polls(lab: ImdsLab) -> int:
@@ -346,6 +354,34 @@ def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp
             assert sinks["dead"]["backlog"] >= 10
             assert sinks["dead"]["state"] == "retrying"
             assert "refused" in sinks["dead"]["last_error"]
+
+
+def test_a_notice_is_delivered_within_a_second_while_the_receiver_fails_for_every_document(
+    lab: ImdsLab, tmp_path: Path
+) -> None:
+    delays: list[float] = []
+    documents = 0
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        nonlocal documents
+        while server.read_head(connection):
+            headers = dict(line.split(": ", 1) for line in server.requests[-1].splitlines()[1:])
+            is_document = headers["ce-type"] == DOCUMENT
+            documents += is_document
+            if headers["ce-type"] == SCHEDULED:
+                at = datetime.fromisoformat(unquote(headers["ce-time"]))
+                delays.append(time.time() - at.timestamp())
+            status = "500 Internal Server Error" if is_document else "200 OK"
+            connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    with RawServer(serve) as receiver:
+        sink = {"kind": "webhook", "url": receiver.url, "types": TYPES, "from_start": True, "mode": "binary"}
+        with Forward(tmp_path, settings(lab, {"receiver": sink})) as forward:
+            wait_until(lambda: documents >= 3)
+            for number in range(1, 6):
+                schedule(lab)
+                wait_until(partial(_has, delays, number), describe=lambda: forward)
+    assert sorted(delays)[2] < 1.0, delays
 
 
 def test_a_rotated_token_lets_events_arrive_and_none_is_dead_lettered(

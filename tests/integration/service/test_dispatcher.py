@@ -21,7 +21,8 @@ from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
-from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks.memory import MemorySink
 from tests.support.clock import MovedClock
 from tests.support.outbox import OTHER_TYPE, TYPE, event, open_outbox
@@ -340,8 +341,9 @@ def test_an_event_that_fails_holds_back_no_event_of_another_subject(make: Make) 
     rig.commit("bad", type_=OTHER_TYPE, subject="vm")
     rig.commit("behind", type_=OTHER_TYPE, subject="vm")
     rig.commit(*(f"notice {number}" for number in range(119)))
-    assert rig.deliver(seconds=4) == [0.5, 1, 2]
+    rig.deliver(seconds=0)
     assert rig.received() == [f"notice {number}" for number in range(119)]
+    assert rig.deliver(seconds=8) == [1, 2, 4]
     rig.sink.refuse = poison()
     rig.deliver()
     assert rig.received()[119:] == ["bad", "behind"]
@@ -365,6 +367,59 @@ def test_an_event_that_keeps_failing_is_retried_on_its_own_until_it_is_too_old(
     assert rig.dispatcher.status()["state"] == "ok"
     (line,) = [record for record in caplog.records if "retried on its own" in record.message]
     assert vars(line)["event"] == "bad"
+
+
+@pytest.mark.parametrize("max_batch", [1, 100])
+def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_second(
+    make: Make, max_batch: int
+) -> None:
+    rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
+    rig.sink.refuse = poison("bad")
+    rig.commit("bad", type_=OTHER_TYPE, subject="vm")
+    rig.deliver(seconds=900)
+    for number in range(5):
+        rig.commit("behind" + str(number), type_=OTHER_TYPE, subject="vm")
+        rig.commit(str(number))
+        rig.deliver(seconds=0.5)
+        assert rig.received() == [str(one) for one in range(number + 1)]
+        rig.deliver(seconds=300)
+
+
+def test_a_notice_behind_several_failing_events_is_sent_within_a_second(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    bad = [f"freeze {number}" for number in range(3)]
+    rig.sink.refuse = poison(*bad, "document")
+    rig.commit("document", type_=OTHER_TYPE)
+    rig.commit(*bad, "reboot")
+    rig.deliver(seconds=1)
+    assert rig.received() == ["reboot"]
+
+
+def test_a_receiver_that_asks_for_time_for_one_event_gets_it_and_then_others(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = lambda stored: unavailable(retry_after_seconds=60) if stored.id == "bad" else None
+    rig.commit("bad", "good", type_=OTHER_TYPE)
+    assert rig.deliver(seconds=200)[0] == 60
+    assert rig.received() == ["good"]
+
+
+@pytest.mark.parametrize("status", [503, None])
+@pytest.mark.parametrize("max_batch", [1, 100])
+def test_an_outage_costs_few_requests_however_many_notices_wait(
+    make: Make, status: int | None, max_batch: int
+) -> None:
+    rig = make(max_batch=max_batch, max_age_seconds=FOREVER)
+    requests = 0
+
+    def send(events: Sequence[StoredEvent]) -> None:  # noqa: ARG001 - all of them fail
+        nonlocal requests
+        requests += 1
+        raise unavailable(status=status)
+
+    rig.sink.send = send  # type: ignore[method-assign]
+    rig.commit(*map(str, range(300)))
+    rig.deliver(seconds=120)
+    assert requests <= 2 * 120 / 2 + 16  # two in each round, and a little more at first
 
 
 def test_the_order_of_a_subject_is_kept_whatever_fails(make: Make) -> None:

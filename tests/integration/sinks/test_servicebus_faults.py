@@ -22,7 +22,8 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
-from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks import servicebus as module
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.outbox import event, open_outbox

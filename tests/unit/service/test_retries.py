@@ -13,11 +13,12 @@ from bridge.service.retries import Failure, Pace, is_urgent_type
 SHARES = st.floats(min_value=0, max_value=1)
 COUNTS = st.integers(min_value=1, max_value=10_000)
 SLOW = Pace(limit_seconds=60.0)
+NO_ANSWER = Unavailable("later")
 
 
 @given(share=SHARES, count=COUNTS)
 def test_a_wait_is_a_share_of_a_limit_that_doubles_up_to_a_minute(share: float, count: int) -> None:
-    wait_seconds = Failure(count=count, at=100.0, share=share).retry_at(SLOW) - 100.0
+    wait_seconds = Failure(error=NO_ANSWER, count=count, at=100.0, share=share).retry_at(SLOW) - 100.0
     assert wait_seconds == pytest.approx(share * min(60.0, 0.5 * 2 ** min(count - 1, 20)))
 
 
@@ -25,7 +26,7 @@ def test_a_wait_is_a_share_of_a_limit_that_doubles_up_to_a_minute(share: float, 
 def test_an_urgent_event_is_retried_within_two_seconds_and_a_drain_within_half_of_one(
     share: float, count: int
 ) -> None:
-    failure = Failure(count=count, at=0.0, share=share)
+    failure = Failure(error=NO_ANSWER, count=count, at=0.0, share=share)
     assert failure.retry_at(Pace(limit_seconds=60.0, is_urgent=True)) <= 2.0
     assert failure.retry_at(Pace(limit_seconds=60.0, is_draining=True)) <= 0.5
     assert failure.retry_at(Pace(limit_seconds=0.1, is_urgent=True)) <= 0.1
@@ -48,7 +49,7 @@ def test_what_the_receiver_asks_for_is_obeyed_unless_it_delays_an_urgent_event_w
 ) -> None:
     error = Unavailable("later", status=status, retry_after_seconds=90.0)
     pace = Pace(limit_seconds=60.0, is_urgent=is_urgent, is_draining=is_draining)
-    assert Failure.of(error, count=9, at=0.0, share=1.0).retry_at(pace) == wait_seconds
+    assert Failure(error=error, count=9, at=0.0, share=1.0).retry_at(pace) == wait_seconds
 
 
 @pytest.mark.parametrize(
