@@ -2,6 +2,8 @@
 ARG BASE=docker.io/library/python:3.13-slim-bookworm
 
 FROM ${BASE} AS build
+# Given, because the build context has no git data.
+ARG VERSION="0.0.0"
 WORKDIR /src
 COPY . .
 # The secrets `pip.conf` and `ca.crt` set a package index and a certificate authority; they are not in the image.
@@ -9,6 +11,7 @@ COPY . .
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/etc/ssl/certs/ca-certificates.crt \
     export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+    SETUPTOOLS_SCM_PRETEND_VERSION="${VERSION}" \
     && python3 -m venv /build \
     && /build/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: \
         --requirement requirements-build.lock \

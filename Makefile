@@ -2,15 +2,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-DEMO_READY := $(VENV)/.demo-ready
-READY := $(VENV)/.ready
+PIP = $(BIN)/pip --disable-pip-version-check
+# The version file names the commit: an installation writes it, and the first target after a new commit.
+VERSION := bridge/version.txt
+DEMO_READY := $(VENV)/.demo-ready $(VERSION)
+READY := $(VENV)/.ready $(VERSION)
+RELEASE_READY := $(VENV)/.release-ready $(VERSION)
 JSON ?=
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants lock clean
+.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -51,29 +55,44 @@ bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures
 mutants: $(READY) ## make N single mistakes in a copy of the code, and list those that no test notices (SEED=1 repeats)
 	@$(BIN)/python -m tests.mutants --count $(or $(N),200) $(if $(SEED),--seed $(SEED))
 
+dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
+	@$(BIN)/python -m infra.packaging.dist
+
+audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions; DRY_RUN=1 needs no network
+	@$(BIN)/pip-audit --strict --disable-pip --progress-spinner off $(if $(DRY_RUN),--dry-run) \
+		$(foreach lock,$(wildcard requirements*.lock),--requirement $(lock))
+
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
 	$(BIN)/pip install --quiet uv
 	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --extra websocket --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --group release --output-file requirements-release.lock
 	$(COMPILE) --constraint requirements.lock --group build --output-file requirements-build.lock
 	$(COMPILE) --constraint requirements.lock --extra lab --group build --output-file requirements-demo.lock pyproject.toml
 
 clean: ## remove generated files
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
 
-$(DEMO_READY): requirements-demo.lock pyproject.toml
+$(VENV)/.demo-ready: requirements-demo.lock pyproject.toml
 	$(call install,requirements-demo.lock)
 	@touch $@
 
-$(READY): requirements.lock pyproject.toml
+$(VENV)/.ready: requirements.lock pyproject.toml
 	$(call install,requirements.lock)
-	@touch $(DEMO_READY) $@
+	@touch $(VENV)/.demo-ready $@
+
+$(VENV)/.release-ready: requirements-release.lock $(VENV)/.ready
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements-release.lock
+	@touch $@
+
+$(VERSION): $(wildcard .git/logs/HEAD)
+	@[ ! -x $(BIN)/hatchling ] || { $(BIN)/hatchling build --target wheel --hooks-only && touch $@; }
 
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "imds-bridge needs Python 3.11 or newer, PYTHON=... chooses one")'
 	@$(PYTHON) -m bridge.lab.prerequisites
 	@echo "installing into $(VENV) (a minute or two) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r $(1)
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(PIP) install --quiet --require-hashes --no-deps -r $(1)
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 endef

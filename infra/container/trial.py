@@ -103,6 +103,8 @@ def try_forward(engine: Client | Buildah) -> tuple[float, float]:
         for command in (health, ["imds-bridge", "status"], ["python", "-c", LOOK]):
             done = engine.call(*command)
             expect(done.returncode == 0, f"{command[0]}: {done.stdout}{done.stderr}")
+        shown = engine.call("imds-bridge", "--version").stdout
+        expect(shown == f"imds-bridge {__version__}\n", f"built {__version__}, runs {shown}")
         listening = engine.call(*health, "--role", "listen")
         expect(listening.returncode == 1, f"healthy without a listener: {listening.stdout}")
         stopped_at = time.monotonic()

@@ -80,7 +80,9 @@ fingerprint() { # identify the set of files to install
     "$python" --version
     "$python" -c 'import sys; print(sys.base_prefix)'
     if [ -f "$source" ]; then cat "$source"; else
-        find "$source/bridge" "$source/pyproject.toml" -name __pycache__ -prune -o -type f -print |
+        git -C "$source" describe --tags --always --dirty 2>/dev/null || true
+        find "$source/bridge" "$source/pyproject.toml" "$source"/.git_archival.txt \
+            -name __pycache__ -prune -o -name version.txt -o -type f -print 2>/dev/null |
             LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat
     fi | cat - "$lock" | sha256sum
 }

@@ -15,6 +15,7 @@ ALL = "requirements.lock"
 RUNTIME = "requirements-runtime.lock"
 BUILD = "requirements-build.lock"
 DEMO = "requirements-demo.lock"
+RELEASE = "requirements-release.lock"
 FOR_TESTS_ONLY = {"azure-functions", "hypothesis", "mypy", "pytest", "ruff", "testcontainers"}
 
 
@@ -37,7 +38,7 @@ def normalized(requirements: list[str]) -> set[str]:
     return {re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", line)[0]).lower() for line in requirements}
 
 
-@pytest.mark.parametrize("lock", [ALL, RUNTIME, BUILD, DEMO])
+@pytest.mark.parametrize("lock", [ALL, RUNTIME, BUILD, DEMO, RELEASE])
 def test_every_entry_has_a_version_and_hashes_and_no_address(lock: str) -> None:
     line = r"[a-z0-9.-]+==[\w.]+( ; [^\\]+)?( \\\n    --hash=sha256:[0-9a-f]{64})+"
     assert [entry for entry in entries(lock) if not re.fullmatch(line, entry)] == []
@@ -65,3 +66,9 @@ def test_the_demo_has_the_runtime_the_lab_and_the_build_but_nothing_for_tests() 
     lab = normalized(project["optional-dependencies"]["lab"])
     assert normalized(project["dependencies"]) | lab | names(BUILD) <= names(DEMO)
     assert not FOR_TESTS_ONLY & names(DEMO)
+
+
+def test_the_tools_for_a_release_have_the_versions_that_the_tests_have() -> None:
+    assert normalized(PROJECT["dependency-groups"]["release"]) <= names(RELEASE)
+    shared = names(RELEASE) & names(ALL)
+    assert {entry for entry in pinned(RELEASE) if entry[0].partition("==")[0] in shared} <= pinned(ALL)
