@@ -50,10 +50,6 @@ class Format(Protocol):
             ValueError: one cannot be written.
         """
 
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:
-        """Return whether a receiver's answer of 400 says that the address or the key is wrong, not the event."""
-
 
 class ChatSettings(WebhookSettings):
     """What all chat formats have in common: notices and receipts of this VM, while they are news.
@@ -108,8 +104,3 @@ class ChatFormat(ABC):
         """Write each of the events."""
         for event in events:
             self.write(event, now)
-
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:  # noqa: ARG004 - for receivers that have such answers
-        """Know none: the receiver can be anything."""
-        return False

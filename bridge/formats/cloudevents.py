@@ -55,11 +55,6 @@ class CloudEvents:
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
         """Do nothing: every event can be written."""
 
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:  # noqa: ARG004 - for receivers that have such answers
-        """Know none: the receiver can be anything."""
-        return False
-
 
 def batch(events: Sequence[StoredEvent]) -> bytes:
     """Write events as a batch, each byte for byte as it is stored."""

@@ -84,11 +84,6 @@ class PagerDuty(ChatFormat):
         register_secret(self._routing_key)
         self._zone = settings.zone
 
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:
-        """Recognise a routing key that is refused."""
-        return b'"invalid event"' in body and re.search(rb"(?i)routing[ _]key", body) is not None
-
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request.
 

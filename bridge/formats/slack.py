@@ -34,13 +34,6 @@ _ACTIVE = re.compile(r"@|:(?=//|[\w+'-]+:)(?!(?<=\d:)\d\d:\d\d)")
 # contain it.
 _LOOKALIKES = str.maketrans("&<>*~`|[]\\", "＆‹›∗∼ˋ¦［］＼")  # noqa: RUF001
 _OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-# What Slack answers to every message because of the webhook's own state.
-_SETUP_ERRORS = frozenset(
-    b"action_prohibited channel_is_archived channel_not_found invalid_token no_active_hooks no_service no_service_id "
-    b"no_team posting_to_general_channel_denied team_disabled user_not_found".split()
-)
-# Discord: the channel is a forum, so that the URL needs a thread.
-_NEEDS_THREAD = re.compile(rb'"code"\s*:\s*"?220001\b')
 
 
 class SlackSettings(ChatSettings):
@@ -57,11 +50,6 @@ class Slack(ChatFormat):
 
     def __init__(self, settings: ChatSettings) -> None:
         self._zone = settings.zone
-
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:
-        """Recognise a webhook or a channel that takes nothing any more, and a Discord URL without its thread."""
-        return body.strip() in _SETUP_ERRORS or _NEEDS_THREAD.search(body) is not None
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""

@@ -25,10 +25,6 @@ _SHORT_TEXT_LENGTH = 150
 # `{{DATE(...)}}` is evaluated in every text of a card, `<at>` makes a mention.
 _ACTIVE = re.compile(r"\{(?=\{)|<(?=/?at)", re.IGNORECASE)
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-# What Power Automate and Logic Apps answer to every request to a wrong address.
-_SETUP_ERROR = re.compile(
-    rb'"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
-)
 
 
 class TeamsSettings(ChatSettings):
@@ -45,11 +41,6 @@ class Teams(ChatFormat):
 
     def __init__(self, settings: ChatSettings) -> None:
         self._zone = settings.zone
-
-    @staticmethod
-    def is_setup_error(body: bytes) -> bool:
-        """Recognise a workflow's address that is incomplete, wrong or turned off."""
-        return _SETUP_ERROR.search(body) is not None
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.config.registry import FORMATS, format_class
+import re
+
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 
 _LATER = frozenset({408, 425, 429})
@@ -10,6 +11,18 @@ _NEVER = frozenset({400, 409, 413, 422, 431})
 _GONE = 410
 # Of a message that was sent before, it says that the receiver has it.
 CONFLICT = 409
+
+# What chats answer with 400 if the address or the key is wrong. They are known by their answers alone: any format may
+# be sent to any of them.
+_SETUP_ERROR = re.compile(
+    # Slack: the webhook or its channel takes nothing any more
+    rb"\A\s*(?:action_prohibited|channel_is_archived|channel_not_found|invalid_token|no_active_hooks|no_service"
+    rb"|no_service_id|no_team|posting_to_general_channel_denied|team_disabled|user_not_found)\s*\Z"
+    # Discord: the channel is a forum, so that the URL needs a thread
+    rb'|"code"\s*:\s*"?220001\b'
+    # Power Automate and Logic Apps, for Teams
+    rb'|"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
+)
 
 
 def webhook_error(
@@ -36,5 +49,6 @@ def webhook_error(
 
 
 def _is_setup_error(body: bytes) -> bool:
-    """Ask all formats, because any of them may be sent to any receiver."""
-    return any(format_class(name).is_setup_error(body) for name in FORMATS)
+    # PagerDuty refuses the routing key.
+    is_refused_key = b'"invalid event"' in body and re.search(rb"(?i)routing[ _]key", body) is not None
+    return is_refused_key or _SETUP_ERROR.search(body) is not None

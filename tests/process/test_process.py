@@ -284,6 +284,8 @@ def test_the_environment_alone_is_enough(lab: ImdsLab, inbox: Inbox, tmp_path: P
         [*COMMAND, "forward"], env=environment(env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         schedule(lab)
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        schedule(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
         process.terminate()
         assert process.wait(LIMIT_SECONDS) == 0
@@ -313,21 +315,25 @@ def test_a_wrong_configuration_exits_2_and_touches_no_state(tmp_path: Path) -> N
     assert not forward.state.exists()
 
 
-def test_a_forwarder_with_only_a_webhook_loads_no_azure_package(
+def test_a_forwarder_with_only_a_webhook_loads_no_azure_package_and_no_format_after_a_refusal(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
+    inbox.fault(400)
     code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
     forward = Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}))
     running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
     with subprocess.Popen(
         running, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
+        inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
+        schedule(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
         process.terminate()
         modules = process.communicate(timeout=LIMIT_SECONDS)[0].split()
     assert "bridge.sinks.webhook" in modules
     unwanted = {"azure", "jinja2", "proton"}
     assert not unwanted & {name.split(".")[0] for name in modules}
+    assert "bridge.formats.slack" not in modules
     assert not [name for name in modules if name.startswith("bridge.lab")]
 
 
