@@ -14,9 +14,10 @@ from bridge import __version__
 from bridge.config.base import DAY_SECONDS
 from bridge.config.imds import ImdsSettings
 from bridge.errors import HttpFailure, ImdsError
-from bridge.imds.connection import ImdsConnection, Response
+from bridge.imds.connection import ImdsConnection
 from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
+from bridge.imds.response import Response
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 

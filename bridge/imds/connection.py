@@ -6,16 +6,14 @@ I/O: HTTP and the clock.
 from __future__ import annotations
 
 import contextlib
-import re
 import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from bridge.errors import HttpFailure
+from bridge.imds.response import Response, ResponseReader
 from bridge.runtime.threads import extend_deadline
 
 CONNECT_SECONDS = 2.0
@@ -24,19 +22,8 @@ REPEAT_SECONDS = 1.0  # between further ones: a request that IMDS has lost is ne
 LATE_CONNECT_SECONDS = 0.5
 
 _HTTP_PORT = 80
-_MAX_HEAD_BYTES = 64 * 1024
+_READ_SECONDS = 0.001
 _RECEIVE_BYTES = 256 * 1024
-_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: |$)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Response:
-    """A complete answer; the names of `headers` are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    is_last: bool
 
 
 class ImdsConnection:
@@ -142,9 +129,10 @@ class _Exchanges:
         """Send the request on the kept connection, or on a fresh one."""
         if kept is not None:
             with contextlib.suppress(OSError):
-                self._add(kept)
-                self._is_kept = True
-                return
+                if _is_idle(kept):
+                    self._add(kept, seconds)
+                    self._is_kept = True
+                    return
             kept.close()
         self._connect(seconds)
 
@@ -157,15 +145,17 @@ class _Exchanges:
 
     def receive(self, *, until: float) -> Response | None:
         """Return the first complete answer; None if there is none at `until` (monotonic)."""
-        while (left := until - time.monotonic()) > 0:
-            for exchange in self._readable(left):
+        left = until - time.monotonic()
+        while True:
+            # At least once: the answer may be there although the process did not run for a while.
+            for exchange in self._readable(max(_READ_SECONDS, left)):
                 try:
                     answer = exchange.receive()
                 except HttpFailure:
                     self._drop(exchange)
                     if self._open:
                         continue
-                    if not self._is_kept or exchange.has_data:
+                    if not self._is_kept or not exchange.reader.is_empty:
                         raise
                     # The server had closed the kept connection, which shows only now.
                     self._is_kept = False
@@ -174,7 +164,8 @@ class _Exchanges:
                 if answer is not None:
                     self._done = exchange
                     return answer
-        return None
+            if (left := until - time.monotonic()) <= 0:
+                return None
 
     def keep(self, answer: Response) -> socket.socket | None:
         """Return the connection of the answer, unless it cannot be used again."""
@@ -195,12 +186,13 @@ class _Exchanges:
             raise _no_connection(error, seconds) from error
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._add(sock)
+            self._add(sock, seconds)
         except OSError as error:
             sock.close()
             raise _broken(error) from error
 
-    def _add(self, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket, seconds: float) -> None:
+        sock.settimeout(seconds)
         sock.sendall(self._request)
         self._open.append(_Exchange(sock, self._max_body_bytes))
 
@@ -220,17 +212,11 @@ class _Exchanges:
 
 
 class _Exchange:
-    """What one connection has received so far."""
+    """A request that was sent on a connection, and what was received so far."""
 
     def __init__(self, sock: socket.socket, max_body_bytes: int) -> None:
         self.socket = sock
-        self._max_body_bytes = max_body_bytes
-        self._data = bytearray()
-
-    @property
-    def has_data(self) -> bool:
-        """Whether anything was received."""
-        return bool(self._data)
+        self.reader = ResponseReader(max_body_bytes)
 
     def receive(self) -> Response | None:
         """Read once; return the answer if it is complete."""
@@ -240,74 +226,21 @@ class _Exchange:
             return None
         except OSError as error:
             raise _broken(error) from error
-        self._data += received
-        answer = _parse(self._data, self._max_body_bytes, is_end=not received)
-        if answer is None and not received:
-            raise HttpFailure("the connection closed in the middle of an answer")
-        return answer
+        return self.reader.feed(received)
 
 
-def _parse(data: bytearray, max_body_bytes: int, *, is_end: bool) -> Response | None:
-    """Return the answer in `data` if it is complete; interim ones (1xx) are removed."""
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        if len(data) > _MAX_HEAD_BYTES:
-            raise HttpFailure("an answer that is not HTTP")
-        return None
-    status_line, *lines = data[:end].decode("latin-1").split("\r\n")
-    match = _STATUS_LINE.match(status_line)
-    if match is None:
-        raise HttpFailure("an answer that is not HTTP")
-    status = int(match[2])
-    if status < HTTPStatus.OK:
-        del data[: end + 4]
-        return _parse(data, max_body_bytes, is_end=is_end)
-    headers = {
-        name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
-    }
-    body: bytes | None = b""
-    if status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
-        body = _body(headers, data, end + 4, is_end=is_end, max_body_bytes=max_body_bytes)
-    if body is None:
-        return None
-    is_last = is_end or match[1] == "0" or "close" in headers.get("connection", "").lower()
-    return Response(status=status, headers=headers, body=body, is_last=is_last)
+def _is_idle(sock: socket.socket) -> bool:
+    """Return whether a kept connection is open, with nothing to read that would be taken for the next answer.
 
-
-def _body(
-    headers: Mapping[str, str], data: bytearray, start: int, *, is_end: bool, max_body_bytes: int
-) -> bytes | None:
-    """Return the body that starts at `start` if it is complete."""
-    if len(data) - start > max_body_bytes:
-        raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
-    if "transfer-encoding" in headers:
-        return _chunks(data, start)
-    length = headers.get("content-length")
-    if length is None:
-        return bytes(data[start:]) if is_end else None
-    if not length.isdecimal():
-        raise HttpFailure("an answer that is not HTTP")
-    if int(length) > max_body_bytes:
-        raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
-    end = start + int(length)
-    return bytes(data[start:end]) if len(data) >= end else None
-
-
-def _chunks(data: bytearray, start: int) -> bytes | None:
-    """Return the body in chunks that starts at `start` if its last chunk is there."""
-    body = bytearray()
-    while (end := data.find(b"\r\n", start)) >= 0:
-        try:
-            size = int(data[start:end].partition(b";")[0], 16)
-        except ValueError:
-            raise HttpFailure("an answer that is not HTTP") from None
-        if size == 0:
-            return bytes(body)
-        start = end + 2 + size + 2
-        if len(data) < start:
-            return None
-        body += data[end + 2 : end + 2 + size]
-    return None
+    Raises:
+        OSError: it is broken.
+    """
+    sock.settimeout(0)
+    try:
+        sock.recv(1)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def _no_connection(error: OSError | UnicodeError, seconds: float) -> HttpFailure:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from json import JSONDecodeError
 
 from bridge.runtime.instants import parse_instant
 from bridge.runtime.json import BoundedDecoder, Json
@@ -18,7 +19,8 @@ STARTED = "started"
 # Within these limits every Python can compare the values and write them back, and consumers can read them.
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
-_MAX_STARTS = 20  # braces at which a document may start, of which bytes before it can have some
+# How many characters are read of what turns out to be no document: bytes before it can have braces as well.
+_SEARCH_CHARACTERS = 1_000_000
 # IMDS sends GUIDs. Longer ids, and ids with blanks or control characters, cannot be sent as an attribute.
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
 
@@ -148,16 +150,17 @@ def _parse_object(body: bytes) -> dict[str, Json]:
     if start < 0:
         raise ValueError("an empty answer" if not text.strip() else "an answer without a JSON object")
     fault: ValueError | None = None
-    for _ in range(_MAX_STARTS):
+    left = _SEARCH_CHARACTERS + 2 * len(text)
+    while start >= 0 and left > 0:
         try:
             found, end = _decoder.raw_decode(text, start)
             if "Events" in found:
                 return found  # type: ignore[no-any-return]  # what starts with a brace is an object
         except ValueError as error:
             fault, end = fault or error, start + 1
+            # The error has counted the lines from the first character on.
+            left -= error.pos if isinstance(error, JSONDecodeError) else len(text)
         start = text.find("{", end)
-        if start < 0:
-            break
     raise fault or ValueError("a JSON object without `Events`")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.events.model import StoredEvent
+from bridge.imds.client import MAX_DOCUMENT_BYTES
 from bridge.imds.diff import Watch
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
@@ -98,7 +100,10 @@ def test_an_incarnation_is_a_number_or_a_string_with_one_else_unknown(given: Any
         b"}{",
         b'{"a": {',
         b'{"a": {}}',
-        b"{" * 19,
+        b"{" * 1000,
+        b'{"a": [{"b": 1,' * 200,
+        b'{"a": ' + b"[" * 200 + b"]" * 200 + b"} ",
+        b'{"a": "' * 300,
     ],
     ids=repr,
 )
@@ -113,9 +118,14 @@ def test_a_truncated_document_is_not_read_as_one_of_its_parts() -> None:
             parse_document(whole[:end])
 
 
-def test_braces_without_end_are_refused_in_bounded_time() -> None:
-    with pytest.raises(ValueError, match="nested too deeply"):
-        parse_document(b'{"a": ' * 200_000)
+@pytest.mark.parametrize(
+    "part", [b"{", b'{"a": ', b'{"a', b'{"a": [' + b"1," * 400, b'{"a": ' + b"[" * 90 + b"]" * 90 + b","]
+)
+def test_braces_that_begin_no_document_are_refused_in_bounded_time(part: bytes) -> None:
+    start = time.process_time()
+    with pytest.raises(ValueError, match=r"nested too deeply|Expecting|Unterminated"):
+        parse_document(part * (MAX_DOCUMENT_BYTES // len(part)))
+    assert time.process_time() - start < 5
 
 
 def test_bytes_after_the_json_are_ignored() -> None:
