@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from bridge.errors import HttpFailure
 
@@ -14,7 +13,8 @@ _MAX_INTERIM = 20  # answers (1xx) before the answer
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: |$)")
 _LENGTH = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,12}(?=[ \t]*(?:;|$))")
-_WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
+_FIRST_FINAL_STATUS = 200
+_WITHOUT_BODY = (204, 304)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ResponseReader:
         match = _STATUS_LINE.match(status_line)
         if match is None:
             raise _not_http()
-        if int(match[2]) < HTTPStatus.OK:
+        if int(match[2]) < _FIRST_FINAL_STATUS:
             self._interim += 1
             if self._interim > _MAX_INTERIM:
                 raise _not_http()
