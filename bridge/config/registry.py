@@ -27,6 +27,7 @@ SINK_KINDS: dict[str, SinkKind] = {
     "eventgrid": SinkKind(
         "bridge.config.eventgrid:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"
     ),
+    "exec": SinkKind("bridge.config.exec:ExecSettings", "bridge.sinks.exec:ExecSink"),
     "servicebus": SinkKind(
         "bridge.config.servicebus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"
     ),

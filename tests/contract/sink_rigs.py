@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bridge.config.eventgrid import EventGridSettings
+from bridge.config.exec import ExecSettings
 from bridge.config.registry import format_class
 from bridge.config.servicebus import ServiceBusSettings
 from bridge.config.sinks import StdoutSettings
@@ -26,6 +27,7 @@ from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module
 from bridge.sinks.base import Sink
 from bridge.sinks.eventgrid import EventGridSink
+from bridge.sinks.exec import ExecSink
 from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
@@ -137,6 +139,50 @@ def stdout(place: Place) -> Rig:
         bodies=lines,
         failures=[failing(unwritable.fileno())],
         fail_second=failing(output.fileno(), unwritable.fileno()),
+    )
+
+
+_PROGRAM = """#!/bin/sh
+cd {folder}
+fault=$(head -n 1 faults)
+sed -i 1d faults
+case $fault in
+    kill) kill -9 $$ ;;
+    [0-9]*) exit "$fault" ;;
+esac
+body=$(cat)
+case $body in *'"source"'*) ;; *) exit 65 ;; esac
+printf '%s\\n' "$body" >> received
+"""
+
+
+def exec_(place: Place) -> Rig:
+    faults, file, program = (place.folder / name for name in ("faults", "received", "program"))
+    faults.touch()
+    file.touch()
+    program.write_text(_PROGRAM.format(folder=place.folder))
+    program.chmod(0o755)
+
+    def failing(lines: str, expected: type[DeliveryError]) -> Fail:
+        def fail() -> type[DeliveryError]:
+            faults.write_text(lines)
+            return expected
+
+        return fail
+
+    def lines() -> list[bytes]:
+        return file.read_bytes().splitlines()
+
+    return Rig(
+        sink=ExecSink(ExecSettings(kind="exec", run=(str(program),))),
+        received=lambda: [json.loads(line) for line in lines()],
+        bodies=lines,
+        failures=[
+            failing("75\n", Unavailable),
+            failing("kill\n", Unavailable),
+            failing("1\n", Rejected),
+        ],
+        fail_second=failing("\n75\n", Unavailable),
     )
 
 

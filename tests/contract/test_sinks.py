@@ -34,6 +34,7 @@ from tests.contract.sink_rigs import (
     Place,
     Rig,
     eventgrid,
+    exec_,
     memory,
     servicebus,
     stdout,
@@ -75,6 +76,7 @@ FORMAT_ROWS: dict[str, dict[str, Any]] = {
 ROWS = [
     Row(kind="memory", build=memory, is_remote=False, rejects=False),
     Row(kind="stdout", build=stdout, is_remote=False, rejects=False),
+    Row(kind="exec", build=exec_, is_remote=False),
     *(
         Row(
             kind="webhook",

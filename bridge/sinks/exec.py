@@ -1,0 +1,70 @@
+"""Run a program for each event."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from bridge.config.exec import ExecSettings
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.runtime.program import Result, encode_job, environment, find_fault, run
+from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+
+log = logging.getLogger(__name__)
+
+
+class ExecSink:
+    """A program that gets the CloudEvent on standard input: its exit code decides what becomes of the event."""
+
+    max_batch = 1
+    retry_limit_seconds = RETRY_LIMIT_SECONDS
+
+    def __init__(self, settings: ExecSettings) -> None:
+        self._settings = settings
+        self._program = settings.run[0]
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        """Run the program to its end."""
+        (event,) = events
+        limit_seconds = self._settings.timeout_seconds
+        job = encode_job(self._settings.run, event.body, _data(event), timeout_seconds=limit_seconds)
+        result = run(job, timeout_seconds=limit_seconds)
+        if result.output:
+            log.info("output of %s", self._program, extra={"output": result.output, "event": event.id})
+        if result.fault:
+            raise self._error(result)
+
+    def _error(self, result: Result) -> DeliveryError:
+        text = f"{self._program}: {result.fault}"
+        if result.code is None:
+            return Misconfigured(text, is_unreached=True)
+        is_temporary = result.ended_by or result.code in (os.EX_TEMPFAIL, *range(-64, 0))
+        return Unavailable(text) if is_temporary else Rejected(text)
+
+    def keep_alive(self) -> None:
+        """Do nothing."""
+
+    def reload(self) -> None:
+        """Do nothing: there is no secret."""
+
+    def check(self) -> str:
+        """Test whether the program can be executed, and whether any user could replace it."""
+        if fault := find_fault(self._program):
+            raise Misconfigured(fault)
+        return f"{self._program} can be executed"
+
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return the command, what of the environment is about the event, and the standard input."""
+        names = {name: value for name, value in environment(_data(event)).items() if name.startswith("IMDS_")}
+        head = (" ".join(self._settings.run), *(f"{name}={value}" for name, value in names.items()))
+        return RequestPreview(head=head, body=event.body)
+
+    def close(self) -> None:
+        """Do nothing: a program that runs is ended by the end of this process."""
+
+
+def _data(event: StoredEvent) -> dict[str, object]:
+    data = event.envelope.get("data")
+    return data if isinstance(data, dict) else {}

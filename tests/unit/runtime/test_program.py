@@ -1,0 +1,89 @@
+"""What a program gets, how its end is described, and which programs `check` refuses."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from pathlib import Path
+
+import pytest
+
+from bridge.runtime.program import Result, encode_job, environment, find_fault
+
+DATA = {
+    "EventId": "A-1",
+    "EventType": "Reboot",
+    "EventStatus": "Scheduled",
+    "NotBeforeUtc": "2026-11-22T10:00:00.000Z",
+    "Resources": ["web-0", "web-1"],
+}
+
+
+def test_a_program_gets_the_event_and_nothing_of_this_process_that_may_be_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    for name in ("AZURE_CLIENT_SECRET", "IMDS_BRIDGE__SINKS__OPS__URL", "NOTIFY_SOCKET", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "secret")
+    got = environment(DATA)
+    assert "secret" not in got.values()
+    assert {name: value for name, value in got.items() if name.startswith("IMDS_")} == {
+        "IMDS_BRIDGE_EVENT_ID": "A-1",
+        "IMDS_BRIDGE_EVENT_TYPE": "Reboot",
+        "IMDS_BRIDGE_EVENT_STATUS": "Scheduled",
+        "IMDS_BRIDGE_NOT_BEFORE": "2026-11-22T10:00:00.000Z",
+        "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
+    }
+    assert (got["PATH"], got["LANG"]) == ("/bin", "C.UTF-8")
+
+
+def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None:
+    got = environment({"EventId": "a\0b\x1b[31m\ud800", "EventType": 7, "Resources": ["v" * 50] * 10_000})
+    assert got["IMDS_BRIDGE_EVENT_ID"] == "ab[31m"
+    assert got["IMDS_BRIDGE_EVENT_TYPE"] == got["IMDS_BRIDGE_NOT_BEFORE"] == ""
+    assert len(got["IMDS_BRIDGE_RESOURCES"]) == 32_000
+
+
+def test_a_job_is_one_line_whatever_the_event_contains() -> None:
+    job = encode_job(["/bin/true", "a b"], b"\xff\n{}", DATA, timeout_seconds=3)
+    assert job.count(b"\n") == 1
+    read = json.loads(job)
+    assert (read["command"], b64decode(read["stdin"])) == (["/bin/true", "a b"], b"\xff\n{}")
+
+
+@pytest.mark.parametrize(
+    ("result", "fault"),
+    [
+        (Result(code=0), ""),
+        (Result(code=3), "exit code 3"),
+        (Result(code=-9), "it was ended by SIGKILL"),
+        (Result(code=-99), "it was ended by signal 99"),
+        (Result(code=0, ended_by="timeout"), "it did not end in time"),
+        (Result(code=-15, ended_by="stop"), "it was ended with imds-bridge"),
+        (Result(error="No such file"), "it cannot be started: No such file"),
+    ],
+)
+def test_each_end_but_exit_code_0_is_described(result: Result, fault: str) -> None:
+    assert result.fault == fault
+
+
+def test_a_program_that_another_user_could_replace_or_that_cannot_be_started_is_refused(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program"
+    assert find_fault(str(program)) == f"{program}: there is no such file"
+    program.touch(0o600)
+    assert "may not execute it" in find_fault(str(program))
+    program.chmod(0o755)
+    assert find_fault(str(program)) == ""
+    program.chmod(0o757)
+    assert find_fault(str(program)) == f"{program}: any user may change {program}"
+    program.chmod(0o755)
+    tmp_path.chmod(0o777)
+    assert find_fault(str(program)) == f"{program}: any user may change {tmp_path}"
+    link = tmp_path.parent / "link"
+    link.symlink_to(program)
+    assert find_fault(str(link)) == f"{link}: any user may change {tmp_path}"
+    tmp_path.chmod(0o1777)
+    assert find_fault(str(program)) == ""
