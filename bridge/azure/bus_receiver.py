@@ -29,6 +29,7 @@ from bridge.config.bus import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.redaction import redact
+from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.worker import Worker
 
@@ -50,7 +51,6 @@ SETTLE_SECONDS = 15.0
 CLOSE_SECONDS = 20.0
 STOP_SECONDS = 2.0  # what settling and abandoning may take after the stop
 RETRY_LIMIT_SECONDS = 4.0
-REPEAT_LOG_SECONDS = 600.0
 
 
 class BusReceiver:
@@ -93,7 +93,7 @@ class BusReceiver:
         self._active_at = -math.inf  # when a message was last received or settled
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
-        self._logged_at = -math.inf
+        self._log_limit = RepeatLimit(clock)
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
 
@@ -288,14 +288,13 @@ class BusReceiver:
             log.info(
                 "%s are received again from %s", self._what, self._address, extra={"failures": self._failures}
             )
+            self._log_limit.reset()
         self._failures, self.last_error = 0, ""
 
     def _note_failure(self, error: BaseException) -> float:
         """Say what is wrong, once and then rarely; return how long to wait."""
         text = str(error) if isinstance(error, HungError) else str(delivery_error(error, self._address))
-        now = self._clock.monotonic()
-        if self._failures == 0 or now - self._logged_at >= REPEAT_LOG_SECONDS:
-            self._logged_at = now
+        if self._log_limit.is_due():
             log.error("no %s can be received: %s; trying again", self._what, redact(text))
         self.last_error = redact(text)
         self._failures += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -19,7 +18,6 @@ from bridge.config.bus import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.redaction import redact, register_secret
 
-log = logging.getLogger(__name__)
 S = TypeVar("S", bound=BusSettings)
 
 # The SDK's own retries would only delay ours: a wrong key takes 15 s by default.
@@ -105,15 +103,15 @@ def make_credential(settings: BusSettings) -> Any:
     return None if settings.connection_string else credentials.make_credential(settings)
 
 
-def with_current_secret(settings: S, *, known: S | None = None) -> S:
-    """Return the settings with the connection string read again, or `known` if it cannot be read."""
+def with_current_secret(settings: S) -> S:
+    """Return the settings with the connection string read again.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
     if settings.connection_string is None:
         return settings
-    try:
-        text = settings.connection_string.read()
-    except (OSError, ValueError) as error:
-        log.debug("a secret file cannot be used; keeping the previous value: %s", error)
-        return known or settings
+    text = settings.connection_string.read()
     _register_secrets(text)
     return settings.model_copy(update={"connection_string": Secret(text)})
 

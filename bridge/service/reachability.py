@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from datetime import datetime, timedelta
 
 from bridge.errors import ImdsError
@@ -16,11 +15,11 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc, parse_iso
+from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
 
-REPEAT_LOG_SECONDS = 600.0
 NEVER = "never"
 _REASONS: dict[GapCause, str] = {
     "Restart": "imds-bridge was restarted",
@@ -58,7 +57,7 @@ class Reachability:
         self._outage_since = outbox.meta("outage_since")  # of an outage that is published, else ""
         self.failures = 0
         self.last_error = ""
-        self._logged_at = -math.inf
+        self._log_limit = RepeatLimit(clock)
 
     def service_may_be_off(self) -> bool:
         """Return whether there was no usable answer for a day, after which the service is off."""
@@ -74,12 +73,10 @@ class Reachability:
 
     def note_failure(self, error: ImdsError) -> None:
         """Log a failure, and publish an outage once it is one."""
-        now = self._clock.monotonic()
         self.failures += 1
         self.last_error = str(error)
-        if self.failures == 1 or now - self._logged_at >= REPEAT_LOG_SECONDS:
+        if self._log_limit.is_due():
             log.warning("IMDS gave no usable answer: %s; retrying", error)
-            self._logged_at = now
         self._publish_outage(str(error))
 
     def note_answer(self) -> float | None:
@@ -99,6 +96,7 @@ class Reachability:
             self._publish_restart(self._resumed)
         if self.failures:
             log.info("IMDS answers again", extra={"failures": self.failures})
+            self._log_limit.reset()
         self.failures, self.last_error = 0, ""
         self._good_at, self.good_time = now, at
         if self._identity.is_confirmed:

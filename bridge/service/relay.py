@@ -6,7 +6,6 @@ A fleet publishes to a topic, and one relay sends one message per event for all 
 from __future__ import annotations
 
 import logging
-import math
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -17,6 +16,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
 
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.25  # how long a pass waits for messages
 BATCH_EVENTS = 50
-REPEAT_LOG_SECONDS = 600.0
 RELAYED = "relayed"  # the kind of the records that recognise a repeated event
 
 
@@ -67,7 +66,7 @@ class Relay:
         self._repeated = 0
         self._malformed = 0
         self._malformed_logged = 0
-        self._malformed_logged_at = -math.inf
+        self._log_limit = RepeatLimit(clock)
         self._last_event_at: datetime | None = None
 
     def run(self) -> None:
@@ -133,10 +132,8 @@ class Relay:
             message, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
         )
         self._malformed += 1
-        now = self._clock.monotonic()
-        if now - self._malformed_logged_at >= REPEAT_LOG_SECONDS:
+        if self._log_limit.is_due():
             new, self._malformed_logged = self._malformed - self._malformed_logged, self._malformed
-            self._malformed_logged_at = now
             log.warning(
                 "messages that are not events are dead-lettered: %s",
                 fault,

@@ -69,7 +69,7 @@ class ServiceBusSink:
         self._given = settings
         self._signing_secrets = signing_secrets
         self._known_secrets: list[str] = []
-        self._settings = with_current_secret(settings)
+        self._settings = read_or_keep(lambda: with_current_secret(settings), settings)
         self._clock = clock or Clock()
         self._address = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
@@ -105,7 +105,7 @@ class ServiceBusSink:
     def reload(self) -> None:
         """Connect again, with the current connection string and a new token."""
         self._drop(identity=True)
-        self._settings = with_current_secret(self._given, known=self._settings)
+        self._settings = read_or_keep(lambda: with_current_secret(self._given), self._settings)
         self._address = address_of(self._settings)
         self._identity = _Identity(self._settings)
 

@@ -14,9 +14,10 @@ from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.repeat_limit import REPEAT_LOG_SECONDS
 from bridge.runtime.threads import Stop
 from bridge.service.identity import VmIdentity
-from bridge.service.relay import REPEAT_LOG_SECONDS, Relay
+from bridge.service.relay import Relay
 from tests.support.clock import MovedClock
 from tests.support.outbox import failing_disk
 from tests.support.relay import body_of
