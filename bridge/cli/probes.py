@@ -12,6 +12,7 @@ from typing import Literal
 
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
+from bridge.config.permissions import find_exposed
 from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
 from bridge.formats.samples import check_event
 from bridge.imds.client import ImdsClient
@@ -22,6 +23,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
+from bridge.service.status import bus_error
 from bridge.sinks.base import Sink
 
 
@@ -39,6 +41,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
     """Try everything that the configuration names; nothing changes, and only `send` publishes, a test message."""
     return [
         *_settings(config),
+        *_permissions(config),
         *(_state(state_folder(config, role)) for role in configured_roles(config)),
         *(_imds(config) if _needs_imds(config) else ()),
         *_sinks(config, send=send),
@@ -76,7 +79,18 @@ def _settings(config: Config) -> Iterator[Finding]:
             check="settings approvals",
             result="warn",
             message=f"approvals.{warning}",
-            remedy="correct the rules, unless this is what you want",
+            remedy="change it, unless this is what you want",
+        )
+
+
+def _permissions(config: Config) -> Iterator[Finding]:
+    exposed = [path for role in configured_roles(config) for path in find_exposed(config, role)]
+    for path in dict.fromkeys(exposed):
+        yield Finding(
+            check="permissions",
+            result="FAIL",
+            message=f"everybody may write {path}, and so change what the process does",
+            remedy=f"chmod o-w {path}",
         )
 
 
@@ -94,6 +108,10 @@ def _state(folder: StateFolder) -> Finding:
         remedy = "restart the process: it salvages the readable rows into a new file"
         return Finding(check=name, result="FAIL", message=f"{folder.database}: {damage}", remedy=remedy)
     holder = folder.holder()
+    if holder and (reason := bus_error(folder.read_status() or {})):
+        message = f"{folder.path}: {holder} cannot receive from the bus: {reason}"
+        remedy = "it tries again on its own; if the bus can be reached from here, restart it"
+        return Finding(check=name, result="FAIL", message=message, remedy=remedy)
     return Finding(
         check=name, result="ok", message=f"{folder.path}{f', locked by {holder}' if holder else ''}"
     )

@@ -133,12 +133,17 @@ class ApprovalSettings(ReceiverSettings):
                 yield f"{key}.{name}", _COMPARED[name]
 
     def warnings(self) -> Iterator[str]:
-        """Yield what is allowed and hardly meant: rules without criteria, and a policy that allows nothing."""
+        """Yield what is allowed and hardly meant, with the key that it is about."""
         for key, rule in self.rules():
             if not rule.criteria():
                 yield f"{key}: the rule has no criteria and matches every event"
         if not self.policy.allow and not self.auto:
             yield "policy: no allow rule and no auto rule, so every command is denied"
+        if self.queue and not self.session and self.policy.scope == "self":
+            yield (
+                "session: without sessions, a command reaches any of the listeners that share the queue; "
+                'expected a queue with sessions and session = "{resource_group}.{vm}" unless this VM has its own'
+            )
 
     @model_validator(mode="after")
     def _check_approvals(self) -> ApprovalSettings:

@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from bridge.config.base import Secret, SecretUnreadable, Settings
 from bridge.config.names import nearest
-from bridge.config.validators import quote
+from bridge.config.validators import quote, quote_path
 from bridge.errors import SecretFault
 
 S = TypeVar("S", bound=Settings)
@@ -55,9 +55,9 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         return f"{key or 'the file'}: {expected}"
     given = details["input"]
     if isinstance(given, Secret) and given.file:
-        text = f"{key}_file: given {quote(given.file)}, {expected}"
+        text = f"{key}_file: given {quote_path(given.file)}, {expected}"
         return SecretFault(text) if isinstance(details["ctx"]["error"], SecretUnreadable) else text
-    shown = "***" if name in model.secret_names() else quote(given)
+    shown = "***" if name in model.secret_names() or name.endswith("_file") else quote(given)
     return f"{key}: given {shown}, {expected}"
 
 

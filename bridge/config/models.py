@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from bridge.config.base import DAY_SECONDS, Settings
 from bridge.config.imds import ImdsSettings
@@ -50,3 +50,14 @@ class Config(Settings):
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
     approvals: ApprovalSettings | None = None
     relay: RelaySettings | None = None
+    _path: Path | None = PrivateAttr(default=None)
+
+    @property
+    def path(self) -> Path | None:
+        """The file that the settings were read from, None if there was none."""
+        return self._path
+
+    def read_from(self, path: Path) -> Self:
+        """Remember the file that the settings were read from."""
+        self._path = path
+        return self

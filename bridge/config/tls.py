@@ -5,6 +5,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
+from bridge.config.validators import quote_path
+
 
 def check_ca(path: Path) -> None:
     """Refuse a file without CA certificates.
@@ -50,4 +52,4 @@ def _check_readable(path: Path) -> None:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
+        raise ValueError(f"given {quote_path(path)}: {error.strerror}") from error

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64decode
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -123,6 +125,17 @@ def quote(value: object) -> str:
     """Write a value into an error, without the secrets that a URL may hold."""
     text = _SECRET_IN_URL.sub("***", json.dumps(value, default=str))
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
+
+
+def quote_path(path: Path) -> str:
+    """Write the name of a file into an error, unless it may be a secret that was pasted in its place.
+
+    A secret is neither a file that exists nor one in a folder that exists.
+    """
+    is_in_folder = len(path.parts) > 1 + bool(path.anchor) and os.path.isdir(path.parent)  # noqa: PTH112 - it raises nothing
+    if is_in_folder or os.path.exists(path):  # noqa: PTH110 - as above
+        return json.dumps(str(path))
+    return "a name that is not shown because it may be a secret"
 
 
 def join_signing_secrets(given: Any) -> Any:

@@ -25,6 +25,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
+from bridge.config.validators import quote_path
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import TRUNCATED, instant_of
@@ -199,7 +200,9 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ValueError(f"template_file: {path} cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"template_file: given {quote_path(path)}, it cannot be read: {error.strerror}"
+        ) from None
     except ValueError as error:
         raise ValueError(f"template_file: {path} is no JSON: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -46,9 +47,11 @@ class Database:
 
         Raises:
             StateError: a newer version wrote the file.
-            OSError: the file cannot be made.
+            OSError: the file cannot be made, or is a symbolic link.
         """
         self.is_memory = path is None
+        if path and path.is_symlink():
+            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed")
         if path and not read_only:
             _create_private(path)
             if has_lost_commits(path):

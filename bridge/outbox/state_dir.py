@@ -43,6 +43,8 @@ class StateFolder:
             StateError: another process holds it; the text names its process id.
             OSError: the disk does not allow it.
         """
+        for folder in (self.path.parent, self.path):
+            _refuse_foreign_link(folder)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
@@ -61,7 +63,7 @@ class StateFolder:
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""
         try:
-            lock = os.open(self.path / LOCK, os.O_RDONLY)
+            lock = open_file(self.path / LOCK, os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -92,9 +94,8 @@ class StateFolder:
         Raises:
             OSError: the disk does not allow it.
         """
-        (
-            self.path / f"{action}.{number}{REQUEST_SUFFIX}"
-        ).touch()  # the name says it all: no owner or mode matters
+        # The name says it all: no owner or mode matters.
+        os.close(open_file(self.path / f"{action}.{number}{REQUEST_SUFFIX}", os.O_WRONLY | os.O_CREAT))
 
     def requests(self) -> list[tuple[str, int]]:
         """Return what is requested."""
@@ -135,7 +136,7 @@ class StateFolder:
     def read_status(self) -> dict[str, Any] | None:
         """Return what was last written, None if nothing readable was."""
         try:
-            status = json.loads((self.path / STATUS).read_text(encoding="utf-8"))
+            status = json.loads(_read(self.path / STATUS))
         except (OSError, ValueError):
             return None
         return status if isinstance(status, dict) else None
@@ -143,7 +144,7 @@ class StateFolder:
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer, over the one before; a text has always the same length."""
         with contextlib.suppress(OSError):
-            descriptor = os.open(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT, 0o600)
+            descriptor = open_file(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT)
             try:
                 os.write(descriptor, text.encode())
             finally:
@@ -152,7 +153,7 @@ class StateFolder:
     def read_last_good(self) -> str:
         """Return what was last written, "" if nothing was."""
         try:
-            return (self.path / LAST_GOOD).read_text(encoding="ascii", errors="replace")
+            return _read(self.path / LAST_GOOD).decode("ascii", "replace")
         except OSError:
             return ""
 
@@ -178,12 +179,43 @@ class StateFolder:
             return False
 
 
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of the folder, but no symbolic link: it could lead a privileged process to any file.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link.
+    """
+    # A pipe in the file's place must not be waited for.
+    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed") from None
+        raise
+
+
+def _read(path: Path) -> bytes:
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def _refuse_foreign_link(folder: Path) -> None:
+    """Refuse a symbolic link that neither this user nor root has made.
+
+    Raises:
+        OSError: it is one.
+    """
+    if sys.platform != "win32" and folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid()):
+        raise OSError(errno.ELOOP, f"{folder} is another user's symbolic link, which is not followed")
+
+
 def _open_lock(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return open_file(path, os.O_RDWR | os.O_CREAT)
     except OSError:
         try:
-            return os.open(path, os.O_RDONLY)  # on a disk that can only be read
+            return open_file(path, os.O_RDONLY)  # on a disk that can only be read
         except OSError:
             pass
         raise
@@ -223,7 +255,7 @@ def _read_holder(lock: int) -> str:
 
 
 def _write_private(path: Path, body: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT)
     with os.fdopen(descriptor, "wb") as file:
         file.write(body)
         file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.config.base import Secret
 from bridge.config.models import Config
+from bridge.config.permissions import find_exposed
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from bridge.config.bus import RelaySettings
     from bridge.service.dispatcher import Dispatcher
     from bridge.sinks.base import Sink
+
+
+log = logging.getLogger(__name__)
 
 
 def build_sink(settings: SinkSettings, signing_secrets: Secret | None = None) -> Sink:
@@ -207,6 +212,10 @@ class Parts:
 def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
+    for path in find_exposed(config, role):
+        log.error(
+            "everybody may write %s, and so change what this process does; remove that permission", path
+        )
     with Signals() as signals:
         parts = Parts(config, role)
         return parts.process().run(build(parts), signals, parts.dispatchers)

@@ -146,12 +146,17 @@ def _backlog(sink: dict[str, Any]) -> str:
     return f"{sink['backlog']} (oldest {format_duration(wait, exact=True)})" if wait else str(sink["backlog"])
 
 
+def bus_error(status: dict[str, Any]) -> str:
+    """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
+    return (status.get("commands") or status.get("relay") or {}).get("last_error") or ""
+
+
 def headline(status: dict[str, Any]) -> str:
     """Describe a process in one line: upcoming events, backlogs and errors."""
     parts = [_summary(status)]
     if status.get("last_error"):
         parts.append("IMDS GIVES NO VALID ANSWER")
-    if (status.get("commands") or status.get("relay") or {}).get("last_error"):
+    if bus_error(status):
         parts.append("NOT RECEIVING FROM THE BUS")
     if status.get("storage_error"):
         parts.append("THE STATE STORE IS UNAVAILABLE")

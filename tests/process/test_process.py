@@ -502,6 +502,21 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
         assert not [text for text in seen if secret in text], name
 
 
+def test_a_configuration_and_a_state_that_everybody_may_write_are_logged_as_errors(
+    lab: ImdsLab, tmp_path: Path
+) -> None:
+    forward = Forward(tmp_path, settings(lab, {}))
+    forward.config.chmod(0o666)
+    forward.state.mkdir(parents=True)
+    forward.state.chmod(0o777)
+    with forward:
+        for path in (forward.config, forward.state):
+            assert forward.wait_for_log(f"everybody may write {path}, and so")["level"] == "error"
+        forward.wait_for_status(lambda status: status["document"])
+        assert forward.state.stat().st_mode & 0o777 == 0o700
+        assert forward.stop() == 0
+
+
 def test_the_state_can_be_read_by_its_owner_alone(lab: ImdsLab, tmp_path: Path) -> None:
     with Forward(tmp_path, settings(lab, {})) as forward:
         forward.wait_for_status(lambda status: status["document"])

@@ -25,6 +25,7 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.outbox.rows import DeadLetter
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.terminal import UNSAFE
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.process import (
     COMMAND,
@@ -325,9 +326,46 @@ def test_a_check_warns_of_a_policy_that_allows_nothing(call: Any, config: Path, 
         )
     )
     done = call("check", "--json", "--config", config)
-    (warning,) = [row for row in done.json if row["result"] == "warn"]
-    assert warning["check"] == "settings approvals"
-    assert "no allow rule and no auto rule" in warning["message"]
+    policy, session = [row for row in done.json if row["result"] == "warn"]
+    assert {policy["check"], session["check"]} == {"settings approvals"}
+    assert "no allow rule and no auto rule" in policy["message"]
+    assert "approvals.session: without sessions" in session["message"]
+
+
+def test_a_check_fails_if_everybody_may_write_the_configuration(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    sinks(config, lab)
+    config.chmod(0o666)
+    done = call("check", "--json", "--config", config)
+    (failure,) = [row for row in done.json if row["result"] == "FAIL"]
+    assert done.code == 3
+    assert failure["message"].startswith(f"everybody may write {config}")
+    assert failure["remedy"] == f"chmod o-w {config}"
+
+
+@pytest.mark.parametrize(
+    ("role", "status"),
+    [
+        ("listen", {"commands": {"last_error": "it is closed"}}),
+        ("relay", {"relay": {"last_error": "it is closed"}}),
+    ],
+)
+def test_a_check_fails_if_a_running_process_cannot_receive(
+    call: Any, config: Path, lab: ImdsLab, role: str, status: dict[str, Any]
+) -> None:
+    section = {"listen": "approvals", "relay": "relay"}[role]
+    settings = {"imds": {"endpoint": lab.url("web-0")}, section: {**BUS, "queue": "q"}}
+    config.write_text(toml({"state_dir": config.parent / "state", **settings}))
+    folder = StateFolder(config.parent / "state" / role)
+    folder.acquire()
+    folder.write_status(status)
+    (row,) = [
+        row for row in call("check", "--json", "--config", config).json if row["check"] == f"state {role}"
+    ]
+    folder.release()
+    assert (row["result"], row["remedy"][:8]) == ("FAIL", "it tries")
+    assert "cannot receive from the bus: it is closed" in row["message"]
 
 
 def test_a_check_with_send_sends_each_sink_a_message_marked_as_a_test(
@@ -447,7 +485,7 @@ def test_render_of_an_unknown_sink_or_type_exits_2_with_the_known_ones(
         ({"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
         ({"where": {"EventTyp": ["Reboot"]}}, "did you mean EventType?"),
         ({"where": {"AffectsThisVm": "yes"}}, 'AffectsThisVm: given "yes", expected true or false'),
-        ({"ca_file": "/does/not/exist.pem"}, "ca_file: /does/not/exist.pem: No such file or directory"),
+        ({"ca_file": "/etc/nothing.pem"}, 'ca_file: given "/etc/nothing.pem": No such file or directory'),
         (
             {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF", "types": ["*"]},
             "document.changed",
@@ -539,6 +577,28 @@ def test_status_gives_the_same_as_json(call: Any, config: Path) -> None:
     assert 900 < done.json["events"][0]["StartsInSeconds"] <= 930
     assert done.json["events"][1]["StartsInSeconds"] is None
     assert done.json["sinks"]["ops"]["backlog"] == 3
+
+
+def test_status_of_a_process_that_cannot_receive_reports_it_and_exits_3(call: Any, config: Path) -> None:
+    commands = {"from": "bus/approvals", "unsettled": 0, "last_error": "the SDK has closed its receiver"}
+    folder = live_status(config, commands=commands, waiting_commands=0, dry_run=False)
+    done = call("status", "--config", config)
+    folder.release()
+    assert done.code == 3
+    assert "0 command(s) waiting; NOT RECEIVING: the SDK has closed its receiver" in done.out
+
+
+def test_status_shows_text_from_outside_with_escapes(call: Any, config: Path) -> None:
+    forged = "\x1b[2J\nimds-bridge: all is well\u202e"
+    document = {"DocumentIncarnation": forged, "Events": [{"EventId": forged, "EventType": forged}]}
+    folder = live_status(config, vm=forged, last_error=forged, document=document)
+    texts = call("status", "--config", config).out, call("status", "--json", "--config", config).out
+    folder.release()
+    for text in texts:
+        assert not UNSAFE.search(text.replace("\n", ""))
+        assert "\nimds-bridge: all is well" not in text
+    assert r"VM    \u001b[2J\nimds-bridge: all is well\u202e" in texts[0]
+    assert json.loads(texts[1])["vm"] == forged
 
 
 def test_status_of_a_stopped_process_reports_it_and_exits_3(call: Any, config: Path) -> None:

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,54 @@ def generous_umask() -> Iterator[None]:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    "name", ["status.json", "status.json.new", "lock", "outbox.db", "mark-retry.1.request"]
+)
+def test_no_symbolic_link_in_the_folder_is_followed(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_text('{"not": "ours"}')
+    target.chmod(0o644)
+    folder = StateFolder(tmp_path / "state")
+    folder.path.mkdir(mode=0o700)
+    (folder.path / name).symlink_to(target)
+    outbox = open_outbox(folder.path)
+    commit(outbox, "E-1")
+    with suppress(OSError):
+        folder.write_status({"ours": True})
+    with suppress(OSError):
+        folder.request("mark-retry", 1)
+    assert folder.read_status() != {"not": "ours"}
+    outbox.close()
+    assert (target.read_text(), mode(target)) == ('{"not": "ours"}', 0o644)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for name in ("status.json", "lock", "last-good"):
+        os.mkfifo(tmp_path / name)
+    assert folder.read_status() is None
+    folder.holder()
+    folder.read_last_good()
+
+
+def test_a_link_of_another_user_to_a_folder_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir()
+    link = tmp_path / "state"
+    link.symlink_to(tmp_path / "target")
+    StateFolder(link).acquire()
+    (tmp_path / "target" / "lock").unlink()
+    user = os.geteuid()
+    if user == 0:
+        os.lchown(link, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(OSError, match="another user's symbolic link"):
+        StateFolder(link).acquire()
+    assert not list((tmp_path / "target").iterdir())
 
 
 # The lock

@@ -105,10 +105,17 @@ def test_a_criterion_that_the_api_version_has_is_accepted(tmp_path: Path, versio
         ({"auto": [{"group": True}]}, ["auto.0: the rule has no criteria"]),
         ({}, ["policy: no allow rule and no auto rule"]),
         ({"policy": {"deny": [{"event_type": ["Freeze"]}]}}, ["policy: no allow rule and no auto rule"]),
+        ({"session": "", "policy": {"allow": [{"event_type": ["Freeze"]}]}}, ["session: without sessions"]),
+        ({"session": "", "policy": {"allow": [{"event_type": ["Freeze"]}], "scope": "group"}}, []),
+        (
+            {"session": "", "queue": "", "topic": "t", "subscription": "s", "auto": [{"resource": ["*"]}]},
+            [],
+        ),
     ],
 )
 def test_rules_that_are_hardly_meant_are_warnings(given: dict[str, Any], expected: list[str]) -> None:
-    settings = ApprovalSettings(namespace="contoso.servicebus.windows.net", queue="approvals", **given)
+    bus = {"namespace": "contoso.servicebus.windows.net", "queue": "approvals", "session": "{vm}"}
+    settings = ApprovalSettings(**{**bus, **given})
     warnings = list(settings.warnings())
     assert len(warnings) == len(expected)
     assert all(warning.startswith(start) for warning, start in zip(warnings, expected, strict=True))

@@ -264,8 +264,8 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
             f'imds.api_version: given "latest", expected {versions}',
             "sink: unknown key; did you mean sinks?",
             kind,
-            'sinks.b.url_file: given "/does/not/exist", expected a file that can be read: '
-            "No such file or directory",
+            "sinks.b.url_file: given a name that is not shown because it may be a secret, "
+            "expected a file that can be read: No such file or directory",
             "sinks.b.mode: given \"binari\", expected 'structured', 'binary' or 'batch'",
             'sinks.b.types: given "io.imdsbridge.*", expected a list, for example ["a", "b"]',
             'sinks.b.where.EventType: given ["Reboot", ["Redeploy"]], '
@@ -321,10 +321,41 @@ def test_an_error_shows_the_given_value_and_the_expected_one(file: Path, text: s
     assert found.startswith(fault)
 
 
-def test_a_secret_and_its_file_together_are_an_error(file: Path) -> None:
-    assert faults(file, webhook(url=f"https://example.org/?{SECRET}", url_file="/url")) == [
-        'sinks.ops.url_file: given "/url", expected either url or url_file, not both'
+def test_a_secret_and_its_file_together_are_an_error(file: Path, tmp_path: Path) -> None:
+    name = str(tmp_path / "url")
+    assert faults(file, webhook(url=f"https://example.org/?{SECRET}", url_file=name)) == [
+        f"sinks.ops.url_file: given {json.dumps(name)}, expected either url or url_file, not both"
     ]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=n;SharedAccessKey=c2VjcmV0",
+        "https://example.org/hook/c2VjcmV0?sig=c2VjcmV0",
+        "/c2VjcmV0",
+        "c2Vj/cmV0+c2VjcmV0==",
+        "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----",
+        "c2VjcmV0" * 1000,
+        "c2Vj\0cmV0",
+    ],
+)
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("url_file", "bearer_token_file", "headers_file", "proxy_file", "signing_secret_file"),
+        *("ca_file", "client_certificate_file"),
+    ],
+)
+def test_a_secret_in_place_of_a_files_name_is_not_shown(file: Path, key: str, secret: str) -> None:
+    for value in (secret, [secret]):
+        found = faults(
+            file, webhook(**({} if key == "url_file" else {"url": "https://example.org"}), **{key: value})
+        )
+        assert key in str(found)
+        assert "c2Vj" not in str(found)
+        assert "MfKQ" not in str(found)
 
 
 def test_a_secret_file_that_is_empty_or_not_text_is_an_error(file: Path, tmp_path: Path) -> None:
