@@ -1,15 +1,18 @@
 #!/bin/sh
-# Install imds-bridge with its systemd units, or remove it. A second run changes only what differs.
+# Install imds-bridge with its systemd units, go back to the version before, or remove it.
+# A second run changes only what differs.
 set -eu
 
 usage() {
     cat <<'EOF'
-usage: install.sh [--wheel FILE] [--extra NAME] [--start ROLE]... [--root DIR] [--dry-run]
+usage: install.sh [--wheel FILE] [--start ROLE]... [--root DIR] [--dry-run]
+       install.sh --rollback [--root DIR] [--dry-run]
        install.sh --uninstall [--purge] [--root DIR] [--dry-run]
 
   --wheel FILE   install this wheel (default: build one from the checkout that this script is in)
   --start ROLE   enable and start forward, listen or relay; may be repeated
   --root DIR     install into this tree, for an image; nothing is started there
+  --rollback     exchange the program and its units with the version before, and restart what runs
   --uninstall    stop and remove the program; configuration, secrets and state stay
   --purge        with --uninstall: also remove configuration, secrets and state
   --dry-run      only print what would be done
@@ -23,6 +26,7 @@ etc=/etc/imds-bridge
 units=/etc/systemd/system
 link=/usr/local/bin/imds-bridge
 roles="forward listen relay"
+min_systemd=252
 
 here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
@@ -48,6 +52,7 @@ while [ $# -gt 0 ]; do
         --root)
             [ -d "$2" ] || fail "--root: there is no folder $2"
             root=$(cd "$2" && pwd); root=${root%/}; shift ;;
+        --rollback) action=rollback ;;
         --uninstall) action=uninstall ;;
         --purge) purge=yes ;;
         --dry-run) dry_run=yes ;;
@@ -63,6 +68,13 @@ put() { # put MODE SOURCE TARGET: copy a file that differs
     changed=yes
     say "writes $3"
     run install -D -m "$1" "$2" "$root$3"
+}
+
+check_systemd() {
+    if [ -n "$root" ]; then return; fi
+    version=$(systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+    [ "${version:-0}" -ge $min_systemd ] ||
+        fail "the units need systemd $min_systemd or newer; here it is ${version:-not installed}"
 }
 
 find_python() {
@@ -84,7 +96,7 @@ fingerprint() { # identify the set of files to install
         find "$source/bridge" "$source/pyproject.toml" "$source"/.git_archival.txt \
             -name __pycache__ -prune -o -name version.txt -o -type f -print 2>/dev/null |
             LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat
-    fi | cat - "$lock" | sha256sum
+    fi | cat - "$lock" "$here/install.sh" "$here"/*.service | sha256sum
 }
 
 install_program() {
@@ -113,7 +125,7 @@ install_program() {
     else
         cp "$source" "$tools/wheels"
     fi
-    # Installed beside the old program and moved into its place, so that an interruption leaves the old one intact.
+    # Installed beside the old program, so that an interruption leaves the old one intact.
     new=$root$home.new
     rm -rf "$new"
     "$python" -m venv --without-pip "$new"
@@ -122,13 +134,30 @@ install_program() {
         if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
     done
     chmod -R a+rX,go-w "$new"
+    # With them, a later rollback or removal needs no checkout.
+    mkdir "$new/systemd"
+    cp "$here/install.sh" "$here"/*.service "$here/config.toml" "$new/systemd"
     echo "$stamp" >"$new/.installed"
-    rm -rf "$root$home"
+    if [ -d "$root$home" ]; then
+        rm -rf "$root$home.previous"
+        mv "$root$home" "$root$home.previous"
+    fi
     mv "$new" "$root$home"
+}
+
+put_units() { # write the program's own units, and restart what runs if anything has changed
+    for role in $roles; do
+        put 0644 "$root$home/systemd/imds-bridge-$role.service" $units/imds-bridge-"$role".service
+    done
+    if [ $changed = yes ]; then
+        notify_systemd daemon-reload
+        for role in $roles; do notify_systemd try-restart imds-bridge-"$role".service; done
+    fi
 }
 
 install_all() {
     umask 022
+    check_systemd
     [ $dry_run = yes ] || mkdir -p "$root/opt"
     install_program
     if [ ! -L "$root$link" ]; then
@@ -139,13 +168,19 @@ install_all() {
     fi
     run install -d -m 0700 "$root$etc" "$root$etc/secrets"
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
-    for role in $roles; do put 0644 "$here/imds-bridge-$role.service" $units/imds-bridge-"$role".service; done
-    if [ $changed = yes ]; then
-        notify_systemd daemon-reload
-        for role in $roles; do notify_systemd try-restart imds-bridge-"$role".service; done
-    fi
+    put_units
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
+}
+
+rollback_all() {
+    [ -d "$root$home.previous" ] || fail "--rollback: there is no $home.previous, only one version was installed"
+    changed=yes
+    run mv "$root$home.previous" "$root$home.back"
+    if [ -d "$root$home" ]; then run mv "$root$home" "$root$home.previous"; fi
+    run mv "$root$home.back" "$root$home"
+    put_units
+    say "is back at the version before; --rollback again exchanges them again"
 }
 
 uninstall_all() {
@@ -157,7 +192,7 @@ uninstall_all() {
         fi
     done
     notify_systemd daemon-reload
-    run rm -rf "$root$home" "$root$home.new" "$root$link"
+    run rm -rf "$root$home" "$root$home.new" "$root$home.previous" "$root$home.back" "$root$link"
     if [ $purge = yes ]; then
         run rm -rf "$root$etc" "$root/var/lib/imds-bridge" "$root/var/lib/private/imds-bridge" \
             "$root$units"/imds-bridge-*.service.d "$root$units/imds-bridge-.service.d"

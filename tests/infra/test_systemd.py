@@ -99,6 +99,44 @@ def test_the_watchdog_waits_longer_than_a_loop_may_be_silent(role: str) -> None:
     assert float(seconds) >= 2 * STALL_SECONDS
 
 
+# --- the script's options ---
+
+TEXT = (FOLDER / "install.sh").read_text()
+
+
+def test_the_usage_lists_the_options_that_are_parsed_and_no_others() -> None:
+    shown = set(re.findall(r"--[a-z-]+", do(FOLDER / "install.sh", "--help").stdout))
+    parsed = set(re.findall(r"^ {8}(?:-h \| )?(--[a-z-]+)\)", TEXT, re.MULTILINE)) - {"--help"}
+    assert shown == parsed
+
+
+def test_the_page_names_no_other_option_of_the_script() -> None:
+    page = (FOLDER / "README.md").read_text()
+    named = re.findall(r"install\.sh((?: --[a-z]+(?: [A-Za-z]\w*)?)+)|`(--[a-z]+)(?: [A-Z]+)?`", page)
+    options = {option for pair in named for option in re.findall(r"--[a-z]+", " ".join(pair))}
+    assert options <= set(re.findall(r"--[a-z-]+", do(FOLDER / "install.sh", "--help").stdout))
+    assert "--rollback" in options
+
+
+@pytest.mark.parametrize(
+    ("first_line", "fault"),
+    [
+        ("systemd 251 (251.4-1ubuntu7)", "systemd 252 or newer; here it is 251"),
+        ("", "here it is not installed"),
+    ],
+)
+def test_a_systemd_that_is_too_old_is_named_and_nothing_is_done(
+    first_line: str, fault: str, tmp_path: Path
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho '{first_line}'\n")
+    systemctl.chmod(0o755)
+    path = f"PATH={tmp_path}:{os.environ['PATH']}"
+    done = do("env", path, FOLDER / "install.sh", "--dry-run")
+    assert done.returncode == 2
+    assert fault in done.stderr
+
+
 # --- the installation ---
 
 
@@ -128,9 +166,15 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not tree.exists():
             tree.mkdir()
             copy_checkout(tree.parent / "checkout")
-            done = do(script(tree), "--root", tree, timeout_seconds=INSTALL_SECONDS)
-            assert done.returncode == 0, done
+            install(tree)
     return tree
+
+
+def install(tree: Path, *options: str) -> str:
+    """Run the script for a tree; return its output."""
+    done = do(script(tree), "--root", tree, *options, timeout_seconds=INSTALL_SECONDS)
+    assert done.returncode == 0, done
+    return done.stdout
 
 
 def copy_checkout(target: Path) -> None:
@@ -154,9 +198,7 @@ def test_the_script_is_clean() -> None:
 
 def test_to_install_again_changes_nothing(installed: Path) -> None:
     before = entries(installed)
-    done = do(script(installed), "--root", installed, timeout_seconds=INSTALL_SECONDS)
-    assert done.returncode == 0, done
-    assert "nothing has changed" in done.stdout
+    assert "nothing has changed" in install(installed)
     assert entries(installed) == before
 
 
@@ -223,6 +265,43 @@ def copy(installed: Path, tmp_path: Path) -> Path:
     state.mkdir(parents=True)
     (state / "outbox.db").touch()
     return tree
+
+
+def test_an_upgrade_keeps_the_version_before_and_a_rollback_exchanges_the_two(
+    installed: Path, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(installed, tree, symlinks=True)
+    shutil.copytree(installed.parent / "checkout", tmp_path / "checkout")
+    changed = tmp_path / "checkout/infra/systemd" / unit("forward").name
+    changed.write_text(changed.read_text() + "# a newer unit\n")
+    (tmp_path / "checkout/bridge/added.py").touch()
+
+    def version(home: str) -> tuple[bool, bool]:
+        """Return whether a program is the newer one, and whether its unit is."""
+        added = list(tree.glob(f"opt/{home}/lib/*/site-packages/bridge/added.py"))
+        return bool(added), "newer" in (tree / f"opt/{home}/systemd" / changed.name).read_text()
+
+    def unit_is_newer() -> bool:
+        return "newer" in (tree / "etc/systemd/system" / changed.name).read_text()
+
+    install(tree)
+    assert (version("imds-bridge"), version("imds-bridge.previous")) == ((True, True), (False, False))
+    assert unit_is_newer()
+    for newer in (False, True):
+        kept_script = tree / "opt/imds-bridge/systemd/install.sh"  # no checkout is needed
+        assert do(kept_script, "--rollback", "--root", tree).returncode == 0
+        assert version("imds-bridge") == (newer, newer)
+        assert version("imds-bridge.previous") == (not newer, not newer)
+        assert unit_is_newer() is newer
+
+
+def test_a_rollback_without_a_version_before_is_refused_and_changes_nothing(copy: Path) -> None:
+    before = left(copy)
+    done = do(FOLDER / "install.sh", "--rollback", "--root", copy)
+    assert done.returncode == 2
+    assert "only one version was installed" in done.stderr
+    assert left(copy) == before
 
 
 def left(tree: Path) -> list[str]:
