@@ -137,6 +137,7 @@ def test_it_prepares_approves_and_recovers_once_and_a_restart_changes_nothing(wo
     prepared = f"prepare {event} Reboot Scheduled web-0"
     world.wait_for_runs(prepared)
     worker.wait_for_text("approval accepted: approved")
+    worker.wait_for_text(f"{event.lower()}: Reboot of web-0: started")
     world.imds.complete(event)
     recovered = f"recover {event} Reboot Completed web-0"
     world.wait_for_runs(prepared, recovered)
@@ -247,6 +248,50 @@ def test_the_end_of_an_event_ends_its_prepare_and_recovers(world: World) -> None
     world.wait_for_runs(prepared, f"recover {event} Reboot Canceled web-0")
     world.wait_until_read()
     assert world.approved() == []
+
+
+def test_it_recovers_only_when_the_vm_is_prepared_for_no_other_event(world: World) -> None:
+    world.processes()
+    worker = world.worker()
+    first, second = world.schedule("Reboot"), world.schedule("Redeploy")
+    worker.wait_for_text(f"{first.lower()}: Reboot of web-0: started")
+    worker.wait_for_text(f"{second.lower()}: Redeploy of web-0: started")
+    prepared = world.runs()
+    assert len(prepared) == 2
+    world.imds.complete(first)
+    worker.wait_for_text(f"{first.lower()}: no recovery yet: the VM stays prepared for {second.lower()}")
+    world.wait_until_read()
+    worker.kill()
+    worker.start()  # from the state file alone, as every message is completed
+    world.imds.complete(second)
+    wait_until(lambda: len(world.runs()) >= 4, describe=world.__repr__)
+    world.wait_until_read()
+    assert world.runs()[:2] == prepared
+    assert sorted(world.runs()[2:]) == sorted(
+        [f"recover {first} Reboot Completed web-0", f"recover {second} Redeploy Completed web-0"]
+    )
+
+
+def test_a_recovery_ends_when_another_event_is_announced_and_runs_again_after_it(world: World) -> None:
+    world.processes()
+    worker = world.worker()
+    first = world.schedule("Reboot")
+    worker.wait_for_text(f"{first.lower()}: Reboot of web-0: started")
+    world.gate(closed=True)
+    world.imds.complete(first)
+    runs = [f"prepare {first} Reboot Scheduled web-0", f"recover {first} Reboot Completed web-0"]
+    world.wait_for_runs(*runs)
+    second = world.schedule("Redeploy")
+    worker.wait_for_text("ended with exit code -15")
+    world.gate(closed=False)
+    worker.wait_for_text(f"{second.lower()}: Redeploy of web-0: started")
+    runs.append(f"prepare {second} Redeploy Scheduled web-0")
+    world.wait_for_runs(*runs)
+    world.imds.complete(second)
+    runs += [f"recover {first} Reboot Completed web-0", f"recover {second} Redeploy Completed web-0"]
+    world.wait_for_runs(*runs)
+    world.wait_until_read()
+    assert world.runs() == runs
 
 
 def test_an_event_that_is_first_seen_started_is_only_recovered_from(world: World) -> None:

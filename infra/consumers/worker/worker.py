@@ -97,6 +97,8 @@ class Worker:
         event = self.events[key] = known | data | {"time": at}
         if is_end:
             event["phase"] = "ended"
+            if others := self.preparations(key):
+                log.info("%s: no recovery yet: the VM stays prepared for %s", key, ", ".join(others))
         elif data["EventStatus"] == "Started":
             event["phase"] = "waiting"  # too late to prepare or to approve; a running command may continue
         elif event["phase"] == "waiting" and is_moved:
@@ -112,9 +114,25 @@ class Worker:
                 continue
             if event["phase"] == "prepared" and self.approve(key, event):
                 event["phase"] = "waiting"
-            elif event["phase"] in ("announced", "ended"):
+            elif event["phase"] in ("announced", "ended") and not self.must_wait(key, event["phase"]):
                 self.start(key, event, event["phase"])
         self.save()
+
+    def preparations(self, key: str) -> list[str]:
+        """Return the other events that the VM is prepared for, or is being prepared for."""
+        preparing = {other for other, (_, phase, _) in self.jobs.items() if phase == "announced"}
+        return [
+            other
+            for other, event in self.events.items()
+            if other != key
+            and event["phase"] not in ("ended", "over")
+            and (other in preparing or event["phase"] == "announced" or "drained" in event)
+        ]
+
+    def must_wait(self, key: str, phase: str) -> bool:
+        """Return whether a command must not start yet: no two recoveries at once, none while the VM is prepared."""
+        is_recovering = any(running == "ended" for _, running, _ in self.jobs.values())
+        return is_recovering or (phase == "ended" and bool(self.preparations(key)))
 
     def start(self, key: str, event: dict[str, Any], phase: str) -> None:
         """Start the command of a phase, if there is time left for it."""
@@ -142,12 +160,15 @@ class Worker:
         code = process.poll()
         if code is None:
             late_seconds = time.time() - self.deadline(event, phase, started)
-            if late_seconds >= 0 or event["phase"] == "ended" != phase:
+            is_needed = not self.preparations(key) if phase == "ended" else event["phase"] != "ended"
+            if late_seconds >= 0 or not is_needed:
                 is_too_late = late_seconds > self.options.margin_seconds
                 end(process, signal.SIGKILL if is_too_late else signal.SIGTERM)
             return
         del self.jobs[key]
         log.log(logging.ERROR if code else logging.INFO, "%s: the command ended with exit code %d", key, code)
+        if phase == "ended" and code and self.preparations(key):
+            return  # it was stopped for another event, and runs again after that
         if phase == "ended":
             event.clear()
             event["phase"] = "over"  # even after a failure: it runs only once
@@ -209,7 +230,8 @@ class Worker:
             with contextlib.suppress(
                 MessageLockLostError, MessageAlreadySettled
             ):  # it will be delivered again
-                if self.events.get(key, {}).get("phase") not in WORK:
+                phase = self.events.get(key, {}).get("phase")
+                if phase not in WORK or (phase == "ended" and self.preparations(key)):
                     receiver.complete_message(message)
                     continue
                 if is_due:
