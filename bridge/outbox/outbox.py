@@ -297,7 +297,7 @@ class Outbox:
         """
 
         def work(database: Database) -> None:
-            self._state.save_position(database, sink)
+            self._state.save_position(database, sink, [event.seq for event in events])
             if dead_lettered:
                 save_dead_letter(database, dead_lettered)
 

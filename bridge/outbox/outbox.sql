@@ -16,12 +16,13 @@ CREATE TABLE event (
     checksum INTEGER NOT NULL
 );
 CREATE INDEX event_by_type ON event (type, seq);
-CREATE TABLE cursor (
-    sink TEXT PRIMARY KEY,
-    seq INTEGER NOT NULL,             -- the sink is done with the events up to this one
-    ahead TEXT NOT NULL,              -- JSON list: and with these
-    checksum INTEGER NOT NULL
-);
+CREATE TABLE done (
+    sink TEXT NOT NULL,
+    seq INTEGER NOT NULL,             -- the sink is done with this event
+    is_cursor INTEGER NOT NULL,       -- 1: and with all before it
+    checksum INTEGER NOT NULL,
+    PRIMARY KEY (sink, seq)
+) WITHOUT ROWID;
 CREATE TABLE dead_letter (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     retry INTEGER NOT NULL,           -- 1: send again; 2: settled, to be deleted
@@ -58,9 +59,11 @@ ON CONFLICT (key) DO UPDATE SET value = excluded.value, checksum = excluded.chec
 -- A disk may fail after it has taken the transaction; then the same events come once more.
 INSERT OR REPLACE INTO event VALUES (?1, ?2, ?3, ?4, ?5, checksum(?1, ?2, ?3, ?4, ?5));
 
--- name: save-cursor
-INSERT INTO cursor VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3))
-ON CONFLICT (sink) DO UPDATE SET seq = excluded.seq, ahead = excluded.ahead, checksum = excluded.checksum;
+-- name: save-done
+INSERT OR REPLACE INTO done VALUES (?1, ?2, ?3, checksum(?1, ?2, ?3));
+
+-- name: delete-done
+DELETE FROM done WHERE sink = ?1 AND seq <= ?2;
 
 -- name: save-dead_letter
 INSERT OR REPLACE INTO dead_letter VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, checksum(?3, ?4, ?5, ?6, ?7, ?8, ?9));
@@ -79,8 +82,8 @@ SET value = excluded.value, saved_at = excluded.saved_at, checksum = excluded.ch
 -- name: all-meta
 SELECT * FROM meta;
 
--- name: all-cursor
-SELECT * FROM cursor;
+-- name: all-done
+SELECT * FROM done;
 
 -- name: all-event
 SELECT * FROM event WHERE seq > ?1 ORDER BY seq;
@@ -98,10 +101,13 @@ SELECT * FROM occurrence ORDER BY last_at DESC;
 SELECT * FROM record ORDER BY saved_at DESC;
 
 -- name: last-seq
-SELECT COALESCE(MAX(seq), 0) FROM (SELECT MAX(seq) AS seq FROM event UNION ALL SELECT MAX(seq) FROM cursor);
+SELECT COALESCE(MAX(seq), 0) FROM (SELECT MAX(seq) AS seq FROM event UNION ALL SELECT MAX(seq) FROM done);
 
 -- name: seqs-after
 SELECT seq FROM event WHERE seq > ?1 ORDER BY seq;
+
+-- name: event
+SELECT * FROM event WHERE seq = ?1;
 
 -- name: stored-before
 SELECT MAX(stored_at) FROM event WHERE seq < ?1;
@@ -119,7 +125,8 @@ SELECT * FROM occurrence WHERE fingerprint = ?1;
 SELECT stored_at FROM event WHERE seq > ?1 ORDER BY seq LIMIT 1;
 
 -- name: backlog-by-type
-SELECT type, COUNT(*) FROM event WHERE seq > ?1 AND seq NOT IN (SELECT value FROM json_each(?2)) GROUP BY type;
+SELECT type, COUNT(*) FROM event
+WHERE seq > ?1 AND seq NOT IN (SELECT seq FROM done WHERE sink = ?2) GROUP BY type;
 
 -- name: shift-event
 UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body)

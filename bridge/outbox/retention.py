@@ -77,7 +77,7 @@ def _drop(database: Database, state: State, sink: str, events: list[StoredEvent]
     position = state.positions[sink]
     lost = [event for event in events if position.filter.matches(event)]
     position.acknowledge(events)
-    state.save_position(database, sink)
+    state.save_position(database, sink, [event.seq for event in events])
     for event in lost:
         save_dead_letter(
             database, dead_letter(sink, event, OVERFLOW, "the outbox reached its size limit", now, keep=False)

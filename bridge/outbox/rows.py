@@ -87,13 +87,13 @@ def read_events(database: Database, *, after: int, but: Container[int], limit: i
     """Read up to `limit` events behind the number `after`, leaving out `but`."""
     events: list[StoredEvent] = []
     size = 0
-    for seq, *row in read(database, "event", after):
-        if seq in but:
-            continue
-        events.append(stored_event(seq, *row))
-        size += len(events[-1].body)
-        if len(events) == limit or size >= READ_BYTES:
-            break
+    with contextlib.closing(database.execute("seqs-after", after)) as seqs:
+        for (seq,) in seqs:
+            if seq not in but:
+                events.append(stored_event(*verified(database.execute("event", seq).fetchone())))
+                size += len(events[-1].body)
+            if len(events) == limit or size >= READ_BYTES:
+                break
     return events
 
 

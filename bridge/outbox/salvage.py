@@ -27,7 +27,7 @@ _INTEGER = rb"[\x01-\x06\x08\x09]"
 _REAL = rb"[\x01-\x09]"
 _COLUMNS = {
     "meta": (_TEXT, _TEXT, _INTEGER),
-    "cursor": (_TEXT, _INTEGER, _TEXT, _INTEGER),
+    "done": (_TEXT, _INTEGER, _INTEGER, _INTEGER),
     "event": (_KEY, _TEXT, _TEXT, _REAL, _BLOB, _INTEGER),
     "occurrence": (_TEXT, _INTEGER, _REAL, _INTEGER),
     "record": (_TEXT, _TEXT, _TEXT, _REAL, _INTEGER),
@@ -39,7 +39,6 @@ _PATTERNS = {
 }
 # Of several versions of a row, the one with the greatest of these values is the newest.
 _VERSIONS: Mapping[str, Callable[[Row], Any]] = {
-    "cursor": lambda row: (row[1], len(row[2])),
     "occurrence": lambda row: row[1],
     "record": lambda row: row[3],
     "dead_letter": lambda row: (row[1], row[7]),
@@ -70,7 +69,7 @@ def salvage(path: Path) -> Tables:
     found: dict[str, dict[Any, tuple[tuple[Any, int], Row]]] = {table: {} for table in _COLUMNS}
     for table, rows in found.items():
         for place, row in _rows(table, content, [{**in_file, **in_log}, in_file]):
-            key = row[:2] if table == "record" else row[0]
+            key = row[:2] if table in ("record", "done") else row[0]
             candidate = version(table, row, place), row
             if key not in rows or candidate[0] >= rows[key][0]:
                 rows[key] = candidate

@@ -75,15 +75,9 @@ class Position:
         if not self.ahead:
             return
         with closing(database.execute("seqs-after", self.cursor)) as rows:
-            first_open = next((seq for (seq,) in rows if seq not in self.ahead), max(self.ahead) + 1)
-        self.cursor = max(self.cursor, first_open - 1)
-        self.ahead = {seq for seq in self.ahead if seq > self.cursor}
-
-    def recount(self, database: Database, last_seq: int) -> None:
-        """Count the backlog by type alone, which reads no event's body."""
-        counts = database.execute("backlog-by-type", self.cursor, json.dumps(sorted(self.ahead))).fetchall()
-        self.backlog = sum(count for type_, count in counts if self.filter.matches_type(type_))
-        self.estimated_to = last_seq
+            first_open = next((seq for (seq,) in rows if seq not in self.ahead), None)
+        before, self.cursor = self.cursor, (first_open or max(self.ahead) + 1) - 1
+        self.ahead.difference_update(range(before + 1, self.cursor + 1))
 
 
 class State:
@@ -190,23 +184,29 @@ class State:
         for key in keys:
             database.execute("save-meta", key, self.meta[key])
 
-    def save_position(self, database: Database, sink: str) -> None:
-        """Write how far a sink has come; the caller holds the transaction."""
+    def save_position(self, database: Database, sink: str, done: Iterable[int]) -> None:
+        """Write how far a sink has come, and which events it is done with since; the caller holds the transaction."""
         position = self.positions[sink]
         if not self.is_partial:
             position.advance(database)
-        database.execute("save-cursor", sink, position.cursor, json.dumps(sorted(position.ahead)))
+        database.execute("delete-done", sink, position.cursor)
+        database.execute("save-done", sink, position.cursor, 1)
+        for seq in done:
+            if seq > position.cursor:
+                database.execute("save-done", sink, seq, 0)
 
     def save(self, database: Database) -> None:
         """Write all of it; the caller holds the transaction."""
         self.save_meta(database, self.meta)
-        for sink in self.positions:
-            self.save_position(database, sink)
+        for sink, position in self.positions.items():
+            self.save_position(database, sink, [*position.ahead])
 
     def recount(self, database: Database) -> None:
-        """Count what waits for each sink in a database that has all of it."""
-        for position in self.positions.values():
-            position.recount(database, self.last_seq)
+        """Count what waits for each sink in a database that has all of it: by type alone, which reads no body."""
+        for sink, position in self.positions.items():
+            counts = database.execute("backlog-by-type", position.cursor, sink).fetchall()
+            position.backlog = sum(count for type_, count in counts if position.filter.matches_type(type_))
+            position.estimated_to = self.last_seq
 
     def join(self, database: Database, *, first_seq: int = 1, is_start: bool = False) -> None:
         """Take over what an older process left; the events of this one get numbers behind it.
@@ -219,12 +219,13 @@ class State:
         meta: dict[str, str] = dict(read(database, "meta"))
         last_seq = max(int(meta.get("last_seq", 0)), database.execute("last-seq").fetchone()[0])
         int(meta.get("reporterseq", 0))
-        found = {sink: (seq, set(json.loads(ahead))) for sink, seq, ahead in read(database, "cursor")}
+        rows = [*read(database, "done")]
         for name, position in self.positions.items():
-            cursor, ahead = found.get(name, (0 if position.from_start else last_seq, set()))
             done = (*range(first_seq, position.cursor + 1), *position.ahead)
-            position.ahead = ahead | {seq + last_seq for seq in done}
-            position.cursor = cursor
+            cursors = [seq for sink, seq, is_cursor in rows if sink == name and is_cursor]
+            position.cursor = max(cursors, default=0 if position.from_start else last_seq)
+            position.ahead = {seq for sink, seq, is_cursor in rows if sink == name and not is_cursor}
+            position.ahead |= {seq + last_seq for seq in done}
         self.generation += bool(self.last_seq)
         self.last_seq += last_seq
         own = {} if is_start and "epoch" in meta else self.meta

@@ -48,13 +48,15 @@ def fill_file(file: Database, source: Database | None, state: State, *, salvaged
 
 def restore(file: Database, salvaged: Tables, state: State, *, is_known: bool) -> None:
     """Write the rows of a damaged file; where no cursor was found, its sink gets everything again."""
-    for table in ("event", *_OTHER_TABLES, *(() if is_known else ("meta", "cursor"))):
+    for table in ("event", *_OTHER_TABLES, *(() if is_known else ("meta", "done"))):
         for row in salvaged[table].values():
             file.execute(f"save-{table}", *row)
     if not is_known:
         first_seq = min(salvaged["event"], default=1)
-        for sink in state.positions.keys() - salvaged["cursor"].keys():
-            file.execute("save-cursor", sink, first_seq - 1, "[]")
+        for sink in state.positions.keys() - {
+            sink for sink, _, is_cursor in salvaged["done"].values() if is_cursor
+        }:
+            file.execute("save-done", sink, first_seq - 1, 1)
 
 
 def note_damage(file: Database, state: State, *, was_running: bool) -> None:

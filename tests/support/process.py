@@ -242,7 +242,7 @@ def read_outbox(state: Path) -> Stored:
             return Stored(
                 events=ask("SELECT seq, id, type, body FROM event ORDER BY seq").fetchall(),
                 meta=dict(ask("SELECT key, value FROM meta").fetchall()),
-                cursors=dict(ask("SELECT sink, seq FROM cursor").fetchall()),
+                cursors=dict(ask("SELECT sink, seq FROM done WHERE is_cursor").fetchall()),
                 dead=ask("SELECT sink, id, reason, detail FROM dead_letter WHERE retry < 2").fetchall(),
             )
 
