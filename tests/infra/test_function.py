@@ -31,11 +31,13 @@ from azure.servicebus import (
     ServiceBusReceiver,
 )
 
+from bridge.config.base import Secret
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink, to_message
+from tests.support.bus import SECRET
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
@@ -176,6 +178,7 @@ def received(message: ServiceBusReceivedMessage) -> Any:
         for name, value in (message.application_properties or {}).items()
     }
     properties = {
+        "EnqueuedTimeUtc": str(message.enqueued_time_utc),
         "MessageId": message.message_id,
         "Subject": message.subject,
         "ContentType": message.content_type,
@@ -189,9 +192,9 @@ def received(message: ServiceBusReceivedMessage) -> Any:
     )
 
 
-def publish(lab: ServiceBusLab, events: Sequence[StoredEvent]) -> None:
-    """Publish as imds-bridge does."""
-    sink = ServiceBusSink(settings(lab, topic=TOPIC))
+def publish(lab: ServiceBusLab, events: Sequence[StoredEvent], secret: str = "") -> None:
+    """Publish as imds-bridge does, signed if there is a secret."""
+    sink = ServiceBusSink(settings(lab, topic=TOPIC), signing_secrets=Secret(secret) if secret else None)
     try:
         sink.send(events)
     finally:
@@ -240,6 +243,25 @@ def test_an_event_of_every_type_is_kept_whole_with_columns_to_look_for(
         assert row["RowKey"] == event.id
         assert row.get("EventType") == envelope["data"].get("EventType")
     assert lab.entity(PATH).counts.completed == len(events)
+
+
+def test_with_secrets_each_receipt_has_a_column_for_what_is_wrong_with_its_signature(
+    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipts = [event for event in samples(now()) if ".approval." in event.type][:3]
+    ours, theirs = SECRET, f"whsec_{'A' * 32}"
+    monkeypatch.setenv("SIGNING_SECRETS", f"whsec_{'B' * 32} {ours}")
+    for event, secret in zip(receipts, (ours, theirs, ""), strict=True):
+        publish(lab, [event], secret)
+    with hosting(app, lab) as host:
+        host.handle(len(receipts))
+        assert host.failures == []
+    faults = {row["id"]: row["SignatureFault"] for row in rows(app, service)}
+    assert [faults[event.id] for event in receipts] == [
+        "",
+        "the signature is by none of the known secrets",
+        "it is not signed",
+    ]
 
 
 def test_what_the_real_forwarder_sees_is_kept_and_its_completeness_can_be_checked(

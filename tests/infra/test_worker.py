@@ -327,8 +327,15 @@ def test_an_event_of_several_vms_is_approved_only_with_group(world: World) -> No
 
 def test_a_signed_command_is_accepted(world: World) -> None:
     world.processes(signing_secret=SECRET)
-    world.worker(SIGNING_SECRET=SECRET)
-    world.wait_for_approval(world.schedule())
+    worker = world.worker(SIGNING_SECRET=SECRET)
+    event = world.schedule()
+    world.wait_for_approval(event)
+    worker.wait_for_text("approval accepted: approved")
+    forged = {"type": "io.imdsbridge.approval.failed.v1", "data": {"EventId": event, "Reason": "\x1b[2J"}}
+    with Sender(world.bus, TOPIC) as sender:
+        properties = {"Resources": ",web-0,"}  # what the subscription selects by
+        sender.send(message(json.dumps(forged), message_id="forged\x1b", properties=properties))
+    worker.wait_for_text(r"message forged\x1b: a receipt without the listener's signature is ignored")
     assert "SIGNING_SECRET" not in (world.folder / "prepare.env").read_text()
 
 

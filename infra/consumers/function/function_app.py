@@ -1,9 +1,11 @@
 """Store every event of imds-bridge once in a table, however often it is delivered."""
 
+import hmac
 import json
 import logging
 import os
-from collections.abc import Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -19,6 +21,8 @@ ATTRIBUTES = (
     *("reporter", "reporterepoch", "reporterseq"),
 )
 FROM_DATA = ("EventType", "EventStatus", "Outcome")
+RECEIPTS = "io.imdsbridge.approval."
+TOLERANCE_SECONDS = 300
 
 # The limits are 64 KiB per property and 1 MiB per entity, in UTF-16, where a character has up to four bytes.
 BODY_PART_CHARACTERS = 16_000
@@ -63,8 +67,28 @@ def audit_table() -> AuditTable:
 def audit(message: func.ServiceBusMessage) -> None:
     """Store the event; after an exception the host abandons the message, and finally dead-letters it."""
     row = to_row(message.get_body())
+    secrets = os.environ.get("SIGNING_SECRETS", "").split()
+    if secrets and row["type"].startswith(RECEIPTS):
+        row["SignatureFault"] = signature_fault(secrets, message)
     is_new = audit_table().add(row)
     logging.info("%s %s %s", "stored" if is_new else "stored before:", row["type"], row["id"])
+
+
+def signature_fault(secrets: Sequence[str], message: func.ServiceBusMessage) -> str:
+    """Say what is wrong with the signature of a receipt, made as in Standard Webhooks; "" if nothing is."""
+    given = message.application_properties or {}
+    name, at, offered = (str(given.get(f"webhook-{part}", "")) for part in ("id", "timestamp", "signature"))
+    sent = message.enqueued_time_utc
+    if not offered or not at.isdecimal() or sent is None:
+        return "it is not signed"
+    if abs(int(at) - sent.timestamp()) > TOLERANCE_SECONDS:
+        return "it was not signed within five minutes of being sent"
+    signed = f"{name}.{at}.".encode() + message.get_body()
+    keys = [b64decode(secret.removeprefix("whsec_")) for secret in secrets]
+    expected = [b"v1," + b64encode(hmac.digest(key, signed, "sha256")) for key in keys]
+    if any(hmac.compare_digest(one, other.encode()) for one in expected for other in offered.split()):
+        return ""
+    return "the signature is by none of the known secrets"
 
 
 def to_row(body: bytes) -> dict[str, Any]:

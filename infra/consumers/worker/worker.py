@@ -25,7 +25,8 @@ from azure.servicebus.exceptions import MessageAlreadySettled, MessageLockLostEr
 EXAMPLE = """example:
   worker.py --namespace contoso.servicebus.windows.net --topic scheduled-events --subscription web-0 --vm web-0 \\
       --approvals approvals --prepare "/usr/local/bin/drain --all" --recover /usr/local/bin/undrain
-In place of --namespace: SERVICEBUS_CONNECTION_STRING. If SIGNING_SECRET is set, commands are signed with it.
+In place of --namespace: SERVICEBUS_CONNECTION_STRING. If SIGNING_SECRET is set, commands are signed with it, and
+receipts that are not are ignored.
 Exit codes: 0 after SIGTERM, 2 if an option, a variable or the state file is invalid."""
 VARIABLES = {"EVENT_ID": "EventId", "EVENT_TYPE": "EventType", "EVENT_STATUS": "EventStatus"}
 VARIABLES |= {
@@ -35,6 +36,7 @@ VARIABLES |= {
 }
 WORK = ("announced", "prepared", "ended")  # the phases with work to do; the others are waiting and over
 PAUSE_SECONDS = RENEW_SECONDS = 5
+TOLERANCE_SECONDS = 300
 log = logging.getLogger("worker")
 
 
@@ -76,6 +78,10 @@ class Worker:
             key = str(event["data"].get("EventId")).lower()
             if family == "scheduledevent":
                 self.note(key, kind, event["data"], event["time"])
+            elif self.options.secret and family == "approval" and not is_signed(self.options.secret, message):
+                log.warning(
+                    "message %s: a receipt without the listener's signature is ignored", message.message_id
+                )
             elif family == "approval" and key in self.events:
                 log.info("%s: approval %s: %s", key, kind, event["data"]["Reason"])
         except (ValueError, TypeError, LookupError, AttributeError) as error:
@@ -260,11 +266,36 @@ def seconds(instant: str | None) -> float | None:
     return datetime.fromisoformat(instant).timestamp() if instant else None
 
 
-def sign(secret: str, name: str, body: str) -> dict[str | bytes, Any]:
+def sign(secret: str, name: str, body: str, at: str = "") -> dict[str | bytes, Any]:
     """Return the headers of Standard Webhooks."""
-    at, key = str(int(time.time())), base64.b64decode(secret.removeprefix("whsec_"))
+    at, key = at or str(int(time.time())), base64.b64decode(secret.removeprefix("whsec_"))
     code = base64.b64encode(hmac.digest(key, f"{name}.{at}.{body}".encode(), "sha256")).decode()
     return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": f"v1,{code}"}
+
+
+def is_signed(secret: str, message: Any) -> bool:
+    """Return whether a message has the signature of `sign`, made within five minutes of being sent."""
+    found = message.application_properties or {}
+    given = {
+        name: found.get(name.encode(), b"")
+        for name in ("webhook-id", "webhook-timestamp", "webhook-signature")
+    }
+    if not all(isinstance(value, bytes) for value in given.values()):
+        return False
+    name, at, offered = (value.decode() for value in given.values())
+    if not at.isdecimal() or abs(int(at) - message.enqueued_time_utc.timestamp()) > TOLERANCE_SECONDS:
+        return False
+    code = sign(secret, name, b"".join(message.body).decode(), at)["webhook-signature"]
+    return any(hmac.compare_digest(code.encode(), one.encode()) for one in offered.split())
+
+
+class EscapingFormatter(logging.Formatter):
+    """Shows control characters as escapes: they may come from the bus."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record on one line."""
+        text = super().format(record)
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def connect(options: argparse.Namespace) -> ServiceBusClient:
@@ -325,7 +356,8 @@ def read_options() -> argparse.Namespace:
 
 def main() -> None:
     """Work until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger().handlers[0].setFormatter(EscapingFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("azure").setLevel(logging.CRITICAL)
     options = read_options()
     try:
