@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
+from bridge.approvals.receipts import Answer, command_data
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.events.model import CloudEvent
 
-REFUSAL_RECEIPTS_PER_MINUTE = 10
+REFUSED_RECEIPTS_PER_MINUTE = 10
+REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
+PASSED_ON_PER_MINUTE = 600
 MINUTE_SECONDS = 60.0
 
 
@@ -28,7 +33,10 @@ class Pending:
         messages: what has to be settled once the command is decided.
         is_auto: an auto rule made it; there is no message.
         decisions: what may still change.
-        receipts: the receipts that are final, as sent.
+        answers: what the receipts so far say.
+        unanswered: rejections that have no receipt, because there were too many.
+        is_recorded: whether there is a record of it.
+        judged_by: when the document was read by which it was judged last, monotonic.
         intended: events that were POSTed or were about to be, with an outcome that is not known yet.
     """
 
@@ -38,22 +46,35 @@ class Pending:
     messages: list[ReceivedMessage] = field(default_factory=list)
     is_auto: bool = False
     decisions: dict[str, Decision] = field(default_factory=dict)
-    receipts: dict[str, str] = field(default_factory=dict)
+    answers: dict[str, Answer] = field(default_factory=dict)
+    unanswered: dict[str, Decision] = field(default_factory=dict)
     intended: set[str] = field(default_factory=set)
+    is_recorded: bool = False
+    judged_by: float = -math.inf
 
     @property
     def open_ids(self) -> list[str]:
-        """The EventIds without a receipt, as the command spells them."""
-        return [event_id for event_id in self.command.event_ids if event_id.lower() not in self.receipts]
+        """The EventIds that are not decided yet, as the command spells them."""
+        decided = self.answers.keys() | self.unanswered.keys()
+        return [event_id for event_id in self.command.event_ids if event_id.lower() not in decided]
 
     @property
     def record(self) -> dict[str, Any]:
         """What is stored of the command."""
         return {
-            "receipts": self.receipts,
-            "intended": sorted(self.intended - self.receipts.keys()),
+            "answers": list(self.answers.values()),
+            "command": command_data(self.command),
+            "intended": sorted(self.intended - self.answers.keys()),
             "done": not self.open_ids,
         }
+
+    def continue_from(self, record: Mapping[str, Any] | None) -> None:
+        """Take over what an earlier process, or an earlier delivery, has recorded."""
+        if record:
+            answers = [Answer(*row) for row in record["answers"]]
+            self.answers = {answer.event_id.lower(): answer for answer in answers}
+            self.intended = set(record["intended"])
+            self.is_recorded = True
 
     def add(self, message: ReceivedMessage) -> None:
         """Add another message with the same command; those of an earlier connection cannot be settled."""
@@ -71,23 +92,28 @@ class Batch:
     settlements: list[tuple[ReceivedMessage, Settlement]] = field(default_factory=list)
 
 
-class MinuteCounter:
-    """Counts refusals minute by minute, so that the number of their receipts can be limited."""
+class MinuteLimit:
+    """Limits what is done within a minute, and counts what was not done by its reason."""
 
-    def __init__(self) -> None:
-        self._started_at = -math.inf
-        self._count = 0
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute = per_minute
+        self._started_at = math.inf
+        self._left = per_minute
+        self._surplus: Counter[str] = Counter()
 
-    def count(self, now: float) -> int:
-        """Count one; return how many there were within this minute."""
-        if self._count == 0:
-            self._started_at = now
-        self._count += 1
-        return self._count
+    def allows(self, reason: str, now: float) -> bool:
+        """Return whether it may be done once more."""
+        self._started_at = min(self._started_at, now)
+        if self._left:
+            self._left -= 1
+            return True
+        self._surplus[reason] += 1
+        return False
 
-    def surplus(self, now: float) -> int:
-        """Once the minute is over, return how many were above the limit and start again; else return 0."""
-        if self._count == 0 or now - self._started_at < MINUTE_SECONDS:
-            return 0
-        count, self._count = self._count, 0
-        return max(0, count - REFUSAL_RECEIPTS_PER_MINUTE)
+    def surplus(self, now: float) -> Counter[str]:
+        """Once the minute is over, return what was not done and start again; else return nothing."""
+        if now - self._started_at < MINUTE_SECONDS:
+            return Counter()
+        surplus = self._surplus
+        self._started_at, self._left, self._surplus = math.inf, self._per_minute, Counter()
+        return surplus

@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-from bridge.azure.internals import close_socket_on_close, fault_of, is_shut_down
+from bridge.azure.internals import close_socket_on_close, fault_of, is_shut_down, release, renew_locks
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
@@ -36,9 +36,11 @@ from bridge.runtime.worker import Worker
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_UNSETTLED = 100  # messages at a time; the others stay on the bus
+MAX_UNSETTLED = 1000  # messages at a time; the others stay on the bus
 MAX_UNSETTLED_BYTES = 16 * 1024 * 1024
-BATCH_MESSAGES = 50
+RECEIVE_MESSAGES = 200
+SETTLE_MESSAGES = 50
+RENEW_MESSAGES = 100
 # How long one receive call waits: while nothing is unsettled, while messages are being decided, and for a
 # second after the last message was received or settled.
 IDLE_SECONDS = 0.5
@@ -49,8 +51,9 @@ RENEW_AT_EARLIEST_SECONDS = 1.5
 OPEN_SECONDS = 20.0
 SETTLE_SECONDS = 15.0
 CLOSE_SECONDS = 20.0
-STOP_SECONDS = 2.0  # what settling and abandoning may take after the stop
+STOP_SECONDS = 2.0  # what settling and releasing may take after the stop
 RETRY_LIMIT_SECONDS = 4.0
+RELEASE_PAUSE_SECONDS = 1.0  # how long released messages are left to other receivers
 
 
 class BusReceiver:
@@ -90,6 +93,7 @@ class BusReceiver:
         self._generation = 0
         self._unsettled: dict[ReceivedMessage, float] = {}  # when to renew the lock of each
         self._renew_session_at: float | None = None
+        self._paused_until = -math.inf
         self._active_at = -math.inf  # when a message was last received or settled
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
@@ -135,7 +139,7 @@ class BusReceiver:
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises, connecting again may help
                 self._close()
                 self._stop.wait(self._note_failure(error))
-        self._abandon_all()
+        self._release_all()
 
     def _step(self) -> None:
         session = self._session()
@@ -148,12 +152,19 @@ class BusReceiver:
         if self._receiver is None:
             self._call(lambda: self._open(session), OPEN_SECONDS)
             self._active_at = self._clock.monotonic()
-        has_received = self._receive_batch(1, self._wait_seconds())
-        if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
-            self._receive_batch(BATCH_MESSAGES, BUSY_SECONDS)
-        is_busy = has_received or self._free_slots() == 0
+        is_busy = self._receive_all() or self._free_slots() == 0
         self._carry_out_settlements(BUSY_SECONDS if is_busy else 0.0)
         self._renew_locks()
+
+    def _receive_all(self) -> bool:
+        """Receive what is there, unless it is left to other receivers; return whether any message came."""
+        if self._clock.monotonic() < self._paused_until:
+            self._stop.wait(BUSY_SECONDS)
+            return False
+        has_received = self._receive_batch(1, self._wait_seconds())
+        if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
+            self._receive_batch(RECEIVE_MESSAGES, BUSY_SECONDS)
+        return has_received
 
     def _wait_seconds(self) -> float:
         if not self._unsettled:
@@ -194,8 +205,13 @@ class BusReceiver:
         return received
 
     def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
+        released = [message.handle for message, settlement in batch if settlement.is_released]
+        if released:
+            release(self._receiver, released)
+            self._paused_until = self._clock.monotonic() + RELEASE_PAUSE_SECONDS
         for message, settlement in batch:
-            self._settle_one(message, settlement)
+            if not settlement.is_released:
+                self._settle_one(message, settlement)
 
     def _settle_one(self, message: ReceivedMessage, settlement: Settlement) -> None:
         try:
@@ -222,18 +238,24 @@ class BusReceiver:
             session.renew_lock()
         self._renew_session_at = self._renew_at(session.locked_until_utc)
 
-    def _renew_message(self, message: ReceivedMessage) -> None:
+    def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
+        """Renew the locks of messages together, or each alone if one of them is lost."""
         try:
-            self._receiver.renew_message_lock(message.handle)
-        except (MessageLockLostError, MessageAlreadySettled) as error:
+            expirations = renew_locks(self._receiver, [message.handle for message in messages])
+        except MessageLockLostError as error:
+            if len(messages) > 1:
+                for message in messages:
+                    self._renew_messages([message])
+                return
             log.info(
                 "the lock of one of the %s is lost; it will be delivered again: %s",
                 self._what,
                 redact(str(error)),
             )
-            self._unsettled.pop(message, None)
+            self._unsettled.pop(messages[0], None)
         else:
-            self._unsettled[message] = self._renew_at(message.handle.locked_until_utc)
+            for message, locked_until in zip(messages, expirations, strict=True):
+                self._unsettled[message] = self._renew_at(locked_until)
 
     # On run's thread
 
@@ -261,7 +283,7 @@ class BusReceiver:
         """Return up to a batch of settlements; wait for the first one only."""
         batch: list[tuple[ReceivedMessage, Settlement]] = []
         with contextlib.suppress(Empty):
-            while len(batch) < BATCH_MESSAGES:
+            while len(batch) < SETTLE_MESSAGES:
                 wait = wait_seconds > 0 and not batch
                 message, settlement = self._settlements.get(block=wait, timeout=wait_seconds)
                 if message in self._unsettled:
@@ -274,8 +296,10 @@ class BusReceiver:
             self._call(self._renew_session, SETTLE_SECONDS)
             return
         now = self._clock.monotonic()
-        for message in [message for message, renew_at in self._unsettled.items() if renew_at <= now]:
-            self._call(lambda message=message: self._renew_message(message), SETTLE_SECONDS)  # type: ignore[misc]
+        due = [message for message, renew_at in self._unsettled.items() if renew_at <= now]
+        for start in range(0, len(due), RENEW_MESSAGES):
+            batch = due[start : start + RENEW_MESSAGES]
+            self._call(lambda batch=batch: self._renew_messages(batch), SETTLE_SECONDS)  # type: ignore[misc]
 
     def _renew_at(self, locked_until: datetime | None) -> float:
         """Choose when to renew a lock: halfway, within bounds because the VM's clock may be wrong."""
@@ -316,14 +340,14 @@ class BusReceiver:
         if client is not None:
             self._worker.leave(client.close, limit_seconds=CLOSE_SECONDS)
 
-    def _abandon_all(self) -> None:
-        """Carry out the settlements so far, abandon the other messages, and close."""
+    def _release_all(self) -> None:
+        """Carry out the settlements so far, release the other messages, and close."""
         if self._receiver is not None:
-            # a message that cannot be abandoned is delivered again when its lock expires
+            # a message that cannot be released is delivered again when its lock expires
             with contextlib.suppress(Exception):
                 self._carry_out_settlements(0.0)
-                for message in self._unsettled:
-                    self._call(lambda m=message: self._receiver.abandon_message(m.handle), STOP_SECONDS)  # type: ignore[misc]
+                handles = [message.handle for message in self._unsettled]
+                self._call(lambda: release(self._receiver, handles), STOP_SECONDS)
         self._close()
         self._worker.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,6 @@ class QueuedMessage:
     enqueued_at: datetime | None
     sequence_number: int
     fault: str = ""
-    delivery_count: int = 0
     locked_by: MemoryReceiver | None = None
     settlement: Settlement | None = None
 
@@ -91,15 +90,13 @@ class MemoryQueue:
         with self._changed:
             return [message for message in self._locked.values() if message.locked_by is receiver]
 
-    def abandon_all(self, receiver: MemoryReceiver) -> None:
-        """Make what a receiver has not settled available again, before everything else."""
+    def release(self, messages: Iterable[QueuedMessage]) -> None:
+        """Make locked messages available again, in their order."""
         with self._changed:
-            abandoned = {message.sequence_number: message for message in self.locked_by(receiver)}
-            for number, message in abandoned.items():
+            for message in messages:
                 message.locked_by = None
-                message.delivery_count += 1
-                del self._locked[number]
-            self._free = dict(sorted({**abandoned, **self._free}.items()))
+                self._free[message.sequence_number] = self._locked.pop(message.sequence_number)
+            self._free = dict(sorted(self._free.items()))
             self._changed.notify_all()
 
     def settle(self, message: QueuedMessage, settlement: Settlement) -> None:
@@ -121,6 +118,7 @@ class MemoryReceiver:
         self._queue = queue
         self._stop = stop
         self._generation = 0
+        self._is_paused = False
         self.last_error = ""
         self.settled: list[tuple[ReceivedMessage, Settlement]] = []
 
@@ -130,26 +128,32 @@ class MemoryReceiver:
         return {"from": "memory", "unsettled": unsettled, "last_error": self.last_error or None}
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
-        """Wait up to `wait_seconds` for a message, then yield every message that is free."""
-        while (message := self._queue.lock_next(self, wait_seconds)) is not None:
+        """Wait up to `wait_seconds` for a message, then yield every message that is free; after a release, none."""
+        is_paused, self._is_paused = self._is_paused, False
+        while not is_paused and (message := self._queue.lock_next(self, wait_seconds)):
             yield self._deliver(message)
             wait_seconds = 0.0
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Settle a message at once; a delivery of an earlier connection is left as it is."""
         self.settled.append((message, settlement))
-        if message.generation == self._generation and message.handle.settlement is None:
+        if message.generation != self._generation or message.handle.settlement is not None:
+            return
+        if settlement.is_released:
+            self._queue.release([message.handle])
+            self._is_paused = True
+        else:
             self._queue.settle(message.handle, settlement)
 
     def run(self) -> None:
-        """Wait for the stop, then abandon what is not settled."""
+        """Wait for the stop, then release what is not settled."""
         self._stop.wait(None)
         self.disconnect()
 
     def disconnect(self) -> None:
         """Lose the connection: what is not settled is delivered again."""
         self._generation += 1
-        self._queue.abandon_all(self)
+        self._queue.release(self._queue.locked_by(self))
 
     def _deliver(self, message: QueuedMessage) -> ReceivedMessage:
         return ReceivedMessage(

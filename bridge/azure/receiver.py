@@ -46,10 +46,11 @@ class ReceivedMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class Settlement:
-    """How a message ends: completed, or dead-lettered if there is a reason."""
+    """How a message ends: completed, dead-lettered if there is a reason, or released for another receiver."""
 
     dead_letter_reason: str = ""
     description: str = ""
+    is_released: bool = False
 
 
 class Receiver(Protocol):
@@ -62,7 +63,9 @@ class Receiver(Protocol):
         its stop is set. A failure of the bus never reaches the caller: the receiver logs it, shows it in
         `status` and connects again.
         Locks: a message stays locked for this receiver until it is settled or the connection is lost.
-        Stop: `run` carries out the settlements it was given, abandons every other message, closes the
+        Released messages: they are available to every receiver again, without counting as a delivery; this
+        receiver takes none for a while, so that another one gets them.
+        Stop: `run` carries out the settlements it was given, releases every other message, closes the
         connection and returns.
         Unsettled messages: a message that was not settled, or whose settlement was lost with the connection,
         is delivered again. A settlement of an earlier delivery is ignored. So every message is delivered at

@@ -180,7 +180,8 @@ class Outbox:
             events: new events, each with its encoding.
             meta: what is remembered.
             occurrences: how often transitions were seen, by fingerprint.
-            records: values by kind and key, which are kept for 30 days.
+            records: values by kind and key, which are kept for 30 days; at the size limit, those that are
+                objects whose `done` is true are deleted before any event.
             published: losses that the events report.
 
         Returns:

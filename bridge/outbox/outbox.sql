@@ -50,6 +50,7 @@ CREATE TABLE record (
     checksum INTEGER NOT NULL,
     PRIMARY KEY (kind, key)
 );
+CREATE INDEX record_by_age ON record (saved_at);
 
 -- name: save-meta
 INSERT INTO meta VALUES (?1, ?2, checksum(?1, ?2))
@@ -190,6 +191,12 @@ DELETE FROM occurrence WHERE last_at < ?1;
 
 -- name: prune-records
 DELETE FROM record WHERE saved_at < ?1;
+
+-- name: delete-oldest-records
+-- A record that says that its work is done only recognises what comes again.
+DELETE FROM record WHERE rowid IN (
+    SELECT rowid FROM record WHERE json_valid(value) AND json_extract(value, '$.done') ORDER BY saved_at LIMIT ?1
+);
 
 -- name: delete-event
 DELETE FROM event WHERE seq = ?1;

@@ -34,13 +34,14 @@ def _limit(database: Database, max_bytes: int) -> int:
 def free(database: Database, state: State, *, max_bytes: int, now: float) -> bool:
     """Delete a little of what is needed least; return False if there was nothing. The caller holds the transaction.
 
-    What no sink waits for goes first, then bodies of dead letters, then what the file has as well, and at last
-    the oldest events of the sink that has been failing for longest.
+    What no sink waits for goes first, then records of work that is done, then bodies of dead letters, then what the
+    file has as well, and at last the oldest events of the sink that has been failing for longest.
     """
     newest = _limit(database, max_bytes) // BYTES_PER_DEAD_LETTER
     return bool(
         database.execute("delete-oldest-events", state.done_seq(), DELETE_ROWS).rowcount
         or _delete_unwanted(database, state)
+        or database.execute("delete-oldest-records", DELETE_ROWS).rowcount
         or database.execute("empty-oldest-dead-letters", DELETE_ROWS).rowcount
         or database.execute("delete-dead-letters-but-newest", newest).rowcount
         or (database.is_memory and _delete_copies(database, state))

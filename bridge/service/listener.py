@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -16,18 +16,28 @@ from typing import Any
 from bridge.approvals.approved import content_hash, is_recent, is_same, record_approval
 from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, printable, unwrap
-from bridge.approvals.pending import REFUSAL_RECEIPTS_PER_MINUTE, Batch, MinuteCounter, Pending
+from bridge.approvals.pending import (
+    PASSED_ON_PER_MINUTE,
+    REFUSED_RECEIPTS_PER_MINUTE,
+    REJECTED_RECEIPTS_PER_MINUTE,
+    Batch,
+    MinuteLimit,
+    Pending,
+)
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
+from bridge.approvals.receipts import Answer, answer, command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.instants import iso_utc, parse_iso
+from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
 
@@ -35,6 +45,11 @@ log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.25  # how long a pass waits for messages
 IMDS_WAIT_SECONDS = 600.0  # how long a command waits for IMDS
+# How long a command for another VM goes back to a queue that several listeners may share; the shorter time holds
+# while there are many of them.
+PASS_ON_SECONDS, PASS_ON_MANY_SECONDS = 600.0, 30.0
+# How many commands wait for their events to appear; when there are more, the oldest do not wait any longer.
+MAX_WAITING = 500
 
 # Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
@@ -79,7 +94,9 @@ class Listener:
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._pending: dict[str, Pending] = {}
-        self._refusals = MinuteCounter()
+        self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
+        self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
+        self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
         self._first_seen: dict[str, float] = {}
         self._started: set[str] = set()  # events whose start is recorded
         self._batch = Batch()
@@ -162,7 +179,8 @@ class Listener:
             return
         record = self._record(command.key)
         if record and record["done"]:
-            self._repeat_receipts(message, record["receipts"].values())
+            self._repeat_receipts(record, command.key)
+            self._batch.settlements.append((message, Settlement()))
             return
         now = self._clock.monotonic()
         pending = Pending(
@@ -170,9 +188,8 @@ class Listener:
             arrived_at=now,
             grace_from=now - self._age_seconds(message),
             messages=[message],
-            receipts=record["receipts"] if record else {},
-            intended=set(record["intended"] if record else ()),
         )
+        pending.continue_from(record)
         self._pending[command.key] = pending
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
@@ -207,36 +224,44 @@ class Listener:
         self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
     ) -> None:
         """Dead-letter a message; publish a receipt unless there were too many within the minute."""
-        earlier_receipt = self._record(key := _refusal_key(message, reason))
-        has_receipt = self._refusals.count(self._clock.monotonic()) <= REFUSAL_RECEIPTS_PER_MINUTE
-        if earlier_receipt and has_receipt:
-            self._batch.repeated.append(earlier_receipt.encode("ascii"))
-        elif has_receipt:
-            log.warning(
-                "command refused: %s",
-                detail,
-                extra={"reason": reason, "message_id": message.message_id[:128]},
-            )
-            decision = Decision(outcome="rejected", reason=reason, detail=detail)
-            body = self._add_receipt(decision, command, "", key=key, command_id=printable(message.message_id))
-            self._batch.records[self._kind, key] = body
-        self._batch.settlements.append(
-            (message, Settlement(dead_letter_reason=reason, description=detail[:1000]))
+        decision = Decision(outcome="rejected", reason=reason, detail=detail)
+        if self._refusals.allows(reason, self._clock.monotonic()):
+            self._answer_refused(message, decision, command)
+        self._batch.settlements.append((message, _dead_letter(decision)))
+
+    def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
+        key = _refusal_key(message, decision.reason)
+        if record := self._record(key):
+            self._repeat_receipts(record, key)
+            return
+        log.warning(
+            "command refused: %s",
+            decision.detail,
+            extra={"reason": decision.reason, "message_id": message.message_id[:128]},
         )
+        data = command_data(command) if command else {"Id": printable(message.message_id)}
+        answered = self._add_receipt(decision, "", data, key=key)
+        self._batch.records[self._kind, key] = {"answers": [answered], "command": data, "done": True}
 
     def _report_surplus(self, *, at_once: bool = False) -> None:
-        """Publish once a minute how many refusals had no receipt of their own."""
-        surplus = self._refusals.surplus(math.inf if at_once else self._clock.monotonic())
-        if surplus:
-            detail = f"{surplus} more messages were dead-lettered within a minute, malformed or badly signed"
-            decision = Decision(outcome="rejected", reason="malformed", detail=detail)
-            key = f"malformed:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
-            self._add_receipt(decision, None, "", key=key, command_id="", count=surplus)
+        """Publish once a minute how many decisions had no receipt of their own."""
+        now = math.inf if at_once else self._clock.monotonic()
+        self._passed_on.surplus(now)
+        for limit in (self._refusals, self._rejections):
+            for reason, count in limit.surplus(now).items():
+                detail = f"{count} more were rejected within a minute; their messages are dead-lettered"
+                log.warning(
+                    "commands were rejected without a receipt", extra={"reason": reason, "count": count}
+                )
+                decision = Decision(outcome="rejected", reason=reason, detail=detail)
+                key = f"{reason}:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
+                self._add_receipt(decision, "", {"Id": ""}, key=key, count=count)
 
-    def _repeat_receipts(self, message: ReceivedMessage, receipts: Iterable[str]) -> None:
+    def _repeat_receipts(self, record: Mapping[str, Any], key: str) -> None:
         """Publish the receipts of a command that was decided before again, unchanged."""
-        self._batch.repeated += [receipt.encode("ascii") for receipt in receipts]
-        self._batch.settlements.append((message, Settlement()))
+        for row in record["answers"]:
+            receipt = self._receipt(Answer(*row), record["command"], key=key)
+            self._batch.repeated.append(structured(receipt))
 
     # Decisions
 
@@ -245,19 +270,24 @@ class Listener:
         if not self._identity.resolved:
             self._fail_overdue("the VM's identity is not available")
             return
+        self._pass_on_by_name()
         document = self._approver.document()
         if document is None:
             self._fail_overdue(self._approver.last_error)
             return
         self._note_starts(document)
-        for pending in list(self._pending.values()):
-            self._judge(pending, document)
+        surplus = len(self._pending) - MAX_WAITING
+        for number, pending in enumerate(list(self._pending.values())):
+            self._judge(pending, document, may_wait=number >= surplus)
         self._post_accepted()
         self._fail_overdue(self._approver.last_error)
 
-    def _judge(self, pending: Pending, document: Document) -> None:
+    def _judge(self, pending: Pending, document: Document, *, may_wait: bool) -> None:
         """Decide by the document; an unknown event may still appear, an accepted one is judged in each pass."""
         assert self._identity.vm is not None  # noqa: S101 - _decide has checked it
+        if may_wait and not pending.decisions and pending.judged_by == self._approver.read_at:
+            return  # the same document would give the same decisions
+        pending.judged_by = self._approver.read_at
         if pending.is_auto:
             self._judge_auto(pending, document)
             return
@@ -280,10 +310,34 @@ class Listener:
                 why = self._approver.last_error or "the listener was stopped"
                 detail = f"it expired before IMDS had answered its POST: {why}"
                 decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
-            elif decision.reason == "unknown_event" and self._has_time(pending):
+            elif decision.reason == "unknown_event" and self._has_time(pending, may_wait=may_wait):
                 pending.decisions.pop(event_id, None)
                 continue
             pending.decisions[event_id] = decision
+        if {decision.reason for decision in pending.decisions.values()} == {"other_vm"}:
+            self._pass_on(pending)
+
+    def _pass_on_by_name(self) -> None:
+        """Pass on the commands that name another VM, also while IMDS does not answer."""
+        assert self._identity.vm is not None  # noqa: S101 - _decide has checked it
+        name = fold_name(self._identity.vm.name)
+        for pending in list(self._pending.values()):
+            if pending.command.vm and fold_name(pending.command.vm) != name:
+                self._pass_on(pending)
+
+    def _pass_on(self, pending: Pending) -> None:
+        """Release a command for another VM, unless no other listener can have the queue or none has taken it."""
+        is_shared = bool(self._settings.queue) and not self._settings.session
+        if not is_shared or pending.is_recorded or not pending.messages:
+            return
+        now = self._clock.monotonic()
+        age_seconds = now - pending.grace_from
+        if age_seconds < PASS_ON_MANY_SECONDS or (
+            age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
+        ):
+            released = Settlement(is_released=True)
+            self._batch.settlements += [(message, released) for message in pending.messages]
+            del self._pending[pending.command.key]
 
     def _judge_auto(self, pending: Pending, document: Document) -> None:
         """Continue with an event only while it is Scheduled and an auto rule still approves it."""
@@ -304,8 +358,10 @@ class Listener:
             del self._pending[pending.command.key]
             self._put_record(pending)
 
-    def _has_time(self, pending: Pending) -> bool:
+    def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
         """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
+        if not may_wait:
+            return self._approver.read_at < pending.grace_from
         is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
         return is_in_grace or self._approver.read_at < pending.arrived_at
 
@@ -400,30 +456,44 @@ class Listener:
         """Add final decisions to the batch; settle the command's messages once every event has its receipt."""
         if not final:
             return
-        command = pending.command
         for event_id, decision in final.items():
-            key = event_id.lower()
-            pending.receipts[key] = self._add_receipt(
-                _public(decision), command, event_id, key=command.key, command_id=command.id
-            )
             pending.decisions.pop(event_id, None)
-            if decision.reason == "approved" and decision.event and not self._dry_run:
-                self._batch.records[APPROVED, key] = record_approval(
-                    decision.event, at=self._clock.now(), earlier=self._outbox.record(APPROVED, key)
-                )
-            log.info(
-                "command %s for %s: %s",
-                *(decision.outcome, event_id, decision.reason),
-                extra={"command": command.id, "detail": decision.detail},
-            )
+            if self._has_receipt(pending, event_id, decision):
+                self._answer_one(pending, event_id, decision)
+            else:
+                pending.unanswered[event_id.lower()] = decision
         if not pending.open_ids:
-            self._batch.settlements += [(message, Settlement()) for message in pending.messages]
-            del self._pending[command.key]
+            settlement = next(map(_dead_letter, pending.unanswered.values()), Settlement())
+            self._batch.settlements += [(message, settlement) for message in pending.messages]
+            del self._pending[pending.command.key]
         self._put_record(pending)
 
+    def _has_receipt(self, pending: Pending, event_id: str, decision: Decision) -> bool:
+        """Return whether a decision is answered: all but rejections beyond the limit, which a flood may cause."""
+        if decision.outcome != "rejected" or pending.is_auto or event_id.lower() in pending.intended:
+            return True
+        return self._rejections.allows(decision.reason, self._clock.monotonic())
+
+    def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
+        command, key = pending.command, event_id.lower()
+        pending.answers[key] = self._add_receipt(
+            _public(decision), event_id, command_data(command), key=command.key
+        )
+        if decision.reason == "approved" and decision.event and not self._dry_run:
+            self._batch.records[APPROVED, key] = record_approval(
+                decision.event, at=self._clock.now(), earlier=self._outbox.record(APPROVED, key)
+            )
+        log.info(
+            "command %s for %s: %s",
+            *(decision.outcome, event_id, decision.reason),
+            extra={"command": command.id, "detail": decision.detail},
+        )
+
     def _put_record(self, pending: Pending) -> None:
-        """Add the record of a command's progress to the batch."""
-        self._batch.records[self._kind, pending.command.key] = pending.record
+        """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
+        pending.is_recorded = pending.is_recorded or bool(pending.answers or pending.intended)
+        if pending.is_recorded:
+            self._batch.records[self._kind, pending.command.key] = pending.record
         if pending.is_auto:
             self._batch.records[self._kind, AUTO_POSTED] = [
                 [event_id, one.command.key]
@@ -482,41 +552,45 @@ class Listener:
     # Receipts
 
     def _add_receipt(
-        self,
-        decision: Decision,
-        command: Command | None,
-        event_id: str,
-        *,
-        key: str,
-        command_id: str,
-        count: int = 0,
-    ) -> str:
-        """Add a receipt to the batch; return it as it will be sent."""
-        event = decision.event
-        data: dict[str, Any] = {
-            "Reason": decision.reason,
-            "Detail": decision.detail,
-            "Command": _command_data(command, command_id),
-            "EventType": event.raw.get("EventType") if event else None,
-            "NotBeforeUtc": iso_utc(event.not_before) if event and event.not_before else None,
+        self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
+    ) -> Answer:
+        """Add a receipt to the batch; return what its record has to keep."""
+        answered = answer(
+            decision,
+            event_id,
+            epoch=self._identity.reporter().epoch,
+            sequence=self._identity.next_sequence(),
+            at=self._clock.now(),
+        )
+        receipt = self._receipt(answered, command, key=key, count=count)
+        self._batch.events.append((receipt, structured(receipt)))
+        return answered
+
+    def _receipt(
+        self, answered: Answer, command: Mapping[str, Json], *, key: str, count: int = 0
+    ) -> CloudEvent:
+        """Build a receipt: from the same answer always the same one."""
+        data: dict[str, Json] = {
+            "Reason": answered.reason,
+            "Detail": answered.detail,
+            "Command": dict(command),
+            "EventType": answered.event_type,
+            "NotBeforeUtc": answered.not_before,
             "DryRun": self._dry_run,
         }
         if count:
             data["Count"] = count
-        receipt = self._identity.reporter().receipt(
-            outcome=decision.outcome,
+        return replace(self._identity.reporter(), epoch=answered.epoch).receipt(
+            outcome=answered.outcome,
             # a real receipt must not be a duplicate of a dry run's
             key=f"dry-run:{key}" if self._dry_run else key,
-            command_id=command_id,
-            event_id=event.event_id if event else event_id,
-            resources=event.resources if event else (),
-            sequence=self._identity.next_sequence(),
-            at=self._clock.now(),
+            command_id=str(command["Id"]),
+            event_id=answered.event_id,
+            resources=answered.resources,
+            sequence=answered.sequence,
+            at=parse_iso(answered.at) or self._clock.now(),
             data=data,
         )
-        body = structured(receipt)
-        self._batch.events.append((receipt, body))
-        return body.decode("ascii")
 
 
 def _is_scheduled(document: Document, event_id: str) -> bool:
@@ -525,8 +599,12 @@ def _is_scheduled(document: Document, event_id: str) -> bool:
 
 
 def _refusal_key(message: ReceivedMessage, reason: str) -> str:
-    digest = sha256(message.body).hexdigest()
-    return f"{reason}:{message.message_id}:{digest}"
+    digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body).hexdigest()
+    return f"{reason}:{digest}"
+
+
+def _dead_letter(decision: Decision) -> Settlement:
+    return Settlement(dead_letter_reason=decision.reason, description=decision.detail[:1000])
 
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
@@ -544,15 +622,3 @@ def unknown_outcome(decision: Decision) -> Decision:
 def _public(decision: Decision) -> Decision:
     """Replace the internal reason by the one that receipts have."""
     return replace(decision, reason="approved") if decision.reason == NOT_RECORDED else decision
-
-
-def _command_data(command: Command | None, command_id: str) -> dict[str, Any]:
-    if command is None:
-        return {"Id": command_id}
-    return {
-        "Id": command.id,
-        "RequestedBy": command.requested_by,
-        "Reason": command.reason,
-        "Vm": command.vm,
-        "ExpiresAt": iso_utc(command.expires_at) if command.expires_at else None,
-    }

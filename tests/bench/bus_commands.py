@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.azure.bus_receiver import BATCH_MESSAGES, BusReceiver
+from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
 from bridge.config.imds import ImdsSettings
@@ -91,7 +91,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
             limit=0.4,
             at_least=True,
             how=f"median of {ROUNDS} rounds, in turn; medians {middle[0]:,.0f} and {middle[1]:,.0f}, "
-            f"{COMMANDS:,} from a session, at most {BATCH_MESSAGES} at a time; new ids, {EVENTS} events approved "
+            f"{COMMANDS:,} from a session, at most {RECEIVE_MESSAGES} at a time; new ids, {EVENTS} events approved "
             "before; to the last settlement and receipt taken by a sink in memory; "
             f"{middle[2]:.0f} and {middle[3]:.0f} us of CPU a command",
             details={
@@ -210,7 +210,7 @@ def _bare(task: _Task) -> _Done:
         client.get_queue_receiver(bus.SESSION_QUEUE, session_id=simulators.VM) as receiver,
     ):
         while len(border.at) < SENT:
-            messages = receiver.receive_messages(max_message_count=BATCH_MESSAGES, max_wait_time=5)
+            messages = receiver.receive_messages(max_message_count=RECEIVE_MESSAGES, max_wait_time=5)
             if not messages:
                 raise BenchError(f"only {len(border.at)} of {SENT} messages came")
             for message in messages:

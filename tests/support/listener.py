@@ -24,7 +24,7 @@ from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop
 from bridge.service.identity import VmIdentity
-from bridge.service.listener import PASS_SECONDS, Listener
+from bridge.service.listener import COMMAND, PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
@@ -129,10 +129,12 @@ class ListenerRig:
         self.queue = MemoryQueue(now=self.clock.now)
         self.imds = ImdsOfGroup(self.journal)
         self.settings = ApprovalSettings(
-            connection_string=Secret("Endpoint=sb://memory"),
-            queue="approvals",
-            policy=PolicySettings(**policy),
-            **approvals,
+            **{
+                "connection_string": Secret("Endpoint=sb://memory"),
+                "queue": "approvals",
+                "policy": PolicySettings(**policy),
+                **approvals,
+            }
         )
         self.dry_run = dry_run
         self._folder = folder
@@ -214,6 +216,11 @@ class ListenerRig:
     def in_seconds(self, seconds: float) -> str:
         """Write the instant in so many seconds."""
         return iso_utc(self.clock.now() + timedelta(seconds=seconds))
+
+    def records(self) -> list[tuple[str, Any]]:
+        """Return the key and the value of each command's record."""
+        rows = self.outbox._storage.run(lambda database: database.execute("all-record").fetchall())
+        return [(key, json.loads(value)) for kind, key, value, *_ in rows if kind == COMMAND]
 
     def events(self) -> list[dict[str, Any]]:
         """Return every event that was committed so far, repeated ones too."""

@@ -421,6 +421,26 @@ def test_delivered_events_are_deleted_first_at_the_size_limit_and_no_sink_loses_
         assert (tmp_path / "outbox.db").stat().st_size < 2**21
 
 
+def test_old_records_of_done_work_go_before_an_event_that_a_sink_waits_for(tmp_path: Path) -> None:
+    clock = MovedClock()
+    value = {"done": True, "text": "x" * 500}
+    with closing(open_outbox(tmp_path, clock=clock, max_bytes=2**20)) as outbox:
+        outbox.commit([], meta={}, records={("command", "open"): {**value, "done": False}})
+        outbox.commit([], meta={}, records={("approved", "e"): {"text": "x"}})
+        for number in range(300):
+            clock.advance(1)
+            records = {("command", f"{number}-{part}"): value for part in range(10)}
+            outbox.commit([], meta={}, records=records)
+        commit(outbox, *map(str, range(80)), size=7000)
+        assert used_bytes(outbox) <= 2**20
+        assert waiting(outbox) == [str(number) for number in range(80)]
+        assert outbox.losses() == []
+        assert outbox.record("command", "0-0") is None
+        assert outbox.record("command", "299-9") == value
+        assert outbox.record("command", "open") == {**value, "done": False}
+        assert outbox.record("approved", "e") == {"text": "x"}
+
+
 def test_a_limit_below_the_size_of_an_empty_file_blocks_no_commit(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, max_bytes=1)) as outbox:
         commit(outbox, "1", "2")

@@ -646,7 +646,7 @@ def test_without_a_disk_what_everybody_had_leaves_the_memory_before_anything_tha
 def test_dead_letters_and_counts_are_kept_while_the_disk_fails_and_only_so_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "MEMORY_BYTES", 120_000)
+    monkeypatch.setattr(retention, "MEMORY_BYTES", 125_000)
     monkeypatch.setattr(retention, "BYTES_PER_DEAD_LETTER", 40_000)
     (tmp_path / "state").write_text("in the way")
     with closing(open_outbox(tmp_path / "state")) as outbox:

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.config.base import Secret
 from bridge.http.signing import sign
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
+from bridge.service.listener import MAX_WAITING
 from tests.support.bus import (
     FLEET,
     QUEUE,
@@ -177,17 +179,24 @@ def test_a_command_waits_until_imds_answers_again(
 # Many messages, locks and the stop
 
 
-def test_a_flood_for_unknown_events_delays_others_by_little_more_than_the_grace(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
+@pytest.mark.parametrize("queue", [QUEUE, FLEET])
+def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, queue: str
 ) -> None:
     event = reboot(imds)
-    with Rig(tmp_path, imds, bus, grace_seconds=1) as rig:
-        sender.send(*[command(f"unknown-{number}", id=f"w{number}") for number in range(400)])
-        sender.send(command(event, id="c"))
+    session = "web-0" if queue == FLEET else None
+    with Sender(bus, queue) as sender:
+        sender.send(*[command(f"unknown-{n}", id=f"w{n}", session=session) for n in range(2000)])
+        sender.send(command(event, id="c", session=session))
+    options: dict[str, Any] = {"queue": queue, "session": "{vm}" if session else ""}
+    with Rig(tmp_path, imds, bus, grace_seconds=600, **options) as rig:
         assert rig.receipt_of("c")["Reason"] == "approved"
-        wait_settled(bus)
+        wait_until(lambda: bus.entity(queue).counts.dead_letters >= 2000 - MAX_WAITING - 100)
         counted = Counter(reasons(rig.receipts()))
-    assert counted == {"unknown_event": 400, "approved": 1}
+        assert counted == {"unknown_event": REJECTED_RECEIPTS_PER_MINUTE, "approved": 1}
+    waiting = bus.entity(queue).messages
+    assert len(waiting) <= MAX_WAITING
+    assert {(one.locked, one.delivery_count) for one in waiting} == {(False, 0)}
 
 
 def test_a_thousand_commands_half_of_them_nonsense_are_all_settled_and_answered(

@@ -9,14 +9,22 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from bridge.approvals.pending import PASSED_ON_PER_MINUTE, REJECTED_RECEIPTS_PER_MINUTE
 from bridge.config.base import Secret
 from bridge.errors import ImdsError
 from bridge.http.signing import sign
 from bridge.imds.instance import Vm
-from bridge.service.listener import IMDS_WAIT_SECONDS, not_recorded
+from bridge.service.listener import (
+    IMDS_WAIT_SECONDS,
+    MAX_WAITING,
+    PASS_ON_MANY_SECONDS,
+    PASS_ON_SECONDS,
+    not_recorded,
+)
 from tests.support.bus import SECRET
 from tests.support.listener import ListenerRig, command_body
 
@@ -194,7 +202,8 @@ def test_an_event_that_has_started_is_rejected(rig: ListenerRig) -> None:
 
 
 @pytest.mark.parametrize("given", [{"Vm": "web-1"}, {}])
-def test_a_command_or_an_event_for_another_vm_is_rejected(rig: ListenerRig, given: dict[str, str]) -> None:
+def test_a_command_or_an_event_for_another_vm_is_rejected(make_rig: MakeRig, given: dict[str, str]) -> None:
+    rig = make_rig(session="{vm}")
     event = rig.imds.schedule("web-0" if given else "web-1")
     assert rig.decide(event, **given)["Reason"] == "other_vm"
     assert rig.imds.posts == []
@@ -297,11 +306,67 @@ def test_an_event_that_is_scheduled_again_after_it_has_started_is_posted_again(
     assert len(rig.imds.posts) == 2
 
 
-def test_an_event_that_was_approved_before_does_not_excuse_a_command_for_another_vm(rig: ListenerRig) -> None:
+def test_an_event_that_was_approved_before_does_not_excuse_a_command_for_another_vm(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(session="{vm}")
     event = rig.imds.schedule()
     rig.decide(event, id="a")
     assert rig.decide(event, id="b")["Reason"] == "already_approved"
     assert rig.decide(event, id="c", Vm="web-9")["Reason"] == "other_vm"
+
+
+# A queue that several listeners share
+
+
+@pytest.mark.parametrize("given", [{"Vm": "web-1"}, {}], ids=["named", "of its resources"])
+def test_a_command_for_another_vm_goes_back_to_a_shared_queue_for_ten_minutes(
+    rig: ListenerRig, given: dict[str, Any]
+) -> None:
+    event = rig.imds.schedule("web-1")
+    rig.send(event, **given)
+    rig.run(PASS_ON_SECONDS - 1)
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+    assert rig.receipts() == []
+    rig.run(2)
+    assert rig.reasons() == ["other_vm"]
+    assert rig.queue.messages == []
+
+
+def test_a_command_for_another_vm_goes_back_while_imds_does_not_answer(rig: ListenerRig) -> None:
+    rig.run()
+    rig.imds.fail(500, methods=["document"])
+    rig.send("E-1", Vm="web-1")
+    rig.run()
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+
+
+def test_what_is_left_of_a_command_goes_back_only_if_nothing_of_it_is_decided(rig: ListenerRig) -> None:
+    own, other = rig.imds.schedule(), rig.imds.schedule("web-1")
+    rig.send(own, other)
+    rig.run()
+    assert rig.reasons() == ["approved", "other_vm"]
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("settings", [{"session": "{vm}"}, {"queue": "", "topic": "t", "subscription": "s"}])
+def test_a_command_for_another_vm_is_rejected_at_once_where_no_other_listener_can_take_it(
+    make_rig: MakeRig, settings: dict[str, str]
+) -> None:
+    rig = make_rig(**settings)
+    assert rig.decide("E-1", Vm="web-1")["Reason"] == "other_vm"
+
+
+def test_very_many_commands_for_another_vm_do_not_hold_up_the_queue(rig: ListenerRig) -> None:
+    for number in range(2 * PASSED_ON_PER_MINUTE):
+        rig.send("E-1", id=f"c{number}", Vm="web-1")
+    rig.run(PASS_ON_MANY_SECONDS - 1)
+    assert rig.receipts() == []
+    rig.run(2)
+    assert len(rig.queue.messages) <= PASSED_ON_PER_MINUTE
+    assert set(rig.reasons()) == {"other_vm"}
 
 
 # Signatures
@@ -761,13 +826,70 @@ def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
     assert rig.receipts() == []
 
 
+def test_many_commands_that_wait_for_their_events_do_not_hold_up_the_queue(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=600)
+    for number in range(3 * MAX_WAITING):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run(2)
+    assert len(rig.queue.messages) == MAX_WAITING
+    assert set(rig.reasons()) == {"unknown_event"}
+    rig.imds.schedule(event_id=f"unknown-{3 * MAX_WAITING - 1}")
+    rig.run(1)
+    assert rig.reasons(f"w{3 * MAX_WAITING - 1}") == ["approved"]
+
+
+def test_a_command_is_not_cut_short_by_a_document_from_before_it(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=600)
+    rig.decide(rig.imds.schedule(), id="1")
+    rig.clock.advance(0.5)
+    for number in range(2 * MAX_WAITING):
+        rig.send("E-2", id=f"w{number}")
+    rig.run()
+    assert len(rig.queue.messages) == 2 * MAX_WAITING
+    rig.imds.schedule(event_id="E-2")
+    rig.run(1)
+    assert set(rig.reasons()) == {"approved"}
+
+
+def test_of_many_rejected_commands_a_hundred_a_minute_have_receipts_and_the_others_are_dead_lettered(
+    make_rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_rig(grace_seconds=0)
+    for number in range(REJECTED_RECEIPTS_PER_MINUTE + 50):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run()
+    event = rig.imds.schedule()
+    assert rig.decide(event)["Reason"] == "approved"
+    assert Counter(rig.reasons()) == {"unknown_event": REJECTED_RECEIPTS_PER_MINUTE, "approved": 1}
+    settlements = [dead.settlement for dead in rig.queue.dead_letters]
+    assert {one.dead_letter_reason for one in settlements if one} == {"unknown_event"}
+    assert len(settlements) == 50
+    rig.run(61)
+    data = rig.receipts()[-1]["data"]
+    assert (data["Reason"], data["Count"]) == ("unknown_event", 50)
+    assert "commands were rejected without a receipt" in caplog.text
+    rig.send("unknown", id="later")
+    rig.run(1)
+    assert rig.reasons("later") == ["unknown_event"]
+
+
+def test_a_record_of_a_command_is_short_and_one_without_a_receipt_leaves_none(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=0)
+    for number in range(150):
+        rig.send(*[str(uuid4()).upper() for _ in range(100)], id=f"w{number}")
+    rig.run(1)
+    values = [json.dumps(value) for _, value in rig.records()]
+    assert len(values) == 1
+    assert len(values[0]) < 100 * 250
+
+
 # Dry run
 
 
 def test_a_dry_run_decides_and_publishes_but_never_posts_and_leaves_nothing_that_counts(
     make_rig: MakeRig,
 ) -> None:
-    rig = make_rig(dry_run=True)
+    rig = make_rig(dry_run=True, session="{vm}")
     event = rig.imds.schedule()
     rig.send(event, id="c")
     rig.send("unknown", id="d", Vm="web-9")
