@@ -19,7 +19,7 @@ from uuid import UUID
 from bridge.contract.types import TYPE_PREFIX, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
-from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among
+from bridge.imds.document import Document, ScheduledEvent, fold_name
 from bridge.imds.instance import Vm
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
@@ -296,7 +296,7 @@ class Reporter:
     def _affects(self, event: ScheduledEvent) -> bool | None:
         if not event.resources or self.vm is None or not self.vm.name:
             return None
-        return is_among(self.vm.name, event.resources)
+        return fold_name(self.vm.name) in event.content["Resources"]
 
     def _approval_session(self, event: ScheduledEvent) -> str | None:
         """Return the session in which a command reaches the first affected VM: the same on every VM."""

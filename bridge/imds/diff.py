@@ -31,7 +31,7 @@ EndReason = Literal[
     "NotBeforePassed",
 ]
 
-_sorted_json = json.JSONEncoder(sort_keys=True).encode
+_sorted_json = json.JSONEncoder(sort_keys=True, check_circular=False).encode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ class ScheduledEvent:
 
     raw: Mapping[str, Json]
 
-    @cached_property
+    @property
     def event_id(self) -> str:
         """The EventId as received, which is how an approval has to spell it."""
         return str(self.raw["EventId"])
@@ -65,12 +65,12 @@ class ScheduledEvent:
         """The properties in normal form: equal for different spellings of the same."""
         content = {name: value for name, value in self.raw.items() if value is not None and value != ""}
         content["EventId"] = self.key
-        if self.status:
-            content["EventStatus"] = self.status
+        if status := self.status:
+            content["EventStatus"] = status
         if instant := self.not_before:
             content["NotBefore"] = instant.isoformat()
         if resources := self.resources:
-            content["Resources"] = sorted(fold_name(name) for name in resources)
+            content["Resources"] = sorted(map(fold_name, resources))
         return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -11,6 +12,10 @@ from bridge.runtime.json import Json
 
 _KEPT = 64  # the events of a document share their instants, and each is read and written several times
 
+# What IMDS sends, for which the library takes four times as long as for ISO 8601.
+_RFC_1123 = re.compile(r"[A-Z][a-z]{2}, (\d\d) ([A-Z][a-z]{2}) ([1-9]\d{3}) (\d\d:\d\d:\d\d) GMT", re.ASCII)
+_MONTHS = "    Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec"
+
 
 def parse_instant(value: Json) -> datetime | None:
     """Read RFC 1123 (whatever its weekday) or ISO 8601, in UTC unless it says otherwise; None if it is neither."""
@@ -19,7 +24,10 @@ def parse_instant(value: Json) -> datetime | None:
 
 @lru_cache(maxsize=_KEPT)
 def _parse_any(text: str) -> datetime | None:
-    return parse_http_date(text) or parse_iso(text)
+    if match := _RFC_1123.fullmatch(text):
+        day, month, year, time = match.groups()
+        text = f"{year}-{_MONTHS.find(month) // 4:02}-{day}T{time}Z"
+    return parse_iso(text) or parse_http_date(text)
 
 
 def parse_http_date(value: Json) -> datetime | None:
@@ -35,7 +43,7 @@ def parse_iso(value: Json) -> datetime | None:
 @lru_cache(maxsize=_KEPT)
 def iso_utc(instant: datetime) -> str:
     """Write an instant as RFC 3339 in UTC with milliseconds."""
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def _parse(read: Callable[[str], datetime], value: Json) -> datetime | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from email.utils import format_datetime, parsedate_to_datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.runtime.instants import iso_utc, parse_http_date, parse_instant, parse_iso
 
@@ -53,3 +56,14 @@ def test_a_reader_of_one_format_refuses_the_other() -> None:
 
 def test_an_instant_is_written_in_utc_with_milliseconds() -> None:
     assert iso_utc(datetime.fromisoformat("2022-04-12T00:26:58.1234+02:00")) == "2022-04-11T22:26:58.123Z"
+
+
+@given(st.datetimes(datetime(1000, 1, 1), timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=0)))
+def test_the_form_that_imds_sends_is_read_as_the_library_reads_it(instant: datetime) -> None:
+    text = format_datetime(instant, usegmt=True)
+    assert parse_instant(text) == parsedate_to_datetime(text) == instant
+
+
+@pytest.mark.parametrize("text", ["Mon, 31 Feb 2026 10:00:00 GMT", "Mon, 02 Abc 2026 10:00:00 GMT"])
+def test_a_date_that_does_not_exist_is_unreadable(text: str) -> None:
+    assert parse_instant(text) is None
