@@ -433,7 +433,7 @@ class StartRequest(Part):
 
 
 class ApproveData(Part):
-    """Approve events that are Scheduled in the document.
+    """Approve events that are Scheduled in the document; an approval releases every VM in the event's Resources.
 
     Give exactly one of EventId, EventIds and StartRequests. Send it as the data of a CloudEvent of this type, whose
     `id` is then the command's id, or on its own as JSON (at most 256 KiB).

@@ -14,12 +14,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid5
 
 from jsonschema import Draft202012Validator
 
+from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.contract.data import DATA
 from bridge.contract.schema import file_name, schemas
 from bridge.contract.types import TYPE_PREFIX, type_of
+from bridge.events.builder import END_STATUS, NAMESPACE, renumber
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
@@ -78,8 +83,7 @@ def record(folder: Path) -> list[Envelope]:
         sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
         config.write_text(toml({"state_dir": folder / "check", "imds": given["imds"], "sinks": sinks}))
         assert run("check", "--send", "--config", config).returncode == 0
-        events += inbox.events()
-        return json.loads(json.dumps(events).replace(imds.url("web-0"), "http://169.254.169.254"))  # type: ignore[no-any-return]
+        return events + inbox.events()
 
 
 def examples(events: list[Envelope]) -> dict[str, Envelope]:
@@ -90,6 +94,37 @@ def examples(events: list[Envelope]) -> dict[str, Envelope]:
         if not is_empty:
             found.setdefault(name_of(envelope), envelope)
     return {name: found[name] for name in DATA}
+
+
+def id_of(envelope: Envelope, command: Envelope) -> str:
+    """Return the id that an event gets from its content.
+
+    Args:
+        envelope: an event that was seen for the first time.
+        command: sent like the commands that the receipts answer; its own id is any.
+    """
+    name, data = name_of(envelope), envelope["data"]
+    family, _, kind = name.partition(".")
+    if family == "scheduledevent":
+        properties = list(data)
+        raw = {key: data[key] for key in properties[: properties.index("PreviousStatus")]}
+        if kind in END_STATUS:
+            raw["EventStatus"] = data["PreviousStatus"]
+        return _uuid5(f"{Change(kind=kind, event=ScheduledEvent(raw=raw)).fingerprint}:0")  # type: ignore[arg-type]
+    if family == "approval":
+        changed = {"id": envelope["causationid"], "data": {**command["data"], "EventIds": [data["EventId"]]}}
+        key = parse_command(json.dumps({**command, **changed}).encode(), message_id="").key
+        return _uuid5(f"{key}:{data['EventId'].lower()}:{kind}")
+    if name == "bridge.test":
+        return _uuid5(f"{envelope['source']}:test:{envelope['time']}")
+    if "reporterseq" not in envelope:
+        return str(envelope["id"])
+    sequence = int(envelope["reporterseq"])
+    return str(renumber(envelope, epoch=envelope["reporterepoch"], sequence=sequence)["id"])
+
+
+def _uuid5(name: str) -> str:
+    return str(uuid5(NAMESPACE, name))
 
 
 def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
@@ -178,14 +213,15 @@ def _seen_scheduled(forward: Forward) -> Iterator[None]:
 
 
 def _write() -> None:
-    """Write the examples; the name of this machine is replaced."""
+    """Write the examples; the name of this machine and the address of the lab are replaced, and ids that follow."""
     EXAMPLES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        found = examples(record(Path(folder)))
+        text = json.dumps(examples(record(Path(folder))))
+    text = re.sub(rf'(?<=[@:"]){re.escape(socket.gethostname())}(?=")', "ops-1", text)
+    found = json.loads(re.sub(r"http://127\.0\.0\.1:\d+", "http://169.254.169.254", text))
     for name, envelope in found.items():
-        text = json.dumps(envelope, indent=2)
-        text = re.sub(rf'(?<=[@:"]){re.escape(socket.gethostname())}(?=")', "ops-1", text)
-        (EXAMPLES / file_name(name)).write_text(text + "\n")
+        envelope["id"] = id_of(envelope, found[COMMAND_APPROVE])
+        (EXAMPLES / file_name(name)).write_text(json.dumps(envelope, indent=2) + "\n")
         print(type_of(name))
 
 

@@ -33,7 +33,7 @@ from bridge.lab.servicebus.sections import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
 from tests.support.process import run
-from tests.support.schemas import EXAMPLES, SCHEMAS, VALIDATORS, examples, faults, name_of, record
+from tests.support.schemas import EXAMPLES, SCHEMAS, VALIDATORS, examples, faults, id_of, name_of, record
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
 REPORTER = Reporter(name="web-0", role="forward", epoch="e1", vm=VM, session="{resource_group}.{vm}")
@@ -79,6 +79,12 @@ def test_every_type_has_a_schema_and_an_example_and_nothing_else_has() -> None:
     files = {file_name(name) for name in DATA}
     assert {path.name for path in SCHEMAS.glob("*.json")} == files
     assert {path.name for path in EXAMPLES.iterdir()} == files
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_the_id_of_an_example_is_that_of_its_content(name: str) -> None:
+    envelope, command = (read(EXAMPLES / file_name(one)) for one in (name, COMMAND_APPROVE))
+    assert envelope["id"] == id_of(envelope, command)
 
 
 @pytest.mark.parametrize("wanted", ["approval.failed", "io.imdsbridge.approval.failed.v1"])
@@ -314,7 +320,9 @@ def paths(value: Any, at: str = "") -> set[str]:
 def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schemas(tmp_path: Path) -> None:
     built = record(tmp_path)
     assert [(name_of(envelope), fault) for envelope in built for fault in faults(envelope)] == []
-    for name, envelope in examples(built).items():
+    found = examples(built)
+    for name, envelope in found.items():
+        assert envelope["id"] == id_of(envelope, found[COMMAND_APPROVE]), name
         assert paths(envelope) == paths(read(EXAMPLES / file_name(name))), name
     reasons = Counter(envelope["data"].get("Reason") for envelope in built)
     assert {"approved", "denied", "imds_refused", "malformed", "Started", "Stopping"} <= reasons.keys()
