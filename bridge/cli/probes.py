@@ -21,6 +21,7 @@ from bridge.imds.document import parse_document
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
+from bridge.runtime.program import find_fault
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
 from bridge.service.status import bus_error
@@ -201,6 +202,9 @@ _REMEDIES: tuple[tuple[type[DeliveryError], str], ...] = (
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
+    for fault in filter(None, {find_fault(rule.run[0]) for rule in settings.auto if rule.run}):
+        remedy = "correct it, or `run` of the auto rule: its events would not be approved"
+        yield Finding(check="approvals.auto", result="FAIL", message=fault, remedy=remedy)
     if not settings.has_bus:
         yield Finding(check="approvals", result="ok", message="only auto rules approve: there is no bus")
         return

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bridge.config.base import Secret, Settings
 from bridge.config.bus import ReceiverSettings
+from bridge.config.exec import Program, RunSeconds
 from bridge.config.validators import (
     check_policy_value,
     check_signing_secrets,
@@ -69,10 +70,21 @@ class AutoSettings(RuleSettings):
     """A rule by which events are approved without a command.
 
     `group` also takes events that concern other VMs: the first of Resources approves at once, each next one
-    ten seconds later.
+    ten seconds later. `run` is a program that has to end with exit code 0 before, within `run_timeout_seconds` and
+    before NotBefore; other VMs' programs are not waited for, so it excludes `group`.
     """
 
     group: bool = False
+    run: Program = ()
+    run_timeout_seconds: RunSeconds = 600.0
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if self.run and self.group:
+            raise ValueError(
+                "run: expected none with group = true, as other VMs' programs are not waited for"
+            )
+        return self
 
 
 class PolicySettings(Settings):

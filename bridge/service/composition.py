@@ -236,6 +236,7 @@ def _forward(parts: Parts) -> Flow:
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
+    from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs it
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = parts.config, parts.clock
@@ -258,6 +259,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         clock=clock,
         stop=parts.stop,
         identity=identity,
+        programs=Programs(parts.folder.path / "runs"),
         dry_run=dry_run,
     )
     return Flow(

@@ -25,19 +25,22 @@ from bridge.approvals.pending import (
     Pending,
 )
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
+from bridge.approvals.programs import Programs
 from bridge.approvals.receipts import Answer, answer, command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.config.approvals import ApprovalSettings
+from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.config.validators import check_signing_secrets
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
+from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc, parse_iso
 from bridge.runtime.json import Json
+from bridge.runtime.program import encode_job
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
 
@@ -70,6 +73,7 @@ class Listener:
         clock: Clock,
         stop: Stop,
         identity: VmIdentity,
+        programs: Programs,
         dry_run: bool = False,
     ) -> None:
         """Prepare to listen.
@@ -82,6 +86,7 @@ class Listener:
             clock: for ages, expiry and receipts.
             stop: ends `run`.
             identity: who this VM is; until that is known, nothing is approved.
+            programs: runs what auto rules name.
             dry_run: decide and publish receipts, but POST nothing.
         """
         self._settings = settings
@@ -91,6 +96,7 @@ class Listener:
         self._clock = clock
         self._stop = stop
         self._identity = identity
+        self._programs = programs
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._pending: dict[str, Pending] = {}
@@ -107,6 +113,7 @@ class Listener:
             report_progress()
             self.run_once(PASS_SECONDS)
         self._report_surplus(at_once=True)
+        self._programs.end_all()
         self._commit()
         self._identity.emit_stopping()
 
@@ -343,7 +350,8 @@ class Listener:
         """Continue with an event only while it is Scheduled and an auto rule still approves it."""
         (event_id,) = pending.command.event_ids
         event = document.events.get(event_id.lower())
-        if event and event.status == SCHEDULED and self._auto_wait_seconds(event) is not None:
+        turn = self._auto_turn(event) if event and event.status == SCHEDULED else None
+        if event and turn and self._refusal(turn[1], event, document) == "":
             pending.decisions[event_id] = Decision(
                 outcome="accepted", reason="approved", detail="an auto rule", event=event
             )
@@ -512,16 +520,46 @@ class Listener:
         self._note_starts(document)
         now = self._clock.monotonic()
         self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
-        for event in document.events.values():
+        scheduled = [event for event in document.events.values() if event.status == SCHEDULED]
+        self._programs.end_others(scheduled)
+        for event in scheduled:
             approval = self._outbox.record(APPROVED, event.key)
-            if event.status != SCHEDULED or is_same(approval, event):
-                continue
-            wait_seconds = self._auto_wait_seconds(event)
-            if wait_seconds is not None and now - self._first_seen[event.key] >= wait_seconds:
+            turn = None if is_same(approval, event) else self._auto_turn(event)
+            if turn and now - self._first_seen[event.key] >= turn[0]:
                 # one command for the event as it is, and another one for each time that it is approved
                 number = approval["number"] if approval else 0
                 key = f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}"
-                self._add_auto(event.event_id, key)
+                self._apply(turn[1], event, document, key)
+
+    def _apply(self, rule: AutoSettings, event: ScheduledEvent, document: Document, key: str) -> None:
+        """Approve an event, or refuse it if the rule's program has failed; do nothing while it runs."""
+        record = self._record(key)
+        if key in self._pending or (record and record["done"]):
+            return
+        refusal = self._refusal(rule, event, document)
+        if refusal is None:
+            return
+        self._add_auto(event.event_id, key)
+        if refusal:
+            decision = Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
+            self._answer(self._pending[key], {event.event_id: decision})
+
+    def _refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
+        """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason."""
+        if not rule.run or self._dry_run:
+            return ""
+        now = self._clock.now()
+
+        def job(timeout_seconds: float) -> bytes:
+            notice = self._identity.reporter().scheduled_event(
+                Change(kind="scheduled", event=event),
+                seen_before=0,
+                incarnation=document.incarnation,
+                at=now,
+            )
+            return encode_job(rule.run, structured(notice), notice.data, timeout_seconds=timeout_seconds)
+
+        return self._programs.refusal(event, rule, now=now, job=job)
 
     def _add_auto(self, event_id: str, key: str) -> None:
         record = self._outbox.record(self._kind, key)
@@ -537,17 +575,17 @@ class Listener:
             intended=set(record["intended"] if record else ()),
         )
 
-    def _auto_wait_seconds(self, event: ScheduledEvent) -> float | None:
-        """Return how long this VM leaves the event to others, None if no auto rule approves it."""
+    def _auto_turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
+        """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""
         assert self._identity.vm is not None  # noqa: S101 - _approve_automatically has checked it
-        name, waits = self._identity.vm.name, []
+        name, turns = self._identity.vm.name, []
         for rule in self._settings.auto:
             policy = self._settings.policy.model_copy(update={"allow": (rule,)})
             decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
             wait_seconds = auto_wait_seconds(event, vm_name=name, group=rule.group)
             if decision.outcome == "accepted" and wait_seconds is not None:
-                waits.append(wait_seconds)
-        return min(waits, default=None)
+                turns.append((wait_seconds, rule))
+        return min(turns, key=lambda turn: turn[0], default=None)
 
     # Receipts
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
@@ -177,7 +178,14 @@ def _decided(task: _Task) -> _Done:
         stop=stop,
     )
     listener = Listener(
-        settings, imds=imds, receiver=received, outbox=outbox, clock=clock, stop=stop, identity=identity
+        settings,
+        imds=imds,
+        receiver=received,
+        outbox=outbox,
+        clock=clock,
+        stop=stop,
+        identity=identity,
+        programs=Programs(task.folder / "runs"),
     )
     sender = parts.dispatcher(parts.NAME, sink, outbox)
     with bus.completions() as border:

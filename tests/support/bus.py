@@ -15,6 +15,7 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
+from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -225,6 +226,7 @@ class Rig:
             clock=self.clock,
             stop=self.stopping,
             identity=identity,
+            programs=Programs(self.folder / "runs"),
             dry_run=self._dry_run,
         )
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from bridge.approvals.programs import Programs
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
@@ -122,8 +123,10 @@ class ListenerRig:
         *,
         policy: Mapping[str, Any] = ALLOW_ALL,
         dry_run: bool = False,
+        make_programs: Callable[[Path], Programs] = Programs,
         **approvals: Any,
     ) -> None:
+        self.make_programs = make_programs
         self.journal: list[str] = []
         self.clock = MovedClock()
         self.queue = MemoryQueue(now=self.clock.now)
@@ -166,6 +169,7 @@ class ListenerRig:
                 outbox=self.outbox,
                 clock=self.clock,
             ),
+            programs=self.make_programs(self._folder / "runs"),
             dry_run=self.dry_run,
         )
 

@@ -144,3 +144,28 @@ def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(tmp_path: 
 def test_a_name_that_no_vm_has_is_an_error(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, '[imds]\nvm_name = "web 0"\n')
     assert fault.startswith('imds.vm_name: given "web 0", expected the name of this VM')
+
+
+# Programs
+
+
+@pytest.mark.parametrize("run", ["[]", '["drain"]', '[""]', '["/bin/a\\u0000b"]', '"/bin/drain"', "[1]"])
+@pytest.mark.parametrize("section", ["[[approvals.auto]]", '[sinks.local]\nkind = "exec"'])
+def test_a_program_is_a_list_that_begins_with_an_absolute_path(
+    tmp_path: Path, section: str, run: str
+) -> None:
+    (fault,) = faults(tmp_path, f"{section}\nrun = {run}\n")
+    assert ".run" in fault
+    assert "expected" in fault
+
+
+def test_a_rule_with_a_program_cannot_be_for_a_group(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, '[[approvals.auto]]\nrun = ["/bin/true"]\ngroup = true\n')
+    assert "run: expected none with group = true" in fault
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "90000"])
+def test_a_program_has_a_time_limit(tmp_path: Path, seconds: str) -> None:
+    text = f'[[approvals.auto]]\nrun = ["/bin/true"]\nrun_timeout_seconds = {seconds}\n'
+    (fault,) = faults(tmp_path, text)
+    assert "run_timeout_seconds" in fault
