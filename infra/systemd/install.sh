@@ -173,14 +173,16 @@ install_all() {
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
 }
 
+version_in() { cat "$root$1"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || echo "no program"; }
+
 rollback_all() {
     [ -d "$root$home.previous" ] || fail "--rollback: there is no $home.previous, only one version was installed"
-    changed=yes
+    changed=yes from=$(version_in "$home") to=$(version_in "$home.previous")
     run mv "$root$home.previous" "$root$home.back"
     if [ -d "$root$home" ]; then run mv "$root$home" "$root$home.previous"; fi
     run mv "$root$home.back" "$root$home"
     put_units
-    say "is back at the version before; --rollback again exchanges them again"
+    say "back from $from to $to; a second --rollback undoes this"
 }
 
 uninstall_all() {
