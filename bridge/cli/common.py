@@ -19,6 +19,7 @@ def add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config",
         type=Path,
+        default=argparse.SUPPRESS,  # it may stand before the command, too
         metavar="FILE",
         help=f"the TOML file (default: {DEFAULT_PATH} if it exists); IMDS_BRIDGE__SECTION__KEY overrides it",
     )

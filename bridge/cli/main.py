@@ -8,9 +8,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 
 from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
+from bridge.config.names import nearest
 from bridge.errors import BridgeError, ConfigError, StateError, UsageError
 from bridge.runtime.terminal import show
 
@@ -66,7 +68,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _write_utf8()
     try:
-        arguments = _parser(given[0] if given else "").parse_args(given)
+        wanted = _command(given)
+        parser = _parser(wanted)
+        if not given:
+            parser.print_help()
+            return OK
+        if wanted and wanted not in COMMANDS:
+            parser.error(f"unknown command {wanted!a}{nearest(wanted, COMMANDS)}")
+        arguments = parser.parse_args(given)
         return int(arguments.run(arguments))
     except BridgeError as error:
         first, *rest = error.lines
@@ -78,6 +87,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except KeyboardInterrupt:
         return UNEXPECTED
+
+
+def _command(given: Sequence[str]) -> str:
+    """Return the first word that is no option of imds-bridge itself, "" if there is none."""
+    words = iter(given)
+    for word in words:
+        if word == "--config":
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _exit_code(error: BridgeError) -> int:
@@ -102,6 +122,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"imds-bridge {__version__}")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; also after the command")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (text, module, function) in COMMANDS.items():
         command = commands.add_parser(

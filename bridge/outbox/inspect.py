@@ -9,6 +9,7 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from bridge.config.names import nearest
 from bridge.errors import StateError, UsageError
 from bridge.outbox.sqlite import ERRORS, Database
 from bridge.outbox.state_dir import StateFolder
@@ -62,6 +63,19 @@ def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str,
         if sink in (None, dead["sink"]) and ("drop-dead-letter", dead["number"]) not in requested:
             found.append(dead)
     return found
+
+
+def check_sink(folder: StateFolder, sink: str) -> None:
+    """Refuse the name of a sink that has never had an event.
+
+    Raises:
+        UsageError: with the names that there are.
+    """
+    stored = {name for (name,) in _read(folder, lambda database: database.execute("sinks").fetchall())}
+    known = sorted(stored | set((folder.read_status() or {}).get("sinks", ())))
+    if sink not in known:
+        expected = ", ".join(known) or "none: no sink has had an event yet"
+        raise UsageError(f"outbox: given --sink {sink}, expected {expected}{nearest(sink, known)}")
 
 
 def show(folder: StateFolder, which: str) -> dict[str, Any]:

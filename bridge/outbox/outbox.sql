@@ -159,6 +159,9 @@ SELECT sink, COUNT(*) FROM dead_letter WHERE retry < 2 GROUP BY sink;
 SELECT number, sink, id, type, reason, detail, dead_at, retry, body IS NOT NULL
 FROM dead_letter WHERE retry < 2 ORDER BY number;
 
+-- name: sinks
+SELECT sink FROM done UNION SELECT sink FROM dead_letter;
+
 -- name: dead-letter-body
 SELECT body FROM dead_letter WHERE id = ?1 AND body IS NOT NULL ORDER BY number DESC LIMIT 1;
 

@@ -141,7 +141,34 @@ def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
     assert not (folder / "bridge").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["forwrad"], ["check", "--nonsense"], ["outbox"]])
+def test_without_a_command_it_prints_the_help() -> None:
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == run("--help").stdout
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
+    assert "unknown command 'stauts'; did you mean status?" in run("stauts", "--json").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config", "X", "outbox", "list"],
+        ["--config=X", "outbox", "list"],
+        ["outbox", "--config", "X", "list"],
+        ["outbox", "list", "--config", "X"],
+        ["--config", "X", "status"],
+        ["status", "--config=X"],
+    ],
+)
+def test_config_may_stand_before_or_after_the_command(call: Any, config: Path, arguments: list[str]) -> None:
+    done = call(*(argument.replace("X", str(config)) for argument in arguments))
+    assert done.code == 2
+    assert f"in {config.parent / 'state' / 'forward'}: has" in done.err
+
+
+@pytest.mark.parametrize("arguments", [["forwrad"], ["check", "--nonsense"], ["outbox"]])
 def test_an_unknown_command_exits_2_with_the_usage(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
@@ -641,7 +668,9 @@ def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: An
 
 def fill(config: Path) -> None:
     """Leave three events in an outbox, and two dead letters, the second without its body."""
-    outbox = open_outbox(config.parent / "state" / "forward", sinks={"ops": (Filter(), True)})
+    outbox = open_outbox(
+        config.parent / "state" / "forward", sinks={"ops": (Filter(), True), "other": (Filter(), False)}
+    )
     for name, type_ in (("one", OTHER_TYPE), ("two", OTHER_TYPE), ("three", OTHER_TYPE)):
         outbox.commit([event(name, type_=type_)], meta={})
     generation, page = outbox.pending("ops", 10)
@@ -711,6 +740,30 @@ def test_outbox_drop_deletes_dead_letters(call: Any, config: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("y", ("2 dead letter(s) dropped\n", 0)),
+        ("", ("nothing dropped\n", 2)),
+        ("n", ("nothing dropped\n", 2)),
+    ],
+)
+def test_outbox_drop_all_asks(
+    call: Any, config: Path, monkeypatch: pytest.MonkeyPatch, answer: str, expected: tuple[str, int]
+) -> None:
+    fill(config)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: answer)
+    shown = call("outbox", "drop", "--all", "--config", config).out
+    left = call("outbox", "list", "--dead", "--json", "--config", config).json
+    assert (shown, len(left)) == expected
+
+
+def test_outbox_drop_all_with_yes_does_not_ask(call: Any, config: Path) -> None:
+    fill(config)
+    assert call("outbox", "drop", "--all", "--yes", "--config", config).out == "2 dead letter(s) dropped\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "why"),
     [
         (["show", "nothing"], "nothing: no such event is stored"),
@@ -718,6 +771,9 @@ def test_outbox_drop_deletes_dead_letters(call: Any, config: Path) -> None:
         (["retry"], "give the numbers of dead letters, or --all"),
         (["drop", "1", "--all"], "give the numbers of dead letters, or --all"),
         (["drop", "1", "--sink", "other"], "unknown dead letter: 1"),
+        (["list", "--sink", "opps"], "given --sink opps, expected ops, other; did you mean ops?"),
+        (["drop", "--all", "--sink", "opps"], "given --sink opps"),
+        (["drop", "--all"], "without a terminal it cannot ask; give --yes"),
     ],
 )
 def test_outbox_with_wrong_arguments_exits_2_with_the_reason(
