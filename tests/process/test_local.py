@@ -1,0 +1,139 @@
+"""Drain, approve, recover on the VM alone: README's lines, two real processes and no bus."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bridge.lab.imds import ImdsLab
+from tests.process.test_listen_kill import Listen
+from tests.support.paths import ROOT
+from tests.support.process import Forward, wait_until
+
+pytestmark = pytest.mark.usefixtures("without_coverage")
+
+# It writes down the event that it gets, and ends once a file is there, with the exit code in it.
+PROGRAM = """#!/bin/sh
+cat >> {file}
+echo >> {file}
+trap 'echo TERM >> {file}.signals; exit 1' TERM
+until [ -s {file}.go ]; do sleep 0.02; done
+exit $(cat {file}.go)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program that a test lets end; `events` are what its runs got."""
+
+    file: Path
+
+    def finish(self, code: int = 0) -> None:
+        self.file.with_suffix(".go").write_text(f"{code}\n")
+
+    def events(self) -> list[str]:
+        text = self.file.read_text() if self.file.exists() else ""
+        return [json.loads(line)["data"]["EventId"] for line in text.splitlines()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vm:
+    """A VM with README's configuration and its two processes."""
+
+    imds: ImdsLab
+    listen: Listen
+    forward: Forward
+    drain: Program
+    recover: Program
+
+    def kill_and_restart(self) -> None:
+        for process in (self.listen, self.forward):
+            process.kill()
+            process.start()
+
+    def schedule(self) -> str:
+        return self.imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+
+
+def readme_lines() -> str:
+    """Return README's configuration for a VM alone."""
+    section = (ROOT / "README.md").read_text().partition("## On the VM alone")[2]
+    found = re.search(r"```toml\n(.*?)```", section, re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.fixture
+def vm(tmp_path: Path, imds: ImdsLab) -> Iterator[Vm]:
+    programs = {}
+    for name in ("drain", "recover"):
+        programs[name] = Program(file=tmp_path / name)
+        executable = tmp_path / f"bin-{name}"
+        executable.write_text(PROGRAM.format(file=programs[name].file))
+        executable.chmod(0o755)
+    base = {"imds": {"endpoint": imds.url("web-0"), "vm_name": "web-0"}}
+    listen, forward = Listen(tmp_path / "l", base), Forward(tmp_path / "f", base)
+    lines = readme_lines().replace("/usr/local/bin/", f"{tmp_path}/bin-")
+    for process in (listen, forward):
+        process.config.write_text(process.config.read_text() + lines)
+    with listen, forward:
+        yield Vm(imds=imds, listen=listen, forward=forward, **programs)
+        for program in programs.values():
+            program.finish()
+
+
+def test_the_lines_in_readme_are_six() -> None:
+    assert len([line for line in readme_lines().splitlines() if line.strip()]) == 6
+
+
+@pytest.mark.timeout(300)
+def test_a_vm_is_drained_approved_and_recovered_once_though_both_processes_are_killed_in_between(
+    vm: Vm,
+) -> None:
+    event = vm.schedule()
+    wait_until(vm.drain.events, describe=lambda: vm.listen)
+    vm.kill_and_restart()
+    vm.listen.wait_for_status(lambda status: status["last_good_at"])
+    assert vm.imds.approvals == []
+    vm.drain.finish()
+    wait_until(lambda: vm.imds.approvals, describe=lambda: vm.listen)
+    wait_until(lambda: vm.imds.events[0]["EventStatus"] == "Started")
+    vm.listen.wait_for_status(lambda status: status["committed"])
+    vm.kill_and_restart()
+    vm.forward.wait_for_status(lambda status: status["last_good_at"])
+    assert vm.recover.events() == []
+    vm.imds.complete(event)
+    wait_until(vm.recover.events, describe=lambda: vm.forward)
+    vm.recover.finish()
+    vm.forward.wait_for_status(lambda status: status["sinks"]["recover"]["last_success_at"])
+    assert vm.drain.events() == vm.recover.events() == [event]
+    assert [one.event_id for one in vm.imds.approvals] == [event]
+
+
+def test_an_event_whose_drain_fails_is_not_approved_and_has_a_receipt(vm: Vm) -> None:
+    vm.drain.finish(3)
+    vm.schedule()
+    vm.listen.wait_for_log(": denied")
+    assert vm.imds.approvals == []
+
+
+def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
+    event = vm.schedule()
+    wait_until(vm.drain.events)
+    vm.imds.complete(event)
+    signals = vm.drain.file.with_suffix(".signals")
+    wait_until(signals.exists, describe=lambda: vm.listen)  # the event has gone
+    vm.schedule()
+    wait_until(lambda: len(vm.drain.events()) == 2)
+    wait_until(vm.recover.events)
+    vm.listen.signal(signal.SIGTERM)
+    vm.forward.signal(signal.SIGTERM)
+    assert (vm.listen.wait(), vm.forward.wait()) == (0, 0)
+    wait_until(lambda: len(signals.read_text().splitlines()) == 2)
+    wait_until(vm.recover.file.with_suffix(".signals").exists)
