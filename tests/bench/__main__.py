@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tests.bench import drain, event, latency, poll, process
+from tests.bench import drain, event, latency, poll, process, whole
 from tests.bench.measure import BenchError, Progress, Row, file_system, load, machine
 
 Measure = Callable[[Path, Progress], list[Row]]
@@ -34,6 +34,7 @@ def _later(module: str, function: str = "rows") -> Measure:
 
 GROUPS: dict[str, Measure] = {
     "poll": poll.rows,
+    "whole": whole.rows,
     "event": event.rows,
     "latency": latency.rows,
     "memory": process.memory_rows,
@@ -48,6 +49,7 @@ HOW_WIDTH = 80
 EXAMPLES = """\
 rows:
   poll             CPU of a poll that finds nothing new, against the documentation's sample
+  whole            CPU of the real process while nothing changes, against a process that asks as the sample does
   event            CPU of building, identifying and encoding an event, against `cloudevents`
   latency          a change in IMDS to its webhook received, against a bare requests.post
   memory           RSS of the real process after 1,000 polls

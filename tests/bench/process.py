@@ -36,7 +36,7 @@ def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) ->
     with simulators.imds() as imds, simulators.inbox() as inbox:
         imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
         state = folder / "memory"
-        config = _config(state, imds, inbox)
+        config = write_config(state, imds, inbox)
         with _forward(config, state, poll_seconds) as process:
 
             def polled() -> bool:
@@ -79,7 +79,7 @@ def start_rows(folder: Path, progress: Progress) -> list[Row]:
     with simulators.imds() as imds, simulators.inbox() as inbox:
         for number in range(-1, STARTS):
             state = folder / f"start{number}"
-            config = _config(state, imds, inbox)
+            config = write_config(state, imds, inbox)
             began_at = time.monotonic()
             with _forward(config, state, None) as process:
 
@@ -116,13 +116,16 @@ def start_rows(folder: Path, progress: Progress) -> list[Row]:
     ]
 
 
-def _config(state: Path, imds: Remote, inbox: Remote) -> Path:
+def write_config(
+    state: Path, imds: Remote, inbox: Remote, *, poll_seconds: float = REAL_POLL_SECONDS
+) -> Path:
+    """Write a configuration with one webhook sink; return its path."""
     path = state.with_suffix(".toml")
     # A JSON string is a TOML string as well.
     path.write_text(
         f"state_dir = {json.dumps(str(state))}\n"
         f"[imds]\nendpoint = {json.dumps(imds('base_url'))}\n"
-        f"poll_seconds = {REAL_POLL_SECONDS}\n"
+        f"poll_seconds = {poll_seconds}\n"
         f"[sinks.bench]\nkind = 'webhook'\nurl = {json.dumps(inbox('hook_url', '/hook'))}\n",
         encoding="utf-8",
     )
