@@ -25,6 +25,8 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from bridge.errors import HttpFailure
 
+CHECK_SECONDS = 1.0
+
 
 def failure_of(cause: BaseException) -> HttpFailure:
     """Return why a connection failed or was interrupted."""
@@ -94,13 +96,19 @@ class _Limit:
                     self._handle.shutdown(socket.SHUT_RDWR)
 
 
-class _Watchdog:
-    """Shuts down the socket of every exchange that exceeds its limit; checks once a second."""
+class Watchdog:
+    """Shuts down the socket of every exchange that exceeds its limit; checks once a second while there is one."""
 
     def __init__(self) -> None:
         self._limits: dict[int, _Limit] = {}
+        self._has_limits = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its thread waits for the next exchange."""
+        return not self._has_limits.is_set()
 
     @contextlib.contextmanager
     def limit(self, seconds: float) -> Iterator[_Limit]:
@@ -110,6 +118,7 @@ class _Watchdog:
             HttpFailure: the time was over before the exchange, unless the limit knows that it `is_answered`.
         """
         limit = self._limits[threading.get_ident()] = _Limit(seconds)
+        self._has_limits.set()
         if self._thread is None or not self._thread.is_alive():
             self._start()
         late = HttpFailure(f"no complete answer within {seconds:g} s")
@@ -137,13 +146,15 @@ class _Watchdog:
                 self._thread.start()
 
     def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(1.0):
+        while self._has_limits.wait():
+            time.sleep(CHECK_SECONDS)
+            self._has_limits.clear()  # first, so that no limit that begins now is missed
             for limit in list(self._limits.values()):
+                self._has_limits.set()
                 limit.enforce()
 
 
-watchdog = _Watchdog()
+watchdog = Watchdog()
 
 
 class _Response(HTTPResponse):

@@ -10,6 +10,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from typing import cast
 from urllib.parse import urlsplit
 
 from bridge.errors import HttpFailure
@@ -22,8 +23,7 @@ REPEAT_SECONDS = 1.0  # between further ones: a request that IMDS has lost is ne
 LATE_CONNECT_SECONDS = 0.5
 
 _HTTP_PORT = 80
-_READ_SECONDS = 0.001
-_RECEIVE_BYTES = 256 * 1024
+_RECEIVE_BYTES = 16 * 1024
 
 
 class ImdsConnection:
@@ -47,6 +47,7 @@ class ImdsConnection:
         if parts.scheme != "http" or not parts.hostname:
             raise HttpFailure(f"cannot send to {base}: expected http://address", permanent=True)
         self._host, self._path = parts.netloc, parts.path
+        self._selector = selectors.DefaultSelector()
 
     def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
         """Return a request as it is sent.
@@ -86,10 +87,10 @@ class ImdsConnection:
         """
         extend_deadline(limit_seconds)
         deadline = time.monotonic() + limit_seconds
-        exchanges = _Exchanges(self._address, request, max_body_bytes)
+        exchanges = _Exchanges(self._address, self._selector, request, max_body_bytes)
         try:
-            exchanges.start(self._kept, seconds=min(CONNECT_SECONDS, limit_seconds))
-            self._kept = None
+            kept, self._kept = self._kept, None
+            exchanges.start(kept, seconds=min(CONNECT_SECONDS, limit_seconds))
             next_at = time.monotonic() + LATE_SECONDS
             while (answer := exchanges.receive(until=min(next_at, deadline))) is None:
                 if time.monotonic() >= deadline:
@@ -99,7 +100,7 @@ class ImdsConnection:
                 if repeat:
                     exchanges.repeat()
                 next_at = time.monotonic() + REPEAT_SECONDS
-            self._kept = exchanges.keep(answer)
+            self._kept = exchanges.reusable
         finally:
             exchanges.close()
         return answer
@@ -110,123 +111,117 @@ class ImdsConnection:
     def close(self) -> None:
         """Close the kept connection."""
         if self._kept is not None:
+            self._selector.unregister(self._kept)
             self._kept.close()
             self._kept = None
 
 
 class _Exchanges:
-    """The exchanges of one request: the first, and the latest of those that are sent beside it."""
+    """The exchanges of one request: the first, and the latest of those that are sent beside it.
 
-    def __init__(self, address: tuple[str, int], request: bytes, max_body_bytes: int) -> None:
+    `reusable` is the connection of the answer, unless it cannot be used again.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        selector: selectors.BaseSelector,
+        request: bytes,
+        max_body_bytes: int,
+    ) -> None:
         self._address = address
+        self._selector = selector
         self._request = request
         self._max_body_bytes = max_body_bytes
-        self._open: list[_Exchange] = []
+        self._open: dict[socket.socket, ResponseReader] = {}
         self._is_kept = False
-        self._done: _Exchange | None = None
+        self.reusable: socket.socket | None = None
 
     def start(self, kept: socket.socket | None, *, seconds: float) -> None:
         """Send the request on the kept connection, or on a fresh one."""
         if kept is not None:
+            self._open[kept] = ResponseReader(self._max_body_bytes)
             with contextlib.suppress(OSError):
                 if _is_idle(kept):
-                    self._add(kept, seconds)
+                    kept.sendall(self._request)
                     self._is_kept = True
                     return
-            kept.close()
+            self._drop(kept)
         self._connect(seconds)
 
     def repeat(self) -> None:
         """Send the request on a fresh connection, in place of the last one that was sent so."""
         with contextlib.suppress(HttpFailure):
             self._connect(LATE_CONNECT_SECONDS)
-        for exchange in self._open[1:-1]:
-            self._drop(exchange)
+        for sock in list(self._open)[1:-1]:
+            self._drop(sock)
 
     def receive(self, *, until: float) -> Response | None:
         """Return the first complete answer; None if there is none at `until` (monotonic)."""
-        left = until - time.monotonic()
         while True:
-            # At least once: the answer may be there although the process did not run for a while.
-            for exchange in self._readable(max(_READ_SECONDS, left)):
-                try:
-                    answer = exchange.receive()
-                except HttpFailure:
-                    self._drop(exchange)
-                    if self._open:
-                        continue
-                    if not self._is_kept or not exchange.reader.is_empty:
-                        raise
-                    # The server had closed the kept connection, which shows only now.
-                    self._is_kept = False
-                    self._connect(CONNECT_SECONDS)
-                    continue
-                if answer is not None:
-                    self._done = exchange
+            # Once in any case: the answer may be there although the process did not run for a while.
+            left = max(0.0, until - time.monotonic())
+            for key, _ in self._selector.select(left):
+                if answer := self._read(cast(socket.socket, key.fileobj)):
                     return answer
-            if (left := until - time.monotonic()) <= 0:
+            if not left:
                 return None
-
-    def keep(self, answer: Response) -> socket.socket | None:
-        """Return the connection of the answer, unless it cannot be used again."""
-        if answer.is_last or self._done is None:
-            return None
-        self._open.remove(self._done)
-        return self._done.socket
 
     def close(self) -> None:
         """Close the connections."""
-        for exchange in list(self._open):
-            self._drop(exchange)
+        for sock in list(self._open):
+            self._drop(sock)
 
     def _connect(self, seconds: float) -> None:
         try:
             sock = socket.create_connection(self._address, timeout=seconds)
         except (OSError, UnicodeError) as error:
             raise _no_connection(error, seconds) from error
+        self._open[sock] = ResponseReader(self._max_body_bytes)
+        self._selector.register(sock, selectors.EVENT_READ)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._add(sock, seconds)
+            sock.sendall(self._request)
+            sock.setblocking(False)
         except OSError as error:
-            sock.close()
+            self._drop(sock)
             raise _broken(error) from error
 
-    def _add(self, sock: socket.socket, seconds: float) -> None:
-        sock.settimeout(seconds)
-        sock.sendall(self._request)
-        self._open.append(_Exchange(sock, self._max_body_bytes))
+    def _drop(self, sock: socket.socket) -> None:
+        del self._open[sock]
+        self._selector.unregister(sock)
+        sock.close()
 
-    def _drop(self, exchange: _Exchange) -> None:
-        self._open.remove(exchange)
-        exchange.socket.close()
-
-    def _readable(self, seconds: float) -> list[_Exchange]:
-        """Wait for data; return the exchanges that have some."""
-        if len(self._open) == 1:
-            self._open[0].socket.settimeout(seconds)  # the call that reads waits
-            return self._open[:]
-        with selectors.DefaultSelector() as selector:
-            for exchange in self._open:
-                selector.register(exchange.socket, selectors.EVENT_READ, exchange)
-            return [key.data for key, _ in selector.select(seconds)]
-
-
-class _Exchange:
-    """A request that was sent on a connection, and what was received so far."""
-
-    def __init__(self, sock: socket.socket, max_body_bytes: int) -> None:
-        self.socket = sock
-        self.reader = ResponseReader(max_body_bytes)
-
-    def receive(self) -> Response | None:
+    def _read(self, sock: socket.socket) -> Response | None:
         """Read once; return the answer if it is complete."""
+        reader = self._open[sock]
         try:
-            received = self.socket.recv(_RECEIVE_BYTES)
-        except TimeoutError:
+            answer = reader.feed(_receive(sock))
+        except BlockingIOError:
             return None
-        except OSError as error:
-            raise _broken(error) from error
-        return self.reader.feed(received)
+        except HttpFailure:
+            self._drop(sock)
+            if self._open:
+                return None
+            if not self._is_kept or not reader.is_empty:
+                raise
+            # The server had closed the kept connection, which shows only now.
+            self._is_kept = False
+            self._connect(CONNECT_SECONDS)
+            return None
+        if answer and not answer.is_last:
+            del self._open[sock]
+            self.reusable = sock
+        return answer
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(_RECEIVE_BYTES)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise _broken(error) from error
 
 
 def _is_idle(sock: socket.socket) -> bool:
@@ -235,7 +230,6 @@ def _is_idle(sock: socket.socket) -> bool:
     Raises:
         OSError: it is broken.
     """
-    sock.settimeout(0)
     try:
         sock.recv(1)
     except BlockingIOError:

@@ -35,6 +35,7 @@ class StateFolder:
         self.path = path
         self.database = path / DATABASE
         self._lock: int | None = None
+        self._last_good: int | None = None
 
     def acquire(self) -> None:
         """Make the folder and hold it; again is harmless.
@@ -56,9 +57,10 @@ class StateFolder:
 
     def release(self) -> None:
         """Let another process have the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        for descriptor in (self._lock, self._last_good):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._lock = self._last_good = None
 
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""
@@ -144,11 +146,10 @@ class StateFolder:
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer, over the one before; a text has always the same length."""
         with contextlib.suppress(OSError):
-            descriptor = open_file(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT)
-            try:
-                os.write(descriptor, text.encode())
-            finally:
-                os.close(descriptor)
+            if self._last_good is None:
+                self._last_good = open_file(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT)
+            os.lseek(self._last_good, 0, os.SEEK_SET)
+            os.write(self._last_good, text.encode())
 
     def read_last_good(self) -> str:
         """Return what was last written, "" if nothing was."""

@@ -42,8 +42,9 @@ class Member:
         clock, self._stop = Clock(), Stop()
         config = Config(imds=ImdsSettings(endpoint=imds_url, poll_seconds=POLL_SECONDS))
         wanted = Filter(types=TYPES)
+        state = StateFolder(folder)
         self._outbox = Outbox(
-            StateFolder(folder),
+            state,
             clock=clock,
             sinks={"bus": (wanted, True)},
             max_bytes=2**24,
@@ -53,7 +54,7 @@ class Member:
             config,
             imds=ImdsClient(config.imds, clock=clock),
             outbox=self._outbox,
-            folder=StateFolder(folder),
+            folder=state,
             clock=clock,
             stop=self._stop,
         )

@@ -52,8 +52,9 @@ class Station:
 
     def start(self) -> None:
         """Start a process on the state."""
+        self._state_folder = StateFolder(self.folder)
         self.outbox = Outbox(
-            StateFolder(self.folder),
+            self._state_folder,
             clock=self.clock,
             sinks={"all": (Filter(), True)},
             max_bytes=2**30,
@@ -119,7 +120,7 @@ class Station:
             self.config,
             imds=self.imds,
             outbox=self.outbox,
-            folder=StateFolder(self.folder),
+            folder=self._state_folder,
             clock=self.clock,
             stop=stop,
             boot_id=self.boot_id,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import HttpFailure
+from bridge.http import deadline
 from bridge.http.client import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
 from tests.support.process import (
     LIMIT_SECONDS,
@@ -24,6 +25,7 @@ from tests.support.process import (
     dripping,
     self_signed,
     silent,
+    wait_until,
 )
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -89,6 +91,27 @@ def test_the_limit_holds_on_a_connection_that_was_kept_alive(client: HttpClient)
         assert ask(client, server.url).body == b"ok"
         assert str(failure(client, server.url, timeout_seconds=3)) == "no complete answer within 3 s"
         assert server.connections == 1
+
+
+def test_the_watchdog_rests_without_an_exchange_and_limits_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deadline, "CHECK_SECONDS", 0.001)
+    watchdog = deadline.Watchdog()
+
+    def hang() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, watchdog.limit(0):
+            theirs.settimeout(LIMIT_SECONDS)
+            watchdog.attach(ours)
+            assert theirs.recv(1) == b""
+
+    for _ in range(3):
+        with watchdog.limit(LIMIT_SECONDS):
+            pass
+        wait_until(lambda: watchdog.is_idle)
+        with pytest.raises(HttpFailure, match="no complete answer within 0 s"):
+            hang()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
