@@ -29,12 +29,13 @@ from bridge.runtime.instants import parse_http_date
 from bridge.runtime.threads import extend_deadline
 
 CONNECT_SECONDS = 5.0
+MAX_BODY_BYTES = 64 * 1024
 USER_AGENT = f"imds-bridge/{__version__}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An HTTP answer, read to its end or to the limit on its size."""
+    """An HTTP answer; its body may be cut off."""
 
     status: int
     headers: Mapping[str, str]
@@ -83,20 +84,48 @@ class HttpClient:
         session.mount("https://", Adapter())
         self._session = session
 
-    def prepare(
-        self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None
-    ) -> requests.PreparedRequest:
-        """Build a request that can be sent many times.
+    def exchange(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeout_seconds: float,
+        max_body_bytes: int = MAX_BODY_BYTES,
+    ) -> Answer:
+        """Send a request and read its answer, whose body may be incomplete: the status is what matters.
 
         Args:
             method: of HTTP.
             url: where to send it.
             headers: in addition to the client's own.
             body: None for a request without one.
+            timeout_seconds: for the whole exchange.
+            max_body_bytes: how much of the answer's body is read.
 
         Raises:
-            HttpFailure: the URL or a header cannot be sent.
+            HttpFailure: the URL or a header cannot be sent, there is no connection, or no answer in time.
         """
+        request = self._prepare(method, url, headers, body)
+        extend_deadline(timeout_seconds)
+        limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
+        with watchdog.limit(timeout_seconds) as limit:
+            try:
+                response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
+                limit.is_answered = not limit.expired
+                with contextlib.closing(response):
+                    answered = _read(response, max_body_bytes)
+            except _ERRORS as error:
+                self._check_files()
+                raise _failure(error, timeout_seconds) from error
+        if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
+            raise proxy_refusal(response.status_code)
+        return Answer(status=response.status_code, headers=response.headers, body=answered)
+
+    def _prepare(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> requests.PreparedRequest:
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
         try:
             "".join(sent.values()).encode("latin-1")  # otherwise it fails only when the request is sent
@@ -105,40 +134,6 @@ class HttpClient:
             raise HttpFailure(
                 f"cannot send to {origin(url)}: {type(error).__name__}", permanent=True
             ) from error
-
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        *,
-        timeout_seconds: float,
-        max_body_bytes: int,
-        truncate: bool = False,
-    ) -> Answer:
-        """Send the request and read the whole answer.
-
-        Args:
-            request: from `prepare`.
-            timeout_seconds: for the whole exchange.
-            max_body_bytes: how much of the answer's body is read.
-            truncate: accept an answer whose body is longer or incomplete: its status is what matters.
-
-        Raises:
-            HttpFailure: no connection, or no answer in time; without `truncate`, also an incomplete or longer answer.
-        """
-        extend_deadline(timeout_seconds)
-        limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
-        with watchdog.limit(timeout_seconds) as limit:
-            try:
-                response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
-                limit.is_answered = truncate and not limit.expired
-                with contextlib.closing(response):
-                    body = _read(response, max_body_bytes, truncate=truncate)
-            except _ERRORS as error:
-                self._check_files()
-                raise _failure(error, timeout_seconds) from error
-        if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-            raise proxy_refusal(response.status_code)
-        return Answer(status=response.status_code, headers=response.headers, body=body)
 
     def _check_files(self) -> None:
         """Report the file that is the cause, if one is: the libraries do not name it."""
@@ -150,12 +145,8 @@ class HttpClient:
         except ValueError as error:
             raise HttpFailure(str(error), permanent=True) from error
 
-    def reset(self) -> None:
-        """Close the kept-alive connections, so that the next request reads the files again."""
-        self._session.close()
-
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; the next request opens a new one, and reads the files again."""
         self._session.close()
 
 
@@ -170,17 +161,12 @@ class _Session(requests.Session):
 _ERRORS = (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError)
 
 
-def _read(response: requests.Response, max_body_bytes: int, *, truncate: bool) -> bytes:
+def _read(response: requests.Response, max_body_bytes: int) -> bytes:
     try:
+        # One byte more, so that the end of a body that is just as long is seen and the connection is kept.
         body: bytes = response.raw.read(max_body_bytes + 1, decode_content=False)
     except _ERRORS:
-        if truncate:
-            return b""
-        raise
-    if not truncate and len(body) > max_body_bytes:
-        raise HttpFailure(f"an answer of more than {max_body_bytes} bytes")
-    if not truncate and response.raw.length_remaining:
-        raise HttpFailure("the connection closed in the middle of an answer")
+        return b""
     return body[:max_body_bytes]
 
 

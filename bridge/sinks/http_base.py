@@ -17,7 +17,6 @@ from bridge.runtime.redaction import redact, register_secret
 from bridge.sinks.base import RequestPreview
 
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
-MAX_ANSWER_BYTES = 64 * 1024
 EXCERPT_CHARACTERS = 500
 LONG_PART = 16  # shorter parts of a URL may be words that logs need
 REPORTED_SKEW_SECONDS = 60.0
@@ -39,7 +38,7 @@ class Poster:
 
     def reload(self) -> None:
         """Read the proxy and the certificates again; open connections are closed."""
-        self._http.reset()
+        self._http.close()
         self._http = read_or_keep(self._make_client, self._http)
 
     def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
@@ -55,12 +54,8 @@ class Poster:
             DeliveryError: no answer came.
         """
         try:
-            request = self._http.prepare(method, url, headers=headers, body=body)
-            return self._http.send(
-                request,
-                timeout_seconds=self._settings.timeout_seconds,
-                max_body_bytes=MAX_ANSWER_BYTES,
-                truncate=True,
+            return self._http.exchange(
+                method, url, headers=headers, body=body, timeout_seconds=self._settings.timeout_seconds
             )
         except HttpFailure as error:
             kind = Misconfigured if error.permanent else Unavailable

@@ -41,12 +41,13 @@ def client() -> Iterator[HttpClient]:
     client.close()
 
 
-def ask(
-    client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS, truncate: bool = False
-) -> Answer:
-    request = client.prepare("GET", f"{url}/secret-path?secret=query", headers={"X-Key": "secret-header"})
-    return client.send(
-        request, timeout_seconds=timeout_seconds, max_body_bytes=LIMIT_BYTES, truncate=truncate
+def ask(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS) -> Answer:
+    return client.exchange(
+        "GET",
+        f"{url}/secret-path?secret=query",
+        headers={"X-Key": "secret-header"},
+        timeout_seconds=timeout_seconds,
+        max_body_bytes=LIMIT_BYTES,
     )
 
 
@@ -65,11 +66,6 @@ def failure(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECO
     [
         pytest.param(dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n"), id="headers"),
         pytest.param(dripping(b"HTTP/1.1 200 OK\r\nX-Long: ", b"x"), id="one-header"),
-        pytest.param(dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x"), id="body"),
-        pytest.param(dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"), id="body-of-unknown-length"),
-        pytest.param(
-            dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), id="chunks"
-        ),
     ],
 )
 def test_an_answer_that_drips_is_aborted_when_the_whole_time_is_over(
@@ -85,7 +81,7 @@ def test_the_limit_holds_on_a_connection_that_was_kept_alive(client: HttpClient)
     def answer_then_drip(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
         connection.sendall(OK)
-        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x")(server, connection)
+        dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")(server, connection)
 
     with RawServer(answer_then_drip) as server:
         assert ask(client, server.url).body == b"ok"
@@ -124,10 +120,10 @@ def test_a_peer_that_says_nothing_is_aborted(client: HttpClient, scheme: str) ->
 
 def test_a_peer_that_does_not_take_the_request_is_aborted(client: HttpClient) -> None:
     with RawServer(silent) as server:
-        request = client.prepare("POST", server.url, headers={}, body=bytes(32 * 1024 * 1024))
+        body = bytes(32 * 1024 * 1024)
         started = time.monotonic()
         with pytest.raises(HttpFailure) as raised:
-            client.send(request, timeout_seconds=0.5, max_body_bytes=LIMIT_BYTES)
+            client.exchange("POST", server.url, headers={}, body=body, timeout_seconds=0.5)
         assert time.monotonic() - started < 0.5 + LATE_SECONDS
         assert not raised.value.permanent
 
@@ -142,32 +138,21 @@ def test_after_a_time_out_the_client_can_be_used_again(client: HttpClient) -> No
 # --- size ---
 
 
-def test_an_answer_of_exactly_the_limit_is_taken_and_a_longer_one_refused(client: HttpClient) -> None:
+def test_an_answer_of_exactly_the_limit_keeps_its_connection_and_a_longer_one_is_cut_off(
+    client: HttpClient,
+) -> None:
     full = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % LIMIT_BYTES + b"x" * LIMIT_BYTES
     more = full.replace(b"1000", b"1001") + b"x"
     with RawServer(answering(full, more)) as server:
-        assert len(ask(client, server.url).body) == LIMIT_BYTES
-        assert str(failure(client, server.url)) == "an answer of more than 1000 bytes"
+        for _ in range(2):
+            assert ask(client, server.url).body == b"x" * LIMIT_BYTES
+        assert server.connections == 1
 
 
-def test_an_endless_answer_is_refused_without_reading_it(client: HttpClient) -> None:
-    with RawServer(dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 600)) as server:
-        assert str(failure(client, server.url)) == "an answer of more than 1000 bytes"
-
-
-def test_a_long_answer_can_be_cut_off(client: HttpClient) -> None:
+def test_an_endless_answer_is_cut_off(client: HttpClient) -> None:
     with RawServer(dripping(b"HTTP/1.1 500 No\r\n\r\n", b"x" * 600)) as server:
-        answer = ask(client, server.url, truncate=True)
+        answer = ask(client, server.url)
     assert (answer.status, answer.body) == (500, b"x" * LIMIT_BYTES)
-
-
-def test_an_incomplete_answer_is_an_error(client: HttpClient) -> None:
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        server.read_head(connection)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}")
-
-    with RawServer(serve) as server:
-        assert str(failure(client, server.url)) == "the connection closed in the middle of an answer"
 
 
 # --- where it goes ---
@@ -181,12 +166,11 @@ def test_a_redirect_is_an_answer_and_not_followed(client: HttpClient) -> None:
 
 
 def test_the_body_of_a_redirect_is_bounded_and_not_unpacked_either(client: HttpClient) -> None:
-    packed = gzip.compress(bytes(1_000_000))
+    packed = gzip.compress(bytes(10_000_000))
     head = f"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     with RawServer(answering(head.encode() + packed)) as server:
-        request = client.prepare("GET", server.url, headers={})
-        answer = client.send(request, timeout_seconds=LIMIT_SECONDS, max_body_bytes=100, truncate=True)
-    assert (answer.status, answer.body) == (302, packed[:100])
+        answer = ask(client, server.url)
+    assert (answer.status, answer.body) == (302, packed[:LIMIT_BYTES])
 
 
 def test_no_proxy_of_the_environment_is_used(client: HttpClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,12 +285,24 @@ def test_a_status_counts_whatever_its_headers_and_body_are(client: HttpClient, a
         connection.sendall(answer)
 
     with RawServer(once) as server:
-        assert ask(client, server.url, truncate=True).status == 200
+        assert ask(client, server.url).status == 200
 
 
-def test_a_status_counts_when_the_body_never_ends(client: HttpClient) -> None:
-    with RawServer(dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x")) as server:
-        assert ask(client, server.url, timeout_seconds=1, truncate=True).status == 200
+@pytest.mark.parametrize(
+    "serve",
+    [
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x"), id="length"),
+        pytest.param(dripping(b"HTTP/1.1 200 OK\r\n\r\n", b"x"), id="unknown-length"),
+        pytest.param(
+            dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"), id="chunks"
+        ),
+    ],
+)
+def test_a_status_counts_when_the_time_is_over_before_the_body_ends(client: HttpClient, serve: Serve) -> None:
+    with RawServer(serve) as server:
+        started = time.monotonic()
+        assert ask(client, server.url, timeout_seconds=1).status == 200
+        assert 1 <= time.monotonic() - started < 1 + LATE_SECONDS
 
 
 # --- what goes wrong ---
@@ -352,7 +348,7 @@ def test_an_answer_that_is_not_http_is_a_temporary_failure(client: HttpClient, a
 @pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
 def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpClient, value: str) -> None:
     with pytest.raises(HttpFailure) as raised:
-        client.prepare("GET", "http://127.0.0.1/secret", headers={"Authorization": value})
+        client.exchange("GET", "http://127.0.0.1/secret", headers={"Authorization": value}, timeout_seconds=5)
     assert raised.value.permanent
     assert value.strip() not in str(raised.value)
 
@@ -360,7 +356,7 @@ def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpCli
 @pytest.mark.parametrize("url", ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"])
 def test_an_address_that_leads_nowhere_is_a_fault_of_the_settings(client: HttpClient, url: str) -> None:
     with pytest.raises(HttpFailure) as raised:
-        client.send(client.prepare("GET", url, headers={}), timeout_seconds=5, max_body_bytes=1)
+        client.exchange("GET", url, headers={}, timeout_seconds=5)
     assert raised.value.permanent
 
 

@@ -51,8 +51,9 @@ def authority(tmp_path: Path) -> Authority:
 def ask(
     client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS, body: bytes | None = None
 ) -> Answer:
-    request = client.prepare("POST", f"{url}/secret-path?secret=query", headers={}, body=body)
-    return client.send(request, timeout_seconds=timeout_seconds, max_body_bytes=1000)
+    return client.exchange(
+        "POST", f"{url}/secret-path?secret=query", headers={}, body=body, timeout_seconds=timeout_seconds
+    )
 
 
 def failure(client: HttpClient, url: str, **how: Any) -> HttpFailure:
@@ -218,7 +219,7 @@ def test_a_client_whose_certificate_is_refused_learns_why(
     assert error.permanent
 
 
-def test_rotated_files_are_used_after_a_reset(make: Make, authority: Authority) -> None:
+def test_rotated_files_are_used_after_a_close(make: Make, authority: Authority) -> None:
     shown = []
 
     def serve(server: RawServer, connection: socket.socket) -> None:
@@ -233,17 +234,17 @@ def test_rotated_files_are_used_after_a_reset(make: Make, authority: Authority) 
         authority.issue("client")
         ask(client, server.url)
         assert len(shown) == 1
-        client.reset()
+        client.close()
         ask(client, server.url)
         assert len(set(shown)) == 2
 
 
-def test_a_rotated_authority_is_used_after_a_reset(make: Make, authority: Authority, tmp_path: Path) -> None:
+def test_a_rotated_authority_is_used_after_a_close(make: Make, authority: Authority, tmp_path: Path) -> None:
     client = make(ca_file=authority.file)
     old, new = authority.server(), Authority(tmp_path).server("new")
     with RawServer(answering(OK), tls=new) as server:
         assert ask(client, server.url).body == b"ok"
-    client.reset()
+    client.close()
     with RawServer(answering(OK), tls=old) as server:
         assert failure(client, server.url).permanent
 
@@ -261,7 +262,7 @@ def test_a_file_that_is_missing_is_named(make: Make, authority: Authority, tmp_p
     with RawServer(answering(OK), tls=authority.server()) as server:
         for client in clients:
             error = failure(client, server.url)
-            assert str(error) == f"{missing}: No such file or directory"
+            assert str(error) == f'given "{missing}": No such file or directory'
             assert error.permanent
 
 
@@ -287,7 +288,7 @@ def test_an_encrypted_key_fails_without_a_prompt_for_its_passphrase(
         "ca, certificate, key, url = sys.argv[1:]\n"
         "client = HttpClient(ca_file=Path(ca), client_certificate_file=Path(certificate),"
         " client_key_file=Path(key) if key else None)\n"
-        "try: client.send(client.prepare('GET', url, headers={}), timeout_seconds=30, max_body_bytes=9)\n"
+        "try: client.exchange('GET', url, headers={}, timeout_seconds=30)\n"
         "except Exception as error: print(error)\n"
     )
     terminal, theirs = os.openpty()  # where OpenSSL would ask
@@ -326,9 +327,9 @@ def test_a_check_says_what_is_wrong_with_a_certificate(authority: Authority, tmp
         (pair.key, pair.key, f"{pair.key}: expected a certificate and its private key in PEM"),
         (locked.certificate, locked.key, f"{locked.key}: the private key is encrypted"),
         (locked.in_one_file(), None, "both.pem: the private key is encrypted"),
-        (missing, None, f"{missing}: No such file or directory"),
-        (pair.certificate, missing, f"{missing}: No such file or directory"),
-        (tmp_path, None, f"{tmp_path}: Is a directory"),
+        (missing, None, f'given "{missing}": No such file or directory'),
+        (pair.certificate, missing, f'given "{missing}": No such file or directory'),
+        (tmp_path, None, f'given "{tmp_path}": Is a directory'),
     ]
     for certificate, key, text in faults:
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -341,8 +342,8 @@ def test_a_check_says_what_is_wrong_with_an_authority(authority: Authority, tmp_
     faults = [
         (key, f"{key}: expected CA certificates in PEM"),
         (empty, f"{empty}: expected CA certificates in PEM"),
-        (tmp_path, f"{tmp_path}: Is a directory"),
-        (tmp_path / "missing", f"{tmp_path / 'missing'}: No such file or directory"),
+        (tmp_path, f'given "{tmp_path}": Is a directory'),
+        (tmp_path / "missing", f'given "{tmp_path}/missing": No such file or directory'),
     ]
     for path, text in faults:
         with pytest.raises(ValueError, match=re.escape(text)):
@@ -470,7 +471,7 @@ def test_an_answer_that_drips_through_a_proxy_is_aborted(
     make: Make, authority: Authority, proxy_tls: bool, target_tls: bool
 ) -> None:
     tls = authority.server()
-    serve = dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n", b"x")
+    serve = dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")
     with (
         RawServer(serve, tls=tls if target_tls else None) as target,
         RawServer(proxying(), tls=tls if proxy_tls else None) as proxy,
