@@ -122,6 +122,8 @@ install_program() {
     if [ -d "$source" ]; then
         pip install --require-hashes --no-deps --only-binary :all: --requirement "$source/requirements-build.lock"
         pip wheel --no-deps --no-build-isolation --wheel-dir "$tools/wheels" "$source"
+        # The build writes this file, which the owner of the checkout must be able to replace.
+        chown --reference="$source/pyproject.toml" "$source/bridge/version.txt"
     else
         cp "$source" "$tools/wheels"
     fi
