@@ -388,8 +388,9 @@ class LossData(Part):
 
     Reason: str = _property(
         "Damage: the state store was damaged. SizeLimit: the outbox reached its size limit. StateFolderGone: the "
-        "state folder was removed while the process was running.",
-        *("Damage", "SizeLimit", "StateFolderGone"),
+        "state folder was removed while the process was running. OtherVm: the state was that of the VM from which "
+        "this one was cloned; these events are not published here, and that VM has them.",
+        *("Damage", "SizeLimit", "StateFolderGone", "OtherVm"),
     )
     Count: int | None = _property(
         "The number of lost events, as far as it is known; null if it is unknown.",

@@ -23,16 +23,18 @@ from bridge.outbox.rows import (
     DeadLetter,
     dead_letter,
     newest_events,
+    read,
     read_events,
     read_one,
     read_retries,
     save_dead_letter,
     save_event,
+    stored_event,
 )
 from bridge.outbox.sqlite import Database
-from bridge.outbox.state import DAMAGE, Loss, Position, State
+from bridge.outbox.state import DAMAGE, OTHER_VM, Loss, Position, State
 from bridge.outbox.state_dir import StateFolder
-from bridge.outbox.storage import Storage
+from bridge.outbox.storage import OTHER_VM_FILE, Storage
 from bridge.outbox.transfer import shift
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
@@ -109,6 +111,7 @@ class Outbox:
             raise
         self._uncertain_seconds = 0.0
         self._certain_at = clock.monotonic() + CERTAIN_SECONDS
+        self._release_at = 0.0
         self._leave_out_downtime()
 
     @property
@@ -190,7 +193,7 @@ class Outbox:
         encoded = {name: json.dumps(value) for name, value in (records or {}).items()}
 
         def write(database: Database, now: float) -> None:
-            self._state.save_meta(database, {*meta, "losses"} & self._state.meta.keys())
+            self._state.save_meta(database, meta)
             for fingerprint, count in (occurrences or {}).items():
                 database.execute("save-occurrence", fingerprint, count, now)
             for (kind, key), value in encoded.items():
@@ -219,7 +222,7 @@ class Outbox:
         def work(database: Database) -> None:
             for event in added:
                 save_event(database, self._state.renumbered(event))
-            self._state.save_meta(database, counted)
+            self._state.save_meta(database, counted | {"losses"} & self._state.meta.keys())
             write(database, now)
 
         self._storage.run(work, synced=True)
@@ -243,7 +246,8 @@ class Outbox:
         def work(database: Database) -> list[StoredEvent]:
             position = self._state.positions[sink]
             position.looked_at = self._state.last_seq
-            return read_events(database, after=max(after, position.cursor), but=position.ahead, limit=limit)
+            first = max(after, self._state.read_from(sink))
+            return read_events(database, after=first, but=position.ahead, limit=limit)
 
         with self._lock:
             events = self._storage.run(work)
@@ -256,7 +260,7 @@ class Outbox:
             position = self._state.positions[sink]
             position.looked_at = self._state.last_seq
             recent = takewhile(
-                lambda event: event.stored_at > since, newest_events(database, position.cursor)
+                lambda event: event.stored_at > since, newest_events(database, self._state.read_from(sink))
             )
             return any(event.seq not in position.ahead and is_meant(event) for event in recent)
 
@@ -265,7 +269,7 @@ class Outbox:
 
     def is_from_earlier(self, event: StoredEvent) -> bool:
         """Return whether an earlier process stored the event, and may have delivered it."""
-        return event.stored_at < self._opened_at
+        return event.seq <= self._state.kept_to
 
     def wait(self, sink: str, seconds: float) -> None:
         """Wait until there is more than `pending` or `has_recent` last saw, at most `seconds`."""
@@ -335,6 +339,8 @@ class Outbox:
     def retries(self, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
         """Return the sink's dead letters that an operator wants sent again, with their numbers."""
         with self._lock:
+            if self._state.is_held:
+                return []
             return self._storage.run(lambda database: read_retries(database, sink, limit))
 
     def settle_retry(self, number: int, *, detail: str | None = None) -> None:
@@ -353,6 +359,54 @@ class Outbox:
         """Return the number of dead letters of each sink."""
         with self._lock:
             return dict(self._storage.run(lambda database: database.execute("count-dead-letters").fetchall()))
+
+    # Whose the state is
+
+    def hold_kept(self, seconds: float) -> None:
+        """Keep the events of earlier processes from the sinks until `release_kept`, for so long at most."""
+        with self._lock:
+            self._state.is_held = True
+            self._release_at = self._clock.monotonic() + seconds
+            if waiting := max(self.backlogs().values(), default=0):
+                log.info(
+                    "waiting events are held until the VM's identity is confirmed", extra={"events": waiting}
+                )
+
+    def has_held(self) -> bool:
+        """Return whether events wait that are held."""
+        with self._lock:
+            return self._state.is_held and self._state.done_seq() < self._state.kept_to
+
+    def release_kept(self) -> None:
+        """Let the sinks have what is held."""
+        with self._lock:
+            if self._state.is_held:
+                self._state.is_held = False
+                self._state.generation += 1
+                self._grown.notify_all()
+
+    def move_aside(self) -> Path:
+        """Move the state of another VM aside and start a new one; return where the old one is now.
+
+        What waits of the other VM is a loss; what waits of this process is in the new state.
+        """
+
+        def read_own(database: Database) -> list[StoredEvent]:
+            found = (stored_event(*row) for row in read(database, "event", self._state.kept_to))
+            return [e for e in found if any(p.waits_for(e) for p in self._state.positions.values())]
+
+        with self._lock:
+            own = self._storage.run(read_own)
+            waiting = {sink: self.backlog(sink) for sink in self._state.positions}
+            wanted = {sink: sum(p.waits_for(e) for e in own) for sink, p in self._state.positions.items()}
+            target = self._storage.move_aside(OTHER_VM_FILE)
+            for sink, (count, oldest) in waiting.items():
+                if count > wanted[sink]:
+                    self._state.note_loss(
+                        Loss(reason=OTHER_VM, count=count - wanted[sink], sink=sink, oldest=oldest)
+                    )
+            self._add((event.id, event.type, event.body) for event in own)
+            return target
 
     # Maintenance
 
@@ -381,6 +435,8 @@ class Outbox:
             had_error = self._storage.error is not None
             self._storage.recover()
             self._count_downtime()
+            if self._clock.monotonic() >= self._release_at:
+                self.release_kept()
             for action, number in self._folder.requests():
                 self._storage.run(partial(_execute, action, number), synced=True)
                 self._folder.forget_request(action, number)
@@ -410,11 +466,6 @@ class Outbox:
             self._uncertain_seconds = max(0.0, self._uncertain_seconds + seconds)
             self._storage.run(lambda database: shift(database, seconds), synced=False)
             self._state.shift(seconds)
-
-    def move_aside(self, why: str) -> Path:
-        """Move this state aside and start a new one; return where the old one is now."""
-        with self._lock:
-            return self._storage.move_aside(why)
 
     def close(self) -> None:
         """Write what can be written and let the folder go."""

@@ -15,6 +15,7 @@ from bridge.outbox.rows import read
 from bridge.outbox.sqlite import Database
 
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE = "Damage", "SizeLimit", "StateFolderGone"
+OTHER_VM = "OtherVm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class State:
 
     `generation` counts how often events got other numbers or dates. `is_partial` says that the database lacks
     events that the file has, so that no cursor may move past what cannot be seen. Events up to `copied_to` are
-    in the file as well.
+    in the file as well. Events up to `kept_to` are of earlier processes; while `is_held`, no sink gets them.
     """
 
     def __init__(self, positions: dict[str, Position]) -> None:
@@ -99,7 +100,8 @@ class State:
         self.meta: dict[str, str] = {}
         self.retired_epochs: set[str] = set()
         self.begin_epoch()
-        self.last_seq = 0
+        self.last_seq = self.kept_to = 0
+        self.is_held = False
         self.is_partial = False
         self.copied_to = 0
         self.shift_seconds = 0.0  # which the file's dates lack
@@ -167,6 +169,10 @@ class State:
         body = json.dumps(envelope, separators=(",", ":")).encode()
         return replace(event, id=str(envelope["id"]), body=body)
 
+    def read_from(self, sink: str) -> int:
+        """Return the last event that the sink need not read."""
+        return max(self.positions[sink].cursor, self.kept_to if self.is_held else 0)
+
     def done_seq(self) -> int:
         """Return the last event that every sink is done with."""
         return min((position.cursor for position in self.positions.values()), default=self.last_seq)
@@ -227,6 +233,7 @@ class State:
             position.ahead = {seq for sink, seq, is_cursor in rows if sink == name and not is_cursor}
             position.ahead |= {seq + last_seq for seq in done}
         self.generation += bool(self.last_seq)
+        self.kept_to = last_seq
         self.last_seq += last_seq
         own = {} if is_start and "epoch" in meta else self.meta
         self.meta = {**meta, **own, "last_seq": str(self.last_seq)}

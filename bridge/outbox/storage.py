@@ -14,14 +14,15 @@ from bridge.outbox.image import inode, log_of
 from bridge.outbox.rows import read
 from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
-from bridge.outbox.state import DAMAGE, STATE_FOLDER_GONE, Loss, State
+from bridge.outbox.state import DAMAGE, OTHER_VM, STATE_FOLDER_GONE, Loss, State
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.transfer import fill_file, fill_memory
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-DAMAGED, OTHER_VM = "damaged", "other-vm"
+# Why a file is moved aside, as its new name says.
+DAMAGED_FILE, OTHER_VM_FILE = "damaged", "other-vm"
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
 
@@ -131,7 +132,7 @@ class Storage:
 
     def _replace_file(self, error: Exception) -> None:
         if is_damage(error) and not self._why_aside:
-            self._why_aside = DAMAGED
+            self._why_aside = DAMAGED_FILE
             self.close()
             try:
                 self._use_file()
@@ -150,11 +151,12 @@ class Storage:
                 self._switch_to(Database(self._folder.database), self._fill_file)
                 self._inodes[self._folder.database] = inode(self._folder.database)
             except _OtherVm:
-                self._why_aside = OTHER_VM
+                self._why_aside = OTHER_VM_FILE
+                self.state.note_loss(Loss(reason=OTHER_VM, count=None))
             except ERRORS as error:
                 if not is_damage(error):
                     raise
-                self._why_aside = DAMAGED
+                self._why_aside = DAMAGED_FILE
             else:
                 self._salvaged = None
                 return self._note_success()
@@ -216,7 +218,7 @@ class Storage:
     def _move_aside_if_due(self) -> None:
         if self._why_aside:
             self._kept_as = self._folder.move_aside(self._why_aside)
-            is_damaged, self._why_aside = self._why_aside == DAMAGED, None
+            is_damaged, self._why_aside = self._why_aside == DAMAGED_FILE, None
             self._salvaged = salvage(self._kept_as) if is_damaged else None
             log.error(
                 "the state store is damaged: moved aside; every readable row is copied to a new one"

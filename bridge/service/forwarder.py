@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -150,29 +151,41 @@ class Forwarder:
     def _compare(self, document: Document, gap_seconds: float | None, *, service_was_off: bool) -> None:
         """Commit what differs from the last document, if anything does."""
         before = self._watch
-        watch, changes = compare(
-            before,
-            document,
-            Observation(
-                at=self._clock.steady(),
-                gap_seconds=gap_seconds,
-                service_was_off=service_was_off,
-                identity_unconfirmed=not self._identity.is_confirmed,
-                boot_id=self._boot_id,
-            ),
+        observation = Observation(
+            at=self._clock.steady(),
+            gap_seconds=gap_seconds,
+            service_was_off=service_was_off,
+            identity_unconfirmed=not self._identity.is_confirmed,
+            boot_id=self._boot_id,
         )
-        if watch == before:
+        watch, changes = compare(before, document, observation)
+        repeated = self._repeated(document, changes, observation)
+        if watch == before and not repeated:
             return
         self._watch = watch
-        fingerprints = [change.fingerprint for change in changes]
-        counts = [self._outbox.occurrences(fingerprint) for fingerprint in fingerprints]
-        events = self._events(before, document, list(zip(changes, counts, strict=True)))
+        counted = [*self._counted(changes, are_repeated=before.document is None), *repeated]
+        events = self._events(before, document, counted)
         self._outbox.commit(
             [(event, structured(event)) for event in events],
             meta={"watch": watch.dump()},
-            occurrences={name: count + 1 for name, count in zip(fingerprints, counts, strict=True)},
+            occurrences={change.fingerprint: count + 1 for change, count in counted},
         )
         _log_changes(document, changes)
+
+    def _counted(self, changes: Iterable[Change], *, are_repeated: bool) -> list[tuple[Change, int]]:
+        """Pair each change with how often it was seen before; one that is published again keeps its number and id."""
+        counts = [(change, self._outbox.occurrences(change.fingerprint)) for change in changes]
+        return [(change, max(0, count - are_repeated)) for change, count in counts]
+
+    def _repeated(
+        self, document: Document, changes: Iterable[Change], observation: Observation
+    ) -> list[tuple[Change, int]]:
+        """Return, once at the start, what the document shows of events whose notices may be held."""
+        if self._body is not None or not self._outbox.has_held():
+            return []
+        changed = {change.event.key for change in changes}
+        _, shown = compare(Watch(), document, observation)
+        return self._counted((one for one in shown if one.event.key not in changed), are_repeated=True)
 
     def _events(
         self, before: Watch, document: Document, changes: list[tuple[Change, int]]

@@ -26,6 +26,9 @@ RESOLVE_EVERY_SECONDS = 30.0
 RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure; doubled after each further one
 HEARTBEAT_EVERY_SECONDS = 3600.0
 LOSSES_EVERY_SECONDS = 60.0
+# How long events of earlier processes wait for the identity: a clone should not deliver them, but IMDS may be
+# unavailable for long.
+HOLD_SECONDS = 20.0
 
 Role = Literal["forward", "listen", "relay"]
 
@@ -58,6 +61,8 @@ class VmIdentity:
         self._reporter: Reporter | None = None
         self._unconfirmed_epoch = uuid4().hex
         self._unconfirmed_count = 0
+        if not self.is_confirmed:
+            outbox.hold_kept(HOLD_SECONDS)
 
     @property
     def is_confirmed(self) -> bool:
@@ -80,13 +85,14 @@ class VmIdentity:
         kept = self._outbox.meta("vm_id")
         is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
         if is_other:
-            target = self._outbox.move_aside("other-vm")
+            target = self._outbox.move_aside()
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
             )
         self.vm = vm
         self._outbox.set_meta({"vm_id": vm.vm_id or kept})
+        self._outbox.release_kept()
         return is_other
 
     def reporter(self) -> Reporter:

@@ -15,6 +15,7 @@ from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder
 from tests.support.clock import MovedClock
 from tests.support.diff import envelope_of, faults_of
+from tests.support.outbox import committed
 
 DAY = 86_400.0
 HOUR = 3_600.0
@@ -91,8 +92,7 @@ class Station:
 
     def all_events(self) -> list[dict[str, Any]]:
         """Return every event that was committed, each a valid CloudEvent."""
-        _, events = self.outbox.pending("all", 10_000)
-        envelopes = [envelope_of(event.body) for event in events]
+        envelopes = [envelope_of(body) for body in committed(self.outbox)]
         for envelope in envelopes:
             assert faults_of(envelope) == []
         return envelopes

@@ -15,6 +15,7 @@ from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import read
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
@@ -78,6 +79,11 @@ def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
 def waiting(outbox: Outbox, sink: str = "a", limit: int = 1000) -> list[str]:
     """Return the ids of what waits for a sink."""
     return [stored.id for stored in outbox.pending(sink, limit)[1]]
+
+
+def committed(outbox: Outbox) -> list[bytes]:
+    """Return the events that are stored, whether or not they wait for a sink."""
+    return [body for *_, body in read(outbox._storage.database, "event", 0)]
 
 
 def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:

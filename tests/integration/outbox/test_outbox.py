@@ -272,7 +272,7 @@ def test_who_waits_is_woken_by_a_commit_and_by_wake_and_not_held_when_there_is_s
 def test_an_acknowledge_of_an_older_generation_is_ignored(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
-        for change in (lambda: outbox.shift(100.0), lambda: outbox.move_aside("other-vm")):
+        for change in (lambda: outbox.shift(100.0), outbox.move_aside):
             generation, page = outbox.pending("a", 10)
             change()
             commit(outbox, "new")
@@ -521,8 +521,9 @@ def test_a_page_that_was_given_up_meanwhile_moves_nothing_back_when_it_is_acknow
 def test_a_state_that_is_moved_aside_is_kept_and_a_new_one_starts(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, "1")
+    with closing(open_outbox(tmp_path)) as outbox:
         epoch, count = outbox.meta("epoch"), outbox.count("reporterseq")
-        kept_as = outbox.move_aside("other-vm")
+        kept_as = outbox.move_aside()
         assert outbox.storage_error is None
         assert (outbox.meta("watch"), waiting(outbox), outbox.backlog("a")) == ("", [], (0, None))
         assert (outbox.meta("epoch") != epoch, outbox.count("reporterseq")) == (True, count)
@@ -531,6 +532,26 @@ def test_a_state_that_is_moved_aside_is_kept_and_a_new_one_starts(tmp_path: Path
     assert kept_as.name.startswith("outbox.db.other-vm-")
     with closing(sqlite3.connect(kept_as)) as old:
         assert old.execute("SELECT id FROM event").fetchall() == [("1",)]
+
+
+def test_held_events_and_dead_letters_wait_and_a_release_wakes_their_sinks(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "kept")
+        add_dead_letter(outbox)
+    with closing(open_outbox(tmp_path)) as outbox:
+        retry_dead_letters(outbox, tmp_path, 1)
+        commit(outbox, "older")
+        generation, _ = outbox.pending("a", 10)
+        assert len(outbox.retries("a", 10)) == 1
+        outbox.hold_kept(20.0)
+        assert outbox.retries("a", 10) == []
+        outbox.pending("a", 10)
+        thread = threading.Timer(0.05, outbox.release_kept)
+        thread.start()
+        outbox.wait("a", 10.0)
+        thread.join()
+        assert outbox.generation > generation
+        assert len(outbox.retries("a", 10)) == 1
 
 
 def test_the_cost_of_a_page_does_not_grow_with_what_waits(tmp_path: Path) -> None:

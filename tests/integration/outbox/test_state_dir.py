@@ -196,7 +196,7 @@ def test_a_folder_that_others_could_read_is_closed_to_them(tmp_path: Path) -> No
 def test_files_that_are_moved_aside_stay_closed_to_others(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with closing(open_outbox(path)) as outbox:
-        kept_as = outbox.move_aside("other-vm")
+        kept_as = outbox.move_aside()
         assert (mode(kept_as), mode(path / "outbox.db")) == (0o600, 0o600)
 
 
@@ -276,7 +276,7 @@ def test_a_copied_state_folder_is_independent_once_it_was_moved_aside(tmp_path: 
         outbox.commit([event("theirs")], meta={"watch": "theirs"}, occurrences={"f": 1})
     with closing(open_outbox(tmp_path)) as outbox:
         assert outbox.meta("vm_id") == "theirs"
-        outbox.move_aside("other-vm")
+        outbox.move_aside()
         outbox.set_meta({"vm_id": "ours"})
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]

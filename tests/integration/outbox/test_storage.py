@@ -301,7 +301,7 @@ def test_a_clone_on_a_read_only_disk_sends_nothing_of_the_other_vm_and_sets_it_a
     older_state(disk.state, "the other's")
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
-        assert outbox.move_aside("other-vm") == disk.state / "outbox.db"
+        assert outbox.move_aside() == disk.state / "outbox.db"
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]
         disk.set_read_only(False)

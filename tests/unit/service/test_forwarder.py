@@ -835,8 +835,16 @@ def test_the_state_of_another_vm_is_moved_aside_also_when_the_vm_is_known_only_l
     station.poll()
     station.poll_for(3)
     events = station.events()
-    assert [name_of(event) for event in events] == [f"scheduledevent.scheduled {FIRST}", "document.changed"]
-    assert events[1]["reporterseq"] == "000000000001"
+    unconfirmed, own = events[:2], events[2:]
+    assert [name_of(event) for event in unconfirmed] == [
+        f"scheduledevent.scheduled {FIRST}",
+        "document.changed",
+    ]
+    assert [event["data"]["Vm"]["VmId"] for event in unconfirmed] == ["", ""]
+    assert [name_of(event) for event in own] == [name_of(event) for event in unconfirmed]
+    assert [event["data"]["Vm"]["VmId"] for event in own] == [WEB_1.vm_id, WEB_1.vm_id]
+    assert own[0]["id"] == unconfirmed[0]["id"]
+    assert own[1]["reporterseq"] == "000000000001"
 
 
 def test_while_the_vm_is_unknown_events_are_published_with_what_is_known(
@@ -909,7 +917,73 @@ def test_a_clone_publishes_no_end_of_an_event_of_the_original(imds: ScriptedImds
     imds.restore()
     station.forget()
     station.poll_for(4)
-    assert station.story() == ["document.changed"]
+    assert station.story() == ["document.changed", "document.changed"]  # before and after it knew who it is
+
+
+def test_a_notice_that_waits_is_published_again_without_a_name_while_the_identity_is_unconfirmed(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(FIRST)
+    imds.schedule(SECOND)
+    station.poll()
+    kept = station.events()
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=1)
+    imds.end(SECOND)
+    station.poll_for(3)
+    notice, document = station.events()
+    assert name_of(notice) == f"scheduledevent.scheduled {FIRST}"
+    assert notice["id"] == kept[0]["id"]
+    assert (notice["data"]["AffectsThisVm"], notice["data"]["Vm"]["VmId"]) == (None, "")
+    assert document["data"]["CloudEventIds"] == [notice["id"]]
+    waiting = [event.envelope["id"] for event in station.outbox.pending("all", 10)[1]]
+    assert waiting == [notice["id"], document["id"]]
+    imds.restore()
+    station.poll_for(4)
+    waiting = [event.envelope["id"] for event in station.outbox.pending("all", 10)[1]]
+    assert waiting[:3] == [event["id"] for event in kept]
+
+
+def test_nothing_is_published_again_at_a_start_if_no_event_waits(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(FIRST)
+    station.poll()
+    station.events()
+    generation, page = station.outbox.pending("all", 10)
+    station.outbox.acknowledge("all", generation, page)
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=1)
+    station.poll_for(3)
+    assert station.story() == []
+
+
+def test_what_is_published_again_after_damage_has_the_id_that_it_had_before(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(FIRST)
+    station.poll()
+    imds.start(FIRST)
+    station.poll()
+    imds.update(FIRST, EventStatus="Scheduled", NotBefore="")
+    station.poll()
+    before = {event["subject"]: event for event in station.events() if event["subject"] == FIRST}
+    imds.start(FIRST)
+    station.poll()
+    started = station.events()[0]
+    station.outbox.set_meta({"watch": ""}, synced=True)  # as after damage
+    station.restart()
+    station.poll()
+    again, _ = station.events()
+    assert name_of(again) == name_of(started)
+    assert again["id"] == started["id"] != before[FIRST]["id"]
+    imds.end(FIRST)
+    station.poll()
+    station.events()
+    imds.schedule(FIRST, status="Started", NotBefore="")
+    station.poll()
+    third, _ = station.events()
+    assert third["id"] != again["id"]
 
 
 def test_instance_data_is_requested_once(imds: ScriptedImds, station: Station) -> None:

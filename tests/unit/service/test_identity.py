@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from bridge.config.models import Config
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Loss, Outbox
-from bridge.service.identity import VmIdentity, approval_session
+from bridge.runtime.instants import iso_utc
+from bridge.service.identity import HOLD_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
 from tests.support.imds import WEB_0, WEB_1
-from tests.support.outbox import open_outbox
+from tests.support.outbox import commit, deliver, open_outbox, waiting
 
 
 @pytest.fixture
@@ -99,6 +102,58 @@ def test_instance_data_is_requested_less_and_less_often_but_every_30_seconds(
             requested_at.append(second)
         clock.advance(1)
     assert requested_at == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+
+
+@pytest.mark.parametrize("status", [None, 500], ids=["instance data", "no instance data"])
+def test_events_of_an_earlier_process_wait_for_instance_data_but_not_for_long(
+    imds: ImdsDouble, clock: MovedClock, tmp_path: Path, status: int | None
+) -> None:
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        start(imds, outbox, clock).resolve()
+        commit(outbox, "kept")
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        if status:
+            imds.fail(status)
+        identity = start(imds, outbox, clock)
+        commit(outbox, "new")
+        assert waiting(outbox) == ["new"]
+        identity.resolve()
+        clock.advance(HOLD_SECONDS - 1)
+        outbox.recover()
+        assert waiting(outbox) == (["new"] if status else ["kept", "new"])
+        clock.advance(1)
+        outbox.recover()
+        assert waiting(outbox) == ["kept", "new"]
+
+
+def test_a_clone_publishes_what_waits_of_the_original_as_a_loss_and_nothing_of_it(
+    imds: ImdsDouble, clock: MovedClock, tmp_path: Path
+) -> None:
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        start(imds, outbox, clock).resolve()
+        commit(outbox, "delivered", "kept 1", "kept 2")
+        deliver(outbox, limit=1)
+    clock.advance(60)
+    imds.vm = WEB_1
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        identity = start(imds, outbox, clock)
+        commit(outbox, "new")
+        assert identity.resolve()
+        identity.emit_losses()
+        new, loss = published(outbox)
+        assert new["id"] == "new"
+        data = loss["data"]
+        assert (data["Reason"], data["Count"], data["Sink"]) == ("OtherVm", 2, "a")
+        assert data["OldestTime"] == iso_utc(clock.now() - timedelta(seconds=60))
+        assert data["Vm"]["Name"] == "web-1"
+
+
+def test_a_first_start_holds_nothing(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> None:
+    imds.fail(500)
+    start(imds, outbox, clock).resolve()
+    commit(outbox, "1")
+    assert waiting(outbox) == ["1"]
+    assert not outbox.has_held()
 
 
 SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 + 60)
