@@ -40,6 +40,7 @@ GROUPS: dict[str, Measure] = {
     "memory": process.memory_rows,
     "start": process.start_rows,
     "drain": drain.rows,
+    "recovery": _later("recovery"),
     "bus-drain": _later("bus_drain"),
     "commands": _later("bus_commands"),
     "approve-latency": _later("bus_latency"),
@@ -55,13 +56,14 @@ rows:
   memory           RSS of the real process after 1,000 polls
   start            start of the real process to its first poll
   drain            rate and memory with 1,000, 10,000 and 100,000 events waiting
+  recovery         receiver or IMDS back to the notice delivered or seen
   bus-drain        events a second to Service Bus, against the bare SDK
   commands         commands a second off Service Bus, against the bare SDK's receive and complete
   approve-latency  a command put on Service Bus to its POST at IMDS
   bus-memory       RSS of `forward` and `listen` with Service Bus and a managed identity
 
 examples:
-  python -m tests.bench                               the whole table, in under five minutes
+  python -m tests.bench                               the whole table, in about six minutes
   python -m tests.bench --json bench.json             and as JSON, with facts of the machine
   python -m tests.bench --rows latency,drain          two groups of rows
   python -m tests.bench --rows memory --real-pace     1,000 polls at 0.2 s, the unmodified command

@@ -64,7 +64,7 @@ class _Run:
                 self._asked_at[number] = time.monotonic()
                 if forwarder.poll() is not None:
                     raise BenchError(f"a poll failed: {forwarder.status()['last_error']}")
-                self._answered_at[number] = client.answered_at
+                self._answered_at[number] = client.answers[-1]
                 time.sleep(SETTLE_SECONDS)
                 self._post(session, bodies[0])
                 time.sleep(SETTLE_SECONDS)

@@ -30,15 +30,17 @@ COMMIT_EVENTS = 1_000
 
 
 class DatingImds(ImdsClient):
-    """The real client; remembers when (time.monotonic()) the last answer was complete."""
+    """The real client; remembers when (time.monotonic()) each answer was complete."""
 
-    answered_at = 0.0
+    def __init__(self, settings: ImdsSettings, *, clock: Clock) -> None:
+        super().__init__(settings, clock=clock)
+        self.answers: list[float] = []
 
     def document(
         self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
     ) -> bytes:
         body = super().document(timeout_seconds=timeout_seconds, waiting=waiting)
-        self.answered_at = time.monotonic()
+        self.answers.append(time.monotonic())
         return body
 
 
@@ -88,29 +90,27 @@ def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
 
 
 @contextmanager
-def forwarder(folder: Path, imds_url: str, hook_url: str = "") -> Iterator[tuple[Forwarder, DatingImds]]:
-    """Build a forwarder that is polled by hand; a webhook gets its thread, as in the real process."""
+def forwarder(
+    folder: Path, imds_url: str, hook_url: str = "", *, polls: bool = False
+) -> Iterator[tuple[Forwarder, DatingImds]]:
+    """Build a forwarder that is polled by hand, or `polls` in a thread; a webhook gets a thread in any case."""
     sinks = {NAME: _webhook_settings(hook_url)} if hook_url else {}
     config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url), sinks=sinks)
     parts = Parts(config, "forward")
     imds = DatingImds(config.imds, clock=parts.clock)
+    built = Forwarder(
+        config, imds=imds, outbox=parts.outbox, folder=parts.folder, clock=parts.clock, stop=parts.stop
+    )
     dispatchers = parts.dispatchers() if hook_url else []
     threads = [start_thread(NAME, one.run) for one in dispatchers]
+    threads += [start_thread("poll", built.run)] if polls else []
     try:
-        yield (
-            Forwarder(
-                config,
-                imds=imds,
-                outbox=parts.outbox,
-                folder=parts.folder,
-                clock=parts.clock,
-                stop=parts.stop,
-            ),
-            imds,
-        )
+        yield built, imds
     finally:
-        for one, thread in zip(dispatchers, threads, strict=True):
+        parts.stop.set()
+        for one in dispatchers:
             one.stop_when_drained()
+        for thread in threads:
             thread.join(timeout=5)
         parts.outbox.close()
         imds.close()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
@@ -41,12 +43,28 @@ class _Imds(ImdsLab):
 class _Inbox(Inbox):
     """A receiver, and what the benchmark asks of it."""
 
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(port=port)
+        self._began_at = time.monotonic()
+
+    def began_at(self) -> float:
+        """Return since when it listens (time.monotonic())."""
+        return self._began_at
+
     def hook_url(self, path: str) -> str:
         return self.base_url + path
 
     def arrivals(self, path: str) -> list[tuple[float, dict[str, Any]]]:
         """Return when each request to `path` was received (time.monotonic()), and what it said."""
         return [(one.at, json.loads(one.body)) for one in self.received if one.path == path]
+
+    def first_arrivals(self, type_: str) -> dict[str, float]:
+        """Return when the first event of a type was received, by path."""
+        found: dict[str, float] = {}
+        for one in self.received:
+            if json.loads(one.body)["type"] == type_:
+                found.setdefault(one.path, one.at)
+        return found
 
     def bodies(self, path: str) -> list[bytes]:
         return [one.body for one in self.received if one.path == path]
@@ -109,6 +127,6 @@ def imds() -> Remote:
     return Remote(_Imds)
 
 
-def inbox() -> Remote:
+def inbox(port: int = 0) -> Remote:
     """Start a receiver of webhooks."""
-    return Remote(_Inbox)
+    return Remote(partial(_Inbox, port))

@@ -12,8 +12,8 @@ from bridge.imds.client import EVENTS_PATH
 from tests.bench import process, simulators
 from tests.bench.measure import BenchError, Progress, Row, ratios, spread
 
-SETTLE_SECONDS = 8
-SECONDS = 40
+SETTLE_SECONDS = 6
+SECONDS = 30
 SAMPLE = """
 import requests, sys, time
 due = time.monotonic()

@@ -1,0 +1,142 @@
+"""How soon a notice is there once a receiver, or IMDS, is back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bridge.imds.client import EVENTS_PATH
+from tests.bench import parts, process, simulators
+from tests.bench.measure import Progress, Row, spread, wait_until
+from tests.bench.parts import DatingImds
+from tests.bench.simulators import Remote
+
+SINKS = 100
+AWAY_SECONDS = 20
+FORWARDERS = 25
+ROUNDS = 4
+FAULTS = (500, "drop")
+FAULT_SECONDS = 5
+NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
+LIMIT_SECONDS = 60
+
+
+def rows(folder: Path, progress: Progress) -> list[Row]:
+    """Let many sinks miss their receiver, and many forwarders miss IMDS."""
+    return [_receiver_back(folder, progress), _imds_back(folder, progress)]
+
+
+def _receiver_back(folder: Path, progress: Progress) -> Row:
+    progress.begin(f"recovery: {SINKS} sinks, their receiver away for {AWAY_SECONDS} s")
+    state = folder / "receiver-back"
+    with simulators.imds() as imds, ExitStack() as stack:
+        with _reserved_port() as port:
+            config = _config(state, imds, port)
+            running = stack.enter_context(process.running("forward", config, state))
+            wait_until(lambda: imds("count"), what="the first poll", limit_seconds=LIMIT_SECONDS)
+            imds("schedule", event_type="Preempt", resources=[simulators.VM], notice_seconds=60)
+            time.sleep(AWAY_SECONDS)
+            process.check_alive(running, state)
+        inbox = stack.enter_context(simulators.inbox(port))
+        back_at: float = inbox("began_at")
+
+        def all_arrived() -> bool:
+            process.check_alive(running, state)
+            return len(inbox("first_arrivals", NOTICE)) == SINKS
+
+        wait_until(all_arrived, what="every notice", limit_seconds=LIMIT_SECONDS)
+        arrivals: dict[str, float] = inbox("first_arrivals", NOTICE)
+    return _row(
+        "receiver back after 20 s to fresh notice delivered, p99",
+        [at - back_at for at in arrivals.values()],
+        limit_seconds=2,
+        how=f"{SINKS} webhook sinks of one real process, each with its own waits; connections are refused for "
+        f"{AWAY_SECONDS} s, from before the notice on",
+    )
+
+
+def _imds_back(folder: Path, progress: Progress) -> Row:
+    progress.begin(f"recovery: {FORWARDERS} forwarders, IMDS failing {ROUNDS} times")
+    logging.getLogger("bridge").setLevel(logging.ERROR)  # every failure would be a line
+    delays: list[float] = []
+    with simulators.imds() as imds, _forwarders(folder, imds("base_url")) as clients:
+        for number in range(ROUNDS):
+            began_at = time.monotonic()
+            _wait_for_answers(clients, began_at)
+            imds("fault", FAULTS[number % len(FAULTS)], count=None, path=EVENTS_PATH)
+            time.sleep(FAULT_SECONDS + number / ROUNDS)
+            imds("schedule", event_type="Preempt", resources=[simulators.VM], notice_seconds=60)
+            imds("clear_faults")
+            back_at = time.monotonic()
+            _wait_for_answers(clients, back_at)
+            delays += [next(at for at in one.answers if at > back_at) - back_at for one in clients]
+            progress.step(f"{number + 1} of {ROUNDS}")
+    return _row(
+        "IMDS back to notice seen, p99",
+        delays,
+        limit_seconds=1,
+        how=f"{FORWARDERS} forwarders in one process, each polling once a second, spread over it; IMDS "
+        f"answers 500 or drops connections for {FAULT_SECONDS} s, {ROUNDS} times; until its answer is read",
+    )
+
+
+def _wait_for_answers(clients: Sequence[DatingImds], since: float) -> None:
+    wait_until(
+        lambda: all(one.answers and one.answers[-1] > since for one in clients),
+        what="an answer to every forwarder",
+        limit_seconds=LIMIT_SECONDS,
+    )
+
+
+@contextmanager
+def _forwarders(folder: Path, imds_url: str) -> Iterator[list[DatingImds]]:
+    """Run forwarders, each in a thread, whose polls are spread over a second; give their clients."""
+    with ExitStack() as stack:
+        clients = []
+        for number in range(FORWARDERS):
+            state = folder / f"imds-back-{number}"
+            clients.append(stack.enter_context(parts.forwarder(state, imds_url, polls=True))[1])
+            time.sleep(1 / FORWARDERS)
+        yield clients
+
+
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yield a port that refuses connections and that nothing else gets."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def _config(state: Path, imds: Remote, port: int) -> Path:
+    path = state.with_suffix(".toml")
+    sinks = "".join(
+        f"[sinks.s{number}]\nkind = 'webhook'\nurl = 'http://127.0.0.1:{port}/{number}'\n"
+        for number in range(SINKS)
+    )
+    # A JSON string is a TOML string as well.
+    path.write_text(
+        f"state_dir = {json.dumps(str(state))}\n[imds]\nendpoint = {json.dumps(imds('base_url'))}\n{sinks}",
+        encoding="utf-8",
+    )
+    return path
+
+
+def _row(name: str, delays: Sequence[float], *, limit_seconds: float, how: str) -> Row:
+    hundredths = statistics.quantiles(delays, n=100, method="inclusive")
+    return Row(
+        name=name,
+        measured=hundredths[-1] * 1000,
+        unit="ms",
+        limit=limit_seconds * 1000,
+        how=f"{how}; {len(delays)} trials, median {hundredths[49] * 1000:.0f} ms, "
+        f"longest {max(delays) * 1000:.0f} ms",
+        details={"seconds": spread(delays)},
+    )
