@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -33,12 +34,19 @@ def _node() -> tuple[list[str], dict[str, str]]:
 
 
 def _go() -> tuple[list[str], dict[str, str]]:
-    go, source = tool("go"), SOURCES / "go"
+    return [str(go_program(SOURCES / "go" / "main.go"))], {}
+
+
+def go_program(source: Path) -> Path:
+    """Return the program that a file in Go makes with the modules of the client; skip if it cannot be built here."""
+    go, modules = tool("go"), [SOURCES / "go" / name for name in ("go.mod", "go.sum")]
 
     def compile_it(place: Path) -> list[list[str]]:
-        return [[go, "build", "-C", str(source), "-o", str(place / "client"), "."]]
+        for file in (*modules, source):
+            shutil.copy(file, place)
+        return [[go, "build", "-o", "client", source.name]]
 
-    return [str(build("go", _digest(source), compile_it) / "client")], {}
+    return build("go", _digest(*modules, source), compile_it) / "client"
 
 
 def _java() -> tuple[list[str], dict[str, str]]:
@@ -50,11 +58,11 @@ def _java() -> tuple[list[str], dict[str, str]]:
         classes = ["-cp", f"{libraries}/*", "-d", str(place / "classes"), str(source / "Client.java")]
         return [copy, [javac, "-proc:none", *classes]]
 
-    place = build("java", _digest(source), compile_it)
+    place = build("java", _digest(*source.iterdir()), compile_it)
     fast_start = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     return [java, *fast_start, "-cp", f"{place}/lib/*:{place}/classes", "Client"], {}
 
 
-def _digest(source: Path) -> str:
-    """Name the content of a folder."""
-    return sha256(b"".join(file.read_bytes() for file in sorted(source.iterdir()))).hexdigest()[:16]
+def _digest(*files: Path) -> str:
+    """Name the content of files."""
+    return sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]

@@ -15,7 +15,7 @@ from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_unti
 
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"
-OWN, ALL = "web-0", "audit"  # subscriptions
+OWN, ALL, APPROVER = "web-0", "audit", "approver"  # subscriptions
 # Runs a script with short sleeps: azure-servicebus sleeps whole seconds whenever a client closes.
 SHORT_SLEEPS = """
 import runpy, sys, time
@@ -33,6 +33,7 @@ def bus_config() -> dict[str, Any]:
     subscriptions = [
         {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
         {"Name": ALL, "Properties": _LIVES},
+        {"Name": APPROVER, "Properties": _LIVES},
     ]
     topic = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT10M"}
     return {

@@ -1,0 +1,65 @@
+"""The snippets for consumers approve an event over the bus, with the real `forward` and `listen`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.lab.imds import ImdsLab
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.clients import go_program
+from tests.support.consumers import APPROVER, TOPIC, Listen, bus_config, settings
+from tests.support.npm import node_modules
+from tests.support.paths import ROOT
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.programs import tool
+
+pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
+
+PAGE = ROOT / "schemas" / "README.md"
+SNIPPETS = ROOT / "schemas" / "snippets"
+NAMES = sorted(path.name for path in SNIPPETS.iterdir())
+
+
+def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
+    """Return how to run a snippet, and the variables that it needs."""
+    if snippet.suffix == ".go":
+        return [str(go_program(snippet))], {}
+    if snippet.suffix == ".js":
+        return [tool("node"), str(snippet)], {"NODE_PATH": str(node_modules("@azure/service-bus"))}
+    return [sys.executable, str(snippet)], {}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_approves_the_event_that_is_announced_and_prints_the_receipt(tmp_path: Path, name: str) -> None:
+    command, variables = command_of(SNIPPETS / name)
+    with (
+        ImdsLab(vms=("web-0", "web-1"), rate_limit=None) as imds,
+        ServiceBusLab(bus_config()) as bus,
+        Forward(tmp_path / "forward", settings(imds, bus)),
+        Listen(tmp_path / "listen", settings(imds, bus)),
+    ):
+        entity = bus.entity(f"{TOPIC}/Subscriptions/{APPROVER}")
+        wait_until(lambda: entity.counts.enqueued >= 1, describe=lambda: entity.messages)
+        event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])
+        done = subprocess.run(
+            command,
+            env={**os.environ, **variables, "SERVICEBUS_CONNECTION_STRING": bus.connection_string},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert re.sub(r"\W+", " ", done.stdout).strip() == "Accepted approved web 0 web 1"
+    assert [one.event_id for one in imds.approvals] == [event]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_shows_the_snippet_as_it_is(name: str) -> None:
+    assert f"\n{(SNIPPETS / name).read_text()}```\n" in PAGE.read_text()
