@@ -1,32 +1,27 @@
-"""Read an outbox file without SQLite's locks: while its process runs, or where nothing can be written.
+"""The log beside an outbox file: what SQLite would leave out of it, and a copy that can be read without locks.
 
-The file's format and that of its log are documented at https://www.sqlite.org/fileformat2.html.
+The formats are documented at https://www.sqlite.org/fileformat2.html.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shutil
+import sqlite3
 import struct
 import time
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
 
 PAGE_BYTES = 4096  # what SQLite makes by default
-TRIES = 50  # of which one should find the process at rest between two commits
+TRIES = 50  # of which one should find that the log does not begin again meanwhile
 PAUSE_SECONDS = 0.01
-_LOG_HEADER = struct.Struct(">8I")
-_FRAME_HEADER = struct.Struct(">6I")
-_NUMBER_AND_PAGES = struct.Struct(">2I")
+# In memory where there is such a folder: the disk of the outbox may be full.
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder that only its owner can read is made in it
+_LOG_HEADER_BYTES = 32
+_FRAME_HEADER_BYTES = 24
 _LITTLE_ENDIAN_LOG = 0x377F0682
-
-
-class Frame(NamedTuple):
-    """A page in the log: `pages` is the file's size where a commit ends with it, else 0."""
-
-    number: int
-    pages: int
-    content: bytes
 
 
 def log_of(path: Path) -> Path:
@@ -34,127 +29,100 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
-def read_image(path: Path) -> bytes:
-    """Return the database at `path` as its last commit left it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    file, log = read_files(path)
-    image = bytearray(file)
-    commit: list[Frame] = []
-    for frame in valid_frames(log):
-        commit.append(frame)
-        if frame.pages:
-            _apply(image, commit)
-            commit.clear()
-    image[18:20] = b"\1\1"  # nothing of it is in a log any more
-    return bytes(image)
-
-
-def _apply(image: bytearray, commit: list[Frame]) -> None:
-    end = commit[-1].pages * PAGE_BYTES
-    image.extend(bytes(max(0, end - len(image))))
-    for frame in commit:
-        image[(frame.number - 1) * PAGE_BYTES : frame.number * PAGE_BYTES] = frame.content
-    del image[end:]
-
-
-def read_files(path: Path) -> tuple[bytes, bytes]:
-    """Return the file and its log as they were at one moment, unless the process never rests."""
-    log = log_of(path)
-    for _ in range(TRIES):
-        before = stamp(path)
-        content = path.read_bytes(), _read_if_there(log)
-        if stamp(path) == before:
-            break
-        time.sleep(PAUSE_SECONDS)
-    return content
-
-
-def stamp(path: Path) -> list[tuple[int, int]]:
-    """Return the sizes and times of the file and its log, which every write changes."""
-    found = []
-    for file in (path, log_of(path)):
-        with contextlib.suppress(FileNotFoundError):
-            stat = file.stat()
-            found.append((stat.st_size, stat.st_mtime_ns))
-    return found
-
-
-def inode(path: Path) -> int | None:
-    """Return what a name stands for, None if it stands for nothing."""
+def read_log(path: Path) -> bytes:
+    """Return the log of the file at `path`, nothing if there is none."""
     try:
-        return path.stat().st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _read_if_there(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
+        return log_of(path).read_bytes()
     except FileNotFoundError:
         return b""
 
 
-def frame_places(log: bytes) -> list[tuple[int, int]]:
-    """Return the number and the place of each page in a log, valid or not; those of its last use come last."""
-    places = sorted((is_of_last_use(log, start), start) for start in _frame_starts(log))
-    return [(int.from_bytes(log[start : start + 4]), start + _FRAME_HEADER.size) for _, start in places]
+def read_image(path: Path) -> bytes:
+    """Return the database at `path` as its last commit left it, also while a process writes to it.
 
-
-def is_of_last_use(log: bytes, place: int) -> bool:
-    """Return whether a place in a log was written since its header was: what is behind that is older."""
-    start = place - (place - _LOG_HEADER.size) % (_FRAME_HEADER.size + PAGE_BYTES)
-    return log[start + 8 : start + 16] == log[16:24]
+    Raises:
+        OSError: it cannot be read or copied, or is written to all the time.
+        sqlite3.Error: it is damaged.
+    """
+    with _temporary_folder() as folder:
+        copy = Path(folder) / path.name
+        _copy(path, copy)
+        with closing(sqlite3.connect(copy)) as database:
+            database.execute("PRAGMA journal_mode = DELETE")
+        return copy.read_bytes()
 
 
 def has_lost_commits(path: Path) -> bool:
     """Return whether the log ends, as SQLite reads it, before a commit that was written to it."""
-    log = _read_if_there(log_of(path))
+    log = read_log(path)
     if not log:
         return False
-    if len(log) < _LOG_HEADER.size or _checksum(log[:24], (0, 0), _order(log)) != _sums(log, 24):
+    if path.stat().st_size < PAGE_BYTES or not _is_header_valid(log):
         return True
-    lost = [*_frame_starts(log)][sum(1 for _ in valid_frames(log)) :]
-    return any(is_of_last_use(log, start) and any(log[start + 4 : start + 8]) for start in lost)
+    commits = [
+        number
+        for number, start in enumerate(frame_starts(log), start=1)
+        if is_of_last_use(log, start) and any(log[start + 4 : start + 8])
+    ]
+    try:
+        return bool(commits) and commits[-1] > _recovered_frames(path, log)
+    except (OSError, sqlite3.OperationalError):
+        return False  # there is no room for the copy, and a start does not depend on it
 
 
-def valid_frames(log: bytes) -> Iterator[Frame]:
-    """Yield what SQLite itself would take from a log: each frame's checksum goes on from the one before it."""
-    if len(log) < _LOG_HEADER.size:
-        return
-    order = _order(log)
-    sums = _checksum(log[:24], (0, 0), order)
-    if sums != _sums(log, 24):
-        return
-    for start in _frame_starts(log):
-        place = start + _FRAME_HEADER.size
-        content = log[place : place + PAGE_BYTES]
-        sums = _checksum(log[start : start + 8] + content, sums, order)
-        if not is_of_last_use(log, start) or sums != _sums(log, start + 16):
+def _recovered_frames(path: Path, log: bytes) -> int:
+    """Return how many frames of a log SQLite uses: it is asked on a copy, because it deletes what it has used."""
+    with _temporary_folder() as folder:
+        copy = Path(folder) / path.name
+        with path.open("rb") as file:
+            copy.write_bytes(file.read(PAGE_BYTES))
+        log_of(copy).write_bytes(log)
+        with closing(sqlite3.connect(copy)) as database:
+            return int(database.execute("PRAGMA wal_checkpoint").fetchone()[1])
+
+
+def _temporary_folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(dir=_MEMORY_FOLDER if os.access(_MEMORY_FOLDER, os.W_OK) else None)
+
+
+def _copy(path: Path, target: Path) -> None:
+    """Copy the file and then its log, which has all that was written meanwhile, unless it began again."""
+    for _ in range(TRIES):
+        before = read_log(path)[:_LOG_HEADER_BYTES]
+        shutil.copyfile(path, target)
+        log_of(target).write_bytes(read_log(path))
+        if read_log(path)[:_LOG_HEADER_BYTES] == before:
             return
-        number, pages = _NUMBER_AND_PAGES.unpack_from(log, start)
-        yield Frame(number, pages, content)
+        time.sleep(PAUSE_SECONDS)
+    raise OSError("the process writes to it all the time")
 
 
-def _frame_starts(log: bytes) -> range:
-    step = _FRAME_HEADER.size + PAGE_BYTES
-    return range(_LOG_HEADER.size, len(log) - step + 1, step)
+def frame_starts(log: bytes) -> range:
+    """Return where the frames of a log are, each a header and a page."""
+    step = _FRAME_HEADER_BYTES + PAGE_BYTES
+    return range(_LOG_HEADER_BYTES, len(log) - step + 1, step)
 
 
-def _order(log: bytes) -> str:
-    return "<" if int.from_bytes(log[:4]) == _LITTLE_ENDIAN_LOG else ">"
+def frame_places(log: bytes) -> list[tuple[int, int]]:
+    """Return the number and the place of each page in a log, valid or not; those of its last use come last."""
+    places = sorted((is_of_last_use(log, start), start) for start in frame_starts(log))
+    return [(int.from_bytes(log[start : start + 4]), start + _FRAME_HEADER_BYTES) for _, start in places]
 
 
-def _sums(log: bytes, place: int) -> tuple[int, ...]:
-    return struct.unpack_from(">2I", log, place)
+def is_of_last_use(log: bytes, place: int) -> bool:
+    """Return whether a place in a log was written since its header was: what is behind that is older."""
+    start = place - (place - _LOG_HEADER_BYTES) % (_FRAME_HEADER_BYTES + PAGE_BYTES)
+    return log[start + 8 : start + 16] == log[16:24]
 
 
-def _checksum(content: bytes, sums: tuple[int, int], order: str) -> tuple[int, int]:
-    first, second = sums
-    words = struct.unpack(f"{order}{len(content) // 4}I", content)
+def _is_header_valid(log: bytes) -> bool:
+    """Return whether the header of a log has the checksum that its format demands."""
+    if len(log) < _LOG_HEADER_BYTES:
+        return False
+    order = "<" if int.from_bytes(log[:4]) == _LITTLE_ENDIAN_LOG else ">"
+    words = struct.unpack(f"{order}6I", log[:24])
+    first = second = 0
     for index in range(0, len(words), 2):
         first = (first + words[index] + second) & 0xFFFFFFFF
         second = (second + words[index + 1] + first) & 0xFFFFFFFF
-    return first, second
+    return struct.pack(">2I", first, second) == log[24:_LOG_HEADER_BYTES]

@@ -433,10 +433,12 @@ class Outbox:
         """Try a file again that could not be used, and do what operators asked for; call every second or two."""
         with self._lock:
             had_error = self._storage.error is not None
-            self._storage.recover()
+            may_have_changed = self._storage.recover()
             self._count_downtime()
             if self._clock.monotonic() >= self._release_at:
                 self.release_kept()
+            if not may_have_changed:
+                return
             for action, number in self._folder.requests():
                 self._storage.run(partial(_execute, action, number), synced=True)
                 self._folder.forget_request(action, number)

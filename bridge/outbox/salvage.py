@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bridge.outbox.image import PAGE_BYTES, frame_places, is_of_last_use, read_files
+from bridge.outbox.image import PAGE_BYTES, frame_places, is_of_last_use, read_log
 from bridge.outbox.rows import DEAD_LETTER_UNCHECKED, verified
 from bridge.outbox.sqlite import Damaged
 
@@ -57,7 +57,7 @@ def salvage(path: Path) -> Tables:
     Raises:
         OSError: the file cannot be read.
     """
-    file, log = read_files(path)
+    file, log = path.read_bytes(), read_log(path)
     in_file = {place // PAGE_BYTES + 1: place for place in range(0, len(file), PAGE_BYTES)}
     in_log = {number: len(file) + place for number, place in frame_places(log)}
     content = file + log

@@ -28,6 +28,9 @@ LOCK_PAUSE_SECONDS = 0.05
 STATUS_BLOCK_BYTES = 16 * 1024
 
 
+FolderStamp = tuple[int, int] | None
+
+
 class StateFolder:
     """One process's folder, `state_dir/<role>`: 0700, its files 0600."""
 
@@ -61,6 +64,14 @@ class StateFolder:
             if descriptor is not None:
                 os.close(descriptor)
         self._lock = self._last_good = None
+
+    def stamp(self) -> FolderStamp:
+        """Return what changes when a file in the folder is made or removed; None if the folder is gone."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""

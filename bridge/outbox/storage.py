@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StateError
-from bridge.outbox.image import inode, log_of
+from bridge.outbox.image import log_of
 from bridge.outbox.rows import read
 from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
 from bridge.outbox.state import DAMAGE, OTHER_VM, STATE_FOLDER_GONE, Loss, State
-from bridge.outbox.state_dir import StateFolder
+from bridge.outbox.state_dir import FolderStamp, StateFolder
 from bridge.outbox.transfer import fill_file, fill_memory
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Storage:
         self._folder = folder
         self._why_aside: str | None = None  # why the file must be moved aside before anything else
         self._inodes: dict[Path, int | None] = {}
+        self._seen: list[FolderStamp] = []  # when the folder was last looked into
         self._salvaged: Tables | None = None
         self._kept_as = folder.database  # where it was moved last
         self._logged: set[str] = set()
@@ -83,14 +84,27 @@ class Storage:
                     raise
                 self._replace_file(error)
 
-    def recover(self) -> None:
-        """Try the file again where it cannot be used, and make a new one where it is gone."""
+    def recover(self) -> bool:
+        """Try the file again where it cannot be used, and make a new one where it is gone.
+
+        Returns:
+            Whether anything in the folder may have changed.
+        """
         if self.error is not None:
             try:
                 self._use_file()
             except (OSError, StateError, *ERRORS) as error:
                 self._note(error)
-            return
+            return True
+        # The same time twice, because a change within the clock's resolution does not alter it.
+        stamp = self._folder.stamp()
+        if self._seen == [stamp, stamp]:
+            return False
+        self._seen = [*self._seen[-1:], stamp]
+        self._check_folder()
+        return True
+
+    def _check_folder(self) -> None:
         try:
             self._folder.acquire()  # again, if the lock was removed
             if self._is_file_gone():
@@ -101,7 +115,7 @@ class Storage:
     def _is_file_gone(self) -> bool:
         """Return whether the open file, or its log, is no longer what others find under its name."""
         for path in (self._folder.database, log_of(self._folder.database)):
-            found = inode(path)
+            found = _inode(path)
             known = self._inodes.setdefault(path, found) or found  # the log is made with the first write
             if found != known:
                 return True
@@ -149,7 +163,7 @@ class Storage:
             self._move_aside_if_due()
             try:
                 self._switch_to(Database(self._folder.database), self._fill_file)
-                self._inodes[self._folder.database] = inode(self._folder.database)
+                self._inodes[self._folder.database] = _inode(self._folder.database)
             except _OtherVm:
                 self._why_aside = OTHER_VM_FILE
                 self.state.note_loss(Loss(reason=OTHER_VM, count=None))
@@ -243,3 +257,11 @@ class Storage:
             log.warning("the state store works again", extra={"was": self.error})
             self.error = None
             self._logged.clear()
+
+
+def _inode(path: Path) -> int | None:
+    """Return what a name stands for, None if it stands for nothing."""
+    try:
+        return path.stat().st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,104 @@
+"""A file is read beside the process that writes it, and a log that ends too early is noticed."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bridge.events.filters import Filter
+from bridge.outbox import image as image_module
+from bridge.outbox.image import log_of
+from tests.support.outbox import commit, event, kill, open_outbox, rows, waiting
+
+SINKS = {"a": (Filter(), True)}
+COMMITS = 1500  # enough for the log to begin again several times
+QUERY = """
+SELECT (SELECT COUNT(*) FROM event), (SELECT value FROM meta WHERE key = 'watch'), integrity_check
+FROM pragma_integrity_check
+"""
+
+
+def test_a_file_is_read_as_a_commit_left_it_while_a_process_commits_and_checkpoints(tmp_path: Path) -> None:
+    seen: list[tuple[int, str, str]] = []
+    with closing(open_outbox(tmp_path)) as outbox:
+        outbox.commit([event("first a"), event("first b")], meta={"watch": "0"})
+
+        def write() -> None:
+            for number in range(1, COMMITS):
+                pair = [event(f"{number} {half}", size=600) for half in "ab"]
+                outbox.commit(pair, meta={"watch": str(number)})
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        while writer.is_alive():
+            seen += rows(tmp_path, QUERY)
+        writer.join()
+    assert {text for *_, text in seen} == {"ok"}
+    assert [events for events, *_ in seen] == [2 * int(watch) + 2 for _, watch, _ in seen]
+    assert [events for events, *_ in seen] == sorted(events for events, *_ in seen)
+
+
+def test_a_copy_that_the_log_began_again_under_is_made_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "1")
+        copyfile = shutil.copyfile
+        copies: list[Path] = []
+
+        def copy_and_checkpoint(source: Path, target: Path) -> None:
+            copyfile(source, target)
+            copies.append(target)
+            if len(copies) == 1:
+                outbox._storage.database._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+                commit(outbox, "2")
+
+        monkeypatch.setattr(shutil, "copyfile", copy_and_checkpoint)
+        assert rows(tmp_path, "SELECT id FROM event") == [("1",), ("2",)]
+        assert len(copies) == 2
+
+
+def killed(path: Path) -> Path:
+    """Return the file of a process that was killed with events in its log."""
+    outbox = open_outbox(path / "state", sinks=SINKS)
+    commit(outbox, "1", "2", "3", size=5000)
+    return kill(outbox, path / "state", path / "image") / "outbox.db"
+
+
+@pytest.mark.parametrize("place", [3, 16, 20, 25], ids=["magic", "first salt", "second salt", "checksum"])
+def test_a_log_whose_header_is_damaged_is_salvaged(tmp_path: Path, place: int) -> None:
+    file = killed(tmp_path)
+    log = bytearray(log_of(file).read_bytes())
+    log[place] ^= 4
+    log_of(file).write_bytes(log)
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["1", "2", "3"]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+
+
+@pytest.mark.parametrize("bytes_left", [0, 100, 4095])
+def test_a_file_that_is_cut_off_beside_its_log_is_salvaged(tmp_path: Path, bytes_left: int) -> None:
+    file = killed(tmp_path)
+    file.write_bytes(file.read_bytes()[:bytes_left])
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["1", "2", "3"]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+
+
+def test_a_start_does_not_depend_on_a_place_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = killed(tmp_path)
+    monkeypatch.setattr(image_module, "_MEMORY_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(image_module, "TemporaryDirectory", no_room)
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert outbox.storage_error is None
+        assert waiting(outbox) == ["1", "2", "3"]
+
+
+def no_room(**_: object) -> None:
+    raise OSError(28, "No space left on device")
