@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -14,6 +15,7 @@ from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
 from bridge.config.names import nearest
 from bridge.errors import BridgeError, ConfigError, StateError, UsageError
+from bridge.runtime.redaction import redact
 from bridge.runtime.terminal import show
 
 DESCRIPTION = """\
@@ -86,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except KeyboardInterrupt:
+        return UNEXPECTED
+    except Exception:  # noqa: BLE001 - its text may hold a secret, or text from outside
+        show(*redact(traceback.format_exc()).splitlines(), stream=sys.stderr)
         return UNEXPECTED
 
 

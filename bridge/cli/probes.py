@@ -13,6 +13,7 @@ from typing import Literal
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
+from bridge.config.sinks import alternatives
 from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
 from bridge.formats.samples import check_event
 from bridge.imds.client import ImdsClient
@@ -82,6 +83,25 @@ def _settings(config: Config) -> Iterator[Finding]:
             message=f"approvals.{warning}",
             remedy="change it, unless this is what you want",
         )
+
+    for key, event_type in _event_types(config):
+        if lack := config.imds.lack(event_type.capitalize()):
+            yield Finding(
+                check=f"settings {key.split('.')[0]}",
+                result="warn",
+                message=f"{key}: {lack}",
+                remedy="set a newer api_version in [imds], or leave the value out",
+            )
+
+
+def _event_types(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield each event type that a filter or a rule names, with its key."""
+    for name, sink in sinks_of(config).items():
+        for value in alternatives(sink.where.get("EventType", ())):
+            yield f"sinks.{name}.where.EventType", str(value)
+    for key, rule in config.approvals.rules() if config.approvals else ():
+        for value in rule.event_type:
+            yield f"approvals.{key}.event_type", value
 
 
 def _permissions(config: Config) -> Iterator[Finding]:

@@ -16,8 +16,14 @@ ApiVersion = Literal[
     "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
 ]
 
-# The first api-version that has a property; the others are in every version.
-FIRST_VERSIONS = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
+# The first api-version that has a property or an event type; the others are in every version.
+FIRST_VERSIONS = {
+    "Preempt": "2017-11-01",
+    "Terminate": "2019-01-01",
+    "Description": "2019-04-01",
+    "EventSource": "2019-08-01",
+    "DurationInSeconds": "2020-07-01",
+}
 
 
 class ImdsSettings(Settings):
@@ -48,7 +54,7 @@ class ImdsSettings(Settings):
         return value
 
     def lack(self, name: str) -> str:
-        """Return why no document has a property, "" if documents of this api-version have it."""
+        """Return why no document has a property or event type, "" if documents of this api-version have it."""
         first = FIRST_VERSIONS.get(name, "")
         if self.api_version >= first:
             return ""

@@ -111,9 +111,10 @@ def _find_missing_properties(parts: Mapping[str, Any]) -> Iterable[str]:
     """Find criteria that no document of the configured api-version can meet."""
     imds: ImdsSettings = parts.get("imds") or ImdsSettings()
     compared = [
-        (f"sinks.{sink}.where.{name}", name.partition(".")[0])
+        (f"sinks.{sink}.where.{name}", part)
         for sink, settings in parts["sinks"].items()
         for name in settings.where
+        for part in name.split(".")
     ]
     if approvals := parts.get("approvals"):
         compared += [(f"approvals.{key}", name) for key, name in approvals.compared_properties()]

@@ -18,12 +18,13 @@ from bridge.config.validators import quote
 from bridge.contract.types import KNOWN_VALUES
 
 
-def _alternatives(wanted: Any) -> Sequence[Any]:
+def alternatives(wanted: Any) -> Sequence[Any]:
+    """Return the values that a setting allows, which may be written without a list if there is only one."""
     return wanted if isinstance(wanted, list | tuple) else [wanted]
 
 
 def _check_wanted(value: Any) -> Any:
-    items = _alternatives(value)
+    items = alternatives(value)
     if not items or not all(isinstance(item, str | bool | int | float) for item in items):
         raise ValueError("expected a text, a number, true or false, or a list of them")
     return value
@@ -83,7 +84,7 @@ class SinkSettings(Settings):
             if name == "AffectsThisVm" and not isinstance(wanted, bool):
                 raise ValueError(f"{name}: given {quote(wanted)}, expected true or false")
             if name == "Outcome":
-                check_outcomes(_alternatives(wanted))
+                check_outcomes(alternatives(wanted))
         return value
 
     def warnings(self) -> list[str]:
@@ -91,7 +92,7 @@ class SinkSettings(Settings):
         return [
             f"where.{name}: given {quote(value)}, did you mean {meant}?"
             for name, wanted in self.where.items()
-            for value in _alternatives(wanted)
+            for value in alternatives(wanted)
             if (meant := likely_meant(str(value), KNOWN_VALUES.get(name, ())))
         ]
 

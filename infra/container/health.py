@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.terminal import show
 
 ROLES = ("forward", "listen", "relay")
 STATE_DIR = "/var/lib/imds-bridge"
@@ -34,7 +35,7 @@ def main() -> int:
     )
     status = folder.read_status()
     reason = _fault(folder, status) or (arguments.ready and _input_error(status or {}))
-    print(reason or "healthy")
+    show(reason or "healthy")
     return 1 if reason else 0
 
 

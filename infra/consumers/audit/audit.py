@@ -180,6 +180,16 @@ SENTENCES = {
 }
 
 
+def escape(text: str) -> str:
+    """Show control characters as escapes: they may come from the bus."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def show(line: str) -> None:
+    """Print one line."""
+    print(escape(line))
+
+
 def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
     """Print the result; return the exit code."""
     counts, remarks = audit.in_order(), audit.remarks()
@@ -196,14 +206,14 @@ def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
         table = [dict(zip(names, row, strict=True)) for row in rows]
         print(json.dumps({**summary, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
         return 0 if is_complete else 3
-    cells = [[str(cell) for cell in row] for row in [tuple(map(str.upper, names)), *rows]]
+    cells = [[escape(str(cell)) for cell in row] for row in [tuple(map(str.upper, names)), *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        show("  ".join(map(str.ljust, row, widths)).rstrip())
     for line in [*remarks, f"{audit.duplicates} duplicates"]:
-        print(f"note: {line}")
+        show(f"note: {line}")
     for one in missing:
-        print(f"missing: {SENTENCES[one['kind']].format(**one)}")
+        show(f"missing: {SENTENCES[one['kind']].format(**one)}")
     total = f"{events} events from {reporters} reporters"
     found = (
         f"INCOMPLETE, {len(missing) or 'nothing'} missing of" if counts else "INCOMPLETE, nothing was read:"

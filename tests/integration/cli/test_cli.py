@@ -25,6 +25,7 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.outbox.rows import DeadLetter
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.redaction import register_secret
 from bridge.runtime.terminal import UNSAFE
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.process import (
@@ -357,6 +358,36 @@ def test_a_check_warns_of_a_policy_that_allows_nothing(call: Any, config: Path, 
     assert {policy["check"], session["check"]} == {"settings approvals"}
     assert "no allow rule and no auto rule" in policy["message"]
     assert "approvals.session: without sessions" in session["message"]
+
+
+def test_a_check_warns_of_event_types_that_the_api_version_does_not_have(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    rule = {"event_type": ["terminate", "Reboot"]}
+    settings = {
+        "imds": {"endpoint": lab.url("web-0"), "api_version": "2017-08-01"},
+        "sinks": {"screen": {"kind": "stdout", "where": {"EventType": ["Preempt", "Freeze"]}}},
+        "approvals": {"auto": [rule]},
+    }
+    config.write_text(toml({"state_dir": config.parent / "state", **settings}))
+    done = call("check", "--json", "--config", config)
+    assert [row["message"] for row in done.json if row["result"] == "warn"] == [
+        "sinks.screen.where.EventType: Preempt comes with api_version 2017-11-01, and [imds] asks for 2017-08-01",
+        "approvals.auto.0.event_type: Terminate comes with api_version 2019-01-01, and [imds] asks for 2017-08-01",
+    ]
+
+
+def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(
+    call: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        register_secret("c2VjcmV0c2Vj")
+        raise RuntimeError("c2VjcmV0c2Vj \x1b[2J")
+
+    monkeypatch.setattr("bridge.cli.status.read_status", fail)
+    done = call("status", "--config", config)
+    assert done.code == 1
+    assert done.err.endswith("RuntimeError: *** \\u001b[2J\n")
 
 
 def test_a_check_fails_if_everybody_may_write_the_configuration(

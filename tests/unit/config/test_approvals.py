@@ -74,14 +74,21 @@ def test_a_criterion_that_the_api_version_does_not_have_is_an_error(
 
 @pytest.mark.parametrize(
     ("version", "name"),
-    [("2019-01-01", "Description"), ("2019-04-01", "EventSource"), ("2019-08-01", "DurationInSeconds")],
+    [
+        ("2019-01-01", "Description"),
+        ("2019-04-01", "EventSource"),
+        ("2019-08-01", "DurationInSeconds"),
+        ("2019-04-01", "Previous.EventSource"),
+    ],
 )
 def test_a_property_that_the_api_version_does_not_have_is_an_error_in_where(
     tmp_path: Path, version: str, name: str
 ) -> None:
-    text = f'[imds]\napi_version = "{version}"\n{SINK}where = {{ {name} = ["x"] }}\n'
+    text = f'[imds]\napi_version = "{version}"\n{SINK}where = {{ "{name}" = ["x"] }}\n'
     (fault,) = faults(tmp_path, text)
-    assert fault.startswith(f"sinks.hook.where.{name}: {name} comes with api_version")
+    assert fault.startswith(
+        f"sinks.hook.where.{name}: {name.removeprefix('Previous.')} comes with api_version"
+    )
 
 
 @pytest.mark.parametrize("version", ["2020-07-01", "2019-08-01"])
