@@ -61,6 +61,8 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ $purge = no ] || [ $action = uninstall ] || fail "--purge: only with --uninstall"
+[ -z "$wheel$start" ] || [ $action = install ] || fail "--$action: neither with --wheel nor with --start"
 [ -z "$root" ] || [ -z "$start" ] || fail "--start: nothing runs in $root; enable the units there with systemctl --root"
 
 put() { # put MODE SOURCE TARGET: copy a file that differs
@@ -140,6 +142,7 @@ install_program() {
     mkdir "$new/systemd"
     cp "$here/install.sh" "$here"/*.service "$here/config.toml" "$new/systemd"
     echo "$stamp" >"$new/.installed"
+    rm -rf "$root$home.back"
     if [ -d "$root$home" ]; then
         rm -rf "$root$home.previous"
         mv "$root$home" "$root$home.previous"
@@ -175,16 +178,17 @@ install_all() {
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
 }
 
-version_in() { cat "$root$1"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || echo "no program"; }
+version_in() { cat "$1"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || echo "no program"; }
 
 rollback_all() {
-    [ -d "$root$home.previous" ] || fail "--rollback: there is no $home.previous, only one version was installed"
-    changed=yes from=$(version_in "$home") to=$(version_in "$home.previous")
-    run mv "$root$home.previous" "$root$home.back"
-    if [ -d "$root$home" ]; then run mv "$root$home" "$root$home.previous"; fi
-    run mv "$root$home.back" "$root$home"
+    now=$root$home before=$root$home.previous back=$root$home.back changed=yes
+    # An interrupted rollback has left $back, and is finished; an interrupted upgrade has left no $now.
+    [ -d "$before" ] || [ -d "$back" ] || fail "--rollback: there is no $home.previous, only one version was installed"
+    [ -d "$back" ] || run mv "$before" "$back"
+    [ -d "$before" ] || [ ! -d "$now" ] || run mv "$now" "$before"
+    run mv "$back" "$now"
     put_units
-    say "back from $from to $to; a second --rollback undoes this"
+    [ $dry_run = yes ] || say "$(version_in "$now") is installed; $(version_in "$before") is kept, and a second --rollback returns to it"
 }
 
 uninstall_all() {

@@ -296,6 +296,28 @@ def test_an_upgrade_keeps_the_version_before_and_a_rollback_exchanges_the_two(
         assert unit_is_newer() is newer
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"": "newer", ".back": "older"}, {"": "older", ".previous": "newer"}),
+        ({".previous": "newer", ".back": "older"}, {"": "older", ".previous": "newer"}),
+        ({".previous": "older"}, {"": "older"}),
+    ],
+    ids=["first step of a rollback", "second step of a rollback", "upgrade"],
+)
+def test_a_rollback_finishes_what_was_interrupted(
+    before: dict[str, str], after: dict[str, str], copy: Path
+) -> None:
+    program = copy / "opt/imds-bridge"
+    complete = program.rename(copy / "complete")
+    for suffix, name in before.items():
+        target = shutil.copytree(complete, f"{program}{suffix}", symlinks=True)
+        Path(target, "name").write_text(name)
+    assert do(FOLDER / "install.sh", "--rollback", "--root", copy).returncode == 0
+    found = {path.name: (path / "name").read_text() for path in program.parent.iterdir()}
+    assert found == {f"imds-bridge{suffix}": name for suffix, name in after.items()}
+
+
 def test_a_rollback_without_a_version_before_is_refused_and_changes_nothing(copy: Path) -> None:
     before = left(copy)
     done = do(FOLDER / "install.sh", "--rollback", "--root", copy)
@@ -341,6 +363,8 @@ def test_a_dry_run_changes_nothing(copy: Path, tmp_path: Path) -> None:
         (["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
         (["--root", "/nowhere"], "--root: there is no folder /nowhere"),
         (["--root", "/tmp", "--start", "listen"], "--start: nothing runs in /tmp"),  # noqa: S108 - it is not used
+        (["--purge"], "--purge: only with --uninstall"),
+        (["--rollback", "--start", "listen"], "--rollback: neither with --wheel nor with --start"),
         (["--instal"], "unknown option --instal"),
     ],
 )
