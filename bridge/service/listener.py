@@ -165,7 +165,8 @@ class Listener:
 
     # Messages
 
-    def _accept(self, message: ReceivedMessage) -> None:
+    def _read(self, message: ReceivedMessage) -> Command | None:
+        """Return the command of a message; refuse a message that has none, or a bad signature, and return None."""
         try:
             body = unwrap(message.decoded_body())
             command = parse_command(
@@ -176,10 +177,15 @@ class Listener:
             )
         except ValueError as error:
             self._refuse(message, "malformed", str(error))
-            return
-        fault = self._signature_fault(message, body)
-        if fault:
+            return None
+        if fault := self._signature_fault(message, body):
             self._refuse(message, "bad_signature", fault, command=command)
+            return None
+        return command
+
+    def _accept(self, message: ReceivedMessage) -> None:
+        command = self._read(message)
+        if command is None:
             return
         if command.key in self._pending:
             self._pending[command.key].add(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -270,6 +271,19 @@ def test_it_recovers_only_when_the_vm_is_prepared_for_no_other_event(world: Worl
     assert sorted(world.runs()[2:]) == sorted(
         [f"recover {first} Reboot Completed web-0", f"recover {second} Redeploy Completed web-0"]
     )
+
+
+def test_an_event_whose_end_was_missed_holds_up_a_recovery_for_a_day_only(world: World) -> None:
+    """A subscription may have dropped the end, and the VM must not stay prepared for ever."""
+    ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
+    missed = {"phase": "waiting", "drained": True, "time": ago, "NotBeforeUtc": ago, "Resources": ["web-0"]}
+    (world.folder / "worker.json").write_text(json.dumps({"missed": missed}))
+    world.processes()
+    worker = world.worker()
+    event = world.schedule()
+    worker.wait_for_text(f"{event.lower()}: Reboot of web-0: started")
+    world.imds.complete(event)
+    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0", f"recover {event} Reboot Completed web-0")
 
 
 def test_a_recovery_ends_when_another_event_is_announced_and_runs_again_after_it(world: World) -> None:

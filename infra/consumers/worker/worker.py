@@ -36,6 +36,7 @@ VARIABLES |= {
 }
 WORK = ("announced", "prepared", "ended")  # the phases with work to do; the others are waiting and over
 PAUSE_SECONDS = RENEW_SECONDS = 5
+STALE_SECONDS = 86_400  # after its NotBefore, an event without news is not believed to be there any more
 TOLERANCE_SECONDS = 300
 log = logging.getLogger("worker")
 
@@ -132,6 +133,7 @@ class Worker:
             for other, event in self.events.items()
             if other != key
             and event["phase"] not in ("ended", "over")
+            and time.time() < last_instant(event) + STALE_SECONDS
             and (other in preparing or event["phase"] == "announced" or "drained" in event)
         ]
 
@@ -264,6 +266,11 @@ def plain(value: Any) -> str:
 def seconds(instant: str | None) -> float | None:
     """Return an instant as seconds since 1970."""
     return datetime.fromisoformat(instant).timestamp() if instant else None
+
+
+def last_instant(event: dict[str, Any]) -> float:
+    """Return when an event starts at the earliest, or when it last changed, whichever is later."""
+    return max(seconds(event["NotBeforeUtc"]) or 0, seconds(event["time"]) or 0)
 
 
 def sign(secret: str, name: str, body: str, at: str = "") -> dict[str | bytes, Any]:
