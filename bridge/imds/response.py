@@ -10,7 +10,10 @@ from bridge.errors import HttpFailure
 
 _MAX_HEAD_BYTES = 64 * 1024
 _MAX_INTERIM = 20  # answers (1xx) before the answer
-_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9]\d\d)(?: |$)")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9]\d\d)[ \r]")
+_HEADER = re.compile(
+    rb"\r\n(content-length|transfer-encoding|connection|retry-after)[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE
+)
 _LENGTH = re.compile(r"\d{1,15}", re.ASCII)
 _CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,12}(?=[ \t]*(?:;|$))")
 _FIRST_FINAL_STATUS = 200
@@ -19,9 +22,10 @@ _WITHOUT_BODY = (204, 304)
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """A complete answer; the names of `headers` are in lower case.
+    """A complete answer.
 
-    `is_last` says that the connection cannot be used again.
+    `headers` are those that are used, with names in lower case. `is_last` says that the connection cannot be used
+    again.
     """
 
     status: int
@@ -70,12 +74,11 @@ class ResponseReader:
             end = self._data.find(b"\r\n\r\n")
             if end < 0:
                 return self._is_incomplete()
-            self._parse_head(self._take(end + 4)[:end])
+            self._parse_head(self._take(end + 4))
         return True
 
     def _parse_head(self, head: bytearray) -> None:
-        status_line, *lines = head.decode("latin-1").split("\r\n")
-        match = _STATUS_LINE.match(status_line)
+        match = _STATUS_LINE.match(head)
         if match is None:
             raise _not_http()
         if int(match[2]) < _FIRST_FINAL_STATUS:
@@ -84,9 +87,9 @@ class ResponseReader:
                 raise _not_http()
             return
         self._status = int(match[2])
-        named = (line.partition(":") for line in lines)
-        self._headers = {name.strip().lower(): value.strip() for name, _, value in named}
-        self._is_last = match[1] == "0" or "close" in self._headers.get("connection", "").lower()
+        found = _HEADER.findall(head)
+        self._headers = {name.decode().lower(): value.decode("latin-1").strip() for name, value in found}
+        self._is_last = match[1] == b"0" or "close" in self._headers.get("connection", "").lower()
 
     def _read_body(self, *, is_end: bool) -> bool:
         """Read the body; return whether it is complete."""

@@ -119,7 +119,8 @@ class State:
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""
-        return [Loss(**loss) for loss in json.loads(self.meta.get("losses") or "[]")]
+        text = self.meta.get("losses", "")
+        return [Loss(**loss) for loss in json.loads(text)] if text not in ("", "[]") else []
 
     def note_loss(self, loss: Loss) -> None:
         """Remember a loss, together with others of its reason and sink."""
