@@ -25,7 +25,10 @@ RunSeconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class ExecSettings(SinkSettings):
-    """Run a program for each event, which gets the CloudEvent on standard input."""
+    """Run a program for each event, by default of those that may affect this VM.
+
+    It gets the CloudEvent on standard input.
+    """
 
     kind: Literal["exec"]
     run: Program

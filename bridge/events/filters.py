@@ -57,8 +57,9 @@ def _concerns(data: Json, *, first: bool) -> bool:
     vm = properties.get("Vm")
     who = vm if isinstance(vm, dict) else {}
     resources = names(properties.get("Resources"))
-    # Without an id, the name is only that of the host.
-    if not resources or not who.get("VmId"):
+    # Without an id, the name is only that of the host, unless the settings name the VM.
+    is_known = who.get("VmId") or properties.get("AffectsThisVm") is not None
+    if not resources or not is_known:
         return True
     return is_among(str(who.get("Name")), resources[:1] if first else resources)
 

@@ -148,12 +148,10 @@ class DetachedRun:
         Raises:
             OSError: the disk or the system does not allow it, or an earlier run has not ended.
         """
-        import fcntl  # noqa: PLC0415 - Windows has none
-
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
             os.ftruncate(file, 0)
             os.write(file, job)
             os.fsync(file)
@@ -175,14 +173,12 @@ class DetachedRun:
 
     def is_running(self) -> bool:
         """Return whether the program, or one that an earlier process started, has not ended."""
-        import fcntl  # noqa: PLC0415 - Windows has none
-
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            file = os.open(self.path, os.O_RDONLY)
         except OSError:
             return False
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _lock(file)
         except BlockingIOError:
             return True
         finally:
@@ -214,6 +210,18 @@ class DetachedRun:
             return _read_lines(self.path.read_bytes())
         except OSError:
             return {}
+
+
+def _lock(file: int) -> None:
+    """Lock a file until its descriptor is closed everywhere.
+
+    Raises:
+        BlockingIOError: it is locked.
+    """
+    if sys.platform != "win32":  # where the configuration refuses programs
+        import fcntl  # noqa: PLC0415
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read_lines(text: bytes) -> dict[str, Any]:

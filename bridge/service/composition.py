@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.config.base import Secret
 from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
@@ -79,7 +78,8 @@ def _check_format(sink: Any, wanted: Filter) -> None:
 
 def filter_of(settings: SinkSettings, role: str = "forward") -> Filter:
     """Return which events a sink takes; a relay's sinks take those of every VM."""
-    scope = settings.scope or ("self" if settings.is_chat_format and role != "relay" else "all")
+    is_of_this_vm = settings.is_chat_format or settings.kind == "exec"
+    scope = settings.scope or ("self" if is_of_this_vm and role != "relay" else "all")
     return Filter(types=settings.types, where=settings.where, scope=scope)
 
 
@@ -236,7 +236,8 @@ def _forward(parts: Parts) -> Flow:
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
-    from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs it
+    from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs these
+    from bridge.azure.memory import MemoryQueue, MemoryReceiver  # noqa: PLC0415
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = parts.config, parts.clock

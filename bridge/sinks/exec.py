@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 from bridge.config.exec import ExecSettings
@@ -13,6 +12,8 @@ from bridge.runtime.program import Result, encode_job, environment, find_fault, 
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 log = logging.getLogger(__name__)
+
+TRY_AGAIN_LATER = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class ExecSink:
@@ -40,7 +41,7 @@ class ExecSink:
         text = f"{self._program}: {result.fault}"
         if result.code is None:
             return Misconfigured(text, is_unreached=True)
-        is_temporary = result.ended_by or result.code in (os.EX_TEMPFAIL, *range(-64, 0))
+        is_temporary = result.ended_by or result.code in (TRY_AGAIN_LATER, *range(-64, 0))
         return Unavailable(text) if is_temporary else Rejected(text)
 
     def keep_alive(self) -> None:

@@ -57,8 +57,16 @@ class Vm:
             process.kill()
             process.start()
 
-    def schedule(self) -> str:
-        return self.imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+    def schedule(self, name: str = "web-0") -> str:
+        """Schedule an event, and wait until `forward` has seen it."""
+        event = self.imds.schedule(event_type="Reboot", resources=[name], notice_seconds=900)
+
+        def is_seen() -> bool:
+            document = self.forward.status().get("document") or {}
+            return any(one["EventId"] == event for one in document.get("Events", ()))
+
+        wait_until(is_seen, describe=lambda: self.forward)
+        return event
 
 
 def readme_lines() -> str:
@@ -114,6 +122,19 @@ def test_a_vm_is_drained_approved_and_recovered_once_though_both_processes_are_k
     vm.forward.wait_for_status(lambda status: status["sinks"]["recover"]["last_success_at"])
     assert vm.drain.events() == vm.recover.events() == [event]
     assert [one.event_id for one in vm.imds.approvals] == [event]
+
+
+def test_an_event_of_another_vm_runs_neither_program(vm: Vm) -> None:
+    vm.drain.finish()
+    vm.recover.finish()
+    other = vm.schedule("web-1")
+    vm.imds.complete(other)
+    own = vm.schedule()
+    wait_until(lambda: vm.imds.approvals)
+    vm.imds.complete(own)
+    wait_until(vm.recover.events)
+    assert vm.recover.events() == [own], vm.recover.file.read_text()
+    assert vm.drain.events() == [own]
 
 
 def test_an_event_whose_drain_fails_is_not_approved_and_has_a_receipt(vm: Vm) -> None:

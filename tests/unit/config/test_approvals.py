@@ -176,3 +176,9 @@ def test_a_program_has_a_time_limit(tmp_path: Path, seconds: str) -> None:
     text = f'[[approvals.auto]]\nrun = ["/bin/true"]\nrun_timeout_seconds = {seconds}\n'
     (fault,) = faults(tmp_path, text)
     assert "run_timeout_seconds" in fault
+
+
+def test_windows_has_no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridge.config.exec.sys.platform", "win32")
+    (fault,) = faults(tmp_path, '[[approvals.auto]]\nrun = ["/bin/true"]\n')
+    assert fault.endswith("programs are not supported on Windows")

@@ -155,7 +155,8 @@ def test_the_scope_first_matches_on_the_first_vm_and_on_an_unknown_vm() -> None:
     second = stored(Resources=["web-1", "web-0"], Vm=vm)
     assert Filter(scope="self").matches(second)
     assert not Filter(scope="first").matches(second)
-    assert Filter(scope="first").matches(stored(Resources=["web-1"], Vm={**vm, "VmId": ""}))
+    unknown = stored(Resources=["web-1"], Vm={**vm, "VmId": ""}, AffectsThisVm=None)
+    assert Filter(scope="first").matches(unknown)
 
 
 @pytest.mark.parametrize("scope", ["self", "first"])
@@ -163,3 +164,10 @@ def test_a_receipt_is_published_by_its_vm_whatever_it_affects(scope: str) -> Non
     event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
     own = {**event.envelope, "reporter": "web-0/listen"}
     assert Filter(scope=scope).matches(replace(event, body=json.dumps(own).encode()))
+
+
+@pytest.mark.parametrize(("name", "affects"), [("web-1", True), ("web-0", False)])
+def test_a_vm_that_the_settings_name_without_an_id_is_known(name: str, affects: bool) -> None:
+    event = stored(Resources=["web-1"], Vm={"Name": name, "VmId": ""}, AffectsThisVm=affects)
+    assert Filter(scope="self").matches(event) is affects
+    assert Filter(scope="first").matches(event) is affects

@@ -95,3 +95,12 @@ def test_a_relays_sinks_take_the_events_of_every_vm(tmp_path: Path) -> None:
     others = stored_event(1, Resources=["web-1"], Vm={"Name": "web-0", "VmId": "v"})
     assert composition.filter_of(settings, "relay").matches(others)
     assert not composition.filter_of(settings, "forward").matches(others)
+
+
+def test_a_program_gets_only_events_that_may_affect_this_vm_unless_scope_is_set(tmp_path: Path) -> None:
+    program = {"kind": "exec", "run": ["/bin/true"]}
+    sinks = config(tmp_path, sinks={"mine": program, "every": {**program, "scope": "all"}}).sinks
+    others = stored_event(1, Resources=["web-1"], Vm={"Name": "web-0", "VmId": "v"})
+    assert not composition.filter_of(sinks["mine"], "forward").matches(others)
+    assert composition.filter_of(sinks["mine"], "relay").matches(others)
+    assert composition.filter_of(sinks["every"], "forward").matches(others)
