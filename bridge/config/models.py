@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from bridge.config.base import DAY_SECONDS, Settings
 from bridge.config.imds import ImdsSettings
+from bridge.config.metrics import MetricsSettings
 
 if TYPE_CHECKING:
     from bridge.config.approvals import ApprovalSettings
@@ -47,6 +48,7 @@ class Config(Settings):
     source: Annotated[str, AfterValidator(_check_source)] = ""
     vm_source: Annotated[str, AfterValidator(_check_source)] = ""
     imds: ImdsSettings = Field(default_factory=ImdsSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
     approvals: ApprovalSettings | None = None
     relay: RelaySettings | None = None

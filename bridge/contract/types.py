@@ -54,3 +54,13 @@ KNOWN_VALUES = {
     "EventSource": ("Platform", "User"),
     "Outcome": ("Accepted", "Rejected", "Failed"),
 }
+
+# The reasons of receipts, by Outcome, and of losses.
+RECEIPT_REASONS = {
+    "Accepted": ("approved", "already_approved"),
+    "Rejected": (
+        *("malformed", "bad_signature", "expired", "unknown_event", "already_started", "other_vm", "denied"),
+    ),
+    "Failed": ("imds_refused", "imds_unavailable"),
+}
+LOSS_REASONS = ("Damage", "SizeLimit", "StateFolderGone")

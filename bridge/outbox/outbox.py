@@ -316,6 +316,11 @@ class Outbox:
         with self._lock:
             self._state.positions[sink].failing_since = since
 
+    def size_bytes(self) -> int:
+        """Return how much the events, records and dead letters take up."""
+        with self._lock:
+            return self._storage.run(lambda database: database.used_bytes())
+
     def backlog(self, sink: str) -> tuple[int, float | None]:
         """Return how many events wait for the sink, and since when (steady seconds) the oldest does."""
         with self._lock:

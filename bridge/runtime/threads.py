@@ -39,13 +39,15 @@ class _Thread(threading.Thread):
     """A thread that is stalled if it reports no progress before `deadline` (monotonic)."""
 
     deadline = math.inf
+    progressed_at = math.inf
 
 
 def report_progress() -> None:
     """Report that the loop of this thread makes progress; after the first report it has to go on reporting."""
     thread = threading.current_thread()
     if isinstance(thread, _Thread):
-        thread.deadline = time.monotonic() + STALL_SECONDS
+        thread.progressed_at = time.monotonic()
+        thread.deadline = thread.progressed_at + STALL_SECONDS
 
 
 def extend_deadline(seconds: float | None) -> None:
@@ -64,6 +66,16 @@ def stalled_threads() -> list[str]:
         for thread in threading.enumerate()
         if isinstance(thread, _Thread) and thread.deadline < now
     )
+
+
+def progress_ages() -> dict[str, float]:
+    """Return how many seconds ago each thread that reports progress last did, by its name."""
+    now = time.monotonic()
+    return {
+        thread.name: max(0.0, now - thread.progressed_at)
+        for thread in threading.enumerate()
+        if isinstance(thread, _Thread) and thread.progressed_at < math.inf
+    }
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from bridge.azure.receiver import Receiver
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
+    from bridge.imds.port import Imds
     from bridge.service.dispatcher import Dispatcher
+    from bridge.service.metrics_server import MetricsServer
     from bridge.sinks.base import Sink
 
 
@@ -164,13 +166,44 @@ class Parts:
         # A faulty template must end the process before it publishes; other sinks are built after the first poll.
         self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
         self.folder = state_folder(config, role)
-        self.outbox = Outbox(
+        self.metrics = self._metrics()
+        self.outbox = self._outbox_class()(
             self.folder,
             clock=self.clock,
             sinks={name: (self.filters[name], sink.from_start) for name, sink in self.settings.items()},
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
             retain_seconds=config.retain_seconds,
         )
+
+    def _metrics(self) -> MetricsServer | None:
+        if not self.config.metrics.listen:
+            return None
+        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415 - few processes need it
+
+        return MetricsServer(self.config.metrics.listen, sinks=self.settings, clock=self.clock)
+
+    def _outbox_class(self) -> type[Outbox]:
+        if self.metrics is None:
+            return Outbox
+        from bridge.service.measured import measured_outbox  # noqa: PLC0415
+
+        return measured_outbox(self.metrics.meter)
+
+    def imds(self) -> Imds:
+        """Build the client of IMDS."""
+        client = ImdsClient(self.config.imds, clock=self.clock)
+        if self.metrics is None:
+            return client
+        from bridge.service.measured import MeasuredImds  # noqa: PLC0415
+
+        return MeasuredImds(client, self.metrics.meter, self.clock)
+
+    def _measured(self, name: str, sink: Sink) -> Sink:
+        if self.metrics is None:
+            return sink
+        from bridge.service.measured import MeasuredSink  # noqa: PLC0415
+
+        return MeasuredSink(name, sink, self.metrics.meter, self.clock)
 
     def dispatchers(self) -> list[Dispatcher]:
         """Build one dispatcher for each sink.
@@ -187,7 +220,7 @@ class Parts:
         return [
             Dispatcher(
                 name,
-                sinks[name],
+                self._measured(name, sinks[name]),
                 wanted=self.filters[name],
                 max_age_seconds=sink.max_age_seconds,
                 outbox=self.outbox,
@@ -206,6 +239,7 @@ class Parts:
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stop,
+            metrics=self.metrics,
         )
 
 
@@ -222,7 +256,7 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
 
 
 def _forward(parts: Parts) -> Flow:
-    imds = ImdsClient(parts.config.imds, clock=parts.clock)
+    imds = parts.imds()
     forwarder = Forwarder(
         parts.config,
         imds=imds,
@@ -241,7 +275,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = parts.config, parts.clock
-    imds = ImdsClient(config.imds, clock=clock)
+    imds = parts.imds()
     identity = VmIdentity(config, "listen", imds=imds, outbox=parts.outbox, clock=clock)
 
     def session() -> str | None:

@@ -22,10 +22,11 @@ from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop, stalled_threads, start_thread
 from bridge.service.identity import Role
-from bridge.service.status_file import StatusFile
+from bridge.service.status_file import StatusFile, with_dead_letters
 
 if TYPE_CHECKING:
     from bridge.service.dispatcher import Dispatcher
+    from bridge.service.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,15 @@ class Process:
     """A flow's loops and the dispatchers behind them, from start to stop. It is used from the main thread."""
 
     def __init__(
-        self, config: Config, role: Role, *, folder: StateFolder, outbox: Outbox, clock: Clock, stop: Stop
+        self,
+        config: Config,
+        role: Role,
+        *,
+        folder: StateFolder,
+        outbox: Outbox,
+        clock: Clock,
+        stop: Stop,
+        metrics: MetricsServer | None = None,
     ) -> None:
         """Set up a process.
 
@@ -61,7 +70,9 @@ class Process:
             outbox: closed at the end of `run`.
             clock: times all tasks.
             stop: set when the loops are to end.
+            metrics: serves the status as metrics; None if they are off.
         """
+        self._metrics = metrics
         self._config = config
         self._role = role
         self._outbox = outbox
@@ -98,6 +109,8 @@ class Process:
             self._end(flow, signals, loops, [], why="a sink cannot be built")
             raise
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
+        if self._metrics:
+            self._metrics.start(lambda: self._full_status(flow))
         signal = self._watch_over(flow, signals, [*loops, *senders])
         self._end(flow, signals, loops, senders, why=signal)
         return 0 if signal else 1
@@ -164,7 +177,15 @@ class Process:
         self._stalled = stalled
 
     def _write_status(self, flow: Flow, *, running: bool = True) -> None:
-        status = {
+        self._status_file.write(self._status(flow, running=running), self._outbox.dead_letter_counts)
+
+    def _full_status(self, flow: Flow) -> dict[str, Any]:
+        """Return what the status file would show now."""
+        status = with_dead_letters(self._status(flow), self._outbox.dead_letter_counts())
+        return {**status, "outbox_bytes": self._outbox.size_bytes()}
+
+    def _status(self, flow: Flow, *, running: bool = True) -> dict[str, Any]:
+        return {
             "version": __version__,
             "role": self._role,
             "pid": os.getpid(),
@@ -176,4 +197,3 @@ class Process:
             **flow.status(),
             "sinks": {one.name: one.status() for one in self._dispatchers},
         }
-        self._status_file.write(status, self._outbox.dead_letter_counts)

@@ -45,11 +45,7 @@ class StatusFile:
         stable = _stable(status)
         if stable == self._written and self._clock.monotonic() < self._due_at:
             return
-        counts = dead_letters()
-        sinks = {
-            name: {**sink, "dead_letters": counts.get(name, 0)} for name, sink in status["sinks"].items()
-        }
-        self._write({**status, "sinks": sinks}, is_changed=stable != self._written)
+        self._write(with_dead_letters(status, dead_letters()), is_changed=stable != self._written)
         self._written = stable
         self._due_at = self._clock.monotonic() + MAX_AGE_SECONDS
 
@@ -62,6 +58,12 @@ class StatusFile:
             self._folder.write_status(status)
         except OSError as error:
             log.debug("the status file cannot be written: %s", error)
+
+
+def with_dead_letters(status: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return a status with the number of each sink's dead letters."""
+    sinks = {name: {**sink, "dead_letters": counts.get(name, 0)} for name, sink in status["sinks"].items()}
+    return {**status, "sinks": sinks}
 
 
 def _stable(status: dict[str, Any]) -> dict[str, Any]:

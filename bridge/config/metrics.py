@@ -1,0 +1,36 @@
+"""Where a process serves its metrics and its health."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+
+from bridge.config.base import Settings
+
+
+class MetricsSettings(Settings):
+    """Where a process serves `/metrics`, `/livez` and `/readyz`; with an empty `listen`, nowhere.
+
+    Anybody who reaches the port may read: it has no event ids, URLs and names of VMs.
+    """
+
+    listen: str = ""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, value: str) -> str:
+        if value:
+            split_address(value)
+        return value
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Return the host and the port of an address to listen on.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
+        raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
+    return host, int(port)

@@ -1,0 +1,153 @@
+"""The borders of a process, measured: what crosses them is counted, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from bridge.contract.types import TYPE_PREFIX
+from bridge.errors import DeliveryError, ImdsError, Rejected
+from bridge.events.model import CloudEvent, StoredEvent
+from bridge.imds.instance import Vm
+from bridge.imds.port import Imds
+from bridge.outbox.outbox import EXPIRED, Outbox
+from bridge.runtime.clock import Clock
+from bridge.runtime.json import Json
+from bridge.service.metrics import Meter
+from bridge.sinks.base import RequestPreview, Sink
+
+
+class MeasuredImds:
+    """An Imds whose requests for the document are counted."""
+
+    def __init__(self, imds: Imds, meter: Meter, clock: Clock) -> None:
+        """Wrap an Imds.
+
+        Args:
+            imds: what is called.
+            meter: what counts.
+            clock: for durations.
+        """
+        self._imds = imds
+        self._meter = meter
+        self._clock = clock
+
+    @property
+    def base(self) -> str:
+        """The address in use."""
+        return self._imds.base
+
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
+        """Return the document, and count the request."""
+        began_at, result = self._clock.monotonic(), "answered"
+        try:
+            return self._imds.document(timeout_seconds=timeout_seconds, waiting=waiting)
+        except ImdsError as error:
+            result = "unanswered" if error.status is None else "refused"
+            result = "throttled" if error.status == HTTPStatus.TOO_MANY_REQUESTS else result
+            raise
+        finally:
+            self._meter.polled(result, self._clock.monotonic() - began_at)
+
+    def instance(self) -> Vm:
+        """Return who this VM is."""
+        return self._imds.instance()
+
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+        """Approve events."""
+        self._imds.approve(event_ids, incarnation=incarnation)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._imds.close()
+
+
+class MeasuredSink:
+    """A sink whose deliveries are counted."""
+
+    def __init__(self, name: str, sink: Sink, meter: Meter, clock: Clock) -> None:
+        """Wrap a sink.
+
+        Args:
+            name: its name in the configuration.
+            sink: what is called.
+            meter: what counts.
+            clock: for how long events waited.
+        """
+        self._name = name
+        self._sink = sink
+        self._meter = meter
+        self._clock = clock
+        self.max_batch = sink.max_batch
+        self.retry_limit_seconds = sink.retry_limit_seconds
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        """Deliver events, and count what became of each."""
+        try:
+            self._sink.send(events)
+        except DeliveryError as error:
+            self._count_delivered(events[: error.delivered])
+            self._meter.sent(self._name, "rejected" if isinstance(error, Rejected) else "failed")
+            raise
+        self._count_delivered(events)
+
+    def _count_delivered(self, events: Sequence[StoredEvent]) -> None:
+        now = self._clock.steady()
+        for event in events:
+            self._meter.sent(self._name, "delivered")
+            self._meter.delivered(self._name, max(0.0, now - event.stored_at))
+
+    def keep_alive(self) -> None:
+        """Keep the connection usable."""
+        self._sink.keep_alive()
+
+    def reload(self) -> None:
+        """Read secrets again."""
+        self._sink.reload()
+
+    def check(self) -> str:
+        """Test what can be tested without sending."""
+        return self._sink.check()
+
+    def preview(self, event: StoredEvent) -> RequestPreview:
+        """Return what would be sent."""
+        return self._sink.preview(event)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._sink.close()
+
+
+def measured_outbox(meter: Meter) -> type[Outbox]:
+    """Return an Outbox whose new and expired events are counted."""
+
+    class MeasuredOutbox(Outbox):
+        def commit(self, events: Sequence[tuple[Any, bytes]], **kwargs: Any) -> bool:
+            stored = super().commit(events, **kwargs)
+            for event, _ in events:
+                if isinstance(event, CloudEvent):
+                    _count(meter, event.type.removeprefix(TYPE_PREFIX), event.data)
+            return stored
+
+        def acknowledge(self, sink: str, *args: Any, **kwargs: Any) -> None:
+            super().acknowledge(sink, *args, **kwargs)
+            dead_letter = kwargs.get("dead_lettered")
+            if dead_letter and dead_letter.reason == EXPIRED:
+                meter.sent(sink, "expired")
+
+    return MeasuredOutbox
+
+
+def _count(meter: Meter, event_type: str, data: Mapping[str, Any]) -> None:
+    family, _, kind = event_type.removesuffix(".v1").partition(".")
+    if family == "scheduledevent":
+        meter.changed(kind)
+        if kind == "scheduled" and data.get("NoticeSeconds") is not None:
+            meter.noticed(data.get("EventType"), data["NoticeSeconds"])
+    elif family == "approval":
+        meter.decided(kind, data["Reason"])
+    elif event_type == "bridge.loss.v1":
+        meter.lost(data["Reason"], data["Count"] or 0)

@@ -1,0 +1,236 @@
+"""Metrics for Prometheus.
+
+What happens is counted by `Meter`, which `bridge.service.measured` calls; how things are is read from the status at
+each scrape.
+No label holds an event id, a URL or the name of a VM: the number of series does not grow with the events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bridge import __version__
+from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import parse_iso
+from bridge.runtime.threads import progress_ages
+
+Status = Mapping[str, Any]
+
+POLL_RESULTS = ("answered", "unanswered", "refused", "throttled")
+CHANGES = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+SENT_RESULTS = ("delivered", "failed", "rejected", "expired")
+
+_REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
+_DELIVERY_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600, 86_400)
+_NOTICE_SECONDS = (0, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 86_400)
+# A series beside each counter for its start, which nothing here needs.
+disable_created_metrics()  # type: ignore[no-untyped-call] # the library has no type for it
+
+_OTHER = "other"  # what Azure may add to its values
+_EVENT_TYPES = (*KNOWN_VALUES["EventType"], _OTHER)
+_STATUSES = ("Scheduled", "Started", _OTHER)
+
+
+class Meter:
+    """Counts what happens; every series that is known beforehand starts at zero. Any thread may call it."""
+
+    def __init__(self, registry: CollectorRegistry, sinks: Iterable[str]) -> None:
+        """Prepare all series.
+
+        Args:
+            registry: where the metrics are registered.
+            sinks: the names of the sinks.
+        """
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"imds_bridge_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"imds_bridge_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self._polls = counter("polls_total", "Requests to IMDS, by result.", "result")
+        self._poll_seconds = histogram("poll_duration_seconds", "How long IMDS took.", _REQUEST_SECONDS)
+        self._changes = counter("changes_total", "Changes of Scheduled Events, by kind.", "kind")
+        self._notices = histogram(
+            "notice_seconds", "From the first sight of an event to its NotBefore.", _NOTICE_SECONDS, "type"
+        )
+        self._sent = counter("deliveries_total", "Attempts to deliver an event.", "sink", "result")
+        self._waited = histogram(
+            "delivery_seconds", "From an event's creation to its delivery.", _DELIVERY_SECONDS, "sink"
+        )
+        self._losses = counter("losses_total", "Losses of events, whatever their number.", "reason")
+        self._lost = counter("lost_events_total", "Lost events, as far as their number is known.", "reason")
+        self._decided = counter(
+            "commands_total", "Results of commands, one for each EventId.", "outcome", "reason"
+        )
+        self._approvals = histogram(
+            "approval_seconds", "From a command's arrival to IMDS's answer to the POST.", _REQUEST_SECONDS
+        )
+        build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
+        build.labels(__version__).set(1)
+        ProcessCollector(registry=registry)
+        self._begin_at_zero(sinks)
+
+    def _begin_at_zero(self, sinks: Iterable[str]) -> None:
+        for result in POLL_RESULTS:
+            self._polls.labels(result)
+        for kind in CHANGES:
+            self._changes.labels(kind)
+        for event_type in _EVENT_TYPES:
+            self._notices.labels(event_type)
+        for sink in sinks:
+            self._waited.labels(sink)
+            for result in SENT_RESULTS:
+                self._sent.labels(sink, result)
+        for reason in LOSS_REASONS:
+            self._losses.labels(reason)
+            self._lost.labels(reason)
+        for outcome, reasons in RECEIPT_REASONS.items():
+            for reason in reasons:
+                self._decided.labels(outcome.lower(), reason)
+
+    def polled(self, result: str, seconds: float) -> None:
+        """Count a request to IMDS for the document, with one of POLL_RESULTS; `throttled` is a 429."""
+        self._polls.labels(result).inc()
+        self._poll_seconds.observe(seconds)
+
+    def changed(self, kind: str) -> None:
+        """Count a change of a Scheduled Event, with one of CHANGES."""
+        self._changes.labels(kind).inc()
+
+    def noticed(self, event_type: object, notice_seconds: float) -> None:
+        """Count the time from the first sight of an event of this EventType to its NotBefore."""
+        self._notices.labels(_known(event_type, _EVENT_TYPES)).observe(notice_seconds)
+
+    def sent(self, sink: str, result: str) -> None:
+        """Count what became of one event at one sink, with one of SENT_RESULTS; `failed` is tried again."""
+        self._sent.labels(sink, result).inc()
+
+    def delivered(self, sink: str, seconds: float) -> None:
+        """Count the time from an event's creation to its delivery."""
+        self._waited.labels(sink).observe(seconds)
+
+    def lost(self, reason: str, count: int) -> None:
+        """Count a loss of events, with the reason of the loss event."""
+        self._losses.labels(reason).inc()
+        self._lost.labels(reason).inc(count)
+
+    def decided(self, outcome: str, reason: str) -> None:
+        """Count the receipt for one EventId of a command."""
+        self._decided.labels(outcome, reason).inc()
+
+    def approved(self, seconds: float) -> None:
+        """Count the time from a command's arrival to IMDS's answer to its POST."""
+        self._approvals.observe(seconds)
+
+
+class StatusCollector(Collector):
+    """Reads from the status, at each scrape, how things are."""
+
+    def __init__(self, status: Callable[[], Status], clock: Clock) -> None:
+        """Prepare to read.
+
+        Args:
+            status: returns what the status file shows.
+            clock: for ages.
+        """
+        self._status = status
+        self._clock = clock
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the status is not read before the first scrape."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of this moment."""
+        status = self._status()
+        now = self._clock.now()
+        yield from _of_process(status)
+        yield _gauge("loop_progress_age_seconds", "Since a loop last made progress.", "loop", progress_ages())
+        if status["role"] != "relay":
+            yield from _of_imds(status, now)
+        if receiver := status.get("commands") or status.get("relay"):
+            yield _single("bus_connected", "1 while messages can be received.", not receiver["last_error"])
+        if "waiting_commands" in status:
+            yield _single("waiting_commands", "Commands without a decision.", status["waiting_commands"])
+        yield from _of_sinks(status["sinks"], now)
+
+
+def _of_process(status: Status) -> Iterator[Metric]:
+    yield _single("storage_available", "0 while the state cannot be written.", not status["storage_error"])
+    yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
+
+
+def _of_imds(status: Status, now: datetime) -> Iterator[Metric]:
+    if last_good := parse_iso(status["last_good_at"]):
+        age_seconds = max(0.0, (now - last_good).total_seconds())
+        yield _single("imds_last_good_answer_age_seconds", "Since IMDS's last valid answer.", age_seconds)
+    if not (document := status.get("document")):
+        return
+    if isinstance(incarnation := document.get("DocumentIncarnation"), int):
+        yield _single("document_incarnation", "DocumentIncarnation of the document.", incarnation)
+    yield _events(document)
+
+
+def _events(document: Mapping[str, Any]) -> Metric:
+    counts = Tally(
+        (_known(event.get("EventType"), _EVENT_TYPES), _known(event.get("EventStatus"), _STATUSES))
+        for event in document.get("Events") or ()
+        if isinstance(event, dict)
+    )
+    family = GaugeMetricFamily(
+        "imds_bridge_scheduled_events", "Events in the document.", labels=["type", "status"]
+    )
+    for event_type in _EVENT_TYPES:
+        for event_status in _STATUSES:
+            family.add_metric([event_type, event_status], counts[event_type, event_status])
+    return family
+
+
+def _known(value: object, known: Iterable[str]) -> str:
+    return value if isinstance(value, str) and value in known else _OTHER
+
+
+def _of_sinks(sinks: Mapping[str, Any], now: datetime) -> Iterator[Metric]:
+    def gauge(name: str, text: str, value: Callable[[Any], float]) -> Metric:
+        return _gauge(name, text, "sink", {sink: value(shown) for sink, shown in sinks.items()})
+
+    def retry_seconds(sink: Any) -> float:
+        retry_at = parse_iso(sink["next_retry_at"])
+        return max(0.0, (retry_at - now).total_seconds()) if retry_at else 0.0
+
+    yield gauge("backlog_events", "Events that wait for a sink.", lambda sink: sink["backlog"])
+    yield gauge(
+        "oldest_waiting_seconds",
+        "How long the oldest event has waited.",
+        lambda sink: sink["oldest_waits_seconds"] or 0,
+    )
+    yield gauge("next_retry_seconds", "Until the next try, 0 if none is due.", retry_seconds)
+    yield gauge("dead_letters", "Events that were given up.", lambda sink: sink["dead_letters"])
+    yield gauge("sink_up", "1 while a sink accepts events.", lambda sink: sink["state"] == "ok")
+
+
+def _single(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"imds_bridge_{name}", text, value=value)
+
+
+def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"imds_bridge_{name}", text, labels=[label])
+    for value_of_label, value in values.items():
+        family.add_metric([value_of_label], value)
+    return family

@@ -1,0 +1,88 @@
+"""What makes a process not ready, and what needs a person."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from bridge.runtime.instants import iso_utc
+from bridge.service.health import find_stalled, find_unready, find_urgent
+
+NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
+
+
+def sink(**changes: Any) -> dict[str, Any]:
+    """Return the status of a sink that works."""
+    return {
+        "state": "ok",
+        "backlog": 0,
+        "oldest_waits_seconds": None,
+        "dead_letters": 0,
+        "last_error": None,
+        **changes,
+    }
+
+
+def status(role: str = "forward", **changes: Any) -> dict[str, Any]:
+    """Return the status of a process that works."""
+    roles: dict[str, dict[str, Any]] = {
+        "forward": {"last_good_at": iso_utc(NOW - timedelta(seconds=1)), "last_error": None},
+        "listen": {"commands": {"from": "sb://bus/commands", "last_error": None}, "last_good_at": None},
+        "relay": {"relay": {"from": "sb://bus/events", "last_error": None}},
+    }
+    return {"role": role, "storage_error": None, "sinks": {"ops": sink()}, **roles[role], **changes}
+
+
+@pytest.mark.parametrize("role", ["forward", "listen", "relay"])
+def test_a_process_that_works_is_ready_and_needs_nobody(role: str) -> None:
+    assert find_unready(status(role), NOW) == []
+    assert find_urgent(status(role), NOW, backlog_seconds=300) == []
+
+
+def test_a_listener_without_a_bus_is_ready() -> None:
+    assert find_unready(status("listen", commands=None), NOW) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "changes", "reason"),
+    [
+        ("forward", {"last_good_at": None}, "IMDS has given no valid answer yet"),
+        ("forward", {"last_good_at": None, "last_error": "refused"}, "no valid answer yet: refused"),
+        ("forward", {"last_good_at": iso_utc(NOW - timedelta(seconds=31))}, "is 31 s old"),
+        ("listen", {"commands": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
+        ("relay", {"relay": {"from": "sb://q", "last_error": "gone"}}, "from sb://q: gone"),
+        ("forward", {"storage_error": "disk full"}, "the state cannot be written: disk full"),
+    ],
+)
+def test_a_process_is_not_ready_for_a_reason(role: str, changes: dict[str, Any], reason: str) -> None:
+    (found,) = find_unready(status(role, **changes), NOW)
+    assert reason in found
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": "misconfigured", "last_error": "401"}, "sink ops is misconfigured: 401"),
+        ({"state": "gone", "last_error": "410"}, "sink ops is gone: 410"),
+        ({"state": "rejecting", "last_error": "400"}, "sink ops is rejecting: 400"),
+        ({"backlog": 3, "oldest_waits_seconds": 301}, "3 event(s) waiting, the oldest for 301 s"),
+        ({"dead_letters": 2}, "2 dead letter(s)"),
+    ],
+)
+def test_a_sink_needs_a_person_for_a_reason(changes: dict[str, Any], reason: str) -> None:
+    (found,) = find_urgent(status(sinks={"ops": sink(**changes)}), NOW, backlog_seconds=300)
+    assert reason in found
+
+
+def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
+    waiting = sink(state="retrying", backlog=3, oldest_waits_seconds=300)
+    assert find_urgent(status(sinks={"ops": waiting}), NOW, backlog_seconds=300) == []
+
+
+def test_every_stalled_loop_is_named() -> None:
+    assert find_stalled(["poll", "sink-ops"]) == [
+        "the loop poll makes no progress",
+        "the loop sink-ops makes no progress",
+    ]

@@ -1,0 +1,163 @@
+"""What is counted at the borders of a process, and what a scrape reads from its status."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from bridge.contract.data import DATA
+from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
+from bridge.errors import ImdsError, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.imds.memory import ImdsDouble
+from bridge.service.measured import MeasuredImds, MeasuredSink
+from bridge.service.metrics import Meter, StatusCollector
+from bridge.sinks.memory import MemorySink
+from tests.support.clock import MovedClock
+
+
+class Rig:
+    """A registry with a meter and the collector of a status."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.meter = Meter(self.registry, ["ops"])
+        self.clock = MovedClock()
+        self.status: dict[str, Any] = {
+            "role": "forward",
+            "storage_error": None,
+            "outbox_bytes": 4096,
+            "last_good_at": None,
+            "document": None,
+            "sinks": {},
+        }
+        self.registry.register(StatusCollector(lambda: self.status, self.clock))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Return a sample's value, None if there is none."""
+        return self.registry.get_sample_value(f"imds_bridge_{name}", labels)
+
+    def series(self) -> set[str]:
+        """Return every series: a sample's name with its labels."""
+        lines = generate_latest(self.registry).decode().splitlines()
+        return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+
+def event(number: int, clock: MovedClock) -> StoredEvent:
+    return StoredEvent(seq=number, id=f"id-{number}", type="t", stored_at=clock.steady(), body=b"{}")
+
+
+def test_counters_start_at_zero_for_every_known_label() -> None:
+    rig = Rig()
+    assert rig.value("polls_total", result="throttled") == 0
+    assert rig.value("changes_total", kind="ended") == 0
+    assert rig.value("deliveries_total", sink="ops", result="rejected") == 0
+    assert rig.value("losses_total", reason="Damage") == 0
+    assert rig.value("commands_total", outcome="failed", reason="imds_refused") == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (None, "answered"),
+        (ImdsError("no connection"), "unanswered"),
+        (ImdsError("500", status=500), "refused"),
+        (ImdsError("429", status=429), "throttled"),
+    ],
+)
+def test_a_poll_is_counted_by_its_result(error: ImdsError | None, result: str) -> None:
+    rig = Rig()
+    imds = ImdsDouble()
+    if error:
+        imds.fail(error)
+    measured = MeasuredImds(imds, rig.meter, rig.clock)
+    if error:
+        with pytest.raises(ImdsError):
+            measured.document()
+    else:
+        measured.document()
+    assert rig.value("polls_total", result=result) == 1
+    assert rig.value("poll_duration_seconds_count") == 1
+
+
+def test_a_delivery_is_counted_with_the_time_that_the_event_waited() -> None:
+    rig = Rig()
+    sink = MeasuredSink("ops", MemorySink(), rig.meter, rig.clock)
+    waiting = event(1, rig.clock)
+    rig.clock.advance(3.0)
+    sink.send([waiting])
+    assert rig.value("deliveries_total", sink="ops", result="delivered") == 1
+    assert rig.value("delivery_seconds_sum", sink="ops") == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("error", "result"), [(Unavailable, "failed"), (Rejected, "rejected")])
+def test_a_part_of_a_batch_is_counted_as_delivered_and_one_event_as_failed(error: Any, result: str) -> None:
+    rig = Rig()
+    inner = MemorySink()
+    inner.failures.append(error("no", delivered=2))
+    sink = MeasuredSink("ops", inner, rig.meter, rig.clock)
+    with pytest.raises(error):
+        sink.send([event(number, rig.clock) for number in range(4)])
+    assert rig.value("deliveries_total", sink="ops", result="delivered") == 2
+    assert rig.value("deliveries_total", sink="ops", result=result) == 1
+
+
+def test_unknown_types_and_statuses_share_one_series() -> None:
+    rig = Rig()
+    entries = [{"EventType": f"New{number}", "EventStatus": "Odd"} for number in range(10_000)]
+    before = rig.series()
+    rig.status["document"] = {"DocumentIncarnation": 7, "Events": [*entries, "not an event", {}]}
+    assert rig.value("scheduled_events", type="other", status="other") == 10_001
+    rig.status["document"] = {"DocumentIncarnation": "seven", "Events": None}
+    assert rig.value("document_incarnation") is None
+    assert len(rig.series() - before) == 6 * 3
+
+
+def test_ten_thousand_events_leave_the_number_of_series_as_it_is() -> None:
+    rig = Rig()
+    sink = MeasuredSink("ops", MemorySink(), rig.meter, rig.clock)
+    before = rig.series()
+    for number in range(10_000):
+        sink.send([event(number, rig.clock)])
+        rig.meter.noticed(f"New{number}", number)
+    assert rig.series() == before
+
+
+def test_a_scrape_shows_the_sinks_and_the_bus() -> None:
+    rig = Rig()
+    retry_at = datetime.fromtimestamp(rig.clock.wall() + 30, UTC).isoformat()
+    rig.status |= {
+        "role": "listen",
+        "commands": {"last_error": "detached"},
+        "waiting_commands": 2,
+        "storage_error": "disk full",
+        "sinks": {
+            "ops": {
+                "state": "retrying",
+                "backlog": 5,
+                "oldest_waits_seconds": 12.5,
+                "next_retry_at": retry_at,
+                "dead_letters": 1,
+            }
+        },
+    }
+    assert rig.value("bus_connected") == 0
+    assert rig.value("waiting_commands") == 2
+    assert rig.value("storage_available") == 0
+    assert rig.value("backlog_events", sink="ops") == 5
+    assert rig.value("oldest_waiting_seconds", sink="ops") == 12.5
+    assert rig.value("next_retry_seconds", sink="ops") == pytest.approx(30, abs=0.01)
+    assert rig.value("dead_letters", sink="ops") == 1
+    assert rig.value("sink_up", sink="ops") == 0
+
+
+def test_the_known_reasons_are_those_of_the_contract() -> None:
+    loss = str(DATA["bridge.loss"].model_fields["Reason"].examples)
+    assert all(reason in loss for reason in LOSS_REASONS)
+    for outcome, reasons in RECEIPT_REASONS.items():
+        examples = DATA[f"approval.{outcome.lower()}"].model_fields["Reason"].examples
+        assert list(reasons) == examples
