@@ -1,0 +1,259 @@
+// Generated from rules.yaml: python -m tests.support.monitoring
+metadata description = 'The alerts of imds-bridge for an Azure Monitor workspace that scrapes its metrics.'
+
+@description('Resource id of the Azure Monitor workspace.')
+param workspaceId string
+
+@description('Resource ids of the action groups that are notified.')
+param actionGroupIds string[] = []
+
+param location string = resourceGroup().location
+param tags object = {}
+
+var actions = [for id in actionGroupIds: {
+  actionGroupId: id
+}]
+
+resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: 'imds-bridge'
+  location: location
+  tags: tags
+  properties: {
+    description: 'Alerts of imds-bridge'
+    enabled: true
+    interval: 'PT1M'
+    scopes: [
+      workspaceId
+    ]
+    rules: [
+      {
+        alert: 'ImdsBridgeSilent'
+        expression: 'up{job=~"imds-bridge.*"} == 0'
+        for: 'PT2M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} does not answer'
+          description: 'Nothing reads this VM\'s Scheduled Events, or nothing approves them.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeImdsUnreachable'
+        expression: 'imds_bridge_imds_last_good_answer_age_seconds > 60'
+        for: 'PT1M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} gets no valid answer from IMDS'
+          description: 'The last valid answer is {{ $value }} s old. A notice would not be seen.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeStalled'
+        expression: 'imds_bridge_loop_progress_age_seconds > 120'
+        for: 'PT1M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'the loop {{ $labels.loop }} on {{ $labels.instance }} makes no progress'
+          description: 'A supervisor with a watchdog restarts the process; without one, restart it.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeRestarts'
+        expression: 'changes(process_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 2'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} was restarted {{ $value }} times in 30 minutes'
+          description: 'Its watchdog or its supervisor restarts it again and again.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeSinkDown'
+        expression: 'imds_bridge_sink_up == 0'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} accepts nothing'
+          description: 'Nothing is lost yet. Events are kept until max_age_seconds.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeBacklog'
+        expression: 'imds_bridge_oldest_waiting_seconds > 300'
+        for: 'PT1M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'an event has waited {{ $value }} s for the sink {{ $labels.sink }} on {{ $labels.instance }}'
+          description: 'Its receivers have not seen a change of this VM\'s Scheduled Events.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeDeadLetters'
+        expression: 'imds_bridge_dead_letters > 0'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} has dead letters ({{ $value }})'
+          description: 'The receiver refused these events, or they became too old. They are kept.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeLoss'
+        expression: 'increase(imds_bridge_losses_total[15m]) > 0'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} has lost events ({{ $labels.reason }})'
+          description: 'A bridge.loss event says how many, and of which time.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeStorage'
+        expression: 'imds_bridge_storage_available == 0'
+        for: 'PT1M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} cannot write its state'
+          description: 'Events are kept in memory only. They are lost if the VM is stopped.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeShortNotice'
+        expression: 'increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: '{{ $labels.instance }} got less than 5 minutes of notice of a {{ $labels.type }}'
+          description: 'Azure documents at least 10 minutes. The notice was seen late, or the host has failed.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeApprovalsFail'
+        expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'an approval failed on {{ $labels.instance }} ({{ $labels.reason }})'
+          description: 'The policy allowed the command, but IMDS did not confirm the approval.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeBadSignatures'
+        expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'commands with a wrong signature reached {{ $labels.instance }}'
+          description: 'A sender has an old secret, or somebody forges commands. They were refused.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeBusDown'
+        expression: 'imds_bridge_bus_connected == 0'
+        for: 'PT2M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} receives nothing from Service Bus'
+          description: 'Commands wait in the queue, or the relay forwards nothing.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+    ]
+  }
+}

@@ -1,0 +1,103 @@
+"""The alerts for Azure Monitor, from the Prometheus rules: `python -m tests.support.monitoring` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "infra" / "monitoring"
+RULES = FOLDER / "rules.yaml"
+BICEP = FOLDER / "alerts.bicep"
+
+# Azure Monitor's severities: 0 critical, 1 error, 2 warning.
+SEVERITIES = {"critical": 1, "warning": 2}
+
+_HEAD = """\
+// Generated from rules.yaml: python -m tests.support.monitoring
+metadata description = 'The alerts of imds-bridge for an Azure Monitor workspace that scrapes its metrics.'
+
+@description('Resource id of the Azure Monitor workspace.')
+param workspaceId string
+
+@description('Resource ids of the action groups that are notified.')
+param actionGroupIds string[] = []
+
+param location string = resourceGroup().location
+param tags object = {}
+
+var actions = [for id in actionGroupIds: {
+  actionGroupId: id
+}]
+
+resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
+  name: 'imds-bridge'
+  location: location
+  tags: tags
+  properties: {
+    description: 'Alerts of imds-bridge'
+    enabled: true
+    interval: 'PT1M'
+    scopes: [
+      workspaceId
+    ]
+    rules: [
+"""
+_TAIL = """\
+    ]
+  }
+}
+"""
+
+
+def read_rules() -> list[dict[str, Any]]:
+    """Return the Prometheus rules."""
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def bicep() -> str:
+    """Return the Bicep module with every rule."""
+    return _HEAD + "".join(line for rule in read_rules() for line in _rule(rule)) + _TAIL
+
+
+def _rule(rule: dict[str, Any]) -> Iterator[str]:
+    severity = rule["labels"]["severity"]
+    yield "      {\n"
+    yield f"        alert: {_text(rule['alert'])}\n"
+    yield f"        expression: {_text(rule['expr'])}\n"
+    if "for" in rule:
+        yield f"        for: {_text(_iso8601(rule['for']))}\n"
+    yield f"        severity: {SEVERITIES[severity]}\n"
+    yield "        labels: {\n"
+    yield f"          severity: {_text(severity)}\n"
+    yield "        }\n"
+    yield "        annotations: {\n"
+    for name, text in rule["annotations"].items():
+        yield f"          {name}: {_text(text)}\n"
+    yield "        }\n"
+    yield "        resolveConfiguration: {\n"
+    yield "          autoResolved: true\n"
+    yield "          timeToResolve: 'PT10M'\n"
+    yield "        }\n"
+    yield "        actions: actions\n      }\n"
+
+
+def _iso8601(duration: str) -> str:
+    found = re.fullmatch(r"(\d+)m", duration)
+    assert found, f"{duration}: expected minutes"
+    return f"PT{found[1]}M"
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+    return f"'{escaped}'"
+
+
+if __name__ == "__main__":
+    BICEP.write_text(bicep())
