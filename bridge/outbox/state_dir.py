@@ -149,10 +149,21 @@ class StateFolder:
     def read_status(self) -> dict[str, Any] | None:
         """Return what was last written, None if nothing readable was."""
         try:
-            status = json.loads(_read(self.path / STATUS))
+            return self.load_status()
         except (OSError, ValueError):
             return None
-        return status if isinstance(status, dict) else None
+
+    def load_status(self) -> dict[str, Any]:
+        """Return what was last written.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it is not a status.
+        """
+        status = json.loads(_read(self.path / STATUS))
+        if not isinstance(status, dict):
+            raise ValueError(f"given {type(status).__name__}, expected an object")
+        return status
 
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer, over the one before; a text has always the same length."""

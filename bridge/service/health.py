@@ -56,8 +56,8 @@ def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 
 def _bus_faults(status: Mapping[str, Any]) -> Iterator[str]:
-    receiver = status.get("commands") or status.get("relay")
-    if receiver and receiver["last_error"]:
+    receiver = status.get("commands") or status.get("relay") or {}
+    if receiver.get("last_error"):
         yield f"nothing is received from {receiver['from']}: {receiver['last_error']}"
 
 

@@ -12,24 +12,58 @@ from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc, parse_iso
 
+# The process writes every 10 s at least.
+SILENT_SECONDS = 60.0
+
+_RESPONSE_TEXTS = {
+    "gone": "NOT RESPONDING: the process is gone without a stop, last updated {age} ago",
+    "silent": "NOT RESPONDING: {holder} has not written for {age}; it hangs, or cannot write to the state folder",
+    "stopped": "NOT RUNNING: stopped {age} ago",
+}
+
 
 def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
-    """Read the status that the process last wrote; add `running`, its age and each event's countdown.
+    """Read the status that the process last wrote; add `response`, `running`, its age and each event's countdown.
+
+    `response` is "ok", "gone" (without a stop), "silent" or "stopped".
 
     Raises:
-        UsageError: no process has written a status there.
+        UsageError: there is no status to read; the text says why.
     """
-    status = folder.read_status()
-    if status is None:
-        raise UsageError(
-            f"no status in {folder.path}: has `imds-bridge {folder.path.name}` run with this state_dir, "
-            "and may this user read it (sudo)?"
-        )
-    status["running"] = bool(status.get("running")) and folder.holder() is not None
-    status["age_seconds"] = _age(status.get("written_at"), now)
+    holder = folder.holder()
+    status = _read(folder, holder)
+    age_seconds = _age(status.get("written_at"), now)
+    if holder:
+        response = "ok" if age_seconds is not None and age_seconds <= SILENT_SECONDS else "silent"
+    else:
+        response = "gone" if status.get("running") else "stopped"
     document = read_document(status["document"]) if status.get("document") else None
-    status["events"] = [_event(event, now) for event in document.events.values()] if document else []
-    return status
+    return {
+        **status,
+        "response": response,
+        "holder": holder,
+        "running": response == "ok",
+        "age_seconds": age_seconds,
+        "events": [_event(event, now) for event in document.events.values()] if document else [],
+    }
+
+
+def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
+    try:
+        status = folder.load_status()
+    except FileNotFoundError:
+        why = (
+            f"{holder} runs, but cannot write there, or has just started"
+            if holder
+            else f"`imds-bridge {folder.path.name}` has never run with this state_dir"
+        )
+    except PermissionError:
+        why = "this user may not read it; use sudo, or be the service's user"
+    except (OSError, ValueError) as error:
+        why = f"it cannot be read: {error}; a running process replaces it within 10 s"
+    else:
+        return status
+    raise UsageError(f"no status in {folder.path}: {why}")
 
 
 def _age(text: str | None, now: datetime) -> float | None:
@@ -57,7 +91,7 @@ def _head(status: dict[str, Any]) -> list[str]:
     lines = [
         f"imds-bridge {status['version']}, process {status['pid']}, updated {age} ago"
         if status["running"]
-        else f"NOT RUNNING, last updated {age} ago"
+        else _RESPONSE_TEXTS[status["response"]].format(age=age, holder=status["holder"])
     ]
     if relay := status.get("relay"):
         lines.append(f"BUS   {relay['from']}, {_relay(relay)}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -573,6 +573,7 @@ def live_status(config: Path, **more: Any) -> StateFolder:
     folder.write_status(
         {
             "version": __version__,
+            "role": "forward",
             "pid": os.getpid(),
             "running": True,
             "written_at": datetime.now(UTC).isoformat(),
@@ -660,17 +661,113 @@ def test_status_shows_text_from_outside_with_escapes(call: Any, config: Path) ->
 
 
 def test_status_of_a_stopped_process_reports_it_and_exits_3(call: Any, config: Path) -> None:
-    live_status(config, storage_error="no space").release()
+    live_status(config, storage_error="no space", running=False).release()
     done = call("status", "--config", config)
     assert done.code == 3
-    assert re.match(r"NOT RUNNING, last updated \d+ s ago", done.out)
+    assert re.match(r"NOT RUNNING: stopped \d+ s ago", done.out)
     assert "STORE UNAVAILABLE, events are buffered in memory: no space" in done.out
+
+
+def test_status_of_a_process_that_is_gone_without_a_stop_reports_it_and_exits_3(
+    call: Any, config: Path
+) -> None:
+    live_status(config).release()
+    done = call("status", "--config", config)
+    assert done.code == 3
+    assert re.match(r"NOT RESPONDING: the process is gone without a stop, last updated \d+ s ago", done.out)
+
+
+def test_status_of_a_process_that_has_not_written_for_a_minute_reports_it_and_exits_3(
+    call: Any, config: Path
+) -> None:
+    long_ago = datetime.now(UTC) - timedelta(seconds=61)
+    folder = live_status(config, written_at=long_ago.isoformat())
+    done = call("status", "--config", config)
+    folder.release()
+    assert done.code == 3
+    assert re.match(rf"NOT RESPONDING: process {os.getpid()} .*has not written for 1 min", done.out)
 
 
 def test_status_before_the_first_start_exits_2_with_the_reason(call: Any, config: Path) -> None:
     done = call("status", "--config", config)
     assert done.code == 2
-    assert "no status in" in done.err
+    assert "`imds-bridge forward` has never run with this state_dir" in done.err
+
+
+def test_status_of_a_process_that_cannot_write_exits_2_with_the_reason(call: Any, config: Path) -> None:
+    folder = live_status(config)
+    (folder.path / "status.json").unlink()
+    done = call("status", "--config", config)
+    folder.release()
+    assert done.code == 2
+    assert re.search(rf"process {os.getpid()}.* runs, but cannot write there", done.err)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x00"])
+def test_status_of_a_damaged_file_exits_2_with_the_reason(call: Any, config: Path, text: str) -> None:
+    folder = live_status(config)
+    (folder.path / "status.json").write_text(text)
+    done = call("status", "--config", config)
+    folder.release()
+    assert done.code == 2
+    assert "it cannot be read: " in done.err
+
+
+def test_status_without_permission_exits_2_with_the_reason(
+    call: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = live_status(config)
+    denied = PermissionError(13, "Permission denied")  # root may read everything
+
+    def refuse(_: StateFolder) -> NoReturn:
+        raise denied
+
+    monkeypatch.setattr(StateFolder, "load_status", refuse)
+    done = call("status", "--config", config)
+    folder.release()
+    assert done.code == 2
+    assert "this user may not read it; use sudo" in done.err
+
+
+def test_status_check_prints_only_what_needs_a_person(call: Any, config: Path) -> None:
+    waiting = {
+        "state": "retrying",
+        "backlog": 3,
+        "oldest_waits_seconds": 65.0,
+        "dead_letters": 0,
+        "last_error": "503",
+        "last_error_at": "2026-01-01T00:00:00.000Z",
+        "last_success_at": None,
+    }
+    folder = live_status(config, sinks={"ops": waiting})
+    done = call("status", "--check", "--config", config)
+    assert (done.code, done.out) == (0, "nothing needs a person\n")
+    done = call("status", "--check", "--backlog-seconds", "60", "--config", config)
+    folder.release()
+    assert done.code == 3
+    assert re.fullmatch(r"sink ops has 3 event\(s\) waiting, the oldest for 65 s: 503\n", done.out)
+    done = call("status", "--check", "--config", config)
+    assert done.code == 3
+    assert done.out.startswith("NOT RESPONDING")
+
+
+def test_status_watch_shows_it_again_until_it_is_interrupted(
+    call: Any, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = live_status(config)
+    waits: list[float] = []
+
+    def interrupt_the_second(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("bridge.cli.status.time.sleep", interrupt_the_second)
+    done = call("status", "--watch", "--config", config)
+    folder.release()
+    assert done.code == 0
+    assert done.out.count("Document 7:") == 2
+    assert "\x1b" not in done.out
 
 
 def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: Any) -> None:
