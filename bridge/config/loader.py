@@ -12,9 +12,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from bridge.config.base import Settings
 from bridge.config.environment import name_variable, override
 from bridge.config.faults import load_part
 from bridge.config.imds import ImdsSettings
+from bridge.config.metrics import MetricsSettings
 from bridge.config.models import Config
 from bridge.config.registry import UnknownNameError, sink_settings
 from bridge.config.sinks import SinkSettings
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
+_SECTIONS: dict[str, type[Settings]] = {"imds": ImdsSettings, "metrics": MetricsSettings}
 # The sections that receive from a bus, loaded only if they are written, and as what they receive each event.
 _RECEIVERS = {
     "approvals": ("bridge.config.approvals:ApprovalSettings", "a command"),
@@ -55,8 +58,9 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     from_environment = override(given, environ)
     faults: list[str] = []
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
-    if "imds" in given:
-        parts["imds"] = load_part(ImdsSettings, given.pop("imds"), "imds", faults) or ImdsSettings()
+    for section, model in _SECTIONS.items():
+        if section in given:
+            parts[section] = load_part(model, given.pop(section), section, faults) or model()
     for section, (settings, received_as) in _RECEIVERS.items():
         if section in given:
             source = load_part(resolve_name(settings), given.pop(section), section, faults)

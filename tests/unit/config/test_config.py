@@ -11,6 +11,7 @@ import pytest
 from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
+from bridge.config.metrics import split_address
 from bridge.config.models import Config
 from bridge.config.sinks import StdoutSettings
 from bridge.config.validators import check_url, parse_headers
@@ -293,6 +294,13 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
         ("[imds]\npoll_seconds = 0.1", "imds.poll_seconds: given 0.1, expected greater than or equal to 0.2"),
         ("[imds]\npoll_seconds = nan", "imds.poll_seconds: given NaN, expected"),
         ('[imds]\nendpoint = "169.254.169.254"', 'imds.endpoint: given "169.254.169.254", expected a URL'),
+        ("metrics = 5", "metrics: given 5, expected a table: [metrics]"),
+        ('[metrics]\nlisten = "9464"', 'metrics.listen: given "9464", expected an address and a port'),
+        ('[metrics]\nlisten = ":9464"', 'metrics.listen: given ":9464", expected an address and a port'),
+        (
+            '[metrics]\nlisten = "::1:66000"',
+            'metrics.listen: given "::1:66000", expected an address and a port',
+        ),
         (webhook(url=None), "sinks.ops.url: is missing (or url_file)"),
         (webhook(url=5), "sinks.ops.url: given ***, expected a text"),
         (webhook(url=f"{SECRET}.example.org"), "sinks.ops.url: given ***, expected a URL such as"),
@@ -319,6 +327,19 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
 def test_an_error_shows_the_given_value_and_the_expected_one(file: Path, text: str, fault: str) -> None:
     (found,) = faults(file, text)
     assert found.startswith(fault)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
+        ("[::1]:0", ("::1", 0)),
+        ("10.0.0.4:65535", ("10.0.0.4", 65535)),
+    ],
+)
+def test_an_address_to_listen_on_is_read(file: Path, listen: str, address: tuple[str, int]) -> None:
+    file.write_text(f'[metrics]\nlisten = "{listen}"')
+    assert split_address(load(file, {}).metrics.listen) == address
 
 
 def test_a_secret_and_its_file_together_are_an_error(file: Path, tmp_path: Path) -> None:
