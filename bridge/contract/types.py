@@ -63,4 +63,4 @@ RECEIPT_REASONS = {
     ),
     "Failed": ("imds_refused", "imds_unavailable"),
 }
-LOSS_REASONS = ("Damage", "SizeLimit", "StateFolderGone")
+LOSS_REASONS = ("Damage", "SizeLimit", "StateFolderGone", "OtherVm")

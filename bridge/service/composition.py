@@ -296,6 +296,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         identity=identity,
         programs=Programs(parts.folder.path / "runs"),
         dry_run=dry_run,
+        **({"approved": parts.metrics.meter.approved} if parts.metrics else {}),
     )
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},

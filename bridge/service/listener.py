@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -75,6 +75,7 @@ class Listener:
         identity: VmIdentity,
         programs: Programs,
         dry_run: bool = False,
+        approved: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Prepare to listen.
 
@@ -88,7 +89,9 @@ class Listener:
             identity: who this VM is; until that is known, nothing is approved.
             programs: runs what auto rules name.
             dry_run: decide and publish receipts, but POST nothing.
+            approved: called for each command that IMDS has approved, with the seconds since its arrival.
         """
+        self._approved = approved
         self._settings = settings
         self._approver = ImdsApprover(imds, clock=clock)
         self._receiver = receiver
@@ -432,7 +435,14 @@ class Listener:
                 if pending.intended & keys:
                     pending.intended -= keys
                     self._put_record(pending)
+        self._measure(result.decisions)
         return result.decisions
+
+    def _measure(self, decisions: Mapping[str, Decision]) -> None:
+        accepted = {key for key, decision in decisions.items() if decision.outcome == "accepted"}
+        for pending in self._pending.values():
+            if not accepted.isdisjoint(map(str.lower, pending.decisions)):
+                self._approved(self._clock.monotonic() - pending.arrived_at)
 
     def _final(
         self, pending: Pending, results: Mapping[str, Decision], known: set[str]

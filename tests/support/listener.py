@@ -140,6 +140,7 @@ class ListenerRig:
             }
         )
         self.dry_run = dry_run
+        self.approved_after: list[float] = []
         self._folder = folder
         self._events: list[dict[str, Any]] = []
         self._start()
@@ -171,6 +172,7 @@ class ListenerRig:
             ),
             programs=self.make_programs(self._folder / "runs"),
             dry_run=self.dry_run,
+            approved=self.approved_after.append,
         )
 
     def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:

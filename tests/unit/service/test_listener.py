@@ -79,6 +79,17 @@ def test_an_approval_is_posted_and_has_a_receipt_with_all_resources(rig: Listene
     assert len(rig.queue.completed) == 1
 
 
+def test_the_time_from_a_command_to_its_approval_is_measured_once(rig: ListenerRig) -> None:
+    rig.send("E-1", "E-2", id="late")
+    rig.run(3.0)
+    rig.imds.schedule(event_id="e-1")
+    rig.imds.schedule(event_id="e-2")
+    rig.send("E-3", id="unknown")
+    rig.run(4.0)
+    (seconds,) = rig.approved_after
+    assert 3.0 <= seconds <= 6.0
+
+
 def test_the_intent_is_committed_before_the_post_and_the_receipt_before_the_message_is_settled(
     rig: ListenerRig,
 ) -> None:
