@@ -131,16 +131,18 @@ def test_with_wait_it_ends_at_the_receipt_and_explains_it(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
     sink = {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC}
-    given = {**settings(imds, bus), "sinks": {"receipts": sink}}
+    policy = {"allow": [{}], "deny": [{"event_type": ["Redeploy"]}]}
+    given = {**settings(imds, bus, policy=policy), "sinks": {"receipts": sink}}
     event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])
+    denied = imds.schedule(event_type="Redeploy", resources=["web-0"])
     with Listen(tmp_path, given) as listen:
         accepted = run("approve", event, "--wait", "--config", listen.config)
-        again = run("approve", event, "--vm", "web-9", "--wait", "--config", listen.config)
+        refused = run("approve", denied, "--wait", "--config", listen.config)
     assert accepted.returncode == 0, accepted
     assert f"accepted: {event}: approved; releases web-0, web-1" in accepted.stdout
     assert "the start may still wait for other VMs on the host" in accepted.stdout
-    assert again.returncode == 3, again
-    assert f"rejected: {event}: other_vm" in again.stdout
+    assert refused.returncode == 3, refused
+    assert f"rejected: {denied}: denied" in refused.stdout
 
 
 def test_with_signing_secrets_receipts_are_signed_and_only_those_are_believed(
