@@ -200,8 +200,8 @@ class BusReceiver:
         received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
             max_message_count=count, max_wait_time=wait_seconds
         )
-        if not received and is_shut_down(self._receiver):
-            raise Unavailable(f"{self._address}: the SDK has closed its receiver")
+        if not received:
+            _check_open(self._receiver, self._address)
         return received
 
     def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
@@ -362,6 +362,7 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
     def look() -> str:
         with connect(settings) as client, _receiver(client, settings, session) as receiver:
             waiting = receiver.peek_messages(1, timeout=SETTLE_SECONDS)
+            _check_open(receiver, address)
         return f"{address} can be received from, and {what} {'wait' if waiting else 'do not wait'} there"
 
     address = address_of(settings)
@@ -378,6 +379,11 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
         raise delivery_error(error, address) from error
     finally:
         worker.close()
+
+
+def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
+    if is_shut_down(receiver):
+        raise Unavailable(f"{address}: the SDK has closed its receiver")
 
 
 def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:

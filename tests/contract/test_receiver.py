@@ -214,6 +214,17 @@ def test_a_dead_letter_has_its_reason_and_description(station: Station) -> None:
     assert station.dead_letters() == [("malformed", "no JSON")]
 
 
+def test_a_released_message_is_delivered_again(station: Station) -> None:
+    station.send(b"one")
+    (first,) = station.receive()
+    station.receiver.settle(first, Settlement(is_released=True))
+    (again,) = station.receive()
+    assert again.sequence_number == first.sequence_number
+    assert station.counts() == (1, 0, 0)
+    station.receiver.settle(again, Settlement())
+    wait_until(lambda: station.counts() == (0, 1, 0))
+
+
 def test_any_thread_may_settle(station: Station) -> None:
     for _ in range(10):
         station.send(b"one")
@@ -251,7 +262,7 @@ def test_after_a_lost_connection_messages_are_delivered_again_and_old_settlement
     wait_until(lambda: station.counts() == (0, 1, 0))
 
 
-def test_the_stop_carries_out_settlements_and_abandons_the_rest(station: Station) -> None:
+def test_the_stop_carries_out_settlements_and_releases_the_rest(station: Station) -> None:
     for _ in range(3):
         station.send(b"one")
     received = station.receive(3)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus._pyamqp import sender as sdk_sender
+from hypothesis import strategies as st
 
 from bridge.lab.servicebus.codec import Symbol, described, write, write_compound
 from bridge.lab.servicebus.sections import (
@@ -42,6 +43,49 @@ VALUES = {
     "an array of chars": ARRAY_OF_CHARS,
     "a described char": b"\x00\xa3\x01x" + CHAR,
 }
+
+
+simple_values = st.sampled_from([b"\x40", b"\x41", b"\x43", b"\x45", CHAR, *VALUES.values()]) | st.one_of(
+    st.integers(-(2**31), 2**31 - 1).map(write),
+    st.text(max_size=5).map(write),
+    st.binary(max_size=5).map(write),
+)
+
+
+def _lists(items: list[bytes]) -> bytes:
+    return write_compound(0xC0, len(items), b"".join(items))
+
+
+def _maps(pairs: list[tuple[bytes, bytes]]) -> bytes:
+    return write_compound(0xC1, 2 * len(pairs), b"".join(key + value for key, value in pairs))
+
+
+any_value = st.recursive(
+    simple_values,
+    lambda inner: (
+        st.lists(inner, max_size=4).map(_lists)
+        | st.lists(st.tuples(inner, inner), max_size=3).map(_maps)
+        | st.tuples(inner, inner).map(lambda pair: b"\x00" + pair[0] + pair[1])
+    ),
+    max_leaves=12,
+)
+any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambda one: described(*one))
+
+
+def any_message(session_id: str | None) -> st.SearchStrategy[bytes]:
+    """Generate messages of any sections in the order of AMQP; with a session, their properties name it."""
+    named = with_body(b"\x40", message_id="any", session_id=session_id)[: -len(described(VALUE, b"\x40"))]
+    # the code of a section stands after the two bytes that begin a described value
+    sections = st.lists(any_section, max_size=5, unique_by=lambda one: one[2]).map(
+        lambda found: [one for one in found if one[2] != PROPERTIES or session_id is None]
+    )
+    own = [named] if session_id else []
+
+    def join(found: list[bytes]) -> bytes:
+        ordered: list[bytes] = sorted(found + own, key=lambda one: one[2])
+        return b"".join(ordered)
+
+    return sections.map(join)
 
 
 def with_property(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from azure.servicebus.exceptions import ServiceBusError
+from hypothesis import given, settings
 
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
@@ -13,8 +17,19 @@ from bridge.config.bus import ReceiverSettings
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import FLEET, QUEUE, Rig, Sender, bus_config, command, wait_settled
+from tests.support.process import wait_until
 from tests.support.relay import TOPIC, RelayRig, body_of, event_message, fleet_bus, subscription
-from tests.support.undecodable import VALUES, send_encoded, with_annotation, with_body, with_property
+from tests.support.undecodable import (
+    VALUES,
+    any_message,
+    send_encoded,
+    with_annotation,
+    with_body,
+    with_property,
+)
+
+LIMIT_SECONDS = 5.0  # from the message behind the undecodable ones to its POST
+EXAMPLES = 40
 
 
 @pytest.fixture
@@ -36,21 +51,56 @@ def test_the_listener_dead_letters_each_and_approves_the_command_behind_them(
 ) -> None:
     event = imds.schedule(event_type="Reboot", resources=["web-0"])
     session = "web-0" if queue == FLEET else None
-    with Sender(bus, queue) as sender:
+    with (
+        Sender(bus, queue) as sender,
+        Rig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig,
+    ):
         for name, value in VALUES.items():
             payload = with_property(value, b"{}", message_id=name, session_id=session)
             send_encoded(sender, payload, session_id=session)
             send_encoded(sender, with_body(value, message_id=name, session_id=session), session_id=session)
         sender.send(command(event, id="c", session=session))
-        with Rig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig:
-            assert rig.receipt_of("c")["Reason"] == "approved"
-            wait_settled(bus, queue)
-            assert rig.commands.status()["last_error"] is None
+        wait_until(lambda: imds.approvals, timeout_seconds=LIMIT_SECONDS)
+        assert rig.receipt_of("c")["Reason"] == "approved"
+        wait_settled(bus, queue)
+        assert rig.commands.status()["last_error"] is None
     dead = bus.entity(queue).dead_letters
     assert len(dead) == 2 * len(VALUES)
     assert {one.dead_letter_reason for one in dead} == {"malformed"}
     assert sum("cannot decode" in (one.dead_letter_description or "") for one in dead) >= len(VALUES)
     assert {one.delivery_count for one in dead} == {0}
+
+
+@pytest.mark.parametrize("queue", [QUEUE, FLEET])
+def test_whatever_message_the_broker_accepts_the_command_behind_it_is_answered(
+    tmp_path: Path, bus: ServiceBusLab, queue: str
+) -> None:
+    session = "web-0" if queue == FLEET else None
+    accepted: list[bytes] = []
+    with (
+        ImdsLab(vms=("web-0",), approvals="hold") as imds,
+        Sender(bus, queue) as sender,
+        Rig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig,
+    ):
+        event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+
+        @settings(max_examples=EXAMPLES, deadline=None, database=None)
+        @given(payload=any_message(session))
+        def check(payload: bytes) -> None:
+            with contextlib.suppress(ServiceBusError):  # the broker refuses it
+                send_encoded(sender, payload, session_id=session)
+                accepted.append(payload)
+            name = str(uuid4())
+            sender.send(command(event, id=name, session=session))
+            rig.wait_for(
+                lambda found: any(one.get("causationid") == name for one in found) or None,
+                timeout_seconds=LIMIT_SECONDS,
+            )
+            assert rig.commands.status()["last_error"] is None
+
+        check()
+        wait_settled(bus, queue)
+    assert len(accepted) > EXAMPLES / 4
 
 
 def test_an_undecodable_annotation_of_the_sender_leaves_those_of_the_broker(
@@ -68,7 +118,7 @@ def test_the_relay_dead_letters_each_and_relays_the_event_behind_them(tmp_path: 
         for name, value in VALUES.items():
             send_encoded(sender, with_property(value, body_of(name), message_id=name))
         sender.send(event_message("good"))
-        rig.sinks[0].wait_for(1)
+        wait_until(lambda: rig.sinks[0].ids() == ["good"], timeout_seconds=LIMIT_SECONDS)
         rig.wait_until_settled()
         assert rig.sinks[0].ids() == ["good"]
         assert rig.relay.status()["malformed"] == len(VALUES)

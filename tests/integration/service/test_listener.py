@@ -312,3 +312,45 @@ def test_two_deletions_are_approved_each_by_its_own_vm_and_the_first_waits_for_t
         ("web-0", deletions[0]),
         ("web-1", deletions[1]),
     ]
+
+
+def test_of_three_listeners_on_a_queue_without_sessions_each_answers_the_commands_for_its_vm(
+    tmp_path: Path,
+) -> None:
+    names = [f"web-{number}" for number in range(3)]
+    with ExitStack() as stack:
+        imds = stack.enter_context(ImdsLab(vms=names))
+        bus = stack.enter_context(ServiceBusLab(bus_config(MaxDeliveryCount=2)))
+        sender = stack.enter_context(Sender(bus))
+        rigs = [stack.enter_context(Rig(tmp_path / name, imds, bus, vm=name)) for name in names]
+        expected: dict[str, list[str]] = {name: [] for name in names}
+        for number in range(30):
+            name = names[number * 7 % 3]
+            event = reboot(imds, name, notice_seconds=86_400)
+            given: dict[str, Any] = (
+                {"Vm": name} if number % 2 else {}
+            )  # otherwise the Resources show whose it is
+            sender.send(command(event, id=f"c{number}", **given))
+            expected[name].append(f"c{number}")
+        for rig, ids in zip(rigs, expected.values(), strict=True):
+            receipts = rig.receipts_of(*ids)
+            assert set(reasons(receipts)) == {"approved"}
+        wait_settled(bus)
+        for rig, ids in zip(rigs, expected.values(), strict=True):
+            assert sorted(one["causationid"] for one in rig.receipts()) == sorted(ids)
+        counts = bus.entity(QUEUE).counts
+        assert (counts.completed, counts.dead_letters) == (30, 0)
+        assert all(one.status != 429 for one in imds.requests())
+
+
+def test_a_command_for_a_vm_without_a_listener_delays_no_other_and_counts_no_delivery(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
+) -> None:
+    with Rig(tmp_path, imds, bus) as rig:
+        sender.send(command("E-1", id="other", Vm="web-1"))
+        for number in range(3):
+            sender.send(command(reboot(imds), id=f"c{number}"))
+            assert rig.receipt_of(f"c{number}")["Reason"] == "approved"
+        wait_until(lambda: bus.entity(QUEUE).counts.active == 1)
+    (waiting,) = bus.entity(QUEUE).messages
+    assert (waiting.locked, waiting.delivery_count) == (False, 0)

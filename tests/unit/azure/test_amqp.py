@@ -15,7 +15,15 @@ from bridge.azure.bus_receiver import convert
 from bridge.azure.internals import _decode, fault_of
 from bridge.lab.servicebus.codec import described, write, write_compound
 from bridge.lab.servicebus.sections import APPLICATION, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
-from tests.support.undecodable import CHAR, VALUES, with_annotation, with_body, with_property
+from tests.support.undecodable import (
+    CHAR,
+    VALUES,
+    any_section,
+    any_value,
+    with_annotation,
+    with_body,
+    with_property,
+)
 
 
 def received(payload: bytes) -> ServiceBusReceivedMessage:
@@ -71,33 +79,6 @@ def test_an_id_that_the_sdk_cannot_decode_is_replaced() -> None:
 def test_a_sender_cannot_claim_the_fault() -> None:
     payload = with_annotation(write("text"), b"body")
     assert fault_of(received(payload.replace(b"x-opt-mine", b"imds-bridg"))) == ""
-
-
-simple_values = st.sampled_from([b"\x40", b"\x41", b"\x43", b"\x45", CHAR, *VALUES.values()]) | st.one_of(
-    st.integers(-(2**31), 2**31 - 1).map(write),
-    st.text(max_size=5).map(write),
-    st.binary(max_size=5).map(write),
-)
-
-
-def _lists(items: list[bytes]) -> bytes:
-    return write_compound(0xC0, len(items), b"".join(items))
-
-
-def _maps(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    return write_compound(0xC1, 2 * len(pairs), b"".join(key + value for key, value in pairs))
-
-
-any_value = st.recursive(
-    simple_values,
-    lambda inner: (
-        st.lists(inner, max_size=4).map(_lists)
-        | st.lists(st.tuples(inner, inner), max_size=3).map(_maps)
-        | st.tuples(inner, inner).map(lambda pair: b"\x00" + pair[0] + pair[1])
-    ),
-    max_leaves=12,
-)
-any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambda one: described(*one))
 
 
 @given(parts=st.lists(any_section, max_size=6))

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.servicebus.exceptions import MessageLockLostError
 
 from bridge.azure import bus_receiver
-from bridge.azure.bus_receiver import BusReceiver
+from bridge.azure.bus_receiver import BusReceiver, try_to_receive
+from bridge.azure.receiver import ReceivedMessage
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from bridge.errors import HungError
+from bridge.errors import HungError, Unavailable
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
 
@@ -43,6 +46,12 @@ class FakeSdk:
         self.opened += 1
         self.on_open()
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def peek_messages(self, *_: Any, **__: Any) -> list[Any]:
+        return []
 
     def receive_messages(self, **_: Any) -> list[Any]:
         self.on_receive()
@@ -157,3 +166,41 @@ def test_a_receiver_that_the_sdk_has_shut_is_a_failure_and_is_opened_again(
     assert shown[2] is None
     assert sdk.opened == 2
     assert "the SDK has closed its receiver" in caplog.text
+
+
+def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_receives(sdk: FakeSdk) -> None:
+    settings = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
+    sdk._handler._shutdown = True
+    with pytest.raises(Unavailable, match="the SDK has closed its receiver"):
+        try_to_receive(settings, what="commands")
+
+
+def test_one_lost_lock_does_not_keep_others_from_being_renewed(
+    receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [
+        ReceivedMessage(
+            body=b"",
+            message_id=str(number),
+            properties={},
+            enqueued_at=None,
+            sequence_number=number,
+            generation=0,
+            handle=number,
+        )
+        for number in range(3)
+    ]
+    requests: list[list[int]] = []
+
+    def renew(_: object, handles: list[int]) -> list[datetime]:
+        requests.append(handles)
+        if 1 in handles:
+            raise MessageLockLostError
+        return [datetime.now(UTC) + timedelta(seconds=60) for _ in handles]
+
+    monkeypatch.setattr(bus_receiver, "renew_locks", renew)
+    receiver._unsettled = dict.fromkeys(messages, 0.0)
+    receiver._renew_messages(messages)
+    assert requests == [[0, 1, 2], [0], [1], [2]]
+    assert [one.message_id for one in receiver._unsettled] == ["0", "2"]
+    assert all(renew_at > 0 for renew_at in receiver._unsettled.values())
