@@ -15,8 +15,11 @@ from bridge.lab.servicebus.codec import Symbol, described, write, write_compound
 from bridge.lab.servicebus.sections import (
     APPLICATION,
     DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    SEQUENCE,
     VALUE,
 )
 from tests.support.bus import Sender
@@ -72,20 +75,30 @@ any_value = st.recursive(
 any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambda one: described(*one))
 
 
+_any_list = st.lists(any_value, max_size=4).map(_lists)
+_any_map = st.lists(st.tuples(any_value, any_value), max_size=3).map(_maps)
+_BODIES = st.one_of(
+    st.binary(max_size=20).map(lambda data: described(DATA, write(data))),
+    _any_list.map(lambda items: described(SEQUENCE, items)),
+    any_value.map(lambda value: described(VALUE, value)),
+)
+
+
 def any_message(session_id: str | None) -> st.SearchStrategy[bytes]:
-    """Generate messages of any sections in the order of AMQP; with a session, their properties name it."""
-    named = with_body(b"\x40", message_id="any", session_id=session_id)[: -len(described(VALUE, b"\x40"))]
-    # the code of a section stands after the two bytes that begin a described value
-    sections = st.lists(any_section, max_size=5, unique_by=lambda one: one[2]).map(
-        lambda found: [one for one in found if one[2] != PROPERTIES or session_id is None]
+    """Generate messages whose sections have the types that AMQP asks for, and any values in them."""
+    named = _properties("any", session_id)
+    absent = st.just(b"")
+    properties = (
+        st.just(named) if session_id else _any_list.map(lambda one: described(PROPERTIES, one)) | absent
     )
-    own = [named] if session_id else []
-
-    def join(found: list[bytes]) -> bytes:
-        ordered: list[bytes] = sorted(found + own, key=lambda one: one[2])
-        return b"".join(ordered)
-
-    return sections.map(join)
+    return st.tuples(
+        _any_map.map(lambda pairs: described(DELIVERY_ANNOTATIONS, pairs)) | absent,
+        _any_map.map(lambda pairs: described(MESSAGE_ANNOTATIONS, pairs)) | absent,
+        properties,
+        _any_map.map(lambda pairs: described(APPLICATION, pairs)) | absent,
+        _BODIES | absent,
+        _any_map.map(lambda pairs: described(FOOTER, pairs)) | absent,
+    ).map(b"".join)
 
 
 def with_property(

@@ -140,6 +140,8 @@ def _parse(data: bytes) -> Content:
     for code, start, end in _split(data):
         if code == HEADER:
             header = _list(read(data, start)[0])
+            if not isinstance(header[_TTL] if len(header) > _TTL else None, int | None):
+                raise TypeError("its ttl is no number")
         elif code == MESSAGE_ANNOTATIONS:
             annotations = _map(read(data, start)[0])
         elif code == PROPERTIES:
@@ -216,7 +218,10 @@ def parse_transfer(data: bytes) -> list[Content]:
     for code, start, _ in _split(outer.body_bytes):
         if code != DATA:
             return [outer]
-        part = _data(outer.body_bytes, start)
+        try:
+            part = _data(outer.body_bytes, start)
+        except READ_ERRORS as error:
+            raise Malformed(f"message given: a data section that cannot be read ({error})") from error
         if part[:2] not in (b"\x00\x53", b"\x00\x80"):
             return [outer]
         try:

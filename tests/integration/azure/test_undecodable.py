@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from azure.servicebus.exceptions import ServiceBusError
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
@@ -84,7 +84,9 @@ def test_whatever_message_the_broker_accepts_the_command_behind_it_is_answered(
     ):
         event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
-        @settings(max_examples=EXAMPLES, deadline=None, database=None)
+        @settings(
+            max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
+        )
         @given(payload=any_message(session))
         def check(payload: bytes) -> None:
             with contextlib.suppress(ServiceBusError):  # the broker refuses it
