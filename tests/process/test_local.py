@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.imds.client import EVENTS_PATH
 from bridge.lab.imds import ImdsLab
 from tests.process.test_listen_kill import Listen
 from tests.support.paths import ROOT
@@ -135,6 +136,8 @@ def test_an_event_of_another_vm_runs_neither_program(vm: Vm) -> None:
     wait_until(vm.recover.events)
     assert vm.recover.events() == [own], vm.recover.file.read_text()
     assert vm.drain.events() == [own]
+    # `vm_name` is set: instance data, which a mock server does not have, is not asked for
+    assert {request.path for request in vm.imds.requests()} == {EVENTS_PATH}
 
 
 def test_an_event_whose_drain_fails_is_not_approved_and_has_a_receipt(vm: Vm) -> None:

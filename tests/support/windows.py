@@ -10,6 +10,7 @@ import errno
 import importlib
 import json
 import os
+import selectors
 import signal
 import socket
 import subprocess
@@ -44,6 +45,7 @@ def become_windows(modules: list[str]) -> None:
     for module in ("os", "select", "signal", "socket", "time"):
         for name in ABSENT[module]:
             vars(importlib.import_module(module)).pop(name, None)
+    vars(selectors).update(DefaultSelector=selectors.SelectSelector)
     sys.modules.update(dict.fromkeys(ABSENT["modules"]))  # None there makes an import fail
     vars(signal).update(SIGBREAK=BREAK, CTRL_BREAK_EVENT=BREAK)
     vars(subprocess).update(CREATE_NEW_PROCESS_GROUP=0x200)
