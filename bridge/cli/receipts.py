@@ -142,12 +142,12 @@ class Receipts:
         )
 
     def _messages(self, deadline: float) -> Iterator[ReceivedMessage]:
-        """Yield all messages, and new ones until the deadline."""
+        """Yield all messages that can be decoded, and new ones until the deadline."""
         number = 1
         while True:
             page = self._receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
             messages = [convert(message, 0) for message in page]
-            yield from messages
+            yield from (message for message in messages if not message.fault)
             if time.monotonic() >= deadline:
                 return
             number = 1 + max((one.sequence_number or 0 for one in messages), default=number - 1)

@@ -90,7 +90,7 @@ class Sender:
         """Open the link now."""
         self._sender.create_message_batch()
 
-    def send_one(self, message: ServiceBusMessage) -> None:
+    def send_one(self, message: ServiceBusMessage | AmqpAnnotatedMessage) -> None:
         """Send a message in a transfer of its own."""
         self._sender.send_messages(message, timeout=LIMIT_SECONDS)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
@@ -22,8 +23,19 @@ from bridge.http.signing import sign
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from tests.process.test_listen_kill import Listen
-from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, bus_config, wait_settled
+from tests.support.bus import (
+    FLEET,
+    QUEUE,
+    SECRET,
+    SUBSCRIPTION,
+    TOPIC,
+    Rig,
+    Sender,
+    bus_config,
+    wait_settled,
+)
 from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
+from tests.support.undecodable import VALUES, send_encoded, with_body, with_property
 
 
 @pytest.fixture
@@ -181,6 +193,25 @@ def test_a_receipt_that_does_not_match_the_command_is_ignored(
         out, err = command.communicate(timeout=LIMIT_SECONDS)
     assert (command.returncode, err) == (3, "")
     assert out.splitlines()[1:] == [r"rejected: e-1: approved (\u001b[31m\nforged)"]
+
+
+def test_messages_that_the_sdk_cannot_decode_do_not_hide_the_receipt(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
+    config = write(tmp_path, settings(imds, bus))
+    with waiting_command(config, "E-1") as command, Sender(bus, TOPIC) as sender:
+        envelope = sent_command(bus)
+        for value in VALUES.values():
+            send_encoded(
+                sender, with_property(value, receipt(envelope["id"], "E-1", Reason="forged").encode())
+            )
+            send_encoded(sender, with_body(value))
+        for body in (7, {"a": 1}, None):
+            sender.send_one(AmqpAnnotatedMessage(value_body=body))
+        send_receipt(bus, receipt(envelope["id"], "E-1"))
+        out, err = command.communicate(timeout=LIMIT_SECONDS)
+    assert (command.returncode, err) == (0, "")
+    assert out.count("accepted: E-1: approved\n") == 1
 
 
 @pytest.mark.parametrize(
