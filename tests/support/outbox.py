@@ -23,7 +23,9 @@ from tests.support.clock import MovedClock
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER_TYPE = "io.imdsbridge.document.changed.v1"
-ALL: Mapping[str, tuple[Filter, bool]] = {"a": (Filter(), False)}
+EVERYTHING = (Filter(), False)
+ALL: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING}
+TWO: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING, "b": EVERYTHING}
 
 
 def event(
@@ -135,6 +137,39 @@ def kill(outbox: Outbox, path: Path, image: Path, *, keep: Sequence[str] = ("", 
             shutil.copy(file, image)
     abandon(outbox)
     return image
+
+
+def older_state(path: Path, *names: str, had: int = 0, image: Path | None = None) -> Path:
+    """Leave a state with events of which sink `a` has had `had`; with `image`, as a kill would leave it there."""
+    outbox = open_outbox(path)
+    commit(outbox, *names)
+    if had:
+        deliver(outbox, limit=had)
+    if image:
+        return kill(outbox, path, image)
+    outbox.close()
+    return path
+
+
+def written_at(path: Path) -> list[tuple[int, int]]:
+    """Return the sizes and times of the outbox's files, which every write changes."""
+    found = [file.stat() for file in sorted(path.glob("outbox.db*"))]
+    return [(stat.st_size, stat.st_mtime_ns) for stat in found]
+
+
+def drain(outbox: Outbox, sink: str = "a") -> list[str]:
+    """Let a sink have all that waits, one event at a time."""
+    got: list[str] = []
+    while page := deliver(outbox, sink, limit=1):
+        got += page
+    return got
+
+
+def check_recovered(path: Path, *expected: str) -> None:
+    """Check that a restart finds these events waiting for sink `a`, and a disk that is well."""
+    with closing(open_outbox(path)) as outbox:
+        assert outbox.storage_error is None
+        assert drain(outbox) == list(expected)
 
 
 class FailingDisk:

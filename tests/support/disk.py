@@ -1,0 +1,80 @@
+"""Small file systems, mounted for a test; without the right to mount, the test is skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+FileSystem = Literal["tmpfs", "ext4"]
+IMAGE_BYTES = 2 * 1024 * 1024
+
+
+class SmallDisk:
+    """A file system of one or two mebibytes, mounted at `path`."""
+
+    def __init__(self, path: Path, kind: FileSystem) -> None:
+        self.path = path
+        self.state = path / "state"
+        self._kind = kind
+        self._filling = path / "filling"
+
+    def mount(self) -> None:
+        self.path.mkdir(exist_ok=True)
+        if self._kind == "tmpfs":
+            self._run("mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "imds-bridge-test", str(self.path))
+            return
+        image = self.path.with_suffix(".image")
+        image.write_bytes(bytes(IMAGE_BYTES))
+        # Blocks of 1 KiB are smaller than a page of memory: a page that is mapped can have some of its blocks only.
+        self._run("mkfs.ext4", "-q", "-F", "-b", "1024", "-m", "0", "-O", "^has_journal", str(image))
+        self._run("mount", "-o", "loop", str(image), str(self.path))
+
+    def unmount(self) -> None:
+        self._run("umount", "-l", str(self.path))
+
+    def fill(self) -> None:
+        """Take the last byte."""
+        with self._filling.open("ab", buffering=0) as file:
+            for size in (4096, 1024, 1):
+                try:
+                    while True:
+                        file.write(bytes(size))
+                        os.fsync(file)
+                except OSError:
+                    pass
+
+    def free(self) -> None:
+        self._filling.unlink()
+
+    def set_read_only(self, read_only: bool) -> None:
+        self._run("mount", "-o", f"remount,{'ro' if read_only else 'rw'}", str(self.path))
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def small_disk(path: Path, kind: FileSystem = "tmpfs") -> Iterator[SmallDisk]:
+    """Mount a small file system, or skip the test."""
+    disk = SmallDisk(path, kind)
+    if kind == "ext4" and not shutil.which("mkfs.ext4"):
+        pytest.skip("mkfs.ext4 is not installed")
+    try:
+        disk.mount()
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = str(getattr(error, "stderr", None) or error).splitlines()[0]
+        reason = f"a file system cannot be mounted here: {why}"
+        if os.environ.get("CI") == "true" and kind == "tmpfs":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    try:
+        yield disk
+    finally:
+        disk.unmount()
