@@ -89,18 +89,6 @@ def test_every_module_is_imported_without_what_windows_lacks() -> None:
 # --- a whole process without it ---
 
 
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
-
-
 class SimulatedForward(Forward):
     """`imds-bridge forward` without what Windows lacks."""
 

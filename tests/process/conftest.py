@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.labs import bus, imds, inbox
+from tests.support.labs import bus, imds, inbox, lab
 
-__all__ = ["bus", "imds", "inbox"]
+__all__ = ["bus", "imds", "inbox", "lab"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Mapping, Sized
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -42,18 +42,6 @@ STOP_SECONDS = 3.0
 TYPES = [f"io.imdsbridge.{name}.*" for name in ("scheduledevent", "document", "imds")]
 DOCUMENT = "io.imdsbridge.document.changed.v1"
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
-
-
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
 
 
 def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:

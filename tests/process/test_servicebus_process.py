@@ -44,12 +44,6 @@ def imds() -> Iterator[ImdsLab]:
 
 
 @pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
-
-
-@pytest.fixture
 def lab() -> Iterator[ServiceBusLab]:
     with ServiceBusLab(entities(), key=KEY) as started:
         yield started

@@ -72,12 +72,6 @@ def systemd(tmp_path: Path) -> Iterator[NotifySocket]:
     notify.close()
 
 
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
 # --- the protocol ---
 
 

@@ -11,7 +11,14 @@ from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import bus_config
 
-__all__ = ["bus", "imds", "inbox"]
+__all__ = ["bus", "imds", "inbox", "lab"]
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    """Return IMDS for one VM, without the limit on requests."""
+    with ImdsLab(rate_limit=None) as started:
+        yield started
 
 
 @pytest.fixture

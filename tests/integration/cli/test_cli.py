@@ -55,12 +55,6 @@ EVENT_TYPES_IN_ORDER = [
 
 
 @pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
 def inbox() -> Iterator[Inbox]:
     with Inbox() as started:
         yield started

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +18,6 @@ from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, silent
 
 DAY_SECONDS = 86_400.0
-
-
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
 
 
 def client(url: str, *, clock: MovedClock | None = None, **settings: Any) -> ImdsClient:

@@ -19,12 +19,6 @@ Start = Callable[[ImdsSettings], Station]
 
 
 @pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     stations: list[Station] = []
 

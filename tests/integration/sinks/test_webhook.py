@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -37,12 +36,6 @@ from tests.support.process import (
 from tests.support.webhook import EVENT, ROUTING_KEY, failure, sink
 
 TOKEN = "secret-token"  # noqa: S105 - a test's
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
 
 
 # --- what it sends ---

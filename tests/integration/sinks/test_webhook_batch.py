@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,12 +24,6 @@ from tests.support.process import stored_event
 from tests.support.webhook import failure, running, sink
 
 KB = 1000
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
 
 
 def faulty(number: int) -> StoredEvent:
