@@ -21,7 +21,7 @@ class RequestPreview:
 
 
 class Sink(Protocol):
-    """A receiver of events.
+    """A receiver of events; a sink is a subclass, and defines at least `send`, `check` and `preview`.
 
     Duties:
         - All methods are called from one thread, the sink's own; no two calls overlap.
@@ -33,10 +33,10 @@ class Sink(Protocol):
         - A receiver may get an event twice, but never in an order that `send` was not given.
     """
 
-    max_batch: int
+    max_batch: int = 1
     """How many events one `send` takes at most."""
 
-    retry_limit_seconds: float
+    retry_limit_seconds: float = RETRY_LIMIT_SECONDS
     """The longest wait between two tries."""
 
     def send(self, events: Sequence[StoredEvent]) -> None:
@@ -56,9 +56,11 @@ class Sink(Protocol):
         Raises:
             DeliveryError: that failed; the next `send` connects again.
         """
+        return
 
     def reload(self) -> None:
         """Read secrets again before the next `send`; keep the previous ones if that fails. Never raises."""
+        return
 
     def check(self) -> str:
         """Test what can be tested without sending an event; return the result for an operator.
@@ -76,3 +78,4 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close connections; can be called at any time and more than once. Nothing is sent afterwards."""
+        return

@@ -15,7 +15,7 @@ from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
 from bridge.runtime.redaction import redact, register_secret, register_token
 from bridge.runtime.worker import Worker
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.http_base import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview
 from bridge.sinks.responses import webhook_error
 
@@ -30,10 +30,8 @@ _FORBIDDEN = 403
 _SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")
 
 
-class EventGridSink:
+class EventGridSink(Sink):
     """An Event Grid topic; every request is a batch."""
-
-    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, settings: EventGridSettings) -> None:
         """Prepare to send.
@@ -47,9 +45,6 @@ class EventGridSink:
         self._poster = Poster(settings)
         self._tokens = _Tokens(settings)
         self._key = self._read_key()
-
-    def keep_alive(self) -> None:
-        """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
         """Read the key again, and ask for a new token."""

@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 
 from bridge.errors import DeliveryError
 from bridge.events.model import StoredEvent
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 
 
-class MemorySink:
+class MemorySink(Sink):
     """Puts events into `received`, unless `failures` has an error for the call, or `refuse` one for an event."""
-
-    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, *, max_batch: int = 1) -> None:
         self.max_batch = max_batch

@@ -33,7 +33,7 @@ from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
 from bridge.runtime.clock import Clock
 from bridge.runtime.worker import Worker
-from bridge.sinks.base import RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ CLOSE_SECONDS = 20.0
 _MAX_PROPERTY_LENGTH = 128  # of message id and session id
 
 
-class ServiceBusSink:
+class ServiceBusSink(Sink):
     """One long-lived sender, on a thread of its own because the SDK can block without bound."""
 
     max_batch = 100

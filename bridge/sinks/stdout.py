@@ -11,21 +11,18 @@ from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.terminal import escape
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 
 WAIT_SECONDS = 10.0
 # What a pipe takes without blocking once it is writable.
 CHUNK_BYTES = 4096
 
 
-class StdoutSink:
+class StdoutSink(Sink):
     """The process's standard output; a slow reader delays only this sink.
 
     It is written without Python's buffer, which would keep what failed and write it once more later.
     """
-
-    max_batch = 1
-    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, settings: StdoutSettings) -> None:
         self._settings = settings
@@ -48,12 +45,6 @@ class StdoutSink:
         finally:
             self._unwritten = text[written : rest if written <= rest else None]
 
-    def keep_alive(self) -> None:
-        """Do nothing."""
-
-    def reload(self) -> None:
-        """Do nothing: there is no secret."""
-
     def check(self) -> str:
         """Test whether the output is open."""
         try:
@@ -65,9 +56,6 @@ class StdoutSink:
     def preview(self, event: StoredEvent) -> RequestPreview:
         """Return the line."""
         return RequestPreview(head=(), body=_line(event.body))
-
-    def close(self) -> None:
-        """Leave the output to the process."""
 
 
 def _unwritable(error: OSError) -> Unavailable:

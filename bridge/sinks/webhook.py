@@ -20,7 +20,7 @@ from bridge.http.client import Answer, origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
 from bridge.runtime.redaction import register_secret
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.http_base import (
     MAX_BATCH_BYTES,
     Poster,
@@ -48,10 +48,8 @@ class _Access:
     format: Format
 
 
-class WebhookSink:
+class WebhookSink(Sink):
     """A URL that takes events, one in each request unless the format has batches."""
-
-    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, settings: WebhookSettings, *, clock: Clock | None = None) -> None:
         """Prepare to send.
@@ -69,9 +67,6 @@ class WebhookSink:
         self._access = self._read_access()
         self.max_batch = self._access.format.max_batch
         self._sent_before: deque[str] = deque(maxlen=MAX_SENT_BEFORE)  # ids of messages that may have arrived
-
-    def keep_alive(self) -> None:
-        """Do nothing: a connection is made when it is needed."""
 
     def reload(self) -> None:
         """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
