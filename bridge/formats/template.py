@@ -120,7 +120,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _text(value: Any) -> str:
-    """Write a value as text: null as nothing, and what is no text as JSON."""
+    """Write a value as text: null as nothing, and every other value than a text as JSON."""
     if isinstance(value, str | Undefined):
         return str(value)
     return "" if value is None else _tojson(value)
