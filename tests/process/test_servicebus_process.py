@@ -65,7 +65,8 @@ def schedule(imds: ImdsLab) -> str:
 
 def wanted(forward: Forward) -> list[str]:
     """Return the ids of the events in the outbox that the sinks take."""
-    return [row[1] for row in read_outbox(forward.state).events if "heartbeat" not in row[2]]
+    prefixes = tuple(pattern.removesuffix("*") for pattern in TYPES)
+    return [row[1] for row in read_outbox(forward.state).events if row[2].startswith(prefixes)]
 
 
 def wrapped(forward: Forward, change: str) -> Forward:
@@ -99,7 +100,7 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
     lab.clear_faults()
     with Forward(tmp_path, given) as forward:
         wait_until(
-            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.__repr__
+            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.status
         )
         forward.wait_for_status(lambda status: status["sinks"]["bus"]["backlog"] == 0)
         assert forward.stop() == 0, forward
@@ -117,7 +118,7 @@ def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_nex
     assert [event["id"] for event in inbox.events()] == wanted(forward)
     assert wanted(forward)
     with Forward(tmp_path, given) as forward:
-        wait_until(lambda: ids(lab.entity(QUEUE).messages) == wanted(forward), describe=forward.__repr__)
+        wait_until(lambda: ids(lab.entity(QUEUE).messages) == wanted(forward), describe=forward.status)
         assert forward.stop() == 0, forward
     assert [event["id"] for event in inbox.events()] == wanted(forward)
 
@@ -159,9 +160,9 @@ def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
         given = settings(imds, {"namespace": f"127.0.0.1:{lab.port}"}, log_level="debug")
         environment = {"AZURE_POD_IDENTITY_AUTHORITY_HOST": tokens.url}
         with wrapped(Forward(tmp_path, given, env=environment), NO_TLS) as forward:
-            wait_until(lambda: lab.entity(QUEUE).messages, describe=forward.__repr__)
+            wait_until(lambda: lab.entity(QUEUE).messages, describe=forward.status)
             schedule(imds)
-            wait_until(lambda: len(lab.entity(QUEUE).messages) >= 3, describe=forward.__repr__)
+            wait_until(lambda: len(lab.entity(QUEUE).messages) >= 3, describe=forward.status)
             assert forward.stop() == 0, forward
     assert ids(lab.entity(QUEUE).messages) == wanted(forward)
     assert "no token for the identity" in forward.log.read_text()
@@ -182,7 +183,7 @@ def test_a_process_that_is_killed_while_the_bus_stalls_loses_nothing(
         lab.clear_faults()
     with Forward(tmp_path, given) as forward:
         wait_until(
-            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.__repr__
+            lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.status
         )
         assert forward.stop() == 0, forward
     assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)

@@ -422,6 +422,16 @@ def test_an_outage_costs_few_requests_however_many_notices_wait(
     assert requests <= 2 * 120 / 2 + 16  # two in each round, and a little more at first
 
 
+def test_a_notice_is_tried_although_another_event_makes_the_receiver_hang(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = poison("bad", status=None)
+    rig.commit("bad", type_=OTHER_TYPE)
+    rig.deliver(seconds=900)
+    rig.commit("notice")
+    rig.deliver(seconds=2)
+    assert rig.received() == ["notice"]
+
+
 def test_the_order_of_a_subject_is_kept_whatever_fails(make: Make) -> None:
     rig = make(max_batch=3, max_age_seconds=FOREVER)
     calls = 0
