@@ -8,7 +8,7 @@ import random
 import threading
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,7 +20,7 @@ from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
-KILLS = 24
+MIN_NOTICE_SECONDS = 3600.0
 APPROVED = {"approved", "already_approved"}
 PREFIX = "io.imdsbridge.approval."
 
@@ -41,11 +41,14 @@ def seed() -> int:
     return chosen
 
 
-@pytest.mark.timeout(600)  # 24 processes, each started and killed
-def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # up to 24 processes, each started and killed
+@pytest.mark.parametrize(("approvals", "kills"), [("immediate", 24), ("hold", 12)])
+def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(
+    tmp_path: Path, approvals: Literal["immediate", "hold"], kills: int
+) -> None:
     rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
     with (
-        ImdsLab(rate_limit=None) as imds,
+        ImdsLab(rate_limit=None, approvals=approvals) as imds,
         Inbox(strict=True) as inbox,
         ServiceBusLab(bus_config(LockDuration="PT5S")) as bus,
         Sender(bus) as sender,
@@ -58,31 +61,41 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
                 "approvals": {
                     "connection_string": bus.connection_string,
                     "queue": QUEUE,
-                    "policy": {"allow": [{}], "deny": [{"event_type": ["Freeze"]}]},
+                    "policy": {
+                        "allow": [
+                            {"event_type": ["Reboot"]},
+                            {"event_type": ["Redeploy"], "min_notice_seconds": MIN_NOTICE_SECONDS},
+                        ],
+                        "deny": [{"event_type": ["Freeze"]}],
+                    },
                 },
             },
         )
         expected: dict[str, set[str]] = {}  # by command, the reasons that can be right
         approvable: set[str] = set()
+        timed: dict[str, str] = {}  # by command, the event whose notice soon falls below the minimum
 
-        def schedule(event_type: str) -> str:
-            return imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=86_400)
+        def schedule(event_type: str, notice_seconds: float = 86_400) -> str:
+            return imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=notice_seconds)
 
-        for number in range(KILLS):
+        for number in range(kills):
             allowed, denied = schedule("Reboot"), schedule("Freeze")
             approvable.add(allowed)
-            names = [f"{kind}{number}" for kind in ("allowed", "denied", "malformed", "again")]
+            names = [f"{kind}{number}" for kind in ("allowed", "denied", "malformed", "again", "timed")]
             before = len(imds.requests())
             with listen:
+                timed[names[4]] = schedule("Redeploy", MIN_NOTICE_SECONDS + rng.uniform(1.0, 3.0))
                 sender.send(
                     command(allowed, id=names[0]),
                     command(denied, id=names[1]),
                     message(b"nonsense", message_id=names[2]),
                     command(allowed, id=names[3]),
+                    command(timed[names[4]], id=names[4]),
                 )
                 # Of two commands for one event, one may come again only after the other has had it started.
                 expected[names[0]] = expected[names[3]] = {*APPROVED, "already_started"}
                 expected[names[1]] = {"denied"}
+                expected[names[4]] = {"approved", "denied", "imds_unavailable"}
                 if rng.random() < 0.85:  # else while it starts
                     later = before + rng.randint(1, 3)
                     wait_until(lambda at=later: len(imds.requests()) >= at, describe=lambda: listen)  # type: ignore[misc]
@@ -101,11 +114,15 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
         assert inbox.problems == []
         assert_answered(receipts, expected)
         approved = [one["causationid"] for one in receipts if one["data"]["Reason"] in APPROVED]
-        for number in range(KILLS):
+        for number in range(kills):
             assert {f"allowed{number}", f"again{number}"} & set(approved)
-        assert {one.event_id for one in imds.approvals} == approvable
+        posted = {one.event_id for one in imds.approvals}
+        assert posted - set(timed.values()) == approvable
+        outcomes = {one["causationid"]: one["data"]["Outcome"] for one in receipts if "causationid" in one}
+        for name, event in timed.items():
+            assert (outcomes[name] == "Rejected") == (event not in posted), name
         counts = bus.entity(QUEUE).counts
-        assert (counts.completed, counts.dead_letters) == (3 * KILLS, KILLS)
+        assert (counts.completed, counts.dead_letters) == (4 * kills, kills)
 
 
 def assert_answered(receipts: list[dict[str, Any]], expected: dict[str, set[str]]) -> None:

@@ -77,6 +77,8 @@ any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambd
 
 _any_list = st.lists(any_value, max_size=4).map(_lists)
 _any_map = st.lists(st.tuples(any_value, any_value), max_size=3).map(_maps)
+_symbols = st.text("abc-", min_size=1, max_size=5).map(lambda name: write(Symbol(name)))
+_annotations = st.lists(st.tuples(_symbols, any_value), max_size=3).map(_maps)
 _BODIES = st.one_of(
     st.binary(max_size=20).map(lambda data: described(DATA, write(data))),
     _any_list.map(lambda items: described(SEQUENCE, items)),
@@ -92,12 +94,12 @@ def any_message(session_id: str | None) -> st.SearchStrategy[bytes]:
         st.just(named) if session_id else _any_list.map(lambda one: described(PROPERTIES, one)) | absent
     )
     return st.tuples(
-        _any_map.map(lambda pairs: described(DELIVERY_ANNOTATIONS, pairs)) | absent,
-        _any_map.map(lambda pairs: described(MESSAGE_ANNOTATIONS, pairs)) | absent,
+        _annotations.map(lambda pairs: described(DELIVERY_ANNOTATIONS, pairs)) | absent,
+        _annotations.map(lambda pairs: described(MESSAGE_ANNOTATIONS, pairs)) | absent,
         properties,
         _any_map.map(lambda pairs: described(APPLICATION, pairs)) | absent,
         _BODIES | absent,
-        _any_map.map(lambda pairs: described(FOOTER, pairs)) | absent,
+        _annotations.map(lambda pairs: described(FOOTER, pairs)) | absent,
     ).map(b"".join)
 
 

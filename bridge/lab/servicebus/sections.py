@@ -60,7 +60,7 @@ PROPERTY_NAMES = (
 )
 SMALL_MAP = 0xC1
 DESCRIPTOR_BYTES = 3  # of a section that this module has written
-READ_ERRORS = (IndexError, struct.error, TypeError, ValueError)
+READ_ERRORS = (IndexError, OverflowError, struct.error, TypeError, ValueError)
 _TTL = 2
 
 
@@ -144,6 +144,7 @@ def _parse(data: bytes) -> Content:
                 raise TypeError("its ttl is no number")
         elif code == MESSAGE_ANNOTATIONS:
             annotations = _map(read(data, start)[0])
+            write(annotations)  # as `encode` will: a value that this codec cannot write is refused now
         elif code == PROPERTIES:
             properties_bytes = described(PROPERTIES, data[start:end])
             values = _list(read(data, start)[0])
