@@ -25,7 +25,7 @@ from bridge.sinks.responses import CONFLICT
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 2.0
+IDLE_SECONDS = 10.0  # new events end the wait
 LONG_WAIT_SECONDS = 600.0  # a longer one is logged
 
 

@@ -51,7 +51,7 @@ class Sink(Protocol):
         """
 
     def keep_alive(self) -> None:
-        """Keep the connection usable while nothing is sent; called every few seconds.
+        """Keep the connection usable while nothing is sent; called about every ten seconds.
 
         Raises:
             DeliveryError: that failed; the next `send` connects again.
