@@ -80,6 +80,19 @@ def test_a_log_whose_header_is_damaged_is_salvaged(tmp_path: Path, place: int) -
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
 
 
+def test_a_log_of_which_only_the_last_page_is_damaged_is_a_loss(tmp_path: Path) -> None:
+    outbox = open_outbox(tmp_path / "state", sinks=SINKS)
+    commit(outbox, "1")
+    outbox.set_meta({"watch": "2"}, synced=True)  # a commit of one page
+    file = kill(outbox, tmp_path / "state", tmp_path / "image") / "outbox.db"
+    log = bytearray(log_of(file).read_bytes())
+    log[-1] ^= 1
+    log_of(file).write_bytes(log)
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["1"]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+
+
 @pytest.mark.parametrize("bytes_left", [0, 100, 4095])
 def test_a_file_that_is_cut_off_beside_its_log_is_salvaged(tmp_path: Path, bytes_left: int) -> None:
     file = killed(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import closing
 from datetime import UTC, datetime
@@ -138,6 +139,44 @@ def test_a_lock_that_is_removed_is_taken_again(tmp_path: Path) -> None:
         with pytest.raises(StateError, match="is held by"):
             open_outbox(tmp_path)
         assert outbox.losses() == []
+
+
+def test_a_folder_that_does_not_change_is_not_looked_into_and_a_change_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    acquire = StateFolder.acquire
+
+    def count_and_acquire(folder: StateFolder) -> None:
+        looks.append(1)
+        acquire(folder)
+
+    monkeypatch.setattr(StateFolder, "acquire", count_and_acquire)
+    with closing(open_outbox(tmp_path / "state")) as outbox:
+        commit(outbox, "1")
+        outbox.recover()
+        outbox.recover()  # a change within the resolution of the file system's clock is found now
+        looks.clear()
+        for _ in range(5):
+            outbox.recover()
+        assert looks == []
+        (tmp_path / "state" / "outbox.db").unlink()
+        outbox.recover()
+        assert [loss.reason for loss in outbox.losses()] == ["StateFolderGone"]
+
+
+def test_a_change_that_does_not_alter_the_time_of_the_folder_is_noticed_by_the_next_look(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    with closing(open_outbox(state)) as outbox:
+        commit(outbox, "1")
+        outbox.recover()
+        before = state.stat()
+        (state / "lock").unlink()
+        os.utime(state, ns=(before.st_atime_ns, before.st_mtime_ns))
+        outbox.recover()
+        assert (state / "lock").exists()
 
 
 def test_the_log_of_a_damaged_file_is_moved_aside_with_it(tmp_path: Path) -> None:

@@ -148,6 +148,22 @@ def test_a_clone_publishes_what_waits_of_the_original_as_a_loss_and_nothing_of_i
         assert data["Vm"]["Name"] == "web-1"
 
 
+def test_a_clone_of_a_vm_that_has_delivered_everything_reports_no_loss(
+    imds: ImdsDouble, clock: MovedClock, tmp_path: Path
+) -> None:
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        start(imds, outbox, clock).resolve()
+        commit(outbox, "1")
+        deliver(outbox)
+    imds.vm = WEB_1
+    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
+        identity = start(imds, outbox, clock)
+        commit(outbox, "new")
+        assert identity.resolve()
+        assert outbox.losses() == []
+        assert waiting(outbox) == ["new"]
+
+
 def test_a_first_start_holds_nothing(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> None:
     imds.fail(500)
     start(imds, outbox, clock).resolve()
