@@ -71,7 +71,7 @@ lock: $(READY) ## choose new versions; the lock files hold versions, markers and
 	$(COMPILE) --constraint requirements.lock --extra lab --group build --output-file requirements-demo.lock pyproject.toml
 
 clean: ## remove generated files
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
+	rm -rf $(VENV) $(VERSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
 
 $(VENV)/.demo-ready: requirements-demo.lock pyproject.toml
 	$(call install,requirements-demo.lock)
