@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,6 @@ SUMS = "SHA256SUMS"
 # What may be installed with an MIT-licensed program. cyclonedx-py names older metadata by its classifier.
 LICENCES = {
     "Apache-2.0",
-    "Apache-2.0 OR BSD-3-Clause",
     "BSD-2-Clause",
     "BSD-3-Clause",
     "License :: OSI Approved :: Apache Software License",
@@ -161,8 +161,14 @@ def _licence(entry: Mapping[str, Any]) -> str:
 
 
 def refused(licences: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the packages that declare no licence or one that is not on the list."""
-    return {name: given for name, given in licences.items() if not given or not LICENCES.issuperset(given)}
+    """Return the packages that declare no licence, or one with a part that is not on the list."""
+    return {
+        name: given for name, given in licences.items() if not given or not LICENCES.issuperset(_parts(given))
+    }
+
+
+def _parts(expressions: Iterable[str]) -> set[str]:
+    return {part for expression in expressions for part in re.split(r" (?:AND|OR) ", expression)}
 
 
 def publish(files: Iterable[Path]) -> None:

@@ -112,14 +112,18 @@ def test_licences_that_are_missing_or_not_listed_are_refused() -> None:
     mit: dict[str, object] = {"license": {"id": "MIT"}}
     agpl: dict[str, object] = {"expression": "AGPL-3.0-only"}
     classifier: dict[str, object] = {"license": {"name": "License :: Other/Proprietary License"}}
+    both: dict[str, object] = {"expression": "Apache-2.0 AND BSD-2-Clause"}
+    mixed: dict[str, object] = {"expression": "MIT AND AGPL-3.0-only"}
     components = [
-        component("good", mit),
+        component("good", mit, both),
+        component("mixed", mixed),
         component("bad", agpl),
         component("half", mit, classifier),
         component("none"),
     ]
     assert dist.refused(dist.licences_of({"components": components})) == {
         "bad 1": ["AGPL-3.0-only"],
+        "mixed 1": ["MIT AND AGPL-3.0-only"],
         "half 1": ["MIT", "License :: Other/Proprietary License"],
         "none 1": [],
     }
