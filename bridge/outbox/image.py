@@ -76,6 +76,7 @@ def _recovered_frames(path: Path, log: bytes) -> int:
         copy = Path(folder) / path.name
         with path.open("rb") as file:
             copy.write_bytes(file.read(PAGE_BYTES))
+        os.truncate(copy, path.stat().st_size)  # SQLite refuses a log that is short for what the file lacks
         log_of(copy).write_bytes(log)
         with closing(sqlite3.connect(copy)) as database:
             return int(database.execute("PRAGMA wal_checkpoint").fetchone()[1])

@@ -93,6 +93,17 @@ def test_a_log_of_which_only_the_last_page_is_damaged_is_a_loss(tmp_path: Path) 
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
 
 
+def test_a_short_log_beside_a_large_file_is_not_taken_for_damage(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path / "state", sinks=SINKS)) as outbox:
+        commit(outbox, *map(str, range(50)), size=9000)
+    outbox = open_outbox(tmp_path / "state", sinks=SINKS)
+    commit(outbox, "last")
+    file = kill(outbox, tmp_path / "state", tmp_path / "image") / "outbox.db"
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert outbox.losses() == []
+        assert waiting(outbox)[-1] == "last"
+
+
 @pytest.mark.parametrize("bytes_left", [0, 100, 4095])
 def test_a_file_that_is_cut_off_beside_its_log_is_salvaged(tmp_path: Path, bytes_left: int) -> None:
     file = killed(tmp_path)
