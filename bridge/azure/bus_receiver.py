@@ -430,7 +430,7 @@ def _body(message: ServiceBusReceivedMessage) -> bytes:
     if isinstance(body, bytes):
         return body
     if isinstance(body, str):
-        return body.encode("utf-8", errors="readdress")
+        return body.encode("utf-8", errors="replace")
     try:
         return b"".join(part if isinstance(part, bytes) else str(part).encode() for part in body)
     except (TypeError, ValueError, RecursionError):
@@ -442,4 +442,4 @@ def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:
 
 
 def _plain(value: object) -> str:
-    return value.decode("utf-8", errors="readdress") if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -416,25 +416,28 @@ class Listener:
                 self._batch.records[APPROVED, event.key] = {**record, "has_started": True}
         self._started &= {event.key for event in document.events.values() if event.status == STARTED}
 
-    def _commit_intents(self, keys: set[str]) -> None:
-        """Commit, before the POST, which commands depend on its outcome."""
+    def _commit_intents(self, keys: set[str]) -> dict[str, set[str]]:
+        """Commit, before the POST, which commands depend on its outcome; return the new intents by command."""
+        new: dict[str, set[str]] = {}
         for pending in self._pending.values():
-            intended = keys & {event_id.lower() for event_id in pending.decisions} - pending.intended
-            if intended:
+            accepted = {key.lower() for key, one in pending.decisions.items() if one.outcome == "accepted"}
+            if intended := keys & accepted - pending.intended:
+                new[pending.command.key] = intended
                 pending.intended |= intended
                 self._put_record(pending)
         self._commit()
+        return new
 
     def _post(self, events: list[ScheduledEvent]) -> Mapping[str, Decision]:
         """Commit the intent, then POST; return the decisions that IMDS's answer allows."""
         keys = {event.key for event in events}
-        self._commit_intents(keys)
+        new = self._commit_intents(keys)
         result = self._approver.post(events)
         if result.not_applied:
-            for pending in self._pending.values():
-                if pending.intended & keys:
-                    pending.intended -= keys
-                    self._put_record(pending)
+            # an earlier POST, whose outcome is not known, may have been applied all the same
+            for command_key, intended in new.items():
+                self._pending[command_key].intended -= intended
+                self._put_record(self._pending[command_key])
         self._measure(result.decisions)
         return result.decisions
 

@@ -51,6 +51,11 @@ def test_a_property_that_the_sdk_cannot_decode_leaves_the_id_the_body_and_the_ot
         message.decoded_body()
 
 
+def test_binary_properties_that_are_no_text_are_no_fault() -> None:
+    message = convert(received(with_property(write(b"a\xff"), b"body", message_id="m")), 0)
+    assert (message.fault, message.properties) == ("", {"good": "text", "bad": "a\N{REPLACEMENT CHARACTER}"})
+
+
 @pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
 def test_a_body_that_the_sdk_cannot_decode_is_empty(value: bytes) -> None:
     message = convert(received(with_body(value, message_id="m")), 0)

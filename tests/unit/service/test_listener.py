@@ -710,6 +710,39 @@ def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refus
     assert (data["Detail"] == NOT_RECORDED_DETAIL) == (outcome == "Accepted")
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
+    make_rig: MakeRig, restarts: bool, auto: bool
+) -> None:
+    rig = make_rig(auto=[{}]) if auto else make_rig()
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("the answer was lost"), methods=["approve"], count=1)
+    rig.imds.fail(429, methods=["approve"])
+    if not auto:
+        rig.send(event)
+    rig.run()
+    if restarts:
+        rig.restart()
+    rig.run(2)
+    assert len(rig.imds.posts) > 1
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(3)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Detail"]) == ("Accepted", NOT_RECORDED_DETAIL)
+
+
+def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(make_rig: MakeRig) -> None:
+    rig = make_rig(policy={"allow": [{"event_type": ["Freeze"]}]}, auto=[{}])
+    event = rig.imds.schedule()
+    rig.send(event)
+    rig.run()
+    assert rig.imds.approved == [event]
+    assert [line for line in rig.journal if line.startswith("commit intent")] == [
+        f"commit intent {event.lower()}"
+    ]
+
+
 # While IMDS fails
 
 
