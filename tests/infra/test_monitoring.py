@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,8 +16,10 @@ from pycep import BicepParser
 
 from bridge.service.metrics import Meter, StatusCollector
 from tests.support.clock import MovedClock
+from tests.support.dashboard import DASHBOARD, ROWS, dashboard, panels
 from tests.support.monitoring import BICEP, FOLDER, bicep, read_rules
 from tests.support.paths import ROOT
+from tests.support.programs import build, run_program
 
 RULES = read_rules()
 NAMES = [rule["alert"] for rule in RULES]
@@ -49,7 +54,8 @@ def test_each_alert_has_both_tests() -> None:
     assert found == sorted((name, value) for name in NAMES for value in (0, 1))
 
 
-def test_the_rules_name_metrics_and_labels_that_exist() -> None:
+def known_names() -> set[str]:
+    """Return every metric, label and value of a label that exists."""
     registry = CollectorRegistry()
     Meter(registry, ["ops"])
     status = {
@@ -57,7 +63,9 @@ def test_the_rules_name_metrics_and_labels_that_exist() -> None:
         "storage_error": None,
         "outbox_bytes": 0,
         "last_good_at": "2026-11-22T09:00:00.000Z",
+        "document": {"DocumentIncarnation": 1, "Events": []},
         "commands": {"last_error": None},
+        "waiting_commands": 0,
         "sinks": {
             "ops": {
                 "state": "ok",
@@ -69,16 +77,32 @@ def test_the_rules_name_metrics_and_labels_that_exist() -> None:
         },
     }
     registry.register(StatusCollector(lambda: status, MovedClock()))
-    known = {"up", "loop", "imds_bridge_loop_progress_age_seconds"}
+    known = {"up", "loop", "instance", "imds_bridge_loop_progress_age_seconds"}
     for family in registry.collect():
         known.add(family.name)
         for sample in family.samples:
             known |= {sample.name, *sample.labels, *sample.labels.values()}
-    for rule in RULES:
-        for name in re.findall(r"\b(?:imds_bridge|process)_\w+", rule["expr"]):
-            assert name in known, f"{rule['alert']}: {name}"
-        for label, value in re.findall(r'(\w+)="([^"]+)"', rule["expr"]):
-            assert {label, value} <= known, f"{rule['alert']}: {label}={value}"
+    return known
+
+
+EXPRESSIONS = {
+    **{rule["alert"]: rule["expr"] for rule in RULES},
+    **{panel.title: panel.expr for panel in panels()},
+}
+
+
+def test_the_rules_and_panels_name_metrics_and_labels_that_exist() -> None:
+    known = known_names()
+    for title, expr in EXPRESSIONS.items():
+        for name in re.findall(r"\b(?:imds_bridge|process)_\w+", expr):
+            assert name in known, f"{title}: {name}"
+        for label, value in re.findall(r'(\w+)="([^"]+)"', expr):
+            assert {label, value} <= known, f"{title}: {label}={value}"
+    for panel in panels():
+        grouped = re.findall(r"by \(([^)]*)\)", panel.expr)
+        labels = {label for by in grouped for label in by.split(", ") if label}
+        assert labels <= known | {"le"}, panel.title
+        assert {*re.findall(r"{{(\w+)}}", panel.legend)} <= known, panel.title
 
 
 def test_azure_monitor_gets_the_same_alerts() -> None:
@@ -91,3 +115,64 @@ def test_azure_monitor_gets_the_same_alerts() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_alert_has_a_section_in_the_runbook(name: str) -> None:
     assert f"### {name}\n" in (ROOT / "docs" / "operations.md").read_text()
+
+
+# --- the dashboard ---
+
+
+def test_the_dashboard_is_what_the_generator_writes() -> None:
+    assert DASHBOARD.read_text() == dashboard(), "run python -m tests.support.dashboard"
+
+
+def test_prometheus_reads_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel_{number}", "expr": panel.expr.replace("$__rate_interval", "5m")}
+        for number, panel in enumerate(panels())
+    ]
+    file = tmp_path / "panels.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", str(file))
+
+
+def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (table,) = re.findall(r"\| metric: .*?\n\n", page, re.DOTALL)
+    listed = {
+        name for line in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    drawn = " ".join(panel.expr for panel in panels())
+    # The lost events are drawn in place of the losses.
+    assert {name for name in listed if f"imds_bridge_{name}" not in drawn} == {"losses_total"}
+
+
+def test_panels_do_not_overlap_and_rows_are_as_wide_as_the_grid() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads(dashboard())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert all(x < 24 for x, _ in cells), panel["title"]
+        taken |= cells
+    assert len({panel.title for panel in panels()}) == sum(map(len, ROWS.values()))
+
+
+def test_grafanas_own_model_has_every_key_of_the_dashboard() -> None:
+    package = "grafana-foundation-sdk==1769699998!10.1.0"
+
+    def install(place: Path) -> list[list[str]]:
+        return [[sys.executable, "-m", "pip", "install", "--quiet", "--target", str(place / "lib"), package]]
+
+    modules = build("python", "grafana-foundation-sdk-10.1.0", install) / "lib"
+    script = ROOT / "tests" / "support" / "grafana_roundtrip.py"
+
+    def lost(model: object) -> object:
+        return run_program([sys.executable, str(script)], given=model, PYTHONPATH=str(modules))
+
+    model = json.loads(dashboard())
+    assert lost(model) == []
+    model["panels"][1]["titel"] = "a mistake"
+    assert lost(model) == ["dashboard.panels[1].titel"]
