@@ -276,7 +276,9 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
 
     config, clock = parts.config, parts.clock
     imds = parts.imds()
-    identity = VmIdentity(config, "listen", imds=imds, outbox=parts.outbox, clock=clock)
+    identity = VmIdentity(
+        config, "listen", imds=imds, outbox=parts.outbox, clock=clock, boot_id=read_boot_id()
+    )
 
     def session() -> str | None:
         return approval_session(settings.session, identity.vm if identity.resolved else None)

@@ -63,7 +63,7 @@ class Forwarder:
         self._stop = stop
         self._boot_id = boot_id
         self._watch = _load_watch(outbox.meta("watch"))
-        self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock)
+        self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
         self._body: bytes | None = None
         self._reachability = Reachability(
             poll_seconds=config.imds.poll_seconds,

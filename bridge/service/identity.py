@@ -42,16 +42,26 @@ class VmIdentity:
         imds: where instance data comes from; None for a process that does not ask IMDS.
         outbox: what keeps the identity and gets the events.
         clock: the time.
+        boot_id: the machine's, "" if unknown; a clone has started after its state was copied.
     """
 
     def __init__(
-        self, config: Config, role: Role, *, imds: Imds | None, outbox: Outbox, clock: Clock
+        self,
+        config: Config,
+        role: Role,
+        *,
+        imds: Imds | None,
+        outbox: Outbox,
+        clock: Clock,
+        boot_id: str = "",
     ) -> None:
         self._config = config
         self._role = role
         self._imds = imds
         self._outbox = outbox
         self._clock = clock
+        self._boot_id = boot_id
+        self._is_same_boot = bool(boot_id) and boot_id == outbox.meta("boot_id")
         self.resolved = False
         self._resolve_wait_seconds = RESOLVE_AGAIN_SECONDS
         self._resolve_at = -math.inf
@@ -67,7 +77,7 @@ class VmIdentity:
     @property
     def is_confirmed(self) -> bool:
         """Whether the state is known to be this VM's; until then nothing is published in its name."""
-        return self.resolved or not self._outbox.meta("vm_id")
+        return self.resolved or self._is_same_boot or not self._outbox.meta("vm_id")
 
     def resolve(self) -> bool:
         """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
@@ -91,7 +101,7 @@ class VmIdentity:
                 extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
             )
         self.vm = vm
-        self._outbox.set_meta({"vm_id": vm.vm_id or kept})
+        self._outbox.set_meta({"vm_id": vm.vm_id or kept, "boot_id": self._boot_id})
         self._outbox.release_kept()
         return is_other
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from bridge.events.filters import Filter
 from bridge.lab.imds import INSTANCE_PATH, ImdsLab
+from bridge.runtime.clock import Clock
+from tests.support.outbox import open_outbox
 from tests.support.process import Forward, closed_port, wait_until
 
 ORIGINAL, CLONE = "web-0", "web-1"
@@ -21,6 +25,12 @@ def published(forward: Forward) -> list[dict[str, Any]]:
 def named(forward: Forward, name: str) -> list[str]:
     """Return the types of what was published in a VM's name."""
     return [one["type"] for one in published(forward) if one["data"].get("Vm", {}).get("Name") == name]
+
+
+def boot_another_machine(clone: Forward) -> None:
+    """Let the copied state be of another boot than this machine's, as it is on a clone."""
+    with closing(open_outbox(clone.state, sinks={"out": (Filter(), True)}, clock=Clock())) as outbox:
+        outbox.set_meta({"boot_id": "the original's"})
 
 
 def test_a_clone_publishes_the_notices_of_its_document_and_reports_what_it_does_not_publish(
@@ -42,6 +52,7 @@ def test_a_clone_publishes_the_notices_of_its_document_and_reports_what_it_does_
             },
         )
         shutil.copytree(original.state, clone.state)
+        boot_another_machine(clone)
         lab.fault("500", path=INSTANCE_PATH, vm=CLONE, count=None)
         with clone:
             wait_until(

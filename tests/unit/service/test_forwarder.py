@@ -214,6 +214,7 @@ def test_a_gap_over_a_restart_is_published_only_once_the_kept_identity_is_confir
     since = station.now()
     (before,) = station.events()
     imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
     station.restart(after=9)
     station.poll_for(3)
     assert station.story() == []
@@ -830,6 +831,7 @@ def test_the_state_of_another_vm_is_moved_aside_also_when_the_vm_is_known_only_l
     station.poll()
     imds.vm = WEB_1
     station.forget()
+    station.boot_id = "another"
     station.restart(after=1)
     imds.fail(500, methods=INSTANCE, count=1)
     station.poll()
@@ -872,6 +874,7 @@ def test_until_the_kept_identity_is_confirmed_nothing_is_published_in_its_name(
     station.poll()
     before = station.events()[-1]
     imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
     station.restart(after=1)
     imds.end(FIRST, SECOND)
     imds.schedule("third")
@@ -892,6 +895,7 @@ def test_ends_are_published_once_the_kept_identity_is_confirmed(imds: ScriptedIm
     station.poll()
     before = station.events()[-1]
     imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
     station.restart(after=1)
     imds.end(FIRST, SECOND)
     station.poll_for(3)
@@ -911,6 +915,7 @@ def test_a_clone_publishes_no_end_of_an_event_of_the_original(imds: ScriptedImds
     station.poll()
     imds.vm = WEB_1
     imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
     station.restart(after=1)
     imds.end(FIRST)
     station.poll_for(2)
@@ -918,6 +923,21 @@ def test_a_clone_publishes_no_end_of_an_event_of_the_original(imds: ScriptedImds
     station.forget()
     station.poll_for(4)
     assert station.story() == ["document.changed", "document.changed"]  # before and after it knew who it is
+
+
+def test_after_a_restart_on_the_same_boot_the_watch_goes_on_without_instance_data(
+    imds: ScriptedImds, station: Station
+) -> None:
+    imds.schedule(FIRST)
+    station.poll()
+    before = station.events()[-1]
+    imds.fail(500, methods=INSTANCE)
+    station.restart(after=1)
+    imds.end(FIRST)
+    station.poll_for(3)
+    ended, document = station.events()
+    assert name_of(ended) == f"scheduledevent.ended {FIRST}"
+    assert document["reporterepoch"] == before["reporterepoch"]
 
 
 def test_a_notice_that_waits_is_published_again_without_a_name_while_the_identity_is_unconfirmed(
@@ -928,6 +948,7 @@ def test_a_notice_that_waits_is_published_again_without_a_name_while_the_identit
     station.poll()
     kept = station.events()
     imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
     station.restart(after=1)
     imds.end(SECOND)
     station.poll_for(3)

@@ -39,9 +39,9 @@ def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[Outbox]:
     opened.close()
 
 
-def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> VmIdentity:
+def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock, *, boot_id: str = "") -> VmIdentity:
     """Return the identity of a process that starts on the state."""
-    return VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock)
+    return VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
 
 
 def published(outbox: Outbox) -> list[dict[str, Any]]:
@@ -254,3 +254,28 @@ def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(
     template: str, vm: Vm | None, session: str | None
 ) -> None:
     assert approval_session(template, vm) == session
+
+
+@pytest.mark.parametrize(
+    ("boots", "is_confirmed"),
+    [(("1", "1"), True), (("1", "2"), False), (("1", ""), False), (("", ""), False)],
+)
+def test_a_restart_on_the_same_boot_needs_no_instance_data_to_confirm_the_state(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, boots: tuple[str, str], is_confirmed: bool
+) -> None:
+    start(imds, outbox, clock, boot_id=boots[0]).resolve()
+    imds.fail(500, methods=["instance"])
+    again = start(imds, outbox, clock, boot_id=boots[1])
+    again.resolve()
+    assert again.is_confirmed == is_confirmed
+    again.emit_heartbeat()
+    assert len(published(outbox)) == 1
+    assert (published(outbox)[0]["reporterepoch"] == outbox.meta("epoch")) == is_confirmed
+
+
+def test_another_vm_is_recognised_on_the_same_boot_as_well(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+) -> None:
+    start(imds, outbox, clock, boot_id="boot-1").resolve()
+    imds.vm = WEB_1
+    assert start(imds, outbox, clock, boot_id="boot-1").resolve()
