@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -113,13 +114,14 @@ class StateFolder:
     def requests(self) -> list[tuple[str, int]]:
         """Return what is requested."""
         found = []
-        for name in (file.name.split(".") for file in self.path.glob(f"*.*{REQUEST_SUFFIX}")):
-            if (
-                name[0] in REQUESTS
-                and name[1].isdecimal()
-                and len(name) == len(("action", "number", "request"))
-            ):
-                found.append((name[0], int(name[1])))
+        with contextlib.suppress(OSError):  # a later look finds them
+            for name in (file.name.split(".") for file in self.path.glob(f"*.*{REQUEST_SUFFIX}")):
+                if (
+                    name[0] in REQUESTS
+                    and re.fullmatch("[0-9]{1,18}", name[1])  # what SQLite takes
+                    and len(name) == len(("action", "number", "request"))
+                ):
+                    found.append((name[0], int(name[1])))
         return found
 
     def forget_request(self, action: str, number: int) -> None:

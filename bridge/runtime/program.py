@@ -49,9 +49,8 @@ class Result:
         if self.code is None:
             return f"it cannot be started: {self.error}"
         if self.ended_by:
-            return {"timeout": "it did not end in time", "stop": "it was ended with imds-bridge"}[
-                self.ended_by
-            ]
+            is_late = self.ended_by == "timeout"
+            return "it did not end in time" if is_late else "it was ended with imds-bridge"
         if self.code < 0:
             return f"it was ended by {_signal_name(-self.code)}"
         return f"exit code {self.code}" if self.code else ""
@@ -190,8 +189,11 @@ class DetachedRun:
 
     def end(self) -> None:
         """Ask the runner to end the program soon, if it runs; may be repeated."""
-        if self.is_running() and (pid := self._runner.pid if self._runner else self._lines().get("pid")):
-            with contextlib.suppress(OSError):
+        if not self.is_running():
+            return
+        pid = self._runner.pid if self._runner else self._lines().get("pid")
+        if isinstance(pid, int) and pid > 1:  # any other would be a group of processes, or all
+            with contextlib.suppress(OSError, OverflowError):
                 os.kill(pid, SIGTERM)  # it is the runner's, as no other process has its lock
 
     def forget(self, *, older_than_seconds: float) -> bool:
@@ -228,7 +230,7 @@ def _read_lines(text: bytes) -> dict[str, Any]:
     """Merge the lines of a runner; one that was not written to its end does not count."""
     merged: dict[str, Any] = {}
     for line in text.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):  # the disk may have changed it
             merged |= json.loads(line)
     return merged
 
@@ -236,13 +238,12 @@ def _read_lines(text: bytes) -> dict[str, Any]:
 def _result(lines: Mapping[str, Any]) -> Result | None:
     if "code" not in lines and "error" not in lines:
         return None
-    output = " ".join(_printable_words(lines.get("output", "")))
-    return Result(
-        code=lines.get("code"),
-        ended_by=lines.get("ended_by", ""),
-        error=lines.get("error", ""),
-        output=output,
-    )
+    code, ended_by = lines.get("code"), lines.get("ended_by", "")
+    error, output = lines.get("error", ""), lines.get("output", "")
+    texts = (ended_by, error, output)
+    if not isinstance(code, int | None) or not all(isinstance(text, str) for text in texts):
+        return None
+    return Result(code=code, ended_by=ended_by, error=error, output=" ".join(_printable_words(output)))
 
 
 def _printable_words(text: str) -> list[str]:

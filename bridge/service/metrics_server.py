@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6
+from socket import AF_INET6, SHUT_RDWR, socket
 from threading import Thread
 from typing import Any
 
@@ -24,6 +25,7 @@ from bridge.service.metrics import Meter, Status, StatusCollector
 log = logging.getLogger(__name__)
 
 _READ_SECONDS = 10.0
+MAX_CONNECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,23 @@ class MetricsServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     server_address: tuple[str, int]
+
+    def __init__(self, *args: Any) -> None:
+        self._open: dict[socket, None] = {}
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection, and end the oldest ones if there are too many: they take descriptors and threads."""
+        self._open[request] = None
+        for oldest in list(self._open)[:-MAX_CONNECTIONS]:
+            with suppress(OSError):  # it has just ended
+                oldest.shutdown(SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection."""
+        self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
         """Log a request that failed: its client has gone, mostly."""

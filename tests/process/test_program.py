@@ -238,6 +238,15 @@ def test_a_result_that_was_not_written_to_its_end_does_not_count(detached: Detac
     assert later(detached).result() is None
 
 
+@pytest.mark.parametrize(
+    "line", ["[1]", "7", '{"code": "0"}', '{"code": 0, "output": 5}', '{"code": 0, "ended_by": []}']
+)
+def test_a_result_that_the_disk_has_changed_does_not_count(detached: DetachedRun, line: str) -> None:
+    detached.path.parent.mkdir()
+    detached.path.write_text(f'{{"command": []}}\n{{"pid": 5}}\n{line}\n')
+    assert detached.result() is None
+
+
 def test_the_lock_is_not_inherited_by_the_program(detached: DetachedRun, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     detached.start(job(f"setsid sh -c 'echo $$ > {file}; exec sleep 60' & until [ -s {file} ]; do :; done"))

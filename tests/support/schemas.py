@@ -155,7 +155,8 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
     imds.cancel(third)
     with forward:
         _wait(forward, "scheduledevent.ended")
-        shutil.rmtree(forward.state)
+        # at once: what the process writes meanwhile would keep the folder from being removed
+        shutil.rmtree(forward.state.rename(forward.state.with_name("removed")))
         _wait(forward, "bridge.loss")
         assert forward.stop() == 0, forward
     return _printed(forward)

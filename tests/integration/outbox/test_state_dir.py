@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sqlite3
@@ -312,3 +313,25 @@ def test_a_status_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
             folder.write_status({"number": 2})
     assert folder.read_status() == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_folder_that_cannot_be_looked_into_is_looked_into_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, pattern: str) -> Iterator[Path]:
+        raise OSError(errno.EMFILE, f"{path}/{pattern}")
+
+    with closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "1")
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "glob", fail)
+            outbox.recover()
+        assert waiting(outbox) == ["1"]
+        assert outbox.storage_error is None
+
+
+def test_a_request_for_an_impossible_number_is_ignored(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    folder.request("mark-retry", 10**18)
+    folder.request("mark-retry", 7)
+    assert folder.requests() == [("mark-retry", 7)]
