@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from bridge.config.base import Secret, Settings
+from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
 from bridge.config.exec import Program, RunSeconds
 from bridge.config.validators import (
@@ -50,16 +50,16 @@ class RuleSettings(Settings):
     @classmethod
     def _check_list(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("given an empty list, expected at least one value; leave it out to match all")
+            raise ValueError("expected at least one value; leave it out to match all")
         return value
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield bounds that contradict each other."""
+        yield from super().find_faults()
         for name in ("duration_seconds", "notice_seconds"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low is not None and high is not None and low > high:
-                raise ValueError(f"min_{name}: given {low:g}, expected at most max_{name}, which is {high:g}")
-        return self
+                yield f"min_{name}", f"given {low:g}, expected at most max_{name}, which is {high:g}"
 
     def criteria(self) -> list[str]:
         """Return the names of the criteria that the rule has."""
@@ -78,13 +78,11 @@ class AutoSettings(RuleSettings):
     run: Program = ()
     run_timeout_seconds: RunSeconds = 600.0
 
-    @model_validator(mode="after")
-    def _check_run(self) -> Self:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield a program of a rule for the group as well."""
+        yield from super().find_faults()
         if self.run and self.group:
-            raise ValueError(
-                "run: expected none with group = true, as other VMs' programs are not waited for"
-            )
-        return self
+            yield "run", "expected none with group = true, as other VMs' programs are not waited for"
 
 
 class PolicySettings(Settings):
@@ -111,6 +109,7 @@ class ApprovalSettings(ReceiverSettings):
     receipts_subscription: str = ""
     policy: PolicySettings = Field(default_factory=PolicySettings)
     auto: tuple[AutoSettings, ...] = ()
+    secret_checks: ClassVar = {"signing_secrets": check_signing_secrets}
 
     @model_validator(mode="before")
     @classmethod
@@ -136,7 +135,7 @@ class ApprovalSettings(ReceiverSettings):
             ("auto", self.auto),
         ):
             for number, rule in enumerate(rules):
-                yield f"{key}.{number}", rule
+                yield f"{key}[{number}]", rule
 
     def compared_properties(self) -> Iterator[tuple[str, str]]:
         """Yield each criterion's key in the configuration with the property of IMDS that it compares."""
@@ -156,9 +155,3 @@ class ApprovalSettings(ReceiverSettings):
                 "session: without sessions, a command reaches any of the listeners that share the queue; "
                 'expected a queue with sessions and session = "{resource_group}.{vm}" unless this VM has its own'
             )
-
-    @model_validator(mode="after")
-    def _check_approvals(self) -> ApprovalSettings:
-        if self.signing_secrets:
-            check_signing_secrets(self.signing_secrets.read())
-        return self

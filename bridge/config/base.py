@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -55,6 +55,26 @@ def read_or_keep(read: Callable[[], T], known: T) -> T:
         return known
 
 
+Fault = tuple[str, str]
+"""What is wrong with a part of the configuration: the key below the part, "" for all of it, and the reason."""
+
+
+class Faults(ValueError):
+    """Everything that is wrong with a part of the configuration."""
+
+    def __init__(self, found: Sequence[Fault]) -> None:
+        self.found = found
+        super().__init__("; ".join(": ".join(filter(None, fault)) for fault in found))
+
+
+def try_setting(key: str, check: Callable[[], object]) -> Iterator[Fault]:
+    """Yield the fault that a check of a setting raises as a ValueError, if it does."""
+    try:
+        check()
+    except ValueError as error:
+        yield key, str(error)
+
+
 class Settings(BaseModel):
     """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`."""
 
@@ -90,6 +110,16 @@ class Settings(BaseModel):
                 check(text)
         return value
 
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if found := list(self.find_faults()):
+            raise Faults(found)
+        return self
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield what is wrong with settings that are right each on its own."""
+        yield from ()
+
     @classmethod
     def secret_names(cls) -> list[str]:
         """Return the names of the settings that are secrets."""
@@ -105,9 +135,11 @@ class Settings(BaseModel):
         return [*cls.model_fields, *(f"{name}_file" for name in cls.secret_names())]
 
     @classmethod
-    def hint(cls, key: str) -> str:  # noqa: ARG003 - settings with further keys override it
-        """Return a hint to where an unknown key belongs, "" if it belongs nowhere."""
-        return ""
+    def inner_settings(cls, name: str) -> type[Settings] | None:
+        """Return the settings of the table or the tables that a setting is, None if it is a value."""
+        info = cls.model_fields.get(name)
+        annotations = [info.annotation, *get_args(info.annotation)] if info else []
+        return next((one for one in annotations if isinstance(one, type) and issubclass(one, Settings)), None)
 
 
 class SecretUnreadable(ValueError):

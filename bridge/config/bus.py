@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
-
-from bridge.config.base import Secret, Settings
+from bridge.config.base import Fault, Secret, Settings, try_setting
 from bridge.config.validators import (
     HOST,
     check_url,
@@ -47,25 +47,24 @@ class BusSettings(IdentitySettings):
         """Whether there is a bus at all; only settings that work without one may have none."""
         return True
 
-    @model_validator(mode="after")
-    def _check_bus(self) -> BusSettings:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield what is missing to reach a bus, or contradicts itself."""
+        yield from super().find_faults()
         if not self.has_bus:
-            return self
+            return
         if bool(self.namespace) == (self.connection_string is not None):
-            raise ValueError("give either namespace or connection_string (or connection_string_file)")
+            yield "", "give either namespace or connection_string (or connection_string_file)"
         if self.namespace and not HOST.fullmatch(self.namespace):
-            raise ValueError(
-                f"namespace: given {quote(self.namespace)}, expected NAME.servicebus.windows.net"
-            )
+            yield "namespace", f"given {quote(self.namespace)}, expected NAME.servicebus.windows.net"
         if self.connection_string:
-            self.check_connection_string(self.connection_string.read())
+            text = self.connection_string.read()
+            yield from try_setting("connection_string", partial(self.check_connection_string, text))
         if bool(self.topic) == bool(self.queue):
-            raise ValueError("give either topic or queue")
+            yield "", "give either topic or queue"
         if self.http_proxy:
             if self.transport != "websocket":
-                raise ValueError('http_proxy: expected transport = "websocket", AMQP itself knows no proxy')
-            check_url(self.http_proxy, allow_http=True)
-        return self
+                yield "http_proxy", 'expected transport = "websocket", AMQP itself knows no proxy'
+            yield from try_setting("http_proxy", partial(check_url, self.http_proxy, allow_http=True))
 
     def check_connection_string(self, text: str) -> None:
         """Refuse a connection string without an endpoint, or one that would be sent in plain text.
@@ -75,13 +74,11 @@ class BusSettings(IdentitySettings):
         """
         endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", text)
         if "Endpoint=" not in text or endpoint is None:
-            raise ValueError(
-                "connection_string: expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=..."
-            )
+            raise ValueError("expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...")
         is_plain = re.search(r"(?i)(?:^|;)\s*UseDevelopmentEmulator\s*=\s*true\s*(?:;|$)", text)
         if is_plain and not self.allow_http and not is_loopback(urlsplit(endpoint[1].strip()).hostname or ""):
             raise ValueError(
-                "connection_string: expected none with UseDevelopmentEmulator=true, which does without TLS; "
+                "expected none with UseDevelopmentEmulator=true, which does without TLS; "
                 "set allow_http = true to send without encryption"
             )
 
@@ -105,11 +102,11 @@ class ReceiverSettings(BusSettings):
 
     subscription: str = ""
 
-    @model_validator(mode="after")
-    def _check_subscription(self) -> ReceiverSettings:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield a topic without its subscription as well."""
+        yield from super().find_faults()
         if bool(self.topic) != bool(self.subscription):
-            raise ValueError("a topic needs a subscription, and a subscription a topic")
-        return self
+            yield "", "a topic needs a subscription, and a subscription a topic"
 
 
 class RelaySettings(ReceiverSettings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,5 +55,5 @@ def name_variable(fault: str, variables: Mapping[str, str]) -> str:
     """Add to an error the environment variable that its value came from, if it came from one."""
     key = fault.partition(":")[0]
     while key and key not in variables:
-        key = key.rpartition(".")[0]
+        key = re.sub(r"(\[\d+\]|(\A|\.)[^.\[]*)\Z", "", key)
     return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

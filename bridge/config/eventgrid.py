@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import model_validator
-
-from bridge.config.base import Secret
+from bridge.config.base import Fault, Secret, try_setting
 from bridge.config.bus import IdentitySettings
 from bridge.config.http import HttpSettings
 from bridge.config.sinks import SinkSettings
@@ -39,14 +38,15 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
     key: Secret | None = None
     secret_checks: ClassVar = {**HttpSettings.secret_checks, "key": check_token}
 
-    @model_validator(mode="after")
-    def _check_topic(self) -> EventGridSettings:
-        try:
-            check_url(self.endpoint, allow_http=self.allow_http)
-            self.publish_url()
-        except ValueError as error:
-            raise ValueError(f"endpoint: given {quote(self.endpoint)}, {error}") from None
-        return self
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield an endpoint that is no topic's."""
+        yield from super().find_faults()
+        for key, text in try_setting("endpoint", self._check_endpoint):
+            yield key, f"given {quote(self.endpoint)}, {text}"
+
+    def _check_endpoint(self) -> None:
+        check_url(self.endpoint, allow_http=self.allow_http)
+        self.publish_url()
 
     def publish_url(self) -> tuple[str, str]:
         """Return the flavor and the URL to post batches to.

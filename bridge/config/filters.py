@@ -12,7 +12,7 @@ from bridge.contract.properties import is_property, property_names
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
 
 
-def check_pattern(pattern: str) -> None:
+def check_pattern(pattern: str) -> str:
     """Refuse a pattern that matches no type of event.
 
     Raises:
@@ -23,6 +23,7 @@ def check_pattern(pattern: str) -> None:
         families = {f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES}
         hint = nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
         raise ValueError(f"expected existing event types{hint}")
+    return pattern
 
 
 def check_name(name: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from bridge.config.base import Secret, Settings
+from bridge.config.base import Fault, Secret, Settings, try_setting
 from bridge.config.validators import (
     check_proxy,
 )
@@ -27,21 +29,17 @@ class HttpSettings(Settings):
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     secret_checks: ClassVar = {"proxy": check_proxy}
 
-    @model_validator(mode="after")
-    def _check_certificates(self) -> HttpSettings:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield certificates and keys that cannot be used."""
+        yield from super().find_faults()
         if not (self.ca_file or self.client_certificate_file or self.client_key_file):
-            return self
+            return
         from bridge.config.tls import check_ca, check_certificate  # noqa: PLC0415 - few need ssl this early
 
-        if self.client_key_file and not self.client_certificate_file:
-            raise ValueError("client_key_file: expected a client_certificate_file, too")
-        try:
-            name = "client_certificate_file"
-            if self.client_certificate_file:
-                check_certificate(self.client_certificate_file, self.client_key_file)
-            name = "ca_file"
-            if self.ca_file:
-                check_ca(self.ca_file)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        return self
+        certificate, key = self.client_certificate_file, self.client_key_file
+        if key and not certificate:
+            yield "client_key_file", "expected a client_certificate_file, too"
+        if certificate:
+            yield from try_setting("client_certificate_file", partial(check_certificate, certificate, key))
+        if self.ca_file:
+            yield from try_setting("ca_file", partial(check_ca, self.ca_file))

@@ -20,6 +20,7 @@ from bridge.config.metrics import MetricsSettings
 from bridge.config.models import Config
 from bridge.config.registry import UnknownNameError, sink_settings
 from bridge.config.sinks import SinkSettings
+from bridge.config.tables import RECEIVERS
 from bridge.config.validators import quote
 from bridge.errors import ConfigError
 
@@ -30,11 +31,8 @@ DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
 _SECTIONS: dict[str, type[Settings]] = {"imds": ImdsSettings, "metrics": MetricsSettings}
-# The sections that receive from a bus, loaded only if they are written, and as what they receive each event.
-_RECEIVERS = {
-    "approvals": ("bridge.config.approvals:ApprovalSettings", "a command"),
-    "relay": ("bridge.config.bus:RelaySettings", "a new event, endlessly"),
-}
+# As what a section that receives from a bus would receive each event of a sink to the same entity.
+_RECEIVED_AS = {"approvals": "a command", "relay": "a new event, endlessly"}
 
 
 def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
@@ -61,11 +59,11 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     for section, model in _SECTIONS.items():
         if section in given:
             parts[section] = load_part(model, given.pop(section), section, faults) or model()
-    for section, (settings, received_as) in _RECEIVERS.items():
+    for section, settings in RECEIVERS.items():
         if section in given:
             source = load_part(resolve_name(settings), given.pop(section), section, faults)
             parts[section] = source
-            faults += _find_loops(parts["sinks"], source, section, received_as)
+            faults += _find_loops(parts["sinks"], source, section)
     faults += _find_missing_properties(parts)
     config = load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
@@ -128,7 +126,7 @@ def _find_missing_properties(parts: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _find_loops(
-    sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, section: str, received_as: str
+    sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, section: str
 ) -> Iterable[str]:
     """Find sinks that would send to the entity that a section receives from."""
     from bridge.config.servicebus import ServiceBusSettings  # noqa: PLC0415 - few configurations need it
@@ -138,5 +136,5 @@ def _find_loops(
             key = "topic" if sink.topic else "queue"
             yield (
                 f"sinks.{name}.{key}: given {quote(sink.entity)}, the entity that [{section}] receives from; "
-                f"expected another one: each event sent there would be received as {received_as}"
+                f"expected another one: each event sent there would be received as {_RECEIVED_AS[section]}"
             )

@@ -10,9 +10,15 @@ _SLIP_LETTERS = 2
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return "; did you mean X?" with the known name that is nearest, "" if none is near."""
+    meant = closest(name, known)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def closest(name: object, known: Iterable[str], *, similarity: float = 0.5) -> str | None:
+    """Return the known name that is nearest in any letter case, None if none is as similar (0 to 1)."""
     by_lower = {one.lower(): one for one in known}
-    close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+    close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=similarity)
+    return by_lower[close[0]] if close else None
 
 
 def likely_meant(value: str, known: Collection[str]) -> str | None:

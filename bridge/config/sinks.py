@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,7 +12,7 @@ from pydantic import (
     field_validator,
 )
 
-from bridge.config.base import DAY_SECONDS, Settings
+from bridge.config.base import DAY_SECONDS, Fault, Faults, Settings, try_setting
 from bridge.config.filters import check_name, check_outcomes, check_pattern
 from bridge.config.names import likely_meant
 from bridge.config.validators import quote
@@ -33,8 +34,17 @@ def _check_wanted(value: Any) -> Any:
 Wanted = Annotated[Any, AfterValidator(_check_wanted)]
 
 
+Pattern = Annotated[str, AfterValidator(check_pattern)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0.001, le=10_000)]
+
+
+def _find_criterion_faults(name: str, wanted: Any) -> Iterator[Fault]:
+    yield from try_setting(name, partial(check_name, name))
+    if name == "AffectsThisVm" and not isinstance(wanted, bool):
+        yield name, f"given {quote(wanted)}, expected true or false"
+    if name == "Outcome":
+        yield from try_setting(name, partial(check_outcomes, alternatives(wanted)))
 
 
 class SinkSettings(Settings):
@@ -46,7 +56,7 @@ class SinkSettings(Settings):
     """
 
     kind: str
-    types: tuple[str, ...] = ("*",)
+    types: tuple[Pattern, ...] = ("*",)
     where: Mapping[str, Wanted] = Field(default_factory=dict)
     scope: Literal["self", "first", "all"] | None = None
     max_age_seconds: PositiveSeconds = 7 * DAY_SECONDS
@@ -72,19 +82,15 @@ class SinkSettings(Settings):
     def _check_types(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
             raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
-        for pattern in value:
-            check_pattern(pattern)
         return value
 
     @field_validator("where")
     @classmethod
     def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
-        for name, wanted in value.items():
-            check_name(name)
-            if name == "AffectsThisVm" and not isinstance(wanted, bool):
-                raise ValueError(f"{name}: given {quote(wanted)}, expected true or false")
-            if name == "Outcome":
-                check_outcomes(alternatives(wanted))
+        if found := [
+            fault for name, wanted in value.items() for fault in _find_criterion_faults(name, wanted)
+        ]:
+            raise Faults(found)
         return value
 
     def warnings(self) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import ValidationInfo, field_validator, model_validator
 
 from bridge.config.base import Secret
 from bridge.config.http import HttpSettings
-from bridge.config.registry import DEFAULT_FORMAT, FORMATS, format_class
+from bridge.config.registry import DEFAULT_FORMAT, format_class
 from bridge.config.sinks import SinkSettings
 from bridge.config.validators import (
     check_signing_secrets,
@@ -41,12 +41,6 @@ class WebhookSettings(SinkSettings, HttpSettings):
         """Return the settings of the format that a sink's table names."""
         model: type[WebhookSettings] = format_class(given.get("format", DEFAULT_FORMAT)).settings
         return model
-
-    @classmethod
-    def hint(cls, key: str) -> str:
-        """Name the format that a setting belongs to."""
-        owners = (name for name in FORMATS if key in format_class(name).settings.known_keys())
-        return next((f'; expected format = "{name}" with it' for name in owners), "")
 
     @model_validator(mode="before")
     @classmethod

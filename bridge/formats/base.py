@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
 
-from bridge.config.sinks import PositiveSeconds
+from bridge.config.sinks import Pattern, PositiveSeconds
 from bridge.config.webhook import WebhookSettings
 from bridge.events.model import StoredEvent
 from bridge.runtime.json import Json
@@ -57,7 +57,7 @@ class ChatSettings(WebhookSettings):
     `time_zone` is an IANA name; without it Teams and Slack show each reader's own, others UTC.
     """
 
-    types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
+    types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
     max_age_seconds: PositiveSeconds = 3600.0
     time_zone: str = ""
 

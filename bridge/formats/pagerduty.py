@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import ClassVar, Literal
 
 from bridge.config.base import Secret
-from bridge.config.sinks import Rate
+from bridge.config.sinks import Pattern, Rate
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.view import EventView
@@ -69,7 +69,7 @@ class PagerDutySettings(ChatSettings):
     format: Literal["pagerduty"]
     url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
     routing_key: Secret
-    types: tuple[str, ...] = ("io.imdsbridge.scheduledevent.*",)
+    types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*",)
     max_per_second: Rate | None = 2.0
     secret_checks: ClassVar = {**ChatSettings.secret_checks, "routing_key": check_routing_key}
 

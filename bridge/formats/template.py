@@ -25,6 +25,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
+from bridge.config.base import Fault, Faults
 from bridge.config.validators import quote_path
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
@@ -183,28 +184,26 @@ class TemplateSettings(ChatSettings):
         template = _read_json(Path(str(taken.pop("template_file"))))
         return {**taken, "template": template}
 
-    @model_validator(mode="after")  # of the whole, because a fault of one setting shows its value
-    def _check_template(self) -> TemplateSettings:
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield a template that is no JSON; a fault of the setting alone would show its value."""
+        yield from super().find_faults()
         if not isinstance(self.template, dict | list):
-            raise ValueError('template: expected a table, for example { text = "{{ notice.title }}" }')
+            yield "template", 'expected a table, for example { text = "{{ notice.title }}" }'
+            return
         try:
             json.dumps(self.template, allow_nan=False)
         except (TypeError, ValueError):
-            raise ValueError(
-                "template: expected texts, numbers, true, false, tables and lists only"
-            ) from None
-        return self
+            yield "template", "expected texts, numbers, true, false, tables and lists only"
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise ValueError(
-            f"template_file: given {quote_path(path)}, it cannot be read: {error.strerror}"
-        ) from None
+        text = f"given {quote_path(path)}, it cannot be read: {error.strerror}"
+        raise Faults([("template_file", text)]) from None
     except ValueError as error:
-        raise ValueError(f"template_file: {path} is no JSON: {error}") from None
+        raise Faults([("template_file", f"{path} is no JSON: {error}")]) from None
 
 
 class Template(ChatFormat):

@@ -367,7 +367,7 @@ def test_a_check_warns_of_event_types_that_the_api_version_does_not_have(
     done = call("check", "--json", "--config", config)
     assert [row["message"] for row in done.json if row["result"] == "warn"] == [
         "sinks.screen.where.EventType: Preempt comes with api_version 2017-11-01, and [imds] asks for 2017-08-01",
-        "approvals.auto.0.event_type: Terminate comes with api_version 2019-01-01, and [imds] asks for 2017-08-01",
+        "approvals.auto[0].event_type: Terminate comes with api_version 2019-01-01, and [imds] asks for 2017-08-01",
     ]
 
 

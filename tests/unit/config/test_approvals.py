@@ -27,9 +27,9 @@ def faults(folder: Path, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "key", "reason"),
     [
-        ("event_type = []", "event_type", "given an empty list"),
-        ("event_source = []", "event_source", "given an empty list"),
-        ("resource = []", "resource", "given an empty list"),
+        ("event_type = []", "event_type", "given [], expected at least one value"),
+        ("event_source = []", "event_source", "given [], expected at least one value"),
+        ("resource = []", "resource", "given [], expected at least one value"),
         (
             "min_duration_seconds = 2\nmax_duration_seconds = 1",
             "min_duration_seconds",
@@ -49,7 +49,7 @@ def test_a_rule_that_cannot_be_meant_is_an_error(
     tmp_path: Path, section: str, rule: str, key: str, reason: str
 ) -> None:
     (fault,) = faults(tmp_path, f"{APPROVALS}[[approvals.{section}]]\n{rule}\n")
-    assert fault.startswith(f"approvals.{section}.0")
+    assert fault.startswith(f"approvals.{section}[0]")
     assert key in fault
     assert reason in fault
 
@@ -68,7 +68,7 @@ def test_a_criterion_that_the_api_version_does_not_have_is_an_error(
 ) -> None:
     text = f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.{section}]]\n{rule}\n'
     (fault,) = faults(tmp_path, text)
-    assert fault.startswith(f"approvals.{section}.0.{rule.partition(' ')[0]}: ")
+    assert fault.startswith(f"approvals.{section}[0].{rule.partition(' ')[0]}: ")
     assert f"[imds] asks for {version}" in fault
 
 
@@ -104,12 +104,12 @@ def test_a_criterion_that_the_api_version_has_is_accepted(tmp_path: Path, versio
     [
         ({"policy": {"allow": [{"event_type": ["Reboot"]}]}}, []),
         ({"auto": [{"event_source": ["User"], "group": True}]}, []),
-        ({"policy": {"allow": [{}]}}, ["policy.allow.0: the rule has no criteria"]),
+        ({"policy": {"allow": [{}]}}, ["policy.allow[0]: the rule has no criteria"]),
         (
             {"policy": {"allow": [{"resource": ["*"]}], "deny": [{}]}},
-            ["policy.deny.0: the rule has no criteria"],
+            ["policy.deny[0]: the rule has no criteria"],
         ),
-        ({"auto": [{"group": True}]}, ["auto.0: the rule has no criteria"]),
+        ({"auto": [{"group": True}]}, ["auto[0]: the rule has no criteria"]),
         ({}, ["policy: no allow rule and no auto rule"]),
         ({"policy": {"deny": [{"event_type": ["Freeze"]}]}}, ["policy: no allow rule and no auto rule"]),
         ({"session": "", "policy": {"allow": [{"event_type": ["Freeze"]}]}}, ["session: without sessions"]),
@@ -139,13 +139,22 @@ def test_approvals_with_an_auto_rule_need_no_bus(tmp_path: Path) -> None:
     assert not approvals.has_bus
 
 
+_NO_NAMESPACE = "approvals: give either namespace or connection_string (or connection_string_file)"
+_NO_ENTITY = "approvals: give either topic or queue"
+
+
 @pytest.mark.parametrize(
-    "text", ["[approvals]\n", '[approvals]\nqueue = "q"\n[[approvals.auto]]\n', "[approvals]\nauto = []\n"]
+    ("text", "expected"),
+    [
+        ("[approvals]\n", [_NO_NAMESPACE, _NO_ENTITY]),
+        ('[approvals]\nqueue = "q"\n[[approvals.auto]]\n', [_NO_NAMESPACE]),
+        ("[approvals]\nauto = []\n", [_NO_NAMESPACE, _NO_ENTITY]),
+    ],
 )
-def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(tmp_path: Path, text: str) -> None:
-    assert faults(tmp_path, text) == [
-        "approvals: give either namespace or connection_string (or connection_string_file)"
-    ]
+def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    assert faults(tmp_path, text) == expected
 
 
 def test_a_name_that_no_vm_has_is_an_error(tmp_path: Path) -> None:

@@ -48,6 +48,10 @@ def webhook(**settings: Any) -> str:
     return toml({"sinks": {"ops": {name: value for name, value in given.items() if value is not None}}})
 
 
+def stdout(**settings: Any) -> str:
+    return toml({"sinks": {"ops": {"kind": "stdout", **settings}}})
+
+
 def mode_of(config: Config) -> str:
     sink = only_sink(config)
     assert isinstance(sink, CloudEventsSettings)
@@ -275,9 +279,9 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
             "sinks.b.haeders: unknown key; did you mean headers?",
             "sinks.b.bearer_token: given ***, expected a token: one word of ASCII letters, digits and signs",
             "sinks.c.url: given ***, expected https; set allow_http = true to send without encryption",
-            'sinks.c.types: given ["scheduledevent.*"], expected existing event types; '
+            'sinks.c.types[0]: given "scheduledevent.*", expected existing event types; '
             "did you mean io.imdsbridge.scheduledevent.*?",
-            "sinks.d.url: unknown key",
+            'sinks.d.url: unknown key; did you mean sinks.NAME.url with kind = "webhook"?',
         ]
     )
 
@@ -405,6 +409,82 @@ def test_a_file_given_with_config_must_exist_and_be_valid_toml(file: Path, tmp_p
         load(file, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[[approvals.auto]]\nevent_typ = ['Reboot']",
+            ["approvals.auto[0].event_typ: unknown key; did you mean event_type?"],
+        ),
+        (
+            "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { event_typ = 'x' }]",
+            ["approvals.policy.allow[1].event_typ: unknown key; did you mean event_type?"],
+        ),
+        (
+            "[imds]\nlog_level = 'info'",
+            ["imds.log_level: unknown key; did you mean log_level before the first [table]?"],
+        ),
+        ("poll_second = 2", ["poll_second: unknown key; did you mean imds.poll_seconds?"]),
+        ("[policy]", ["policy: unknown key; did you mean approvals.policy?"]),
+        (
+            stdout(session="x"),
+            ['sinks.ops.session: unknown key; did you mean sinks.NAME.session with kind = "servicebus"?'],
+        ),
+        (
+            stdout(scop="all", zzz=1),
+            ["sinks.ops.scop: unknown key; did you mean scope?", "sinks.ops.zzz: unknown key"],
+        ),
+    ],
+)
+def test_an_unknown_key_is_compared_with_its_own_table_first_and_then_with_all_others(
+    file: Path, text: str, expected: list[str]
+) -> None:
+    assert faults(file, text) == expected
+
+
+def test_errors_of_settings_together_are_reported_beside_those_of_single_ones(file: Path) -> None:
+    text = """
+        [approvals]
+        namespace = "a b"
+        http_proxy = "http://proxy"
+        grace_secnds = 3
+        [[approvals.policy.allow]]
+        resourc = "web-0"
+        min_notice_seconds = 2
+        max_notice_seconds = 1
+        [sinks.ops]
+        kind = "webhook"
+        url = "https://example.org"
+        types = ["io.imdsbridge.heartbeat", "*", "io.imdsbridge.reboot"]
+        where = { EventTyp = "Reboot", AffectsThisVm = 1, EventType = "Reboot" }
+        client_key_file = "/does/not/exist"
+        ca_file = "/does/not/exist"
+        """
+    found = faults(file, text)
+    assert [fault.partition(":")[0] for fault in found] == [
+        "sinks.ops.types[0]",
+        "sinks.ops.types[2]",
+        "sinks.ops.where.EventTyp",
+        "sinks.ops.where.AffectsThisVm",
+        "sinks.ops.client_key_file",
+        "sinks.ops.ca_file",
+        "approvals.policy.allow[0].resourc",
+        "approvals.grace_secnds",
+        "approvals.policy.allow[0].min_notice_seconds",
+        "approvals.namespace",
+        "approvals",
+        "approvals.http_proxy",
+    ]
+
+
+def test_a_faulty_setting_is_not_reported_as_missing_as_well(file: Path) -> None:
+    text = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
+    assert [fault.partition(",")[0] for fault in faults(file, f"{text}queue = 5")] == [
+        "approvals.queue: given 5"
+    ]
+    assert faults(file, f'{text}qeue = "a"') == ["approvals.qeue: unknown key; did you mean queue?"]
+
+
 def test_a_long_value_is_shortened(file: Path) -> None:
     (fault,) = faults(file, toml({"log_level": "x" * 10_000}))
     assert len(fault) < 200
@@ -472,10 +552,6 @@ def test_headers_are_one_per_line_and_comments_are_ignored() -> None:
 
 
 # --- types and where ---
-
-
-def stdout(**settings: Any) -> str:
-    return toml({"sinks": {"ops": {"kind": "stdout", **settings}}})
 
 
 @pytest.mark.parametrize("event_type", EVENT_TYPES)
@@ -572,7 +648,7 @@ def test_a_template_holds_only_json_values(file: Path, value: str) -> None:
         f'[sinks.a]\nkind = "webhook"\nurl = "https://x/"\nformat = "template"\ntemplate = {{ a = {value} }}'
     )
     assert faults(file, text) == [
-        "sinks.a: template: expected texts, numbers, true, false, tables and lists only"
+        "sinks.a.template: expected texts, numbers, true, false, tables and lists only"
     ]
 
 

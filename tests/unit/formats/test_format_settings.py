@@ -70,7 +70,9 @@ def test_a_setting_of_another_format_is_refused_with_that_formats_name(
 ) -> None:
     (fault,) = faults(tmp_path, format=name, **{setting: "x"})
     assert fault.startswith(f"sinks.ops.{setting}: ")
-    assert fault.endswith(f'; expected format = "{owner}" with it')
+    assert fault.endswith(
+        f'; did you mean sinks.NAME.{setting} with kind = "webhook" and format = "{owner}"?'
+    )
 
 
 def test_an_unknown_format_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
