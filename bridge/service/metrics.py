@@ -162,7 +162,7 @@ class StatusCollector(Collector):
         now = self._clock.now()
         yield from _of_process(status)
         yield _gauge("loop_progress_age_seconds", "Since a loop last made progress.", "loop", progress_ages())
-        if status["role"] != "relay":
+        if status["role"] == "forward":  # `listen` reads the document only for commands
             yield from _of_imds(status, now)
         if receiver := status.get("commands") or status.get("relay"):
             yield _single("bus_connected", "1 while messages can be received.", not receiver["last_error"])

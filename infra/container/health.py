@@ -1,17 +1,22 @@
 """Check the health of this container's process: exit with 0 if it is healthy, else with 1 and the reason.
 
-    python health.py            it runs and has written its status recently
+    python health.py            it runs, and every loop makes progress
     python health.py --ready    and IMDS, or the bus, answers
 
+It asks the port of `[metrics]`, if that is on and answers; otherwise it reads the status file.
 The role is read from the command line of process 1; --role sets it if process 1 is another process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import sys
+import tomllib
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,8 @@ ROLES = ("forward", "listen", "relay")
 STATE_DIR = "/var/lib/imds-bridge"
 # The status is written at least every ten seconds.
 STALE_SECONDS = 60.0
+CONFIG = Path("/etc/imds-bridge/config.toml")
+ASK_SECONDS = 3.0
 
 
 def main() -> int:
@@ -30,13 +37,41 @@ def main() -> int:
     parser.add_argument("--role", choices=ROLES, default=None)
     parser.add_argument("--ready", action="store_true", help="also check that IMDS or the bus answers")
     arguments = parser.parse_args()
-    folder = StateFolder(
-        Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / (arguments.role or _role())
-    )
-    status = folder.read_status()
-    reason = _fault(folder, status) or (arguments.ready and _input_error(status or {}))
+    reason = _ask_port("/readyz" if arguments.ready else "/livez")
+    if reason is None:
+        reason = _read_files(arguments.role or _role(), ready=arguments.ready)
     show(reason or "healthy")
     return 1 if reason else 0
+
+
+def _ask_port(path: str) -> str | None:
+    """Return why the process is not healthy, "" if it is, None if the port is off or does not answer."""
+    if not (listen := _listen()):
+        return None
+    with contextlib.suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
+        host, _, port = listen.rpartition(":")
+        connection = HTTPConnection(host.strip("[]"), int(port), timeout=ASK_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            # Another process may have the port: only our answer has reasons.
+            return "; ".join(json.loads(connection.getresponse().read())["reasons"])
+    return None
+
+
+def _listen() -> str:
+    """Return the address of the port, "" if it is off or the configuration cannot be read."""
+    if "IMDS_BRIDGE__METRICS__LISTEN" in os.environ:
+        return os.environ["IMDS_BRIDGE__METRICS__LISTEN"]
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return str(tomllib.loads(CONFIG.read_text(encoding="utf-8-sig")).get("metrics", {}).get("listen", ""))
+    return ""
+
+
+def _read_files(role: str, *, ready: bool) -> str:
+    """Return why the process is not healthy by the files in its state folder, "" if it is."""
+    folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
+    status = folder.read_status()
+    return _fault(folder, status) or (_input_error(status or {}) if ready else "")
 
 
 def _role() -> str:

@@ -173,6 +173,14 @@ install_all() {
     fi
     run install -d -m 0700 "$root$etc" "$root$etc/secrets"
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
+    # Each unit loads the file of its name: all have one configuration until a link is replaced.
+    for role in $roles; do
+        if [ ! -e "$root$etc/$role.toml" ] && [ ! -L "$root$etc/$role.toml" ]; then
+            changed=yes
+            say "links $etc/$role.toml to config.toml"
+            run ln -s config.toml "$root$etc/$role.toml"
+        fi
+    done
     put_units
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ import pytest
 from bridge.cli.main import main
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
+from bridge.service.metrics_server import MetricsServer
 from infra.container.engines import call
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 HEALTH = ROOT / "infra" / "container" / "health.py"
@@ -85,10 +88,15 @@ def test_what_the_context_lets_in_is_there() -> None:
 # --- the health check ---
 
 
-def health(state_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def health(state_dir: Path, *arguments: str, listen: str = "") -> subprocess.CompletedProcess[str]:
+    variables = {
+        "IMDS_BRIDGE__STATE_DIR": str(state_dir),
+        "IMDS_BRIDGE__METRICS__LISTEN": listen,
+        "PYTHONPATH": str(ROOT),
+    }
     return subprocess.run(
         [sys.executable, str(HEALTH), *arguments],
-        env=environment({"IMDS_BRIDGE__STATE_DIR": str(state_dir), "PYTHONPATH": str(ROOT)}),
+        env=environment(variables),
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,
@@ -170,6 +178,34 @@ def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
     assert is_healthy(held.path.parent)
     assert health(held.path.parent, "--ready").stdout != "\n"
     assert not is_healthy(held.path.parent, "--ready")
+
+
+def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) -> None:
+    with closing(MetricsServer("127.0.0.1:0", sinks=[], clock=Clock())) as server:
+        server.start(lambda: status(last_good_at=None, last_error="503", storage_error=None, sinks={}))
+        listen = f"127.0.0.1:{server.port}"
+        assert health(tmp_path, listen=listen).stdout == "healthy\n"
+        asked = health(tmp_path, "--ready", listen=listen)
+    assert (asked.returncode, asked.stdout) == (1, "IMDS has given no valid answer yet: 503\n")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.1 404 No\r\n\r\n[]", b""]
+)
+def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: bytes) -> None:
+    held.write_status(status())
+    with RawServer(answering(answer)) as server:
+        listen = server.url.removeprefix("http://")
+        assert health(held.path.parent, listen=listen).stdout == "healthy\n"
+        held.write_status(status(age_seconds=3600))
+        asked = health(held.path.parent, listen=listen)
+    assert "has written no status" in asked.stdout
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
+def test_the_status_file_is_read_where_no_port_answers(held: StateFolder, listen: str) -> None:
+    held.write_status(status())
+    assert health(held.path.parent, listen=listen).stdout == "healthy\n"
 
 
 def test_the_health_check_knows_every_role(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

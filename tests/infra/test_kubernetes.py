@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -55,9 +56,12 @@ def test_the_kustomization_names_every_manifest_the_listeners_as_a_choice() -> N
     assert "# - listen.yaml" in text
 
 
-def test_the_configuration_that_comes_with_it_is_valid_also_with_all_that_it_suggests(tmp_path: Path) -> None:
-    text = (FOLDER / "config.toml").read_text(encoding="utf-8")
-    assert isinstance(load(FOLDER / "config.toml", {}), Config)
+@pytest.mark.parametrize("role", ROLES)
+def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
+    role: str, tmp_path: Path
+) -> None:
+    text = (FOLDER / f"{role}.toml").read_text(encoding="utf-8")
+    assert isinstance(load(FOLDER / f"{role}.toml", {}), Config)
     head, _, rest = text.partition("\n")
     assert head.startswith("# ")
     suggested = rest.replace("\n# ", "\n")
@@ -66,6 +70,26 @@ def test_the_configuration_that_comes_with_it_is_valid_also_with_all_that_it_sug
     everything = load(tmp_path / "all.toml", {})
     assert {*everything.sinks} == {*tomllib.loads(suggested)["sinks"]}
     assert everything.approvals
+    assert everything.metrics.listen
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_process_loads_its_own_configuration(role: str) -> None:
+    (mounted,) = [
+        volume["configMap"]["name"] for volume in pod(role)["volumes"] if volume["name"] == "config"
+    ]
+    text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
+    everything = yaml.safe_load(text.replace("  # ", "  "))
+    files = {one["name"]: one["files"] for one in everything["configMapGenerator"]}
+    assert mounted == f"imds-bridge-{role}"
+    assert files[mounted] == [f"config.toml={role}.toml"]
+
+
+def test_the_probes_of_the_two_processes_ask_different_ports() -> None:
+    ports = [
+        re.findall(r'^# listen = "(\S+)"', (FOLDER / f"{role}.toml").read_text(), re.M) for role in ROLES
+    ]
+    assert ports == [["127.0.0.1:9464"], ["127.0.0.1:9465"]]
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -208,6 +208,25 @@ def test_the_configuration_and_the_secrets_are_roots_alone(installed: Path) -> N
     assert modes == ["0o700", "0o700", "0o600"]
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_a_unit_loads_the_file_of_its_name_which_is_the_one_configuration_until_it_is_replaced(
+    role: str, installed: Path
+) -> None:
+    (loaded,) = re.findall(r"^LoadCredential=config\.toml:(\S+)$", unit(role).read_text(), re.MULTILINE)
+    assert loaded == f"/etc/imds-bridge/{role}.toml"
+    assert (installed / loaded[1:]).readlink() == Path("config.toml")
+
+
+def test_an_upgrade_keeps_the_configuration_of_a_process_with_its_own_identity(copy: Path) -> None:
+    own = copy / "etc/imds-bridge/listen.toml"
+    own.unlink()
+    own.write_text("# its own\n")
+    done = do(FOLDER / "install.sh", "--root", copy, "--dry-run")
+    assert done.returncode == 0, done
+    assert "listen.toml" not in done.stdout
+    assert own.read_text() == "# its own\n"
+
+
 def test_nothing_of_the_tree_is_named_in_what_runs_later(installed: Path) -> None:
     home = installed / "opt/imds-bridge"
     for path in [*home.glob("bin/*"), home / "pyvenv.cfg"]:
@@ -334,7 +353,8 @@ def test_uninstalling_keeps_configuration_and_state(copy: Path) -> None:
     for _ in range(2):
         done = do(FOLDER / "install.sh", "--uninstall", "--root", copy)
         assert done.returncode == 0, done
-        assert left(copy) == ["etc/imds-bridge/config.toml", "var/lib/private/imds-bridge/forward/outbox.db"]
+        kept = [f"etc/imds-bridge/{name}.toml" for name in ("config", *ROLES)]
+        assert left(copy) == [*kept, "var/lib/private/imds-bridge/forward/outbox.db"]
 
 
 def test_purging_leaves_nothing(copy: Path) -> None:
@@ -399,9 +419,14 @@ def test_cloud_init_writes_a_valid_configuration_and_runs_a_clean_script(tmp_pat
 
     given = yaml.safe_load(text)
     files = {file["path"]: file for file in given["write_files"]}
-    config, script = tmp_path / "config.toml", tmp_path / "install.sh"
-    config.write_text(files["/etc/imds-bridge/config.toml"]["content"])
-    assert load(config, {}).approvals is not None
+    identities = {}
+    for role, name in (("forward", "config"), ("listen", "listen")):
+        config = tmp_path / f"{name}.toml"
+        config.write_text(files[f"/etc/imds-bridge/{name}.toml"]["content"])
+        assert load(config, {}).approvals is not None
+        (identities[role],) = set(re.findall(r'client_id = "(.*)"', config.read_text()))
+    assert identities == {"forward": "CLIENT ID OF imds-forward", "listen": "CLIENT ID OF imds-listen"}
+    script = tmp_path / "install.sh"
     ((path,),) = given["runcmd"]
     script.write_text(files[path]["content"])
     assert files[path]["permissions"] == "0755"

@@ -86,7 +86,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             red_above=1,
         ),
         _stat(
-            "State that can be written",
+            "State writable",
             "0: a process keeps its events in memory only.",
             f"min(imds_bridge_storage_available{{{_ON}}})",
             red_below=1,
@@ -119,6 +119,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="By result; each second one is normal.",
             expr=f"sum by (result) (rate(imds_bridge_polls_total{{{_ON}}}[$__rate_interval]))",
             legend="{{result}}",
+            width=6,
             unit="reqps",
         ),
         Panel(
@@ -126,6 +127,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="The 95th percentile.",
             expr=_quantile(0.95, "poll_duration_seconds", "instance"),
             legend="{{instance}}",
+            width=6,
             unit="s",
         ),
         Panel(
@@ -133,6 +135,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="Above 60 s ImdsBridgeImdsUnreachable fires.",
             expr=f"imds_bridge_imds_last_good_answer_age_seconds{{{_ON}}}",
             legend="{{instance}}",
+            width=6,
             unit="s",
         ),
         Panel(
@@ -140,6 +143,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="It grows with each change; a lower value is a reset.",
             expr=f"imds_bridge_document_incarnation{{{_ON}}}",
             legend="{{instance}}",
+            width=6,
         ),
     ),
     "Sinks": (
@@ -189,12 +193,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="One for each EventId.",
             expr=_per_interval("commands_total", "outcome", "reason") + " > 0",
             legend="{{outcome}} {{reason}}",
+            width=6,
         ),
         Panel(
             title="From command to IMDS's answer",
             text="The 95th percentile.",
             expr=_quantile(0.95, "approval_seconds"),
             legend="listen",
+            width=6,
             unit="s",
         ),
         Panel(
@@ -202,12 +208,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="Without a decision yet.",
             expr=f"imds_bridge_waiting_commands{{{_ON}}}",
             legend="{{instance}}",
+            width=6,
         ),
         Panel(
             title="Connection to the bus",
             text="1 while messages can be received.",
             expr=f"imds_bridge_bus_connected{{{_ON}}}",
             legend="{{instance}}",
+            width=6,
         ),
     ),
     "Process": (

@@ -160,3 +160,11 @@ def test_the_known_reasons_are_those_of_the_contract() -> None:
     for outcome, reasons in RECEIPT_REASONS.items():
         examples = DATA[f"approval.{outcome.lower()}"].model_fields["Reason"].examples
         assert list(reasons) == examples
+
+
+def test_a_listener_that_reads_imds_only_for_commands_reports_no_age_of_an_answer() -> None:
+    rig = Rig()
+    rig.status["last_good_at"] = "2026-11-22T09:00:00.000Z"
+    assert rig.value("imds_last_good_answer_age_seconds") is not None
+    rig.status["role"] = "listen"
+    assert rig.value("imds_last_good_answer_age_seconds") is None
