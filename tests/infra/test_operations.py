@@ -1,0 +1,65 @@
+"""The runbook: it has what the code prints, and its queries look for log lines that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PROBES = (ROOT / "bridge/cli/probes.py").read_text(encoding="utf-8")
+STATUS = (ROOT / "bridge/service/status.py").read_text(encoding="utf-8")
+CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path(ROOT, "bridge").rglob("*.py")))
+
+
+def section(title: str) -> str:
+    """Return the text below a heading of the page."""
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_each_line_of_check_has_a_row() -> None:
+    printed = set(re.findall(r'(?:check=|name = |_receive\(\s*)f?"([a-z.]+)', PROBES))
+    rows = set(re.findall(r"^\| `([a-z.]+)", section("Lines of check"), re.MULTILINE))
+    assert {"state", "imds", "sink", "relay"} <= printed
+    assert rows == printed
+
+
+def test_each_state_of_a_process_has_a_row() -> None:
+    rows = section("States of a process")
+    capitals = set(re.findall(r"[A-Z]{3,}(?: [A-Z]{3,})+", STATUS.partition("def headline")[0]))
+    header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR"}
+    assert {"NOT RESPONDING", "NOT RECEIVING", "STATE STORE UNAVAILABLE"} <= capitals
+    assert {text for text in capitals - header if text not in rows} == set()
+    for reason in ("has never run", "cannot write there", "may not read it", "it cannot be read"):
+        assert reason in STATUS
+        assert reason in rows
+
+
+def test_each_state_of_a_sink_has_a_row() -> None:
+    health = (ROOT / "bridge/service/sink_health.py").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z]+)`", section("States of a sink"), re.MULTILINE)
+    for state in rows:
+        assert f'"{state}"' in health, state
+    assert {*re.findall(r'state = "([a-z]+)"', health)} <= {*rows}
+
+
+def test_the_queries_look_for_texts_that_are_logged() -> None:
+    queries = "".join(re.findall(r"```kusto\n(.*?)```", PAGE, re.DOTALL))
+    texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
+    assert len(texts) > 10
+    assert [text for text in texts if text not in CODE] == []
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", PAGE))))
+def test_links_lead_to_files_and_headings_that_exist(link: str) -> None:
+    if link.startswith("https://learn.microsoft.com/"):
+        return
+    path, _, heading = link.partition("#")
+    target = (ROOT / "docs" / path) if path else ROOT / "docs" / "operations.md"
+    assert target.exists()
+    if heading:
+        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        assert heading in {re.sub(r"[^\w -]", "", name).lower().replace(" ", "-") for name in headings}
