@@ -59,6 +59,7 @@ COMMANDS = {
         "bridge.cli.outbox",
         "configure",
     ),
+    "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
     "schema": ("print the JSON Schema of an event type's data", "bridge.cli.schema", "configure"),
     "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
     "demo": ("see everything work, on simulators", "bridge.lab.demo", "configure"),

@@ -34,13 +34,15 @@ _COMPARED = {
     "max_notice_seconds": "NotBefore",
 }
 
+_NOT_EMPTY: Any = Field(default=(), json_schema_extra={"minItems": 1})
+
 
 class RuleSettings(Settings):
     """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
 
-    event_type: tuple[_EventType, ...] = ()
-    event_source: tuple[_EventSource, ...] = ()
-    resource: tuple[str, ...] = ()
+    event_type: tuple[_EventType, ...] = _NOT_EMPTY
+    event_source: tuple[_EventSource, ...] = _NOT_EMPTY
+    resource: tuple[str, ...] = _NOT_EMPTY
     min_duration_seconds: int | None = Field(default=None, ge=0)
     max_duration_seconds: int | None = Field(default=None, ge=0)
     min_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)

@@ -32,7 +32,9 @@ class ImdsSettings(Settings):
     `vm_name` names this VM where there is no instance data, which is not asked for then.
     """
 
-    endpoint: str = "http://169.254.169.254"
+    endpoint: str = Field(
+        default="http://169.254.169.254", json_schema_extra={"pattern": "^(discover$|http://)"}
+    )
     api_version: ApiVersion = "2020-07-01"
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
     vm_name: str = ""

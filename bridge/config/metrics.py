@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from bridge.config.base import Settings
 
@@ -13,7 +13,7 @@ class MetricsSettings(Settings):
     Anybody who reaches the port may read: it has no event ids, URLs and names of VMs.
     """
 
-    listen: str = ""
+    listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
 
     @field_validator("listen")
     @classmethod

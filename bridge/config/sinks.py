@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
+    WithJsonSchema,
     field_validator,
 )
 
@@ -16,7 +17,7 @@ from bridge.config.base import DAY_SECONDS, Fault, Faults, Settings, try_setting
 from bridge.config.filters import check_name, check_outcomes, check_pattern
 from bridge.config.names import likely_meant
 from bridge.config.validators import quote
-from bridge.contract.types import KNOWN_VALUES
+from bridge.contract.types import EVENT_TYPES, KNOWN_VALUES
 
 
 def alternatives(wanted: Any) -> Sequence[Any]:
@@ -31,10 +32,19 @@ def _check_wanted(value: Any) -> Any:
     return value
 
 
-Wanted = Annotated[Any, AfterValidator(_check_wanted)]
+_VALUE = {"type": ["string", "boolean", "number"]}
+Wanted = Annotated[
+    Any,
+    AfterValidator(_check_wanted),
+    WithJsonSchema({"anyOf": [_VALUE, {"type": "array", "items": _VALUE, "minItems": 1}]}),
+]
 
 
-Pattern = Annotated[str, AfterValidator(check_pattern)]
+Pattern = Annotated[
+    str,
+    AfterValidator(check_pattern),
+    WithJsonSchema({"type": "string", "anyOf": [{"enum": list(EVENT_TYPES)}, {"pattern": r"\*"}]}),
+]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0.001, le=10_000)]
 

@@ -28,6 +28,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.redaction import register_secret
 from bridge.runtime.terminal import UNSAFE
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
+from tests.support.paths import ROOT
 from tests.support.process import (
     COMMAND,
     LIMIT_SECONDS,
@@ -38,7 +39,7 @@ from tests.support.process import (
     wait_until,
 )
 
-COMMANDS = ["forward", "relay", "render", "schema", "check", "status", "outbox", "lab", "demo"]
+COMMANDS = ["forward", "relay", "render", "schema", "config", "check", "status", "outbox", "lab", "demo"]
 
 
 EVENT_TYPES_IN_ORDER = [
@@ -190,6 +191,44 @@ def test_a_closed_output_pipe_is_not_an_error(config: Path) -> None:
         _, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert b"Traceback" not in errors
     assert b"Exception" not in errors
+
+
+# --- config ---
+
+
+def test_config_schema_prints_the_shipped_schema(call: Any) -> None:
+    done = call("config", "schema")
+    assert (done.code, done.out) == (0, (ROOT / "infra" / "config.schema.json").read_text())
+
+
+def test_config_check_reports_warnings_of_a_valid_file_without_a_network(call: Any, config: Path) -> None:
+    bus = {
+        "connection_string": "Endpoint=sb://bus.invalid/;SharedAccessKeyName=a;SharedAccessKey=b",
+        "queue": "q",
+    }
+    config.write_text(toml({"imds": {"endpoint": "http://imds.invalid"}, "approvals": bus}))
+    done = call("config", "check", config)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[0] == f"{config}: the configuration is valid"
+    assert "  warning: approvals.policy: no allow rule and no auto rule" in done.out
+
+
+@pytest.mark.parametrize("fault", ["{{ notice.titel }}", "{{ notice."])
+def test_config_check_exits_2_with_the_files_name_for_a_faulty_template(
+    call: Any, config: Path, fault: str
+) -> None:
+    settings = {
+        "kind": "webhook",
+        "format": "template",
+        "url": "https://example.org",
+        "template": {"text": fault},
+    }
+    config.write_text(toml({"sinks": {"ops": settings}}))
+    done = call("config", "check", config)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(
+        f"imds-bridge: {config}: 1 error in the configuration\n  sinks.ops: template.text"
+    )
 
 
 # --- check ---

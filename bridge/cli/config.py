@@ -1,0 +1,73 @@
+"""The command `config`: the configuration's JSON Schema, and a check of a file without a network."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from bridge.cli.exit_codes import OK
+from bridge.config.loader import load
+from bridge.config.models import Config
+from bridge.config.schema import config_schema_text
+from bridge.errors import ConfigError
+from bridge.runtime.terminal import show
+from bridge.service.composition import build_sinks, relay_settings, sinks_of
+
+_EPILOG = """\
+infra/config.schema.json is the same schema. Editors that know Taplo or Even Better TOML use it for a file whose first
+line is: #:schema ./config.schema.json
+
+examples:
+  imds-bridge config schema > config.schema.json
+  imds-bridge config check config.toml
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `config`."""
+    command.epilog = _EPILOG
+    actions = command.add_subparsers(metavar="ACTION", required=True)
+    schema = actions.add_parser("schema", help="print the JSON Schema of the configuration")
+    schema.set_defaults(run=_print_schema)
+    check = actions.add_parser(
+        "check",
+        help="report every error of a file, without a network; `imds-bridge check` tries what it names",
+    )
+    check.add_argument("file", type=Path, metavar="FILE", help="the TOML file; the environment overrides it")
+    check.set_defaults(run=_check)
+
+
+def _print_schema(_: argparse.Namespace) -> int:
+    show(*config_schema_text().rstrip("\n").split("\n"))
+    return OK
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    config = load(arguments.file, os.environ)
+    check_parts(config)
+    show(
+        f"{arguments.file}: the configuration is valid", *(f"  warning: {text}" for text in warnings(config))
+    )
+    return OK
+
+
+def check_parts(config: Config) -> None:
+    """Check what only the parts know that are built from the configuration: the chat formats and the relay.
+
+    Raises:
+        ConfigError, UsageError: a template or a sink of a relay is wrong.
+    """
+    try:
+        build_sinks({name: sink for name, sink in sinks_of(config).items() if sink.is_chat_format})
+    except ConfigError as error:
+        raise ConfigError(str(config.path), error.faults) from None
+    if config.relay:
+        relay_settings(config)
+
+
+def warnings(config: Config) -> list[str]:
+    """Describe what is accepted but hardly meant, each with its key."""
+    of_sinks = [f"sinks.{name}.{text}" for name, sink in config.sinks.items() for text in sink.warnings()]
+    approvals = config.approvals.warnings() if config.approvals else ()
+    return [*of_sinks, *(f"approvals.{text}" for text in approvals)]
