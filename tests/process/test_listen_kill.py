@@ -120,7 +120,8 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
         assert posted - set(timed.values()) == approvable
         outcomes = {one["causationid"]: one["data"]["Outcome"] for one in receipts if "causationid" in one}
         for name, event in timed.items():
-            assert (outcomes[name] == "Rejected") == (event not in posted), name
+            # killed after the intent and before the POST, it has failed although nothing was POSTed
+            assert outcomes[name] != ("Rejected" if event in posted else "Accepted"), name
         counts = bus.entity(QUEUE).counts
         assert (counts.completed, counts.dead_letters) == (4 * kills, kills)
 
