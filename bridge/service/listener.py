@@ -106,6 +106,7 @@ class Listener:
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
         self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
         self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
+        self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
         self._first_seen: dict[str, float] = {}
         self._started: set[str] = set()  # events whose start is recorded
         self._batch = Batch()
@@ -263,6 +264,9 @@ class Listener:
         """Publish once a minute how many decisions had no receipt of their own."""
         now = math.inf if at_once else self._clock.monotonic()
         self._passed_on.surplus(now)
+        self._passed_since = {
+            key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
+        }
         for limit in (self._refusals, self._rejections):
             for reason, count in limit.surplus(now).items():
                 detail = f"{count} more were rejected within a minute; their messages are dead-lettered"
@@ -347,7 +351,8 @@ class Listener:
         if not is_shared or pending.is_recorded or not pending.messages:
             return
         now = self._clock.monotonic()
-        age_seconds = now - pending.grace_from
+        # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
+        age_seconds = now - self._passed_since.setdefault(pending.command.key, now)
         if age_seconds < PASS_ON_MANY_SECONDS or (
             age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
         ):

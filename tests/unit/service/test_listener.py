@@ -345,6 +345,18 @@ def test_a_command_for_another_vm_goes_back_to_a_shared_queue_for_ten_minutes(
     assert rig.queue.messages == []
 
 
+@pytest.mark.parametrize("ahead_seconds", [30 * 86_400, -30 * 86_400], ids=["ahead", "behind"])
+def test_a_wrong_clock_neither_takes_a_command_from_another_vm_nor_passes_it_on_for_ever(
+    rig: ListenerRig, ahead_seconds: float
+) -> None:
+    enqueued_at = rig.clock.now() - timedelta(seconds=ahead_seconds)
+    rig.queue.send(command_body("E-1", Vm="web-1"), message_id="c", enqueued_at=enqueued_at)
+    rig.run(PASS_ON_SECONDS - 1)
+    assert (len(rig.queue.messages), rig.receipts()) == (1, [])
+    rig.run(2)
+    assert rig.reasons() == ["other_vm"]
+
+
 def test_a_command_for_another_vm_goes_back_while_imds_does_not_answer(rig: ListenerRig) -> None:
     rig.run()
     rig.imds.fail(500, methods=["document"])
