@@ -178,7 +178,7 @@ def received(message: ServiceBusReceivedMessage) -> Any:
         for name, value in (message.application_properties or {}).items()
     }
     properties = {
-        "EnqueuedTimeUtc": str(message.enqueued_time_utc),
+        "EnqueuedTimeUtc": message.enqueued_time_utc.isoformat() if message.enqueued_time_utc else None,
         "MessageId": message.message_id,
         "Subject": message.subject,
         "ContentType": message.content_type,

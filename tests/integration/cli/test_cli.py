@@ -650,7 +650,9 @@ def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path)
     done = call("status", "--config", config)
     folder.release()
     assert done.code == 0
-    assert re.search(rf"imds-bridge {__version__}, process {os.getpid()}, updated \d+ s ago", done.out)
+    assert re.search(
+        rf"imds-bridge {re.escape(__version__)}, process {os.getpid()}, updated \d+ s ago", done.out
+    )
     assert "Document 7:" in done.out
     assert re.search(r"Reboot +Scheduled +in 15 min \d+ s +User +4CAEA225 +web-0, web-1", done.out)
     assert re.search(r"Freeze +Started +- +- +C7061BAC +-", done.out)
