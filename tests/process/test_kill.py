@@ -197,7 +197,12 @@ def test_kill_9_at_sixty_random_instants_loses_nothing_and_moves_nothing_back(tm
             assert_not_back(before, after)
             before = after
         with forward:
-            wait_until(lambda: len(changes.expected) >= KILLS, describe=lambda: forward)
+            # Each step waits for the one before it to arrive, in spite of faults.
+            wait_until(
+                lambda: len(changes.expected) >= KILLS,
+                timeout_seconds=4 * LIMIT_SECONDS,
+                describe=lambda: forward,
+            )
             changes.finish()
             forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
             assert forward.stop() == 0, forward
