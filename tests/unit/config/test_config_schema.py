@@ -54,14 +54,13 @@ def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
 
 
 def test_there_are_examples_of_every_place() -> None:
-    places = {name.partition("-")[0] for name in examples()}
-    assert {
-        "README.md",
-        "cloud",
-        "docs/operations.md",
-        "infra/systemd/config.toml",
-        "infra/kubernetes/config.toml",
-    } <= places
+    places = {re.split(r"-\d|-/", name)[0] for name in examples()}
+    assert {"README.md", "docs/operations.md", "cloud-init"} <= places
+    assert {place.rpartition("/")[0] for place in places} >= {
+        "infra/systemd",
+        "infra/kubernetes",
+        "infra/bicep",
+    }
 
 
 @pytest.mark.parametrize("name", examples())
