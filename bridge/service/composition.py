@@ -180,7 +180,9 @@ class Parts:
             return None
         from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415 - few processes need it
 
-        return MetricsServer(self.config.metrics.listen, sinks=self.settings, clock=self.clock)
+        return MetricsServer(
+            self.config.metrics.listen, role=self.role, sinks=self.settings, clock=self.clock
+        )
 
     def _outbox_class(self) -> type[Outbox]:
         if self.metrics is None:

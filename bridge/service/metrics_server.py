@@ -38,15 +38,17 @@ class _Answer:
 class MetricsServer:
     """Serves `/metrics`, `/livez` and `/readyz` from threads of its own."""
 
-    def __init__(self, listen: str, *, sinks: Iterable[str], clock: Clock) -> None:
+    def __init__(self, listen: str, *, role: str, sinks: Iterable[str], clock: Clock) -> None:
         """Prepare to serve.
 
         Args:
             listen: the address, as configured; port 0 takes a free one.
+            role: which process it is; a health check may reach another one on the same port.
             sinks: the names of the sinks.
             clock: for ages.
         """
         self._listen = listen
+        self._role = role
         self._clock = clock
         self._registry = CollectorRegistry()
         self.meter = Meter(self._registry, sinks)
@@ -92,13 +94,21 @@ class MetricsServer:
             encode, content_type = choose_encoder(accept)
             return _Answer(status=HTTPStatus.OK, content_type=content_type, body=encode(self._registry))
         if path == "/livez":
-            return _health(find_stalled(stalled_threads()))
+            return self._health(find_stalled(stalled_threads()))
         if path == "/readyz":
-            return _health(find_unready(self._status(), self._clock.now()))
+            return self._health(find_unready(self._status(), self._clock.now()))
         return _Answer(
             status=HTTPStatus.NOT_FOUND,
             content_type="text/plain; charset=utf-8",
             body=b"expected /metrics, /livez or /readyz\n",
+        )
+
+    def _health(self, reasons: list[str]) -> _Answer:
+        body = json.dumps({"ok": not reasons, "role": self._role, "reasons": reasons}, ensure_ascii=False)
+        return _Answer(
+            status=HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK,
+            content_type="application/json",
+            body=f"{body}\n".encode(),
         )
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -153,12 +163,3 @@ class _Server(ThreadingHTTPServer):
 
 class _Server6(_Server):
     address_family = AF_INET6
-
-
-def _health(reasons: list[str]) -> _Answer:
-    body = json.dumps({"ok": not reasons, "reasons": reasons}, ensure_ascii=False)
-    return _Answer(
-        status=HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK,
-        content_type="application/json",
-        body=f"{body}\n".encode(),
-    )

@@ -4,7 +4,7 @@
     python health.py --ready    and IMDS, or the bus, answers
 
 It asks the port of `[metrics]`, if that is on and answers; otherwise it reads the status file.
-The role is read from the command line of process 1; --role sets it if process 1 is another process.
+Role and configuration are read from the command line of process 1; --role sets it if that is another process.
 """
 
 from __future__ import annotations
@@ -37,33 +37,40 @@ def main() -> int:
     parser.add_argument("--role", choices=ROLES, default=None)
     parser.add_argument("--ready", action="store_true", help="also check that IMDS or the bus answers")
     arguments = parser.parse_args()
-    reason = _ask_port("/readyz" if arguments.ready else "/livez")
+    words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
+    role = arguments.role or next((word for word in words if word in ROLES), ROLES[0])
+    reason = _ask_port(role, read_listen(words), "/readyz" if arguments.ready else "/livez")
     if reason is None:
-        reason = _read_files(arguments.role or _role(), ready=arguments.ready)
+        reason = _read_files(role, ready=arguments.ready)
     show(reason or "healthy")
     return 1 if reason else 0
 
 
-def _ask_port(path: str) -> str | None:
+def _ask_port(role: str, listen: str, path: str) -> str | None:
     """Return why the process is not healthy, "" if it is, None if the port is off or does not answer."""
-    if not (listen := _listen()):
-        return None
     with contextlib.suppress(OSError, HTTPException, ValueError, KeyError, TypeError):
         host, _, port = listen.rpartition(":")
         connection = HTTPConnection(host.strip("[]"), int(port), timeout=ASK_SECONDS)
         with contextlib.closing(connection):
             connection.request("GET", path)
-            # Another process may have the port: only our answer has reasons.
-            return "; ".join(json.loads(connection.getresponse().read())["reasons"])
+            answer = json.loads(connection.getresponse().read())
+            # Another process may have the port.
+            if answer["role"] == role:
+                return "; ".join(answer["reasons"])
     return None
 
 
-def _listen() -> str:
-    """Return the address of the port, "" if it is off or the configuration cannot be read."""
+def read_listen(words: list[str]) -> str:
+    """Return the address of the port, "" if it is off or the configuration cannot be read.
+
+    Args:
+        words: the command line of the process.
+    """
     if "IMDS_BRIDGE__METRICS__LISTEN" in os.environ:
         return os.environ["IMDS_BRIDGE__METRICS__LISTEN"]
+    path = Path(words[words.index("--config") + 1]) if "--config" in words else CONFIG
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return str(tomllib.loads(CONFIG.read_text(encoding="utf-8-sig")).get("metrics", {}).get("listen", ""))
+        return str(tomllib.loads(path.read_text(encoding="utf-8-sig")).get("metrics", {}).get("listen", ""))
     return ""
 
 
@@ -72,11 +79,6 @@ def _read_files(role: str, *, ready: bool) -> str:
     folder = StateFolder(Path(os.environ.get("IMDS_BRIDGE__STATE_DIR", STATE_DIR)) / role)
     status = folder.read_status()
     return _fault(folder, status) or (_input_error(status or {}) if ready else "")
-
-
-def _role() -> str:
-    words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
-    return next((word for word in words if word in ROLES), ROLES[0])
 
 
 def _fault(folder: StateFolder, status: dict[str, Any] | None) -> str:

@@ -23,6 +23,7 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.service.metrics_server import MetricsServer
 from infra.container.engines import call
+from infra.container.health import read_listen
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
 
@@ -181,12 +182,14 @@ def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
 
 
 def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) -> None:
-    with closing(MetricsServer("127.0.0.1:0", sinks=[], clock=Clock())) as server:
+    with closing(MetricsServer("127.0.0.1:0", role="forward", sinks=[], clock=Clock())) as server:
         server.start(lambda: status(last_good_at=None, last_error="503", storage_error=None, sinks={}))
         listen = f"127.0.0.1:{server.port}"
         assert health(tmp_path, listen=listen).stdout == "healthy\n"
         asked = health(tmp_path, "--ready", listen=listen)
+        of_another = health(tmp_path, "--role", "listen", listen=listen)
     assert (asked.returncode, asked.stdout) == (1, "IMDS has given no valid answer yet: 503\n")
+    assert of_another.stdout == "listen does not run\n"
 
 
 @pytest.mark.parametrize(
@@ -200,6 +203,19 @@ def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: by
         held.write_status(status(age_seconds=3600))
         asked = health(held.path.parent, listen=listen)
     assert "has written no status" in asked.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [('[metrics]\nlisten = "127.0.0.1:9465"', "127.0.0.1:9465"), ("", ""), ("metrics = 1", ""), ("[", "")],
+)
+def test_the_port_is_the_one_in_the_configuration_of_the_process(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    config = tmp_path / "listen.toml"
+    config.write_text(text)
+    assert read_listen(["imds-bridge", "listen", "--config", str(config)]) == expected
+    assert read_listen(["imds-bridge", "listen", "--config", str(tmp_path / "missing.toml")]) == ""
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])

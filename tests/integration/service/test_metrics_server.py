@@ -31,7 +31,7 @@ class Rig:
             "last_error": None,
             "sinks": {},
         }
-        self.server = MetricsServer(listen, sinks=["ops"], clock=self.clock)
+        self.server = MetricsServer(listen, role="forward", sinks=["ops"], clock=self.clock)
         self.server.start(lambda: self.status)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, bytes]:
@@ -60,7 +60,7 @@ def test_metrics_are_text_that_prometheus_reads(rig: Rig) -> None:
 
 def test_a_process_that_works_is_alive_and_ready(rig: Rig) -> None:
     for path in ("/livez", "/readyz"):
-        assert rig.get(path) == (200, "application/json", b'{"ok": true, "reasons": []}\n')
+        assert rig.get(path) == (200, "application/json", b'{"ok": true, "role": "forward", "reasons": []}\n')
 
 
 @pytest.mark.parametrize(
