@@ -121,8 +121,8 @@ class Dispatcher:
             return retry_at - now
         if events := self._schedule.next_events(pace, now):
             return self._early_seconds() or self._deliver(events)
-        if not self._schedule.failed:
-            retry_at = self._retry_at = NOTHING_WAITS
+        # the wait of the sink as a whole is over
+        retry_at = self._retry_at = self._schedule.retry_failed_at(pace)
         return self._retry_dead_letters(until=retry_at)
 
     # Delivery

@@ -60,6 +60,10 @@ class Schedule:
         """Return when the sink, or else the first failed event, is tried again; NOTHING_WAITS if all is well."""
         if self.hold:
             return self.hold.retry_at(pace)
+        return self.retry_failed_at(pace)
+
+    def retry_failed_at(self, pace: Pace) -> float:
+        """Return when the first failed event is tried again; NOTHING_WAITS if there is none."""
         return min((one.retry_at(pace) for one in self.failed), default=NOTHING_WAITS)
 
     def next_events(self, pace: Pace, now: float) -> list[StoredEvent]:

@@ -771,3 +771,60 @@ def test_a_misconfigured_sink_with_nothing_to_send_is_not_reloaded(make: Make) -
     for _ in range(5):
         assert rig.dispatcher.step() == NOTHING_WAITS
     assert rig.sink.reloads == before
+
+
+def test_a_failure_that_nothing_waits_for_any_more_causes_no_work(make: Make) -> None:
+    rig = make(max_age_seconds=FOREVER)
+    rig.sink.refuse = poison("bad")
+    rig.commit("bad", type_=OTHER_TYPE)
+    rig.commit("1", "2", "3")
+    rig.deliver(seconds=60)
+    dead_lettered_one(rig, "4")
+    rig.sink.failures.append(unavailable(status=None))
+    rig.dispatcher.step()  # the dead letter fails, and then an operator drops it
+    (row,) = inspect.dead_letters(rig.folder)
+    rig.folder.request("drop-dead-letter", row["number"])
+    rig.outbox.recover()
+    waits = rig.deliver(seconds=300)
+    assert min(waits) > 0.1
+
+
+def dead_lettered_one(rig: Rig, name: str) -> None:
+    """Have an event rejected while another one fails, and ask for it to be sent again."""
+    rig.sink.failures.append(Rejected("400"))
+    rig.commit(name)
+    rig.dispatcher.step()
+    retry_dead_letters(rig)
+
+
+def test_what_the_sink_does_not_want_is_done_with(make: Make) -> None:
+    rig = make(wanted=Filter(types=(TYPE,)))
+    rig.commit("1", type_=OTHER_TYPE)
+    rig.commit("2")
+    rig.commit("3", type_=OTHER_TYPE)
+    rig.deliver()
+    assert rig.outbox.pending("a", 10)[1] == []
+
+
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_while_the_receiver_asks_for_time_no_other_event_is_tried(make: Make, max_batch: int) -> None:
+    rig = make(unavailable(retry_after_seconds=40), max_batch=max_batch)
+    rig.commit("1", "2", "3", type_=OTHER_TYPE)
+    assert rig.deliver() == [40.0]
+    assert sorted(rig.received()) == ["1", "2", "3"]
+
+
+def test_a_jump_of_the_wall_clock_expires_nothing(make: Make) -> None:
+    rig = make(unavailable())
+    rig.commit("1")
+    rig.dispatcher.step()
+    rig.clock.jump(2 * MAX_AGE_SECONDS)
+    rig.deliver()
+    assert (rig.received(), rig.dead()) == (["1"], [])
+
+
+def test_a_conflict_about_an_event_of_this_process_is_a_rejection(make: Make) -> None:
+    rig = make(Rejected("409", status=409))
+    rig.commit("1")
+    rig.deliver()
+    assert [name for name, *_ in rig.dead()] == ["1"]

@@ -374,6 +374,17 @@ def test_what_is_left_of_a_command_goes_back_only_if_nothing_of_it_is_decided(ri
     assert len(rig.queue.completed) == 1
 
 
+def test_a_command_goes_back_no_more_once_one_of_its_events_is_decided(make_rig: MakeRig) -> None:
+    rig = make_rig(grace_seconds=60)
+    rig.send(rig.imds.schedule(), "LATE")
+    rig.run(5)
+    assert rig.reasons() == ["approved"]
+    rig.imds.schedule("web-1", event_id="LATE")
+    rig.run(2)
+    assert rig.reasons() == ["approved", "other_vm"]
+    assert len(rig.queue.completed) == 1
+
+
 @pytest.mark.parametrize("settings", [{"session": "{vm}"}, {"queue": "", "topic": "t", "subscription": "s"}])
 def test_a_command_for_another_vm_is_rejected_at_once_where_no_other_listener_can_take_it(
     make_rig: MakeRig, settings: dict[str, str]
@@ -990,6 +1001,17 @@ def test_an_auto_rule_approves_what_it_matches_and_nothing_else(make_rig: MakeRi
     (receipt,) = rig.receipts()
     assert (receipt["subject"], receipt["data"]["Detail"]) == (matching, "an auto rule")
     assert rig.imds.approved == [matching]
+
+
+def test_an_auto_rule_for_a_group_leaves_an_event_to_the_vm_before_for_ten_seconds(
+    make_rig: MakeRig,
+) -> None:
+    rig = make_rig(auto=[{"group": True}])
+    event = rig.imds.schedule("web-1", "web-0")
+    rig.run(9)
+    assert rig.imds.posts == []
+    rig.run(2)
+    assert rig.imds.approved == [event]
 
 
 def test_a_deny_rule_wins_over_an_auto_rule(make_rig: MakeRig) -> None:
