@@ -9,7 +9,8 @@ from dataclasses import asdict
 
 from bridge.cli.common import add_config, add_json, json_lines, load_config
 from bridge.cli.exit_codes import FAILED, OK
-from bridge.cli.probes import Finding, check
+from bridge.cli.probes import Finding, check, config_findings
+from bridge.errors import ConfigError
 from bridge.formats.table import table
 from bridge.runtime.terminal import show
 
@@ -35,9 +36,14 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    config = load_config(arguments)
-    show("asking IMDS (its very first answer may take two minutes) and each sink ...", stream=sys.stderr)
-    findings = check(config, send=arguments.send)
+    try:
+        config = load_config(arguments)
+        show("asking IMDS (its very first answer may take two minutes) and each sink ...", stream=sys.stderr)
+        findings = check(config, send=arguments.send)
+    except ConfigError as error:
+        if arguments.json:
+            show(*json_lines([asdict(finding) for finding in config_findings(error)]))
+        raise
     show(*(json_lines([asdict(finding) for finding in findings]) if arguments.json else _render(findings)))
     return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
 

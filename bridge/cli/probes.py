@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Literal
 
 from bridge.config.approvals import ApprovalSettings
+from bridge.config.metrics import split_address
 from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
 from bridge.config.sinks import alternatives
-from bridge.errors import DeliveryError, Gone, ImdsError, Misconfigured, Rejected, StateError, UsageError
+from bridge.errors import (
+    BridgeError,
+    ConfigError,
+    DeliveryError,
+    ImdsError,
+    Misconfigured,
+    Rejected,
+    StateError,
+    Unavailable,
+    UsageError,
+)
 from bridge.formats.samples import check_event
+from bridge.http.client import HttpClient
 from bridge.imds.client import ImdsClient
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
@@ -23,10 +38,14 @@ from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.program import find_fault
+from bridge.runtime.redaction import redact
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
 from bridge.service.status import bus_error
-from bridge.sinks.base import Sink
+from bridge.sinks.base import Inconclusive, Sink
+
+_TRIAL_BYTES = 1024 * 1024
+_LIVEZ_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +59,41 @@ class Finding:
 
 
 def check(config: Config, *, send: bool = False) -> list[Finding]:
-    """Try everything that the configuration names; nothing changes, and only `send` publishes, a test message."""
-    return [
-        *_settings(config),
-        *_permissions(config),
-        *(_state(state_folder(config, role)) for role in configured_roles(config)),
-        *(_imds(config) if _needs_imds(config) else ()),
-        *_sinks(config, send=send),
-        *(_approvals(config, config.approvals) if config.approvals else ()),
-        *([_relay(config)] if config.relay else ()),
+    """Try everything that the configuration names; nothing changes, and only `send` publishes, a test message.
+
+    Raises:
+        ConfigError: a sink cannot be built from its settings.
+    """
+    probes: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
+        ("settings", lambda: _settings(config)),
+        ("permissions", lambda: _permissions(config)),
+        ("state", lambda: (_state(state_folder(config, role)) for role in configured_roles(config))),
+        ("metrics", lambda: _metrics(config)),
+        ("imds", lambda: _imds(config) if _needs_imds(config) else ()),
+        ("sinks", lambda: _sinks(config, send=send)),
+        ("approvals", lambda: _approvals(config, config.approvals) if config.approvals else ()),
+        ("relay", lambda: [_relay(config)] if config.relay else ()),
     ]
+    return [finding for name, probe in probes for finding in _guarded(name, probe)]
+
+
+def config_findings(error: ConfigError) -> list[Finding]:
+    """Describe each error of a configuration that cannot be loaded."""
+    remedy = f"correct {error.source}"
+    return [
+        Finding(check="configuration", result="FAIL", message=fault, remedy=remedy) for fault in error.faults
+    ]
+
+
+def _guarded(name: str, probe: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield what a probe finds; whatever else it raises is a finding, and the other probes follow."""
+    try:
+        yield from probe()
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as the docstring says
+        message = redact(f"{type(error).__name__}: {error}")
+        yield Finding(check=name, result="FAIL", message=message, remedy=_remedy(error, name))
 
 
 def _needs_imds(config: Config) -> bool:
@@ -119,30 +163,95 @@ def _state(folder: StateFolder) -> Finding:
     name = f"state {folder.path.name}"
     try:
         _try_to_write(folder)
+        strange = _find_other_owner(folder)
         damage = _find_damage(folder)
     except StateError as error:
         return Finding(check=name, result="FAIL", message=str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what is wrong with the folder
-        remedy = "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
-        return Finding(check=name, result="FAIL", message=f"{folder.path}: {error}", remedy=remedy)
+        return Finding(
+            check=name, result="FAIL", message=f"{folder.path}: {error}", remedy=_remedy(error, "state_dir")
+        )
+    if strange:
+        remedy = f"chown -R the process' user {folder.path}, after a look at who has started it as another"
+        return Finding(check=name, result="FAIL", message=strange, remedy=remedy)
     if damage:
         remedy = "restart the process: it salvages the readable rows into a new file"
         return Finding(check=name, result="FAIL", message=f"{folder.database}: {damage}", remedy=remedy)
+    return _process(name, folder)
+
+
+def _process(name: str, folder: StateFolder) -> Finding:
+    """Report what the process that holds a folder says of itself."""
     holder = folder.holder()
-    if holder and (reason := bus_error(folder.read_status() or {})):
+    if holder is None:
+        return Finding(check=name, result="ok", message=str(folder.path))
+    status = folder.read_status() or {}
+    if status.get("storage_error"):
+        message = f"{folder.path}: {holder} cannot write: {status['storage_error']}"
+        return Finding(check=name, result="FAIL", message=message, remedy=_REMEDIES["storage"])
+    if reason := bus_error(status):
         message = f"{folder.path}: {holder} cannot receive from the bus: {reason}"
         remedy = "it tries again on its own; if the bus can be reached from here, restart it"
         return Finding(check=name, result="FAIL", message=message, remedy=remedy)
-    return Finding(
-        check=name, result="ok", message=f"{folder.path}{f', locked by {holder}' if holder else ''}"
-    )
+    return Finding(check=name, result="ok", message=f"{folder.path}, locked by {holder}")
 
 
 def _try_to_write(folder: StateFolder) -> None:
-    """Create a folder where the state is, or will be: it shows more than permissions do, and leaves nothing."""
+    """Write a file where the state is, or will be: it shows more than permissions do, and leaves nothing."""
     nearest = next(path for path in (folder.path, *folder.path.parents) if path.exists())
-    with TemporaryDirectory(dir=nearest):
-        pass
+    with TemporaryFile(dir=nearest) as file:
+        file.write(bytes(_TRIAL_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _find_other_owner(folder: StateFolder) -> str:
+    """Return what belongs to another user than the folder should, "" if nothing does; root may look at any."""
+    if sys.platform == "win32" or not folder.path.exists():
+        return ""
+    expected = os.geteuid() or folder.path.stat().st_uid
+    for path in (folder.path, *sorted(folder.path.iterdir())):
+        if (uid := path.lstat().st_uid) != expected:
+            return f"{path} belongs to user {uid}, and the process is expected to run as user {expected}"
+    return ""
+
+
+def _metrics(config: Config) -> Iterator[Finding]:
+    listen = config.metrics.listen
+    if not listen:
+        return
+    address = split_address(listen)
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            if sys.platform != "win32":
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and _is_ours(listen):
+            yield Finding(
+                check="metrics", result="ok", message=f"{listen}: a process of imds-bridge serves it"
+            )
+            return
+        remedy = (
+            "end the other program, or set another `listen` in [metrics]; until then there are no metrics"
+        )
+        message = f"{listen} cannot be listened on: {error.strerror}"
+        yield Finding(check="metrics", result="FAIL", message=message, remedy=remedy)
+    else:
+        yield Finding(check="metrics", result="ok", message=f"{listen} is free")
+
+
+def _is_ours(listen: str) -> bool:
+    """Return whether imds-bridge serves an address: its answer to /livez says."""
+    try:
+        with closing(HttpClient()) as client:
+            answer = client.exchange(
+                "GET", f"http://{listen}/livez", headers={}, body=None, timeout_seconds=_LIVEZ_SECONDS
+            )
+        return "reasons" in json.loads(answer.body)
+    except (BridgeError, ValueError, TypeError):
+        return False
 
 
 def _find_damage(folder: StateFolder) -> str | None:
@@ -200,25 +309,59 @@ def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
 
 
 def _sink(name: str, sink: Sink, *, send: bool) -> Finding:
+    section = f"sinks.{name}"
     try:
         if send:
             sink.send([check_event(Clock().now(), vm=socket.gethostname())])
         message = "accepted a test message" if send else sink.check()
     except DeliveryError as error:
-        remedy = next(text for kind, text in _REMEDIES if isinstance(error, kind)).format(name=name)
-        return Finding(check=f"sink {name}", result="FAIL", message=str(error), remedy=remedy)
+        return Finding(
+            check=f"sink {name}", result="FAIL", message=str(error), remedy=_remedy(error, section)
+        )
+    if isinstance(message, Inconclusive):
+        advice = f"{_remedy(message, section)}; " if message.status else ""
+        remedy = f"{advice}run check --send to be sure"
+        return Finding(check=f"sink {name}", result="warn", message=message, remedy=remedy)
     return Finding(check=f"sink {name}", result="ok", message=message)
 
 
-_REMEDIES: tuple[tuple[type[DeliveryError], str], ...] = (
-    (Misconfigured, "check the settings of [sinks.{name}] and its secrets"),
-    (
-        Rejected,
-        "events that get this answer are dead-lettered; `imds-bridge render --sink {name}` shows what is sent",
+_CLASSES: dict[object, str] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "space"),
+    **dict.fromkeys(
+        (401, 403, "ServiceBusAuthenticationError", "ServiceBusAuthorizationError"), "credentials"
     ),
-    (Gone, "the receiver wants no more events; the sink would stop until a restart"),
-    (DeliveryError, "events wait in the outbox until the receiver can be reached"),
-)
+    "ClientAuthenticationError": "credentials",
+    **dict.fromkeys((301, 302, 303, 307, 308, 404, 410, "MessagingEntityNotFoundError"), "address"),
+    405: "method",
+    Rejected: "rejected",
+    Misconfigured: "settings",
+    Unavailable: "connection",
+}
+"""The class of an error by its number of the system, its HTTP status, its cause's name or its type."""
+
+_REMEDIES = {
+    "space": "free space on that disk, or raise the quota; until then events are kept in memory only",
+    "storage": "make the folder writable for this user, or set state_dir; until then events are kept in memory only",
+    "credentials": "check the credentials in [{section}] and what they permit",
+    "address": "check the address in [{section}]",
+    "method": "it may accept only POST",
+    "rejected": "events that get this answer are dead-lettered; `imds-bridge render` shows what is sent",
+    "settings": "check the settings of [{section}] and its secrets",
+    "connection": "check host, port, DNS and firewall; until then events wait in the outbox",
+    "receiver": "look for the fault at the receiver; until then events wait in the outbox",
+}
+
+
+def _remedy(error: object, section: str) -> str:
+    """Return how to fix an error; `section` is where its settings are."""
+    cause = getattr(error, "__cause__", None)
+    signs = (getattr(error, "errno", None), getattr(error, "status", None), type(cause).__name__)
+    found = next((_CLASSES[sign] for sign in signs if sign in _CLASSES), "")
+    if not found and isinstance(error, OSError):
+        found = "storage"
+    if not found and getattr(error, "status", None):
+        found = "rejected" if isinstance(error, Rejected) else "receiver"
+    return _REMEDIES[found or _CLASSES.get(type(error), "settings")].format(section=section)
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
@@ -261,5 +404,4 @@ def _receive(section: str, attempt: Callable[[], str]) -> Finding:
     try:
         return Finding(check=section, result="ok", message=attempt())
     except DeliveryError as error:
-        remedy = f"check [{section}], and whether the identity has the right to receive"
-        return Finding(check=section, result="FAIL", message=str(error), remedy=remedy)
+        return Finding(check=section, result="FAIL", message=str(error), remedy=_remedy(error, section))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from bridge.events.model import StoredEvent
 
@@ -18,6 +18,24 @@ class RequestPreview:
 
     head: tuple[str, ...]
     body: bytes
+
+
+class Inconclusive(str):
+    """A result of a check that does not show whether events are accepted; `status` is of the answer."""
+
+    __slots__ = ("status",)
+    status: int | None
+
+    def __new__(cls, text: str, *, status: int | None = None) -> Self:
+        """Make the text.
+
+        Args:
+            text: what was found.
+            status: of HTTP, if it is the reason.
+        """
+        made = super().__new__(cls, text)
+        made.status = status
+        return made
 
 
 class Sink(Protocol):
@@ -64,6 +82,8 @@ class Sink(Protocol):
 
     def check(self) -> str:
         """Test what can be tested without sending an event; return the result for an operator.
+
+        It is Inconclusive if it does not show whether events are accepted.
 
         Raises:
             DeliveryError: the sink does not work; the text says why.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid5
 
@@ -12,7 +12,7 @@ from bridge.config.base import read_or_keep
 from bridge.config.registry import format_class
 from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Misconfigured, Rejected
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
@@ -20,7 +20,7 @@ from bridge.http.client import Answer, origin
 from bridge.http.signing import sign
 from bridge.runtime.clock import Clock
 from bridge.runtime.redaction import register_secret
-from bridge.sinks.base import RequestPreview, Sink
+from bridge.sinks.base import Inconclusive, RequestPreview, Sink
 from bridge.sinks.http_base import (
     MAX_BATCH_BYTES,
     Poster,
@@ -33,9 +33,6 @@ from bridge.sinks.http_base import (
 from bridge.sinks.responses import CONFLICT, webhook_error
 
 MAX_SENT_BEFORE = 2000
-
-# Other answers to OPTIONS may only mean that the receiver does not support it.
-_DOWN = frozenset({408, 410, 425, 429, 502, 503, 504})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +88,27 @@ class WebhookSink(Sink):
         answer = self._poster.exchange("OPTIONS", url, headers, None)
         result = f"{origin(url)}: reachable, it answered {answer.status} to OPTIONS"
         if 300 <= answer.status < 400:  # noqa: PLR2004 - the redirects
-            raise Misconfigured(f"{result}: redirects are not followed, set the final URL")
-        if answer.status in (401, 403):
-            raise Misconfigured(f"{result}: check the URL, the token and the headers")
-        if answer.status in _DOWN:
-            raise Unavailable(result)
+            raise Misconfigured(
+                f"{result}: redirects are not followed, set the final URL", status=answer.status
+            )
+        if answer.status >= 400:  # noqa: PLR2004 - errors, of which many receivers answer one to OPTIONS alone
+            return Inconclusive(result, status=answer.status)
+        return self._read_consent(result, answer.headers)
+
+    def _read_consent(self, result: str, headers: Mapping[str, str]) -> str:
+        """Read what a receiver of CloudEvents allows; others give no such headers."""
+        allowed = headers.get("WebHook-Allowed-Origin", "*").strip()
+        if allowed != "*" and allowed.lower() != _origin().lower():
+            shown = excerpt(allowed.encode(errors="replace")).removeprefix(": ")
+            raise Misconfigured(f"{result}, but allows events of {shown} and not of {_origin()}")
+        rate = headers.get("WebHook-Allowed-Rate", "*").strip()
+        if not rate.isascii() or not rate.isdigit():
+            return result
+        if int(rate) == 0:
+            raise Misconfigured(f"{result}, but allows no requests (WebHook-Allowed-Rate: 0)")
+        result = f"{result} and allows {int(rate)} requests a minute"
+        if (self._settings.max_per_second or 0) * 60 > int(rate):
+            return Inconclusive(f"{result}, fewer than max_per_second")
         return result
 
     def preview(self, event: StoredEvent) -> RequestPreview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -25,8 +27,10 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.outbox.rows import DeadLetter
 from bridge.outbox.state_dir import StateFolder
+from bridge.runtime.clock import Clock
 from bridge.runtime.redaction import register_secret
 from bridge.runtime.terminal import UNSAFE
+from bridge.service.metrics_server import MetricsServer
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.paths import ROOT
 from tests.support.process import (
@@ -297,10 +301,12 @@ def test_a_check_with_a_sink_down_exits_3_with_the_reason_and_the_remedy(
         done = call("check", "--json", "--config", config)
     assert done.code == 3
     found = {row["check"]: row for row in done.json}
-    assert found["sink down"]["result"] == found["sink locked"]["result"] == "FAIL"
+    assert (found["sink down"]["result"], found["sink locked"]["result"]) == ("FAIL", "warn")
     assert found["sink down"]["message"] == f"{down}: the connection failed: Connection refused"
-    assert found["sink down"]["remedy"] == "events wait in the outbox until the receiver can be reached"
-    assert found["sink locked"]["remedy"] == "check the settings of [sinks.locked] and its secrets"
+    assert found["sink down"]["remedy"].startswith("check host, port, DNS and firewall")
+    assert found["sink locked"]["remedy"] == (
+        "check the credentials in [sinks.locked] and what they permit; run check --send to be sure"
+    )
     assert found["imds"]["result"] == "ok"
 
 
@@ -408,6 +414,114 @@ def test_a_check_warns_of_event_types_that_the_api_version_does_not_have(
         "sinks.screen.where.EventType: Preempt comes with api_version 2017-11-01, and [imds] asks for 2017-08-01",
         "approvals.auto[0].event_type: Terminate comes with api_version 2019-01-01, and [imds] asks for 2017-08-01",
     ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(404, "check the address in [sinks.ops]"), (500, "look for the fault at the"), (405, "it may accept")],
+)
+def test_a_check_warns_where_the_receiver_answers_an_error_and_fails_where_it_refuses_a_message(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox, answer: tuple[int, str]
+) -> None:
+    status, remedy = answer
+    sinks(config, lab, ops={"kind": "webhook", "url": inbox.url})
+    inbox.fault(status, method="OPTIONS")
+    done = call("check", "--json", "--config", config)
+    (row,) = [row for row in done.json if row["check"] == "sink ops"]
+    assert (done.code, row["result"]) == (0, "warn")
+    assert row["remedy"].startswith(remedy)
+    assert row["remedy"].endswith("run check --send to be sure")
+    inbox.fault(status)
+    done = call("check", "--send", "--json", "--config", config)
+    (row,) = [row for row in done.json if row["check"] == "sink ops"]
+    assert (done.code, row["result"]) == (3, "FAIL")
+    assert row["remedy"].startswith(remedy)
+
+
+@pytest.mark.parametrize("fault", ["colour = 1\nshape = 2", "[broken"])
+def test_a_check_prints_json_for_errors_of_the_configuration_as_well(
+    call: Any, config: Path, fault: str
+) -> None:
+    config.write_text(fault)
+    done = call("check", "--json", "--config", config)
+    assert done.code == 2
+    assert {(row["check"], row["result"], row["remedy"]) for row in done.json} == {
+        ("configuration", "FAIL", f"correct {config}")
+    }
+
+
+def test_a_check_prints_json_for_a_faulty_template(call: Any, config: Path, lab: ImdsLab) -> None:
+    template = {
+        "kind": "webhook",
+        "format": "template",
+        "url": "https://example.org",
+        "template": {"a": "{{ b"},
+    }
+    sinks(config, lab, ops=template)
+    done = call("check", "--json", "--config", config)
+    (row,) = done.json
+    assert (done.code, row["check"], row["result"]) == (2, "configuration", "FAIL")
+    assert row["message"].startswith("sinks.ops: template.a")
+
+
+def test_a_check_reports_an_unexpected_error_as_json_and_goes_on(
+    call: Any, config: Path, lab: ImdsLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("an unexpected error")
+
+    sinks(config, lab)
+    monkeypatch.setattr(probes, "_imds", fail)
+    done = call("check", "--json", "--config", config)
+    found = {row["check"]: (row["result"], row["message"]) for row in done.json}
+    assert done.code == 3
+    assert found["imds"] == ("FAIL", "RuntimeError: an unexpected error")
+    assert found["sink stdout"][0] == "ok"
+
+
+def test_a_check_finds_a_full_disk(
+    call: Any, config: Path, lab: ImdsLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("bridge.cli.probes.os.fsync", full)
+    sinks(config, lab)
+    (row,) = [row for row in call("check", "--json", "--config", config).json if row["result"] == "FAIL"]
+    assert row["check"] == "state forward"
+    assert "No space left" in row["message"]
+    assert row["remedy"].startswith("free space")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_check_finds_a_file_of_the_state_that_belongs_to_another_user(
+    call: Any, config: Path, lab: ImdsLab
+) -> None:
+    folder = config.parent / "state" / "forward"
+    open_outbox(folder, sinks={}).close()
+    sinks(config, lab)
+    os.chown(folder / "outbox.db", 12345, -1)
+    (row,) = [row for row in call("check", "--json", "--config", config).json if row["result"] == "FAIL"]
+    assert row["check"] == "state forward"
+    assert "outbox.db belongs to user 12345" in row["message"]
+
+
+def test_a_check_finds_a_metrics_port_that_another_program_uses(
+    call: Any, config: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    port = urlsplit(inbox.base_url).netloc
+    given = {"state_dir": config.parent / "state", "imds": {"endpoint": lab.url("web-0")}}
+    config.write_text(toml({**given, "metrics": {"listen": port}}))
+    done = call("check", "--json", "--config", config)
+    (row,) = [row for row in done.json if row["result"] == "FAIL"]
+    assert (row["check"], done.code) == ("metrics", 3)
+    assert row["message"] == f"{port} cannot be listened on: Address already in use"
+    server = MetricsServer("127.0.0.1:0", sinks=(), clock=Clock())
+    server.start(dict)
+    config.write_text(toml({**given, "metrics": {"listen": f"127.0.0.1:{server.port}"}}))
+    done = call("check", "--json", "--config", config)
+    server.close()
+    assert {row["check"]: row["result"] for row in done.json}["metrics"] == "ok"
 
 
 def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(

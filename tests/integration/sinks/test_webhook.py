@@ -21,6 +21,7 @@ from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
 from bridge.runtime.redaction import redact
+from bridge.sinks.base import Inconclusive
 from bridge.sinks.http_base import EXCERPT_CHARACTERS, register_url
 from tests.support.process import (
     LIMIT_SECONDS,
@@ -386,35 +387,56 @@ def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox,
 
 def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, tmp_path: Path) -> None:
     found = sink(tmp_path, f"{inbox.url}?sig=secret").check()
-    assert found == f"{inbox.base_url}: reachable, it answered 200 to OPTIONS"
+    assert (
+        found == f"{inbox.base_url}: reachable, it answered 200 to OPTIONS and allows 120 requests a minute"
+    )
     (one,) = inbox.received
     assert (one.method, one.body) == ("OPTIONS", b"")
     assert one.headers["webhook-request-origin"]
 
 
-@pytest.mark.parametrize("status", [404, 405, 501, 500, 400])
-def test_a_check_makes_nothing_of_a_receiver_that_does_not_know_options(
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 410, 429, 500, 501, 503])
+def test_a_check_is_inconclusive_where_the_receiver_answers_an_error(
     inbox: Inbox, tmp_path: Path, status: int
 ) -> None:
     inbox.fault(status, method="OPTIONS")
-    assert f"it answered {status} to OPTIONS" in sink(tmp_path, inbox.url).check()
+    found = sink(tmp_path, inbox.url).check()
+    assert isinstance(found, Inconclusive)
+    assert found.status == status
+    assert f"it answered {status} to OPTIONS" in found
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
+    ("consent", "reason"),
     [
-        (302, Misconfigured),
-        (401, Misconfigured),
-        (403, Misconfigured),
-        (410, Unavailable),
-        (503, Unavailable),
+        ({"allowed_origin": "eventgrid.azure.net"}, "allows events of eventgrid.azure.net and not of "),
+        ({"allowed_rate": "0"}, "allows no requests"),
     ],
 )
-def test_a_check_finds_what_would_keep_events_away(
-    inbox: Inbox, tmp_path: Path, status: int, kind: type[DeliveryError]
+def test_a_check_finds_a_receiver_that_refuses_the_handshake(
+    tmp_path: Path, consent: dict[str, Any], reason: str
 ) -> None:
-    inbox.fault(status, method="OPTIONS")
-    with pytest.raises(kind):
+    with Inbox(**consent) as refusing, pytest.raises(Misconfigured, match=reason):
+        sink(tmp_path, refusing.url).check()
+
+
+@pytest.mark.parametrize("consent", [{"allowed_origin": None}, {"allowed_rate": "*"}, {"allowed_rate": "-3"}])
+def test_a_check_does_not_demand_the_handshake(tmp_path: Path, consent: dict[str, Any]) -> None:
+    with Inbox(**consent) as silent:
+        found = sink(tmp_path, silent.url).check()
+    assert found.endswith("answered 200 to OPTIONS")
+    assert not isinstance(found, Inconclusive)
+
+
+def test_a_check_is_inconclusive_where_the_receiver_allows_less_than_max_per_second(tmp_path: Path) -> None:
+    with Inbox(allowed_rate="60") as slow:
+        assert isinstance(sink(tmp_path, slow.url, max_per_second=1.5).check(), Inconclusive)
+        assert not isinstance(sink(tmp_path, slow.url, max_per_second=1).check(), Inconclusive)
+
+
+def test_a_check_finds_a_redirect(inbox: Inbox, tmp_path: Path) -> None:
+    inbox.fault(302, method="OPTIONS")
+    with pytest.raises(Misconfigured, match="redirects are not followed"):
         sink(tmp_path, inbox.url).check()
 
 
