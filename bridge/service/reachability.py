@@ -109,10 +109,13 @@ class Reachability:
 
     def shift(self, seconds: float) -> None:
         """Follow a jump of the wall clock."""
+        jump = timedelta(seconds=seconds)
         if self.good_time:
-            self.good_time += timedelta(seconds=seconds)
+            self.good_time += jump
         if self._before_start:
-            self._before_start += timedelta(seconds=seconds)
+            self._before_start += jump
+        if self._resumed:
+            self._resumed += jump
 
     def _publish_outage(self, reason: str) -> None:
         """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""

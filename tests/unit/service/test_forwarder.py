@@ -225,6 +225,40 @@ def test_a_gap_over_a_restart_is_published_only_once_the_kept_identity_is_confir
     assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (since, 10)
 
 
+def test_a_gap_over_two_restarts_is_published_whole_if_the_first_could_not_confirm_the_identity(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    since = station.now()
+    imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
+    station.restart(after=9)
+    station.poll_for(3)
+    imds.restore()
+    station.restart(after=9)
+    station.poll_for(4)
+    recovery = station.events()[-1]
+    assert recovery["type"] == "io.imdsbridge.imds.recovered.v1"
+    assert recovery["data"]["BlindFrom"] == since
+
+
+def test_a_jump_of_the_clock_before_the_identity_is_confirmed_changes_no_gap(
+    imds: ScriptedImds, station: Station
+) -> None:
+    station.poll()
+    imds.fail(500, methods=INSTANCE)
+    station.boot_id = "another"
+    station.restart(after=9)
+    station.poll_for(3)
+    station.clock.jump(HOUR)
+    station.poll()
+    imds.restore()
+    station.poll_for(4)
+    recovery = station.events()[-1]
+    assert recovery["type"] == "io.imdsbridge.imds.recovered.v1"
+    assert recovery["data"]["BlindSeconds"] < 60
+
+
 def test_a_clone_publishes_no_gap_of_the_original(imds: ScriptedImds, station: Station) -> None:
     station.poll()
     imds.vm = WEB_1

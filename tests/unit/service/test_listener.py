@@ -267,6 +267,15 @@ def test_a_minute_after_its_approval_a_new_command_for_a_scheduled_event_is_post
     assert len(rig.imds.posts) == 2
 
 
+def test_an_approval_in_the_future_of_a_clock_that_was_set_back_does_not_count(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="c")
+    rig.clock.jump(-3600)
+    rig.clock.advance(90)
+    assert rig.decide(event, id="d")["Reason"] == "approved"
+    assert len(rig.imds.posts) == 2
+
+
 def test_a_minute_after_its_approval_a_command_for_a_started_event_is_rejected(rig: ListenerRig) -> None:
     event = rig.imds.schedule()
     rig.decide(event, id="1")
