@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from tempfile import TemporaryFile
 from typing import Literal
 
@@ -41,7 +42,7 @@ from bridge.runtime.program import find_fault
 from bridge.runtime.redaction import redact
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
-from bridge.service.status import bus_error
+from bridge.service.status import SILENT_SECONDS, age_of, bus_error
 from bridge.sinks.base import Inconclusive, Sink
 
 _TRIAL_BYTES = 1024 * 1024
@@ -193,6 +194,9 @@ def _process(name: str, folder: StateFolder) -> Finding:
         message = f"{folder.path}: {holder} cannot receive from the bus: {reason}"
         remedy = "it tries again on its own; if the bus can be reached from here, restart it"
         return Finding(check=name, result="FAIL", message=message, remedy=remedy)
+    if (age_seconds := age_of(status.get("written_at"), datetime.now(UTC)) or 0) > SILENT_SECONDS:
+        message = f"{folder.path}: {holder} has not written its status for {age_seconds:.0f} s"
+        return Finding(check=name, result="FAIL", message=message, remedy="look into its log, and restart it")
     return Finding(check=name, result="ok", message=f"{folder.path}, locked by {holder}")
 
 

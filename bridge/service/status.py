@@ -32,7 +32,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     """
     holder = folder.holder()
     status = _read(folder, holder)
-    age_seconds = _age(status.get("written_at"), now)
+    age_seconds = age_of(status.get("written_at"), now)
     if holder:
         response = "ok" if age_seconds is not None and age_seconds <= SILENT_SECONDS else "silent"
     else:
@@ -66,7 +66,8 @@ def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
     raise UsageError(f"no status in {folder.path}: {why}")
 
 
-def _age(text: str | None, now: datetime) -> float | None:
+def age_of(text: str | None, now: datetime) -> float | None:
+    """Return the seconds since an instant of the status file, None if it has none."""
     instant = parse_iso(text)
     return round((now - instant).total_seconds(), 1) if instant else None
 
@@ -109,7 +110,7 @@ def _head(status: dict[str, Any]) -> list[str]:
 
 
 def _imds(status: dict[str, Any]) -> str:
-    last = _age(status.get("last_good_at"), datetime.now(UTC))
+    last = age_of(status.get("last_good_at"), datetime.now(UTC))
     seen = "no answer yet"
     if last is not None:
         seen = f"last valid answer {format_duration(last, exact=True)} ago"

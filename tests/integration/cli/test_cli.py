@@ -479,6 +479,25 @@ def test_a_check_reports_an_unexpected_error_as_json_and_goes_on(
     assert found["sink stdout"][0] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("age_seconds", "error", "reason"),
+    [(300, None, "has not written its status for 30"), (0, "disk I/O error", "cannot write: disk I/O error")],
+)
+def test_a_check_fails_if_a_running_process_hangs_or_cannot_write(
+    config: Path, age_seconds: float, error: str | None, reason: str
+) -> None:
+    config.write_text(toml({"state_dir": config.parent / "state"}))
+    folder = StateFolder(config.parent / "state" / "forward")
+    folder.acquire()
+    written = datetime.now(UTC) - timedelta(seconds=age_seconds)
+    folder.write_status({"written_at": written.isoformat(), "storage_error": error})
+    found = probes._state(folder)
+    folder.release()
+    assert found.result == "FAIL"
+    assert reason in found.message
+    assert found.remedy
+
+
 def test_a_check_finds_a_full_disk(
     call: Any, config: Path, lab: ImdsLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
