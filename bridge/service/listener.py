@@ -7,30 +7,24 @@ with its receipt before the message is settled.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 from bridge.approvals.approved import content_hash, is_recent, is_same, record_approval
 from bridge.approvals.approver import ImdsApprover
-from bridge.approvals.command import Command, parse_command, printable, unwrap
+from bridge.approvals.command import Command, parse_command, unwrap
 from bridge.approvals.pending import (
     PASSED_ON_PER_MINUTE,
-    REFUSED_RECEIPTS_PER_MINUTE,
-    REJECTED_RECEIPTS_PER_MINUTE,
-    Batch,
     MinuteLimit,
     Pending,
 )
 from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.approvals.programs import Programs
-from bridge.approvals.receipts import Answer, answer, command_data
+from bridge.approvals.receipts import command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.config.validators import check_signing_secrets
-from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.diff import Change
@@ -38,10 +32,10 @@ from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, f
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc, parse_iso
-from bridge.runtime.json import Json
+from bridge.runtime.instants import iso_utc
 from bridge.runtime.program import encode_job
 from bridge.runtime.threads import Stop, report_progress
+from bridge.service.answers import Answers, dead_letter
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
@@ -54,8 +48,6 @@ PASS_ON_SECONDS, PASS_ON_MANY_SECONDS = 600.0, 30.0
 # How many commands wait for their events to appear; when there are more, the oldest do not wait any longer.
 MAX_WAITING = 500
 
-# Kinds of records; those of a dry run must not count later.
-COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
 AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
 NOT_RECORDED = "not_recorded"  # a POST without an answer, or the process was killed after it
 
@@ -101,24 +93,23 @@ class Listener:
         self._identity = identity
         self._programs = programs
         self._dry_run = dry_run
-        self._kind = DRY_COMMAND if dry_run else COMMAND
         self._pending: dict[str, Pending] = {}
-        self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
-        self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
         self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
         self._first_seen: dict[str, float] = {}
         self._started: set[str] = set()  # events whose start is recorded
-        self._batch = Batch()
+        self._answers = Answers(
+            receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
+        )
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
         while not self._stop:
             report_progress()
             self.run_once(PASS_SECONDS)
-        self._report_surplus(at_once=True)
+        self._answers.report_surplus(at_once=True)
         self._programs.end_all()
-        self._commit()
+        self._answers.commit()
         self._identity.emit_stopping()
 
     def run_once(self, wait_seconds: float) -> None:
@@ -133,8 +124,9 @@ class Listener:
             self._approve_automatically()
         if self._pending:
             self._decide()
-        self._report_surplus()
-        self._commit()
+        self._answers.report_surplus()
+        self._forget_passed_on()
+        self._answers.commit()
 
     def _resolve_identity(self) -> None:
         """Find out who this VM is, then continue what an earlier process has POSTed for auto rules."""
@@ -143,7 +135,7 @@ class Listener:
         if self._identity.resolve():  # the state was another VM's, and so are the pending commands
             self._pending.clear()
         if self._identity.resolved:
-            for event_id, key in self._outbox.record(self._kind, AUTO_POSTED) or ():
+            for event_id, key in self._answers.record(AUTO_POSTED) or ():
                 self._add_auto(event_id, key)
 
     def status(self) -> dict[str, Any]:
@@ -156,16 +148,6 @@ class Listener:
             "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
         }
-
-    def _commit(self) -> None:
-        """Commit what was decided since the last commit, then settle its messages."""
-        batch, self._batch = self._batch, Batch()
-        if batch.repeated:
-            self._outbox.repeat(batch.repeated)
-        if batch.events or batch.records:
-            self._outbox.commit(batch.events, meta={}, records=batch.records)
-        for message, settlement in batch.settlements:
-            self._receiver.settle(message, settlement)
 
     # Messages
 
@@ -180,10 +162,10 @@ class Listener:
                 signed_id=self._signed_id(message),
             )
         except ValueError as error:
-            self._refuse(message, "malformed", str(error))
+            self._answers.refuse(message, "malformed", str(error))
             return None
         if fault := self._signature_fault(message, body):
-            self._refuse(message, "bad_signature", fault, command=command)
+            self._answers.refuse(message, "bad_signature", fault, command=command)
             return None
         return command
 
@@ -194,10 +176,10 @@ class Listener:
         if command.key in self._pending:
             self._pending[command.key].add(message)
             return
-        record = self._record(command.key)
+        record = self._answers.record(command.key)
         if record and record["done"]:
-            self._repeat_receipts(record, command.key)
-            self._batch.settlements.append((message, Settlement()))
+            self._answers.repeat(record, command.key)
+            self._answers.settle([message], Settlement())
             return
         now = self._clock.monotonic()
         pending = Pending(
@@ -215,11 +197,6 @@ class Listener:
         """Return the id that the signature covers, "" where commands are not signed."""
         return "" if self._settings.signing_secrets is None else signed_id(message.properties)
 
-    def _record(self, key: str) -> Any:
-        """Return a record, whether it is committed or still in the batch."""
-        uncommitted = self._batch.records.get((self._kind, key))
-        return self._outbox.record(self._kind, key) if uncommitted is None else uncommitted
-
     def _age_seconds(self, message: ReceivedMessage) -> float:
         """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
         if message.enqueued_at is None:
@@ -236,52 +213,6 @@ class Listener:
             log.error("the signing secrets cannot be used; every command is refused: %s", error)  # noqa: TRY400
             return "the listener cannot read its signing secrets"
         return signature_fault(secrets, message.properties, body, signed_near=message.enqueued_at)
-
-    def _refuse(
-        self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
-    ) -> None:
-        """Dead-letter a message; publish a receipt unless there were too many within the minute."""
-        decision = Decision(outcome="rejected", reason=reason, detail=detail)
-        if self._refusals.allows(reason, self._clock.monotonic()):
-            self._answer_refused(message, decision, command)
-        self._batch.settlements.append((message, _dead_letter(decision)))
-
-    def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
-        key = _refusal_key(message, decision.reason)
-        if record := self._record(key):
-            self._repeat_receipts(record, key)
-            return
-        log.warning(
-            "command refused: %s",
-            decision.detail,
-            extra={"reason": decision.reason, "message_id": message.message_id[:128]},
-        )
-        data = command_data(command) if command else {"Id": printable(message.message_id)}
-        answered = self._add_receipt(decision, "", data, key=key)
-        self._batch.records[self._kind, key] = {"answers": [answered], "command": data, "done": True}
-
-    def _report_surplus(self, *, at_once: bool = False) -> None:
-        """Publish once a minute how many decisions had no receipt of their own."""
-        now = math.inf if at_once else self._clock.monotonic()
-        self._passed_on.surplus(now)
-        self._passed_since = {
-            key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
-        }
-        for limit in (self._refusals, self._rejections):
-            for reason, count in limit.surplus(now).items():
-                detail = f"{count} more were rejected within a minute; their messages are dead-lettered"
-                log.warning(
-                    "commands were rejected without a receipt", extra={"reason": reason, "count": count}
-                )
-                decision = Decision(outcome="rejected", reason=reason, detail=detail)
-                key = f"{reason}:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
-                self._add_receipt(decision, "", {"Id": ""}, key=key, count=count)
-
-    def _repeat_receipts(self, record: Mapping[str, Any], key: str) -> None:
-        """Publish the receipts of a command that was decided before again, unchanged."""
-        for row in record["answers"]:
-            receipt = self._receipt(Answer(*row), record["command"], key=key)
-            self._batch.repeated.append(structured(receipt))
 
     # Decisions
 
@@ -345,6 +276,13 @@ class Listener:
             if pending.command.vm and fold_name(pending.command.vm) != name:
                 self._pass_on(pending)
 
+    def _forget_passed_on(self) -> None:
+        now = self._clock.monotonic()
+        self._passed_on.surplus(now)
+        self._passed_since = {
+            key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
+        }
+
     def _pass_on(self, pending: Pending) -> None:
         """Release a command for another VM, unless no other listener can have the queue or none has taken it."""
         is_shared = bool(self._settings.queue) and not self._settings.session
@@ -357,7 +295,7 @@ class Listener:
             age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
         ):
             released = Settlement(is_released=True)
-            self._batch.settlements += [(message, released) for message in pending.messages]
+            self._answers.settle(pending.messages, released)
             del self._pending[pending.command.key]
 
     def _judge_auto(self, pending: Pending, document: Document) -> None:
@@ -408,7 +346,7 @@ class Listener:
         """Return whether IMDS has approved the event as it is within the last minute."""
         if event is None:
             return False
-        record = self._outbox.record(APPROVED, event.key)
+        record = self._answers.approval(event.key)
         return is_same(record, event) and is_recent(record, self._clock.now())
 
     def _note_starts(self, document: Document) -> None:
@@ -417,8 +355,8 @@ class Listener:
             if event.status != STARTED or event.key in self._started:
                 continue
             self._started.add(event.key)
-            if record := self._outbox.record(APPROVED, event.key):
-                self._batch.records[APPROVED, event.key] = {**record, "has_started": True}
+            if record := self._answers.approval(event.key):
+                self._answers.put_approval(event.key, {**record, "has_started": True})
         self._started &= {event.key for event in document.events.values() if event.status == STARTED}
 
     def _commit_intents(self, keys: set[str]) -> dict[str, set[str]]:
@@ -430,7 +368,7 @@ class Listener:
                 new[pending.command.key] = intended
                 pending.intended |= intended
                 self._put_record(pending)
-        self._commit()
+        self._answers.commit()
         return new
 
     def _post(self, events: list[ScheduledEvent]) -> Mapping[str, Decision]:
@@ -495,8 +433,8 @@ class Listener:
             else:
                 pending.unanswered[event_id.lower()] = decision
         if not pending.open_ids:
-            settlement = next(map(_dead_letter, pending.unanswered.values()), Settlement())
-            self._batch.settlements += [(message, settlement) for message in pending.messages]
+            settlement = next(map(dead_letter, pending.unanswered.values()), Settlement())
+            self._answers.settle(pending.messages, settlement)
             del self._pending[pending.command.key]
         self._put_record(pending)
 
@@ -504,17 +442,17 @@ class Listener:
         """Return whether a decision is answered: all but rejections beyond the limit, which a flood may cause."""
         if decision.outcome != "rejected" or pending.is_auto or event_id.lower() in pending.intended:
             return True
-        return self._rejections.allows(decision.reason, self._clock.monotonic())
+        return self._answers.allows_rejection(decision.reason)
 
     def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
         command, key = pending.command, event_id.lower()
-        pending.answers[key] = self._add_receipt(
+        pending.answers[key] = self._answers.add(
             _public(decision), event_id, command_data(command), key=command.key
         )
         if decision.reason == "approved" and decision.event and not self._dry_run:
-            self._batch.records[APPROVED, key] = record_approval(
-                decision.event, at=self._clock.now(), earlier=self._outbox.record(APPROVED, key)
-            )
+            earlier = self._answers.approval(key)
+            approval = record_approval(decision.event, at=self._clock.now(), earlier=earlier)
+            self._answers.put_approval(key, approval)
         log.info(
             "command %s for %s: %s",
             *(decision.outcome, event_id, decision.reason),
@@ -525,14 +463,15 @@ class Listener:
         """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
         pending.is_recorded = pending.is_recorded or bool(pending.answers or pending.intended)
         if pending.is_recorded:
-            self._batch.records[self._kind, pending.command.key] = pending.record
+            self._answers.put(pending.command.key, pending.record)
         if pending.is_auto:
-            self._batch.records[self._kind, AUTO_POSTED] = [
+            posted = [
                 [event_id, one.command.key]
                 for one in self._pending.values()
                 if one.is_auto and one.intended
                 for event_id in one.command.event_ids
             ]
+            self._answers.put(AUTO_POSTED, posted)
 
     # Auto rules
 
@@ -547,7 +486,7 @@ class Listener:
         scheduled = [event for event in document.events.values() if event.status == SCHEDULED]
         self._programs.end_others(scheduled)
         for event in scheduled:
-            approval = self._outbox.record(APPROVED, event.key)
+            approval = self._answers.approval(event.key)
             turn = None if is_same(approval, event) else self._auto_turn(event)
             if turn and now - self._first_seen[event.key] >= turn[0]:
                 # one command for the event as it is, and another one for each time that it is approved
@@ -557,7 +496,7 @@ class Listener:
 
     def _apply(self, rule: AutoSettings, event: ScheduledEvent, document: Document, key: str) -> None:
         """Approve an event, or refuse it if the rule's program has failed; do nothing while it runs."""
-        record = self._record(key)
+        record = self._answers.record(key)
         if key in self._pending or (record and record["done"]):
             return
         refusal = self._refusal(rule, event, document)
@@ -586,7 +525,7 @@ class Listener:
         return self._programs.refusal(event, rule, now=now, job=job)
 
     def _add_auto(self, event_id: str, key: str) -> None:
-        record = self._outbox.record(self._kind, key)
+        record = self._answers.record(key)
         if key in self._pending or (record and record["done"]):
             return
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
@@ -611,62 +550,10 @@ class Listener:
                 turns.append((wait_seconds, rule))
         return min(turns, key=lambda turn: turn[0], default=None)
 
-    # Receipts
-
-    def _add_receipt(
-        self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
-    ) -> Answer:
-        """Add a receipt to the batch; return what its record has to keep."""
-        answered = answer(
-            decision,
-            event_id,
-            epoch=self._identity.reporter().epoch,
-            sequence=self._identity.next_sequence(),
-            at=self._clock.now(),
-        )
-        receipt = self._receipt(answered, command, key=key, count=count)
-        self._batch.events.append((receipt, structured(receipt)))
-        return answered
-
-    def _receipt(
-        self, answered: Answer, command: Mapping[str, Json], *, key: str, count: int = 0
-    ) -> CloudEvent:
-        """Build a receipt: from the same answer always the same one."""
-        data: dict[str, Json] = {
-            "Reason": answered.reason,
-            "Detail": answered.detail,
-            "Command": dict(command),
-            "EventType": answered.event_type,
-            "NotBeforeUtc": answered.not_before,
-            "DryRun": self._dry_run,
-        }
-        if count:
-            data["Count"] = count
-        return replace(self._identity.reporter(), epoch=answered.epoch).receipt(
-            outcome=answered.outcome,
-            # a real receipt must not be a duplicate of a dry run's
-            key=f"dry-run:{key}" if self._dry_run else key,
-            command_id=str(command["Id"]),
-            event_id=answered.event_id,
-            resources=answered.resources,
-            sequence=answered.sequence,
-            at=parse_iso(answered.at) or self._clock.now(),
-            data=data,
-        )
-
 
 def _is_scheduled(document: Document, event_id: str) -> bool:
     event = document.events.get(event_id.lower())
     return event is not None and event.status == SCHEDULED
-
-
-def _refusal_key(message: ReceivedMessage, reason: str) -> str:
-    digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body).hexdigest()
-    return f"{reason}:{digest}"
-
-
-def _dead_letter(decision: Decision) -> Settlement:
-    return Settlement(dead_letter_reason=decision.reason, description=decision.detail[:1000])
 
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:

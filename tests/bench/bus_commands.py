@@ -25,8 +25,9 @@ from bridge.imds.client import ImdsClient
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
+from bridge.service.answers import APPROVED
 from bridge.service.identity import VmIdentity, approval_session
-from bridge.service.listener import APPROVED, Listener
+from bridge.service.listener import Listener
 from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.bench import apart, bus, parts, simulators

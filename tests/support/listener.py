@@ -24,8 +24,9 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop
+from bridge.service.answers import COMMAND
 from bridge.service.identity import VmIdentity
-from bridge.service.listener import COMMAND, PASS_SECONDS, Listener
+from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}

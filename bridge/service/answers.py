@@ -1,0 +1,202 @@
+"""What a pass of the listener decides: receipts, records and settlements, committed together and settled after it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from bridge.approvals.command import Command, printable
+from bridge.approvals.pending import (
+    REFUSED_RECEIPTS_PER_MINUTE,
+    REJECTED_RECEIPTS_PER_MINUTE,
+    Batch,
+    MinuteLimit,
+)
+from bridge.approvals.policy import Decision
+from bridge.approvals.receipts import Answer, answer, command_data
+from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
+from bridge.events.model import CloudEvent
+from bridge.formats.cloudevents import structured
+from bridge.outbox.outbox import Outbox
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import parse_iso
+from bridge.runtime.json import Json
+from bridge.service.identity import VmIdentity
+
+log = logging.getLogger(__name__)
+
+# Kinds of records; those of a dry run must not count later.
+COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
+
+
+class Answers:
+    """Collects what is decided until `commit`. For the listener's thread."""
+
+    def __init__(
+        self, *, receiver: Receiver, outbox: Outbox, identity: VmIdentity, clock: Clock, dry_run: bool
+    ) -> None:
+        """Start with nothing decided.
+
+        Args:
+            receiver: settles messages.
+            outbox: where receipts and records are committed.
+            identity: in whose name receipts are published.
+            clock: for receipts and limits.
+            dry_run: whether receipts and records are of a dry run.
+        """
+        self._receiver = receiver
+        self._outbox = outbox
+        self._identity = identity
+        self._clock = clock
+        self._dry_run = dry_run
+        self._kind = DRY_COMMAND if dry_run else COMMAND
+        self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
+        self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
+        self._batch = Batch()
+
+    def record(self, key: str) -> Any:
+        """Return a command's record, whether it is committed or not yet; None if there is none."""
+        uncommitted = self._batch.records.get((self._kind, key))
+        return self._outbox.record(self._kind, key) if uncommitted is None else uncommitted
+
+    def put(self, key: str, record: Json) -> None:
+        """Record a command's progress."""
+        self._batch.records[self._kind, key] = record
+
+    def approval(self, key: str) -> Any:
+        """Return the committed record of an event's approval, None if there is none."""
+        return self._outbox.record(APPROVED, key)
+
+    def put_approval(self, key: str, record: Json) -> None:
+        """Record an event's approval."""
+        self._batch.records[APPROVED, key] = record
+
+    def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
+        """Settle messages after the commit."""
+        self._batch.settlements += [(message, settlement) for message in messages]
+
+    def allows_rejection(self, reason: str) -> bool:
+        """Return whether one more rejection may have a receipt of its own within this minute."""
+        return self._rejections.allows(reason, self._clock.monotonic())
+
+    def refuse(
+        self, message: ReceivedMessage, reason: str, detail: str, *, command: Command | None = None
+    ) -> None:
+        """Dead-letter a message; publish a receipt unless there were too many within the minute.
+
+        Args:
+            message: has no command, or one that nobody is to trust.
+            reason: `malformed` or `bad_signature`.
+            detail: what is wrong.
+            command: what the message asks for, if it can be read.
+        """
+        decision = Decision(outcome="rejected", reason=reason, detail=detail)
+        if self._refusals.allows(reason, self._clock.monotonic()):
+            self._answer_refused(message, decision, command)
+        self.settle([message], dead_letter(decision))
+
+    def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
+        key = _refusal_key(message, decision.reason)
+        if record := self.record(key):
+            self.repeat(record, key)
+            return
+        log.warning(
+            "command refused: %s",
+            decision.detail,
+            extra={"reason": decision.reason, "message_id": message.message_id[:128]},
+        )
+        data = command_data(command) if command else {"Id": printable(message.message_id)}
+        answered = self.add(decision, "", data, key=key)
+        self.put(key, {"answers": [answered], "command": data, "done": True})
+
+    def report_surplus(self, *, at_once: bool = False) -> None:
+        """Publish once a minute how many decisions had no receipt of their own."""
+        now = math.inf if at_once else self._clock.monotonic()
+        for limit in (self._refusals, self._rejections):
+            for reason, count in limit.surplus(now).items():
+                detail = f"{count} more were rejected within a minute; their messages are dead-lettered"
+                log.warning(
+                    "commands were rejected without a receipt", extra={"reason": reason, "count": count}
+                )
+                decision = Decision(outcome="rejected", reason=reason, detail=detail)
+                key = f"{reason}:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
+                self.add(decision, "", {"Id": ""}, key=key, count=count)
+
+    def repeat(self, record: Mapping[str, Any], key: str) -> None:
+        """Publish the receipts of a command that was decided before again, unchanged."""
+        for row in record["answers"]:
+            receipt = self._receipt(Answer(*row), record["command"], key=key)
+            self._batch.repeated.append(structured(receipt))
+
+    def add(
+        self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
+    ) -> Answer:
+        """Add a receipt; return what its record has to keep.
+
+        Args:
+            decision: what was decided.
+            event_id: about which event, "" for none.
+            command: what the receipt repeats of the command.
+            key: the command's.
+            count: how many messages it answers, if they are several.
+        """
+        answered = answer(
+            decision,
+            event_id,
+            epoch=self._identity.reporter().epoch,
+            sequence=self._identity.next_sequence(),
+            at=self._clock.now(),
+        )
+        receipt = self._receipt(answered, command, key=key, count=count)
+        self._batch.events.append((receipt, structured(receipt)))
+        return answered
+
+    def _receipt(
+        self, answered: Answer, command: Mapping[str, Json], *, key: str, count: int = 0
+    ) -> CloudEvent:
+        """Build a receipt: from the same answer always the same one."""
+        data: dict[str, Json] = {
+            "Reason": answered.reason,
+            "Detail": answered.detail,
+            "Command": dict(command),
+            "EventType": answered.event_type,
+            "NotBeforeUtc": answered.not_before,
+            "DryRun": self._dry_run,
+        }
+        if count:
+            data["Count"] = count
+        return replace(self._identity.reporter(), epoch=answered.epoch).receipt(
+            outcome=answered.outcome,
+            # a real receipt must not be a duplicate of a dry run's
+            key=f"dry-run:{key}" if self._dry_run else key,
+            command_id=str(command["Id"]),
+            event_id=answered.event_id,
+            resources=answered.resources,
+            sequence=answered.sequence,
+            at=parse_iso(answered.at) or self._clock.now(),
+            data=data,
+        )
+
+    def commit(self) -> None:
+        """Commit what was decided since the last commit, then settle its messages."""
+        batch, self._batch = self._batch, Batch()
+        if batch.repeated:
+            self._outbox.repeat(batch.repeated)
+        if batch.events or batch.records:
+            self._outbox.commit(batch.events, meta={}, records=batch.records)
+        for message, settlement in batch.settlements:
+            self._receiver.settle(message, settlement)
+
+
+def _refusal_key(message: ReceivedMessage, reason: str) -> str:
+    digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body).hexdigest()
+    return f"{reason}:{digest}"
+
+
+def dead_letter(decision: Decision) -> Settlement:
+    """Return the settlement of a message that no receipt answers."""
+    return Settlement(dead_letter_reason=decision.reason, description=decision.detail[:1000])
