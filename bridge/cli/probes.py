@@ -211,12 +211,11 @@ def _try_to_write(folder: StateFolder) -> None:
 
 def _find_other_owner(folder: StateFolder) -> str:
     """Return what belongs to another user than the folder should, "" if nothing does; root may look at any."""
-    if sys.platform == "win32" or not folder.path.exists():
-        return ""
-    expected = os.geteuid() or folder.path.stat().st_uid
-    for path in (folder.path, *sorted(folder.path.iterdir())):
-        if (uid := path.lstat().st_uid) != expected:
-            return f"{path} belongs to user {uid}, and the process is expected to run as user {expected}"
+    if sys.platform != "win32" and folder.path.exists():
+        expected = os.geteuid() or folder.path.stat().st_uid
+        for path in (folder.path, *sorted(folder.path.iterdir())):
+            if (uid := path.lstat().st_uid) != expected:
+                return f"{path} belongs to user {uid}, and the process is expected to run as user {expected}"
     return ""
 
 

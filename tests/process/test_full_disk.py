@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,16 @@ def wait_for_notice(forward: Forward, event_id: str) -> None:
     def is_published() -> bool:
         assert forward.process is not None
         assert forward.process.poll() is None, forward
-        lines = forward.output.read_text().splitlines() if forward.output.exists() else []
-        return any(json.loads(line)["subject"] == event_id for line in lines)
+        return event_id in map(subject, forward.output.read_text().splitlines())
 
     wait_until(is_published, describe=lambda: forward)
+
+
+def subject(line: str) -> str | None:
+    """Return the subject of a line; None if a kill has cut it off, or it is still being written."""
+    with suppress(ValueError):
+        return str(json.loads(line)["subject"])
+    return None
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
