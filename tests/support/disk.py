@@ -13,11 +13,11 @@ from typing import Literal
 import pytest
 
 FileSystem = Literal["tmpfs", "ext4"]
-IMAGE_BYTES = 2 * 1024 * 1024
+IMAGE_BYTES = 4 * 1024 * 1024
 
 
 class SmallDisk:
-    """A file system of one or two mebibytes, mounted at `path`."""
+    """A file system of four mebibytes, mounted at `path`."""
 
     def __init__(self, path: Path, kind: FileSystem) -> None:
         self.path = path
@@ -28,7 +28,7 @@ class SmallDisk:
     def mount(self) -> None:
         self.path.mkdir(exist_ok=True)
         if self._kind == "tmpfs":
-            self._run("mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "imds-bridge-test", str(self.path))
+            self._run("mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "imds-bridge-test", str(self.path))
             return
         image = self.path.with_suffix(".image")
         image.write_bytes(bytes(IMAGE_BYTES))
