@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
+from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward, read_outbox, run, wait_until
 from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities, ids
 
@@ -69,6 +71,14 @@ def wanted(forward: Forward) -> list[str]:
     return [row[1] for row in read_outbox(forward.state).events if row[2].startswith(prefixes)]
 
 
+def assert_all_arrived_in_order(lab: ServiceBusLab, forward: Forward) -> None:
+    """Check that the queue has every event that the sink takes, in the order that is promised."""
+    ids_wanted = set(wanted(forward))
+    stored = [json.loads(body) for _, id_, _, body in read_outbox(forward.state).events if id_ in ids_wanted]
+    arrived = [json.loads(message.body) for message in lab.entity(QUEUE).messages]
+    assert by_order_key(arrived) == by_order_key(stored)
+
+
 def wrapped(forward: Forward, change: str) -> Forward:
     command = [sys.executable, "-c", WRAPPED.replace("CHANGE", change)]
     forward._command = [*command, "forward", "--config", str(forward.config)]
@@ -104,7 +114,7 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
         )
         forward.wait_for_status(lambda status: status["sinks"]["bus"]["backlog"] == 0)
         assert forward.stop() == 0, forward
-    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)
+    assert_all_arrived_in_order(lab, forward)
 
 
 def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_next_run_goes_on(
@@ -149,7 +159,7 @@ def test_no_secret_of_the_bus_is_in_log_status_or_check_however_it_fails(
     for text in shown:
         assert KEY not in text
         assert "sig=" not in text
-    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)
+    assert_all_arrived_in_order(lab, forward)
 
 
 def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
@@ -186,4 +196,4 @@ def test_a_process_that_is_killed_while_the_bus_stalls_loses_nothing(
             lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.status
         )
         assert forward.stop() == 0, forward
-    assert list(dict.fromkeys(ids(lab.entity(QUEUE).messages))) == wanted(forward)
+    assert_all_arrived_in_order(lab, forward)
