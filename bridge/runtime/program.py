@@ -16,7 +16,6 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from bridge.runtime import program_runner
 from bridge.runtime.threads import extend_deadline
 
 KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
@@ -24,7 +23,7 @@ KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB
 _SPARE_SECONDS = 10.0  # what a busy machine may add
-_RUNNER = (sys.executable, "-I", "-S", program_runner.__file__)
+RUNNER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("program_runner.py")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +113,7 @@ def run(job: bytes, *, timeout_seconds: float) -> Result:
     extend_deadline(limit_seconds)
     try:
         done = subprocess.run(  # noqa: S603 - a script of ours
-            _RUNNER,
+            RUNNER,
             input=job,
             stdout=subprocess.PIPE,
             cwd="/",
@@ -157,7 +156,7 @@ class DetachedRun:
             os.lseek(file, 0, os.SEEK_SET)
             # the runner has the lock with the descriptor, and its program has neither
             self._runner = subprocess.Popen(  # noqa: S603 - a script of ours
-                _RUNNER, stdin=file, stdout=file, cwd="/", start_new_session=True
+                RUNNER, stdin=file, stdout=file, cwd="/", start_new_session=True
             )
         finally:
             os.close(file)

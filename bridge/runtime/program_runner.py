@@ -21,6 +21,8 @@ from base64 import b64decode
 from contextlib import suppress
 from typing import Any
 
+assert sys.platform != "win32"  # noqa: S101 - type checkers then know it
+
 OUTPUT_BYTES = 4096
 _CHUNK_BYTES = 65536
 _LAST_READS = 16  # more than a pipe holds: a program that escaped its group may write for ever

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ import pytest
 
 from bridge.config.exec import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime import program_runner
-from bridge.runtime.program import DetachedRun, Result, encode_job, run
+from bridge.runtime.program import RUNNER, DetachedRun, Result, encode_job, run
 from bridge.sinks.exec import ExecSink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
@@ -142,9 +140,7 @@ def detached(tmp_path: Path) -> Iterator[DetachedRun]:
 
 def test_a_program_of_a_process_that_ends_is_ended_if_it_was_waited_for(tmp_path: Path) -> None:
     file = tmp_path / "pid"
-    runner = subprocess.Popen(
-        [sys.executable, "-I", "-S", program_runner.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    runner = subprocess.Popen(RUNNER, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert runner.stdin
     assert runner.stdout
     runner.stdin.write(job(f"echo $$ > {file}; sleep 60"))
