@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
+from bridge.approvals.approved import record_approval
 from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
@@ -22,6 +23,7 @@ from bridge.config.models import Config
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.client import ImdsClient
+from bridge.imds.document import parse_document
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
@@ -51,7 +53,6 @@ class _Task(NamedTuple):
     folder: Path
     address: str
     imds_url: str
-    event_ids: list[str]
 
 
 class _Done(NamedTuple):
@@ -71,7 +72,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
         address, url = lab("address"), imds("base_url")
         for number in range(ROUNDS):
             progress.begin(f"commands: round {number + 1} of {ROUNDS}, through the listener and barely")
-            task = _Task(folder / f"commands{number}", address, url, event_ids)
+            task = _Task(folder / f"commands{number}", address, url)
             ways = ((_decided, ours), (_bare, theirs))
             for function, known in ways if number % 2 == 0 else reversed(ways):
                 fill(address, event_ids)
@@ -167,9 +168,12 @@ def _decided(task: _Task) -> _Done:
     )
     config = Config(state_dir=task.folder, imds=ImdsSettings(endpoint=task.imds_url), approvals=settings)
     outbox = parts.open_outbox(task.folder, parts.NAME)
-    now = iso_utc(clock.now())
-    outbox.commit([], meta={}, records={(APPROVED, event_id.lower()): now for event_id in task.event_ids})
     imds = ImdsClient(config.imds, clock=clock)
+    approvals = {
+        (APPROVED, event.key): record_approval(event, at=clock.now(), earlier=None)
+        for event in parse_document(imds.document()).events.values()
+    }
+    outbox.commit([], meta={}, records=approvals)
     identity = VmIdentity(config, "listen", imds=imds, outbox=outbox, clock=clock)
     received = BusReceiver(
         settings,
