@@ -530,13 +530,8 @@ class Listener:
             return
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
         now = self._clock.monotonic()
-        self._pending[key] = Pending(
-            command=command,
-            arrived_at=now,
-            grace_from=now,
-            is_auto=True,
-            intended=set(record["intended"] if record else ()),
-        )
+        pending = self._pending[key] = Pending(command=command, arrived_at=now, grace_from=now, is_auto=True)
+        pending.continue_from(record)
 
     def _auto_turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
         """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""
