@@ -164,7 +164,7 @@ def _state(folder: StateFolder) -> Finding:
     name = f"state {folder.path.name}"
     try:
         _try_to_write(folder)
-        strange = _find_other_owner(folder)
+        other_owner = _find_other_owner(folder)
         damage = _find_damage(folder)
     except StateError as error:
         return Finding(check=name, result="FAIL", message=str(error))
@@ -172,9 +172,9 @@ def _state(folder: StateFolder) -> Finding:
         return Finding(
             check=name, result="FAIL", message=f"{folder.path}: {error}", remedy=_remedy(error, "state_dir")
         )
-    if strange:
+    if other_owner:
         remedy = f"chown -R the process' user {folder.path}, after a look at who has started it as another"
-        return Finding(check=name, result="FAIL", message=strange, remedy=remedy)
+        return Finding(check=name, result="FAIL", message=other_owner, remedy=remedy)
     if damage:
         remedy = "restart the process: it salvages the readable rows into a new file"
         return Finding(check=name, result="FAIL", message=f"{folder.database}: {damage}", remedy=remedy)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from bridge.runtime.instants import parse_iso
+from bridge.service.status import bus_error
 
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.
 IMDS_SECONDS = 30.0
@@ -56,9 +57,9 @@ def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 
 def _bus_faults(status: Mapping[str, Any]) -> Iterator[str]:
-    receiver = status.get("commands") or status.get("relay") or {}
-    if receiver.get("last_error"):
-        yield f"nothing is received from {receiver['from']}: {receiver['last_error']}"
+    if reason := bus_error(status):
+        receiver = status.get("commands") or status["relay"]
+        yield f"nothing is received from {receiver['from']}: {reason}"
 
 
 def _storage_faults(status: Mapping[str, Any]) -> Iterator[str]:

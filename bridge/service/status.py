@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -181,7 +182,7 @@ def _backlog(sink: dict[str, Any]) -> str:
     return f"{sink['backlog']} (oldest {format_duration(wait, exact=True)})" if wait else str(sink["backlog"])
 
 
-def bus_error(status: dict[str, Any]) -> str:
+def bus_error(status: Mapping[str, Any]) -> str:
     """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
     return (status.get("commands") or status.get("relay") or {}).get("last_error") or ""
 
