@@ -29,6 +29,14 @@ def log_of(path: Path) -> Path:
     return path.with_name(path.name + "-wal")
 
 
+def log_bytes(path: Path) -> int:
+    """Return the size of the log of the file at `path`, 0 if there is none."""
+    try:
+        return log_of(path).stat().st_size
+    except OSError:
+        return 0
+
+
 def read_log(path: Path) -> bytes:
     """Return the log of the file at `path`, nothing if there is none."""
     try:

@@ -15,12 +15,12 @@ from typing import Any
 from zlib import crc32
 
 from bridge.errors import StateError
-from bridge.outbox.image import has_lost_commits, log_of, read_image
+from bridge.outbox.image import has_lost_commits, log_bytes, read_image
 
 # How long a start waits while another program reads the file.
 BUSY_SECONDS = 0.5
 CACHE_KIB = 512  # the default of 2 MiB is more than this needs
-LOG_LIMIT_BYTES = 4 * 1024 * 1024  # what stays of the log's file after it was once larger
+LOG_LIMIT_BYTES = 4 * 1024 * 1024  # the log is copied into the file and emptied when it is larger
 # A value that cannot be read as what it must be is damage as much as a page that SQLite refuses.
 UNREADABLE = (TypeError, ValueError, OverflowError)
 ERRORS = (sqlite3.Error, *UNREADABLE)
@@ -50,6 +50,7 @@ class Database:
             OSError: the file cannot be made, or is a symbolic link.
         """
         self.is_memory = path is None
+        self._path = path
         if path and path.is_symlink():
             raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed")
         if path and not read_only:
@@ -67,7 +68,6 @@ class Database:
         execute = self._connection.execute
         execute("PRAGMA locking_mode = EXCLUSIVE")  # before anything is read, which would need shared memory
         execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        execute(f"PRAGMA journal_size_limit = {LOG_LIMIT_BYTES}")
         version = execute("PRAGMA user_version").fetchone()[0]
         newest = len(_migrations())
         if version > newest and not self._is_bit_error(version):
@@ -77,8 +77,10 @@ class Database:
             )
         if not read_only:
             execute("PRAGMA journal_mode = WAL")
+            execute("PRAGMA wal_autocheckpoint = 0")
             self._migrate(version)
             self._check(path)
+            self._empty_log()
         elif version < newest:
             raise sqlite3.OperationalError(
                 f"its version is {version}, this one needs {newest}: the next start migrates it"
@@ -131,6 +133,17 @@ class Database:
             with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
                 self._connection.execute("ROLLBACK")
             raise
+        if self._path and log_bytes(self._path) > LOG_LIMIT_BYTES:
+            self._empty_log()
+
+    def _empty_log(self) -> None:
+        """Copy the log into the file and start a new one of no length.
+
+        SQLite itself would write over the old log: a process killed between the header of a commit and its page
+        leaves an old page behind a new header, which cannot be told from damage.
+        """
+        with contextlib.suppress(sqlite3.Error):  # no room, for example: the log has everything and grows
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def execute(self, name: str, *values: Any) -> sqlite3.Cursor:
         """Run the statement called `name` in outbox.sql, whose ?1 is the first of the values."""
@@ -191,9 +204,8 @@ def _create_private(path: Path) -> None:
 
 def _connect(path: Path | None, *, read_only: bool) -> sqlite3.Connection:
     name = str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    log_bytes = log_of(path).stat().st_size if path and log_of(path).exists() else 0
     image = None
-    if path and read_only and log_bytes and path.stat().st_size < IMAGE_BYTES:
+    if path and read_only and log_bytes(path) and path.stat().st_size < IMAGE_BYTES:
         image = read_image(path)
     # SQLite must not see the log that a running process uses: it would delete it.
     mode = "mode=ro&immutable=1" if read_only else "mode=rw"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from contextlib import closing
@@ -11,7 +12,8 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.outbox import image as image_module
-from bridge.outbox.image import log_of
+from bridge.outbox import sqlite
+from bridge.outbox.image import frame_starts, has_lost_commits, log_of, read_log
 from tests.support.outbox import commit, event, kill, open_outbox, rows, waiting
 
 SINKS = {"a": (Filter(), True)}
@@ -40,6 +42,36 @@ def test_a_file_is_read_as_a_commit_left_it_while_a_process_commits_and_checkpoi
     assert {text for *_, text in seen} == {"ok"}
     assert [events for events, *_ in seen] == [2 * int(watch) + 2 for _, watch, _ in seen]
     assert [events for events, *_ in seen] == sorted(events for events, *_ in seen)
+
+
+def test_a_kill_between_two_writes_to_the_log_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite writes the header of each frame, and then its page."""
+    monkeypatch.setattr(sqlite, "LOG_LIMIT_BYTES", 64 * 1024)
+    folder, torn = tmp_path / "0", tmp_path / "torn.db"
+    outbox = open_outbox(folder)
+    tried = 0
+    for number in range(100):
+        before = read_log(folder / "outbox.db")
+        if number % 2:
+            commit(outbox, str(number), size=2000)
+        else:
+            outbox.set_meta({"watch": str(number)}, synced=True)  # a commit of one page
+        after = read_log(folder / "outbox.db")
+        for start in (start for start in frame_starts(after) if after[: start + 24] != before[: start + 24]):
+            shutil.copyfile(folder / "outbox.db", torn)
+            log_of(torn).write_bytes(after[: start + 24] + before[start + 24 :])
+            assert not has_lost_commits(torn), (number, start)
+            tried += 1
+        if number % 6 == 1 and after:
+            folder = kill(outbox, folder, tmp_path / str(number))
+            os.truncate(
+                log_of(folder / "outbox.db"), frame_starts(after)[-1]
+            )  # the last frame was not written
+            outbox = open_outbox(folder)
+    outbox.close()
+    assert tried > 100
 
 
 def test_a_copy_that_the_log_began_again_under_is_made_once_more(
