@@ -124,6 +124,11 @@ class Outbox:
         return self._storage.error
 
     @property
+    def storage_errors(self) -> int:
+        """How often the file could not be used; while it fails, each attempt counts."""
+        return self._storage.errors
+
+    @property
     def generation(self) -> int:
         """A number that changes when what `pending` gave must be read again."""
         return self._state.generation

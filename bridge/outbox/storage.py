@@ -35,7 +35,7 @@ class Storage:
     """The current database and what is known of it; the caller takes care that one thread at a time uses it.
 
     Only `open` raises because of the disk, and only StateError. `error` says what is wrong, None where the file
-    has everything.
+    has everything; `errors` counts the failed attempts to use it.
     """
 
     def __init__(self, folder: StateFolder, state: State) -> None:
@@ -50,6 +50,7 @@ class Storage:
         self._database: Database | None = None
         self.state = state
         self.error: str | None = None
+        self.errors = 0
 
     @property
     def database(self) -> Database:
@@ -242,6 +243,7 @@ class Storage:
             )
 
     def _note(self, error: Exception) -> None:
+        self.errors += 1
         self.error = f"{self._folder.database}: {error}"
         if isinstance(error, OSError):
             self.error = f"{self._folder.path}: {error.strerror or error}"

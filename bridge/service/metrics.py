@@ -20,7 +20,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from bridge import __version__
@@ -173,6 +173,8 @@ class StatusCollector(Collector):
 
 def _of_process(status: Status) -> Iterator[Metric]:
     yield _single("storage_available", "0 while the state cannot be written.", not status["storage_error"])
+    errors = status["storage_errors"]
+    yield CounterMetricFamily("imds_bridge_storage_errors", "Failed attempts to use the state.", value=errors)
     yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
 
 

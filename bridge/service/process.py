@@ -182,7 +182,8 @@ class Process:
     def _full_status(self, flow: Flow) -> dict[str, Any]:
         """Return what the status file would show now."""
         status = with_dead_letters(self._status(flow), self._outbox.dead_letter_counts())
-        return {**status, "outbox_bytes": self._outbox.size_bytes()}
+        sizes = {"outbox_bytes": self._outbox.size_bytes(), "storage_errors": self._outbox.storage_errors}
+        return {**status, **sizes}
 
     def _status(self, flow: Flow, *, running: bool = True) -> dict[str, Any]:
         return {

@@ -73,6 +73,7 @@ def test_a_change_is_counted_from_imds_to_the_receiver(lab: ImdsLab, inbox: Inbo
     assert found["delivery_seconds_count", ("ops",)] >= 3
     assert found["loop_progress_age_seconds", ("poll",)] < 60
     assert found["outbox_bytes", ()] > 0
+    assert found["storage_errors_total", ()] == 0
     assert "web-0" not in text
     promtool = shutil.which("promtool")
     if promtool is None:

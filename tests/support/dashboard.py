@@ -224,6 +224,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             text="Lost events, by reason; see the runbook.",
             expr=f"sum by (reason) (imds_bridge_lost_events_total{{{_ON}}})",
             legend="{{reason}}",
+            width=6,
         ),
         Panel(
             title="Size of the outbox",
@@ -231,6 +232,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             expr=f"imds_bridge_outbox_bytes{{{_ON}}}",
             legend="{{instance}}",
             unit="bytes",
+            width=6,
+        ),
+        Panel(
+            title="Storage errors",
+            text="Failed attempts to use the state store, about one a second while it fails.",
+            expr=_per_interval("storage_errors_total", "instance"),
+            legend="{{instance}}",
+            width=6,
         ),
         Panel(
             title="Slowest loop",
@@ -238,6 +247,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             expr=f"max by (instance) (imds_bridge_loop_progress_age_seconds{{{_ON}}})",
             legend="{{instance}}",
             unit="s",
+            width=6,
         ),
         Panel(
             title="Memory",

@@ -49,6 +49,7 @@ def test_without_a_disk_to_write_to_a_sink_gets_what_waits_there_and_then_what_i
         assert deliver(outbox, limit=1) == ["1"]
         outbox.recover()
         assert outbox.storage_error is not None
+        assert outbox.storage_errors == 2
         assert deliver(outbox, limit=3) == ["2", "3", "4"]
         assert cursor(outbox) == 4
         failing.recover()

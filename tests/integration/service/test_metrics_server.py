@@ -26,6 +26,7 @@ class Rig:
         self.status: dict[str, Any] = {
             "role": "forward",
             "storage_error": None,
+            "storage_errors": 0,
             "outbox_bytes": 0,
             "last_good_at": iso_utc(self.clock.now()),
             "last_error": None,

@@ -30,6 +30,7 @@ class Rig:
         self.status: dict[str, Any] = {
             "role": "forward",
             "storage_error": None,
+            "storage_errors": 0,
             "outbox_bytes": 4096,
             "last_good_at": None,
             "document": None,
@@ -135,6 +136,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus() -> None:
         "commands": {"last_error": "detached"},
         "waiting_commands": 2,
         "storage_error": "disk full",
+        "storage_errors": 3,
         "sinks": {
             "ops": {
                 "state": "retrying",
@@ -148,6 +150,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus() -> None:
     assert rig.value("bus_connected") == 0
     assert rig.value("waiting_commands") == 2
     assert rig.value("storage_available") == 0
+    assert rig.value("storage_errors_total") == 3
     assert rig.value("backlog_events", sink="ops") == 5
     assert rig.value("oldest_waiting_seconds", sink="ops") == 12.5
     assert rig.value("next_retry_seconds", sink="ops") == pytest.approx(30, abs=0.01)
