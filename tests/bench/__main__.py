@@ -53,8 +53,8 @@ rows:
   whole            CPU of the real process while nothing changes, against a process that asks as the sample does
   event            CPU of building, identifying and encoding an event, against `cloudevents`
   latency          a change in IMDS to its webhook received, against a bare requests.post
-  memory           RSS of the real process after 1,000 polls
-  start            start of the real process to its first poll
+  memory           RSS of the real process after 1,000 polls, without and with the metrics port
+  start            start of the real process to its first poll, without and with the metrics port
   drain            rate and memory with 1,000, 10,000 and 100,000 events waiting
   recovery         receiver or IMDS back to the notice delivered or seen
   bus-drain        events a second to Service Bus, against the bare SDK

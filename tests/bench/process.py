@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 from tests.bench import simulators
 from tests.bench.measure import ROOT, BenchError, Progress, Row, memory_mib, spread, wait_until
@@ -21,6 +22,7 @@ POLLS = 1000
 FAST_POLL_SECONDS = 0.01
 REAL_POLL_SECONDS = 0.2  # the shortest that a configuration may ask for
 STARTS = 15
+METRICS = "[metrics]\nlisten = '127.0.0.1:0'\n"
 IMPORTS = "import pydantic, requests, sqlite3"
 BARE_RUNS = 5
 EVENTS_OF_ONE_CHANGE = {
@@ -31,25 +33,10 @@ EVENTS_OF_ONE_CHANGE = {
 def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) -> list[Row]:
     """Let the process poll a thousand times, and look at what it holds."""
     poll_seconds = REAL_POLL_SECONDS if real_pace else FAST_POLL_SECONDS
-    limit_seconds = POLLS * poll_seconds * 2 + 60
     progress.begin(f"memory: {POLLS} polls of the real process, {poll_seconds:g} s apart")
-    with simulators.imds() as imds, simulators.inbox() as inbox:
-        imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
-        state = folder / "memory"
-        config = write_config(state, imds, inbox)
-        with _forward(config, state, poll_seconds) as process:
-
-            def polled() -> bool:
-                done = imds("count")
-                progress.step(f"{done} of {POLLS} polls")
-                check_alive(process, state)
-                return bool(done > POLLS)
-
-            wait_until(polled, what=f"poll {POLLS}", limit_seconds=limit_seconds, every_seconds=0.5)
-            rss, peak = (memory_mib(name, process.pid) for name in ("VmRSS", "VmHWM"))
-        delivered = [event["type"] for _, event in inbox("arrivals", "/hook")]
-        if EVENTS_OF_ONE_CHANGE - set(delivered):
-            raise BenchError(f"the process did not deliver its events, but {delivered}")
+    rss, peak = _after_polls(folder / "memory", progress, poll_seconds)
+    progress.begin(f"memory: {POLLS} polls with the metrics port, {poll_seconds:g} s apart")
+    metrics_rss, metrics_peak = _after_polls(folder / "memory-metrics", progress, poll_seconds, METRICS)
     bare = [bare_imports_mib(IMPORTS) for _ in range(BARE_RUNS)]
     pace = "real command" if real_pace else "real command with the lower limit of poll_seconds lifted"
     return [
@@ -62,6 +49,13 @@ def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) ->
             details={"rss_mib": round(rss, 2), "peak_mib": round(peak, 2), "poll_seconds": poll_seconds},
         ),
         Row(
+            name="  the same with the metrics port, RSS",
+            measured=metrics_rss,
+            unit="MiB",
+            how=f"scraped once a second; {metrics_rss - rss:+.1f} MiB; peak {metrics_peak:.1f} MiB",
+            details={"rss_mib": round(metrics_rss, 2), "peak_mib": round(metrics_peak, 2)},
+        ),
+        Row(
             name="  beside it: pydantic, requests, sqlite3 imported, RSS",
             measured=statistics.median(bare),
             unit="MiB",
@@ -71,29 +65,56 @@ def memory_rows(folder: Path, progress: Progress, *, real_pace: bool = False) ->
     ]
 
 
+def _after_polls(state: Path, progress: Progress, poll_seconds: float, more: str = "") -> tuple[float, float]:
+    """Return RSS and its peak of a process that has polled a thousand times; a metrics port is scraped meanwhile."""
+    with simulators.imds() as imds, simulators.inbox() as inbox:
+        imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
+        config = write_config(state, imds, inbox, more=more)
+        with _forward(config, state, poll_seconds) as process:
+
+            def polled() -> bool:
+                done = imds("count")
+                progress.step(f"{done} of {POLLS} polls")
+                check_alive(process, state)
+                if more:
+                    _scrape(state)
+                return bool(done > POLLS)
+
+            limit_seconds = POLLS * poll_seconds * 2 + 60
+            wait_until(polled, what=f"poll {POLLS}", limit_seconds=limit_seconds, every_seconds=1)
+            figures = memory_mib("VmRSS", process.pid), memory_mib("VmHWM", process.pid)
+        delivered = [event["type"] for _, event in inbox("arrivals", "/hook")]
+        if EVENTS_OF_ONE_CHANGE - set(delivered):
+            raise BenchError(f"the process did not deliver its events, but {delivered}")
+    return figures
+
+
+def _scrape(state: Path) -> None:
+    """Scrape the metrics port that the process names in its log, once it does."""
+    lines = map(json.loads, _log_of(state).read_text(encoding="utf-8").splitlines())
+    if port := next((line["port"] for line in lines if "port" in line), None):
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            answer.read()
+
+
 def start_rows(folder: Path, progress: Progress) -> list[Row]:
     """Start the process again and again, and see when its first request comes."""
-    progress.begin(f"start: {STARTS} starts, and {STARTS} bare imports, in turn")
+    progress.begin(
+        f"start: {STARTS} starts, as many with the metrics port, and {STARTS} bare imports, in turn"
+    )
     starts: list[float] = []
+    metrics: list[float] = []
     bare: list[float] = []
     with simulators.imds() as imds, simulators.inbox() as inbox:
         for number in range(-1, STARTS):
-            state = folder / f"start{number}"
-            config = write_config(state, imds, inbox)
-            began_at = time.monotonic()
-            with _forward(config, state, None) as process:
-
-                def polled(process: subprocess.Popen[bytes] = process, began_at: float = began_at) -> bool:
-                    check_alive(process, state)  # noqa: B023 - called before the next turn
-                    return bool(imds("polls_after", began_at))
-
-                wait_until(polled, what="the first poll", limit_seconds=20, every_seconds=0.05)
-            first_ms = (imds("polls_after", began_at)[0] - began_at) * 1000
+            first_ms = _first_poll_ms(folder / f"start{number}", imds, inbox)
+            metrics_ms = _first_poll_ms(folder / f"start-metrics{number}", imds, inbox, METRICS)
             began_at = time.monotonic()
             subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=20)
             bare_ms = (time.monotonic() - began_at) * 1000
             if number >= 0:  # the first warms the file cache and compiles
                 starts.append(first_ms)
+                metrics.append(metrics_ms)
                 bare.append(bare_ms)
             progress.step(f"{number} of {STARTS}")
     return [
@@ -107,29 +128,51 @@ def start_rows(folder: Path, progress: Progress) -> list[Row]:
             "does nothing else from exec to exit",
             details={"start_ms": spread(starts, digits=1), "imports_ms": spread(bare, digits=1)},
         ),
+        Row(
+            name="  the metrics port adds to the start",
+            measured=statistics.median(metrics) - statistics.median(starts),
+            unit="ms",
+            how=f"the difference of the medians, {statistics.median(metrics):.0f} ms with the port, {STARTS} each",
+            details={"start_ms": spread(metrics, digits=1)},
+        ),
     ]
 
 
+def _first_poll_ms(state: Path, imds: Remote, inbox: Remote, more: str = "") -> float:
+    """Start the process; return the time from its exec to its first request."""
+    config = write_config(state, imds, inbox, more=more)
+    began_at = time.monotonic()
+    with running("forward", config, state) as process:
+
+        def polled() -> bool:
+            check_alive(process, state)
+            return bool(imds("polls_after", began_at))
+
+        wait_until(polled, what="the first poll", limit_seconds=20, every_seconds=0.05)
+    first: float = imds("polls_after", began_at)[0]
+    return (first - began_at) * 1000
+
+
 def write_config(
-    state: Path, imds: Remote, inbox: Remote, *, poll_seconds: float = REAL_POLL_SECONDS
+    state: Path, imds: Remote, inbox: Remote, *, poll_seconds: float = REAL_POLL_SECONDS, more: str = ""
 ) -> Path:
-    """Write a configuration with one webhook sink; return its path."""
+    """Write a configuration with one webhook sink, and more tables; return its path."""
     path = state.with_suffix(".toml")
     # A JSON string is a TOML string as well.
     path.write_text(
         f"state_dir = {json.dumps(str(state))}\n"
         f"[imds]\nendpoint = {json.dumps(imds('base_url'))}\n"
         f"poll_seconds = {poll_seconds}\n"
-        f"[sinks.bench]\nkind = 'webhook'\nurl = {json.dumps(inbox('hook_url', '/hook'))}\n",
+        f"[sinks.bench]\nkind = 'webhook'\nurl = {json.dumps(inbox('hook_url', '/hook'))}\n{more}",
         encoding="utf-8",
     )
     return path
 
 
 @contextmanager
-def _forward(config: Path, state: Path, poll_seconds: float | None) -> Iterator[subprocess.Popen[bytes]]:
+def _forward(config: Path, state: Path, poll_seconds: float) -> Iterator[subprocess.Popen[bytes]]:
     """Run `imds-bridge forward`; faster than any configuration may ask where `poll_seconds` says so."""
-    if poll_seconds is None or poll_seconds >= REAL_POLL_SECONDS:
+    if poll_seconds >= REAL_POLL_SECONDS:
         with running("forward", config, state) as process:
             yield process
         return
