@@ -4,6 +4,7 @@ BridgeError
 ├── ConfigError        the settings are wrong                 the process exits 2
 ├── UsageError         a command was called wrongly           the process exits 2
 ├── StateError         the state folder cannot be used        the process exits 3
+├── Incomplete         `forward --once` did not finish          the process exits 3
 ├── HungError          a library's call does not return       retried; the process exits 1 if it is final
 ├── HttpFailure        no HTTP response arrived               mapped to ImdsError or DeliveryError
 ├── ImdsError          no valid answer from IMDS              retried, never an exit
@@ -54,6 +55,10 @@ class UsageError(BridgeError):
 
 class StateError(BridgeError):
     """The state folder is held by another process or belongs to a newer version."""
+
+
+class Incomplete(BridgeError):
+    """A run that ends on its own has not done everything."""
 
 
 class HungError(BridgeError):

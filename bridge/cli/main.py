@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
 from bridge.config.names import nearest
-from bridge.errors import BridgeError, ConfigError, StateError, UsageError
+from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.redaction import redact
 from bridge.runtime.terminal import show
 
@@ -22,7 +22,10 @@ DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.
 
 exit codes:
-  0 success   1 unexpected error   2 usage or configuration error   3 a check failed, or the state is locked
+  0  success
+  1  unexpected error
+  2  usage or configuration error
+  3  a check failed, the state is locked, or `forward --once` has not done everything
 """
 EXAMPLES = """\
 examples:
@@ -109,7 +112,7 @@ def _command(given: Sequence[str]) -> str:
 def _exit_code(error: BridgeError) -> int:
     if isinstance(error, ConfigError | UsageError):
         return USAGE
-    return FAILED if isinstance(error, StateError) else UNEXPECTED
+    return FAILED if isinstance(error, StateError | Incomplete) else UNEXPECTED
 
 
 def _write_utf8() -> None:

@@ -11,8 +11,13 @@ _FORWARD = """\
 Runs until SIGTERM or SIGINT: it then polls once more, delivers waiting events for up to stop_seconds and exits 0.
 A second signal ends it at once; the next start delivers what is left.
 
+With --once it polls once, delivers for up to stop_seconds and exits: 0, or 3 if IMDS gave no usable answer or an
+event was not delivered; the next start delivers it. Between two such runs nothing watches: what comes and goes
+meanwhile is not seen, and an event that disappears is published as `ended`.
+
 examples:
   imds-bridge forward
+  imds-bridge forward --once               publish what has changed since the run before
   imds-bridge forward --config /etc/imds-bridge/config.toml
   IMDS_BRIDGE__SINKS__OPS='{"kind":"webhook","url":"https://example.org/hook"}' imds-bridge forward
 """
@@ -37,7 +42,8 @@ def forward(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `forward`."""
     command.epilog = _FORWARD
     add_config(command)
-    command.set_defaults(run=lambda arguments: run_forward(load_config(arguments)))
+    command.add_argument("--once", action="store_true", help="poll once, deliver, and exit")
+    command.set_defaults(run=lambda arguments: run_forward(load_config(arguments), once=arguments.once))
 
 
 def listen(command: argparse.ArgumentParser) -> None:

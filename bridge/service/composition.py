@@ -95,13 +95,14 @@ def sinks_of(config: Config) -> dict[str, SinkSettings]:
     return dict(config.sinks) or {"stdout": StdoutSettings(kind="stdout")}
 
 
-def run_forward(config: Config) -> int:
-    """Run the forwarder until it is stopped; return the exit code.
+def run_forward(config: Config, *, once: bool = False) -> int:
+    """Run the forwarder until it is stopped, or for one poll; return the exit code.
 
     Raises:
+        Incomplete: the one poll had no usable answer, or events could not be delivered.
         StateError: the state is locked by another process, or a newer version wrote it.
     """
-    return _run(config, "forward", _forward)
+    return _run(config, "forward", _forward_once if once else _forward)
 
 
 def run_listen(config: Config, *, dry_run: bool) -> int:
@@ -258,17 +259,30 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
 
 
 def _forward(parts: Parts) -> Flow:
-    imds = parts.imds()
-    forwarder = Forwarder(
+    forwarder = _forwarder(parts)
+    return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
+
+
+def _forward_once(parts: Parts) -> Flow:
+    forwarder = _forwarder(parts)
+
+    def faults() -> list[str]:
+        error = forwarder.status()["last_error"] or "the poll did not end"
+        return [] if forwarder.has_polled else [f"IMDS gave no usable answer: {error}"]
+
+    return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=faults)
+
+
+def _forwarder(parts: Parts) -> Forwarder:
+    return Forwarder(
         parts.config,
-        imds=imds,
+        imds=parts.imds(),
         outbox=parts.outbox,
         folder=parts.folder,
         clock=parts.clock,
         stop=parts.stop,
         boot_id=read_boot_id(),
     )
-    return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:

@@ -66,6 +66,7 @@ class Dispatcher:
         self._health = SinkHealth(name, clock)
         self._retry_at = NOTHING_WAITS
         self._must_reload = False
+        self.dead_lettered = 0
         self._draining = Stop()
         self._stop_when_drained = False
 
@@ -186,6 +187,7 @@ class Dispatcher:
     def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
         dead = dead_letter(self.name, event, reason, detail, self._clock.steady())
         self._backlog.acknowledge([event], dead_lettered=dead)
+        self.dead_lettered += 1
         log.error(
             "sink %s: an event is dead-lettered as %s: %s",
             self.name,

@@ -65,6 +65,7 @@ class Forwarder:
         self._watch = _load_watch(outbox.meta("watch"))
         self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
         self._body: bytes | None = None
+        self.has_polled = False
         self._reachability = Reachability(
             poll_seconds=config.imds.poll_seconds,
             identity=self._identity,
@@ -77,11 +78,7 @@ class Forwarder:
         """Poll until `stop` is set, then once more."""
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
-            report_progress()
-            wait_seconds = self.poll()
-            self._identity.emit_heartbeat()
-            if self._identity.emit_losses():
-                self._watch, self._body = Watch(), None
+            wait_seconds = self._poll_and_report()
             now = self._clock.monotonic()
             if wait_seconds is None:
                 due += self._poll_seconds * max(1, math.ceil((now - due) / self._poll_seconds))
@@ -89,6 +86,21 @@ class Forwarder:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
         self._identity.emit_stopping()
+
+    def run_once(self) -> None:
+        """Poll once; `has_polled` is true if there was a usable answer."""
+        self._poll_and_report()
+        self._identity.emit_stopping()
+        self.has_polled = not self._reachability.last_error
+
+    def _poll_and_report(self) -> float | None:
+        """Poll, and publish what the process reports about itself; return how long to wait, as `poll` does."""
+        report_progress()
+        wait_seconds = self.poll()
+        self._identity.emit_heartbeat()
+        if self._identity.emit_losses():
+            self._watch, self._body = Watch(), None
+        return wait_seconds
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
         """Request the document once and process it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge import __version__
 from bridge.config.models import Config
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import logging as logs
@@ -41,10 +41,14 @@ _JOIN_SECONDS = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status."""
+    """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status.
+
+    `faults` is for a flow that ends on its own: it returns what the loops could not do.
+    """
 
     loops: Mapping[str, Callable[[], None]]
     status: Callable[[], dict[str, Any]]
+    faults: Callable[[], list[str]] | None = None
 
 
 class Process:
@@ -82,6 +86,7 @@ class Process:
         self._status_file = StatusFile(folder, supervisor=self._supervisor, clock=clock)
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
+        self._undelivered: list[str] = []
         self._started_at = clock.now()
 
     def run(self, flow: Flow, signals: Signals, build_dispatchers: Callable[[], list[Dispatcher]]) -> int:
@@ -94,6 +99,7 @@ class Process:
 
         Raises:
             ConfigError: a sink cannot be built.
+            Incomplete: a flow that ends on its own has faults, or left events undelivered.
         """
         log.info(
             "imds-bridge %s: %s started",
@@ -113,10 +119,12 @@ class Process:
             self._metrics.start(lambda: self._full_status(flow))
         signal = self._watch_over(flow, signals, [*loops, *senders])
         self._end(flow, signals, loops, senders, why=signal)
+        if flow.faults and (faults := [*flow.faults(), *self._undelivered]):
+            raise Incomplete("; ".join(faults))
         return 0 if signal else 1
 
     def _watch_over(self, flow: Flow, signals: Signals, threads: list[Thread]) -> str | None:
-        """Run the periodic tasks until a signal comes (its name) or a thread ends (None)."""
+        """Run the periodic tasks until a signal comes or the flow is done (why), or a thread ends (None)."""
         tasks: dict[Callable[[], None], float] = {
             self._outbox.recover: TICK_SECONDS,
             lambda: self._write_status(flow): STATUS_SECONDS,
@@ -129,8 +137,10 @@ class Process:
                 if self._clock.monotonic() >= due_at[task]:
                     task()
                     due_at[task] = self._clock.monotonic() + every_seconds
-            if signal := signals.wait(TICK_SECONDS):
+            if signal := signals.wait(_JOIN_SECONDS if flow.faults else TICK_SECONDS):
                 return signal
+        if flow.faults:
+            return "done"
         log.critical("a thread ended; the process stops so that its supervisor restarts it")
         return None
 
@@ -148,7 +158,7 @@ class Process:
         for dispatcher in self._dispatchers:
             dispatcher.stop_when_drained()
         self._join(senders, signals, deadline)
-        self._log_backlog()
+        self._note_undelivered()
         self._write_status(flow, running=False)
         self._outbox.close()
         log.info("stopped")
@@ -160,10 +170,15 @@ class Process:
                 logs.flush()
                 os._exit(1)
 
-    def _log_backlog(self) -> None:
+    def _note_undelivered(self) -> None:
         left = {one.name: count for one in self._dispatchers if (count := self._outbox.backlog(one.name)[0])}
         if left:
             log.warning("stopped with events waiting; the next start delivers them", extra={"waiting": left})
+        dead = {one.name: one.dead_lettered for one in self._dispatchers if one.dead_lettered}
+        self._undelivered = [
+            *(f"sinks.{name}: {count} event(s) wait for the next start" for name, count in left.items()),
+            *(f"sinks.{name}: {count} event(s) dead-lettered" for name, count in dead.items()),
+        ]
 
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""

@@ -100,6 +100,55 @@ def call(capfd: pytest.CaptureFixture[str]) -> Any:
     return call
 
 
+# --- forward --once ---
+
+
+def once_settings(folder: Path, lab: ImdsLab, inbox: Inbox) -> str:
+    sink = {"kind": "webhook", "url": inbox.url}
+    settings = {"state_dir": folder / "state", "stop_seconds": 0.5, "sinks": {"ops": sink}}
+    return toml({**settings, "imds": {"endpoint": lab.url("web-0")}})
+
+
+def test_forward_once_publishes_what_has_changed_and_exits_0(
+    tmp_path: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    file = tmp_path / "once.toml"
+    file.write_text(once_settings(tmp_path, lab, inbox))
+    assert run("forward", "--once", "--config", file).returncode == 0
+    lab.schedule(event_type="Reboot", resources=["web-0"])
+    done = run("forward", "--once", "--config", file)
+    assert done.returncode == 0, done.stderr
+    types = [event["type"].split(".", 2)[2] for event in inbox.events()]
+    first = ["document.changed.v1", "bridge.heartbeat.v1", "bridge.heartbeat.v1"]
+    assert types == [*first, "scheduledevent.scheduled.v1", *first]
+
+
+def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(
+    tmp_path: Path, lab: ImdsLab, inbox: Inbox
+) -> None:
+    file = tmp_path / "once.toml"
+    file.write_text(once_settings(tmp_path, lab, inbox))
+    lab.fault(500, count=None)
+    done = run("forward", "--once", "--config", file)
+    assert done.returncode == 3
+    assert re.search(r"^imds-bridge: IMDS gave no usable answer: .*500", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(503, r"\d event\(s\) wait for the next start"), (400, r"\d event\(s\) dead-lettered")],
+)
+def test_forward_once_exits_3_if_a_sink_has_not_got_everything(
+    tmp_path: Path, lab: ImdsLab, inbox: Inbox, status: int, reason: str
+) -> None:
+    file = tmp_path / "once.toml"
+    file.write_text(once_settings(tmp_path, lab, inbox))
+    inbox.fault(status, count=None)
+    done = run("forward", "--once", "--config", file)
+    assert done.returncode == 3
+    assert re.search(rf"^imds-bridge: sinks\.ops: {reason}$", done.stderr, re.MULTILINE)
+
+
 # --- help and usage ---
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from bridge.config.models import Config
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, Incomplete
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.signals import Signals
@@ -89,8 +89,12 @@ class Rig:
             stop=self.stop,
         )
 
-    def run(self, *, seconds: float, dispatchers: Any = list) -> int:
-        flow = Flow(loops={"poll": self._loop}, status=lambda: {"vm": "web-0", "document": None})
+    def run(self, *, seconds: float, dispatchers: Any = list, faults: list[str] | None = None) -> int:
+        flow = Flow(
+            loops={"poll": self._loop},
+            status=lambda: {"vm": "web-0", "document": None},
+            faults=None if faults is None else lambda: faults,
+        )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
         return self.process.run(flow, signals, dispatchers)
 
@@ -125,6 +129,21 @@ def test_a_loop_that_ends_on_its_own_ends_the_process_with_exit_code_1() -> None
     rig = Rig()
     rig.stop.set()
     assert rig.run(seconds=3600) == 1
+    assert rig.outbox.calls["close"] == 1
+
+
+def test_a_flow_that_ends_on_its_own_without_faults_exits_0() -> None:
+    rig = Rig()
+    rig.stop.set()
+    assert rig.run(seconds=3600, faults=[]) == 0
+    assert rig.outbox.calls["close"] == 1
+
+
+def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_is_closed() -> None:
+    rig = Rig()
+    rig.stop.set()
+    with pytest.raises(Incomplete, match="IMDS gave no usable answer"):
+        rig.run(seconds=3600, faults=["IMDS gave no usable answer"])
     assert rig.outbox.calls["close"] == 1
 
 
