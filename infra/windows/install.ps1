@@ -2,7 +2,7 @@
 .SYNOPSIS
 Install or upgrade imds-bridge, and run one role as a Windows service with its own account.
 .EXAMPLE
-.\install.ps1 -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\config.toml
+.\install.ps1 -Wheel .\imds_bridge-0.1.0-py3-none-any.whl -WinSW .\WinSW-x64.exe -Config .\forward.toml
 #>
 #Requires -RunAsAdministrator
 param(
@@ -24,6 +24,8 @@ function Invoke-Checked([string] $Command) {
     if ($LASTEXITCODE -ne 0) { throw "$Command $args ended with $LASTEXITCODE" }
 }
 
+if (-not ($Config -or (Test-Path "$Data\$Role.toml"))) { throw "-Config is needed: there is no $Data\$Role.toml yet" }
+
 # Any user can create folders in ProgramData: an existing one must belong to an administrator.
 if (Test-Path $Data) {
     $Owner = (Get-Acl $Data).GetOwner([Security.Principal.SecurityIdentifier]).Value
@@ -40,7 +42,7 @@ if ($Known) { Stop-Service $Service }
 if (-not (Test-Path "$Program\venv")) { Invoke-Checked $Python -m venv "$Program\venv" }
 $VenvPython = "$Program\venv\Scripts\python.exe"
 Invoke-Checked $VenvPython -m pip install --upgrade $Wheel
-if ($Config) { Copy-Item $Config "$Data\config.toml" }
+if ($Config) { Copy-Item $Config "$Data\$Role.toml" }
 
 Copy-Item $WinSW "$Program\$Service.exe"
 $Xml = (Get-Content -Raw "$PSScriptRoot\imds-bridge.xml").Replace('@ROLE@', $Role).Replace('@PYTHON@', $VenvPython)

@@ -6,6 +6,7 @@ None of this runs on Windows itself: infra/windows/README.md says what was tried
 from __future__ import annotations
 
 import ast
+import re
 import signal
 import subprocess
 import sys
@@ -199,3 +200,18 @@ def test_no_lease_is_read_where_any_user_could_have_made_it(
     found = search(environ={"SCHEDULEDEVENTSIP": "168.63.129.16"}, root=tmp_path).found
     assert found is not None
     assert found.address == "168.63.129.16"
+
+
+# --- the services ---
+
+
+@pytest.mark.parametrize("role", ["forward", "listen", "relay"])
+def test_each_service_loads_the_configuration_of_its_role(role: str) -> None:
+    folder = ROOT / "infra/windows"
+    service = (folder / "imds-bridge.xml").read_text().replace("@ROLE@", role)
+    (arguments,) = re.findall("<arguments>(.*)</arguments>", service)
+    config = rf"C:\ProgramData\imds-bridge\{role}.toml"
+    assert arguments.split()[3:] == [role, "--config", config]
+    script = (folder / "install.ps1").read_text()
+    assert r"$Data = 'C:\ProgramData\imds-bridge'" in script
+    assert r'Copy-Item $Config "$Data\$Role.toml"' in script
