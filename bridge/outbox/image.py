@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.01
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder that only its owner can read is made in it
 _LOG_HEADER_BYTES = 32
 _FRAME_HEADER_BYTES = 24
-_LITTLE_ENDIAN_LOG = 0x377F0682
+_LITTLE_ENDIAN_LOG, _BIG_ENDIAN_LOG = 0x377F0682, 0x377F0683
 
 
 def log_of(path: Path) -> Path:
@@ -125,9 +125,9 @@ def is_of_last_use(log: bytes, place: int) -> bool:
 
 
 def _is_header_valid(log: bytes) -> bool:
-    """Return whether the header of a log has the checksum that its format demands."""
-    if len(log) < _LOG_HEADER_BYTES:
-        return False
+    """Return whether the header of a log has the first number and the checksum that its format demands."""
+    if len(log) < _LOG_HEADER_BYTES or int.from_bytes(log[:4]) not in (_LITTLE_ENDIAN_LOG, _BIG_ENDIAN_LOG):
+        return False  # without a look at the number, a header of zeros would be valid
     order = "<" if int.from_bytes(log[:4]) == _LITTLE_ENDIAN_LOG else ">"
     words = struct.unpack(f"{order}6I", log[:24])
     first = second = 0

@@ -112,6 +112,15 @@ def test_a_log_whose_header_is_damaged_is_salvaged(tmp_path: Path, place: int) -
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
 
 
+def test_a_log_whose_first_sector_is_zeroed_is_a_loss(tmp_path: Path) -> None:
+    file = killed(tmp_path)
+    with log_of(file).open("r+b") as log:
+        log.write(bytes(512))
+    with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
+        assert waiting(outbox) == ["1", "2", "3"]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+
+
 def test_a_log_of_which_only_the_last_page_is_damaged_is_a_loss(tmp_path: Path) -> None:
     outbox = open_outbox(tmp_path / "state", sinks=SINKS)
     commit(outbox, "1")
