@@ -63,7 +63,7 @@ COMMANDS = {
         "configure",
     ),
     "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
-    "schema": ("print the JSON Schema of an event type's data", "bridge.cli.schema", "configure"),
+    "schema": ("print the JSON Schema of every event, or of a type's data", "bridge.cli.schema", "configure"),
     "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
     "demo": ("see everything work, on simulators", "bridge.lab.demo", "configure"),
 }

@@ -23,7 +23,9 @@ examples:
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `schema`."""
     command.epilog = _EPILOG
-    command.add_argument("name", nargs="?", metavar="NAME", help="a type, such as approval.accepted")
+    command.add_argument(
+        "name", nargs="?", metavar="NAME", help="cloudevent (every event) or a type: approval.accepted"
+    )
     command.add_argument("--write", type=Path, metavar="DIR", help="write all of them to DIR, one file each")
     command.set_defaults(run=_run)
 

@@ -38,14 +38,9 @@ _optional = partial(_property, source=SENDER, default=None)
 
 
 class Part(BaseModel):
-    """The base: further properties are always allowed, and titles are the names as in the JSON."""
+    """The base: further properties are always allowed."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="allow",
-        defer_build=True,
-        field_title_generator=lambda name, _: name,
-    )
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
 
 class VmData(Part):
@@ -162,15 +157,15 @@ class ScheduledEventData(Part):
     Vm: ReportingVm
 
 
-class ScheduledData(ScheduledEventData):
+class EventScheduledData(ScheduledEventData):
     """A new event has the status Scheduled: it is announced."""
 
 
-class StartedData(ScheduledEventData):
+class EventStartedData(ScheduledEventData):
     """An event has started, or a new one has the status Started (a host failed): its impact starts or has started."""
 
 
-class UpdatedData(ScheduledEventData):
+class EventUpdatedData(ScheduledEventData):
     """A known event has changed otherwise (time, VMs, duration, text), or its status is unknown to imds-bridge."""
 
 
@@ -181,7 +176,7 @@ _vm_rebooted = _property(
 )
 
 
-class CompletedData(ScheduledEventData):
+class EventCompletedData(ScheduledEventData):
     """An event has disappeared after it had started: it is over and has no further impact."""
 
     EventStatus: Literal["Completed"] = _property(
@@ -190,7 +185,7 @@ class CompletedData(ScheduledEventData):
     VmRebooted: bool | None = _vm_rebooted
 
 
-class CanceledData(ScheduledEventData):
+class EventCanceledData(ScheduledEventData):
     """An event has disappeared before its NotBefore and under a continuous watch: it did not happen."""
 
     EventStatus: Literal["Canceled"] = _property(
@@ -198,7 +193,7 @@ class CanceledData(ScheduledEventData):
     )
 
 
-class EndedData(ScheduledEventData):
+class EventEndedData(ScheduledEventData):
     """An event has disappeared before its start was seen, and it may have happened: EndReason says why."""
 
     EventStatus: Literal["Ended"] = _property("Always Ended; IMDS itself has no value for it.", "Ended")
@@ -216,7 +211,11 @@ class ReceivedDocument(Part):
     """A document of IMDS, whatever it contains."""
 
     DocumentIncarnation: Any = _received(
-        "The document's incarnation; a string in old versions.", *(12, "12"), unit="a count"
+        "The document's incarnation; a string in old versions.",
+        *(12, "12"),
+        unit="a count",
+        # generators of code take a missing type for "object"
+        json_schema_extra={"type": ["number", "string", "boolean", "object", "array", "null"]},
     )
     Events: list[Any] | None = _property("The events.", [], source=IMDS)
 
@@ -250,7 +249,7 @@ _cause = _property(
 )
 
 
-class UnreachableData(Part):
+class ImdsUnreachableData(Part):
     """There was no usable answer of IMDS for more than five seconds: events may be missed."""
 
     Since: datetime | None = _property(
@@ -263,7 +262,7 @@ class UnreachableData(Part):
     Vm: ReportingVm
 
 
-class RecoveredData(Part):
+class ImdsRecoveredData(Part):
     """IMDS gives usable answers again: changes between BlindFrom and BlindTo may have been missed."""
 
     BlindFrom: datetime | None = _property(
@@ -281,7 +280,7 @@ class RecoveredData(Part):
     Vm: ReportingVm
 
 
-class HeartbeatData(Part):
+class BridgeHeartbeatData(Part):
     """A process is running: published at its start, every hour, and when it is stopped."""
 
     Reason: str = _property(
@@ -352,14 +351,14 @@ class ReceiptData(Part):
     Vm: ReportingVm
 
 
-class AcceptedData(ReceiptData):
+class ApprovalAcceptedData(ReceiptData):
     """IMDS has accepted the approval, now or before; the start may still wait for other VMs, or for NotBefore."""
 
     Outcome: Literal["Accepted"] = _property("Always Accepted.", "Accepted")
     Reason: str = _property("approved or already_approved.", "approved", "already_approved")
 
 
-class RejectedData(ReceiptData):
+class ApprovalRejectedData(ReceiptData):
     """The listener has rejected the command; it approved nothing."""
 
     Outcome: Literal["Rejected"] = _property("Always Rejected.", "Rejected")
@@ -376,14 +375,14 @@ class RejectedData(ReceiptData):
     )
 
 
-class FailedData(ReceiptData):
+class ApprovalFailedData(ReceiptData):
     """The approval was allowed, but IMDS did not accept it, or could not be reached in time."""
 
     Outcome: Literal["Failed"] = _property("Always Failed.", "Failed")
     Reason: str = _property("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
 
 
-class LossData(Part):
+class BridgeLossData(Part):
     """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
 
     Reason: str = _property(
@@ -414,7 +413,7 @@ class LossData(Part):
     Vm: ReportingVm
 
 
-class TestData(Part):
+class BridgeTestData(Part):
     """`imds-bridge check --send` was called: nothing is scheduled."""
 
     Message: str = _property(
@@ -424,7 +423,7 @@ class TestData(Part):
     Vm: ReportingVm
 
 
-EventIdText = Annotated[str, Field(pattern=r"^[!-~]{1,200}$", title="EventId", examples=[_ID])]
+EventIdText = Annotated[str, Field(pattern=r"^[!-~]{1,200}$", examples=[_ID])]
 
 
 class StartRequest(Part):
@@ -433,16 +432,18 @@ class StartRequest(Part):
     EventId: EventIdText = _property("The id of the event to approve.", _ID, source=SENDER)
 
 
-class ApproveData(Part):
+class CommandApproveData(Part):
     """Approve events that are Scheduled in the document; an approval releases every VM in the event's Resources.
 
     Give exactly one of EventId, EventIds and StartRequests. Send it as the data of a CloudEvent of this type, whose
     `id` is then the command's id, or on its own as JSON (at most 256 KiB).
     """
 
+    # not "oneOf" alone, of which generators of code make types without properties
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [{"required": [name]} for name in ("EventId", "EventIds", "StartRequests")]
+            "if": {"oneOf": [{"required": [name]} for name in ("EventId", "EventIds", "StartRequests")]},
+            "else": False,
         }
     )
 
@@ -482,20 +483,20 @@ class ApproveData(Part):
 
 # The first version of each: a change that would break a consumer becomes a new type `.v2`.
 DATA: dict[str, type[Part]] = {
-    "scheduledevent.scheduled": ScheduledData,
-    "scheduledevent.started": StartedData,
-    "scheduledevent.updated": UpdatedData,
-    "scheduledevent.completed": CompletedData,
-    "scheduledevent.canceled": CanceledData,
-    "scheduledevent.ended": EndedData,
+    "scheduledevent.scheduled": EventScheduledData,
+    "scheduledevent.started": EventStartedData,
+    "scheduledevent.updated": EventUpdatedData,
+    "scheduledevent.completed": EventCompletedData,
+    "scheduledevent.canceled": EventCanceledData,
+    "scheduledevent.ended": EventEndedData,
     "document.changed": DocumentChangedData,
-    "imds.unreachable": UnreachableData,
-    "imds.recovered": RecoveredData,
-    "bridge.heartbeat": HeartbeatData,
-    "bridge.loss": LossData,
-    "bridge.test": TestData,
-    "approval.accepted": AcceptedData,
-    "approval.rejected": RejectedData,
-    "approval.failed": FailedData,
-    "command.approve": ApproveData,
+    "imds.unreachable": ImdsUnreachableData,
+    "imds.recovered": ImdsRecoveredData,
+    "bridge.heartbeat": BridgeHeartbeatData,
+    "bridge.loss": BridgeLossData,
+    "bridge.test": BridgeTestData,
+    "approval.accepted": ApprovalAcceptedData,
+    "approval.rejected": ApprovalRejectedData,
+    "approval.failed": ApprovalFailedData,
+    "command.approve": CommandApproveData,
 }

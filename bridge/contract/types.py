@@ -10,6 +10,11 @@ def type_of(name: str) -> str:
     return f"{TYPE_PREFIX}{name}.v1"
 
 
+def schema_id(name: str) -> str:
+    """Return the `$id` of a schema, which is the `dataschema` of events of the type named."""
+    return f"urn:imds-bridge:schema:{name}:1"
+
+
 EVENT_NAMES = (
     "scheduledevent.scheduled",
     "scheduledevent.started",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
-from bridge.contract.types import TYPE_PREFIX, type_of
+from bridge.contract.types import TYPE_PREFIX, schema_id, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
@@ -73,7 +73,7 @@ class Reporter:
             type=type_of(name),
             subject=event.event_id,
             time=at,
-            dataschema=_dataschema(name),
+            dataschema=schema_id(name),
             extensions={"correlationid": event.event_id, "partitionkey": event.event_id},
             data=self._scheduled_data(change, incarnation, at),
         )
@@ -263,7 +263,7 @@ class Reporter:
             type=type_of(name),
             subject=self.name,
             time=at,
-            dataschema=_dataschema(name),
+            dataschema=schema_id(name),
             extensions={
                 "reporter": f"{self.name}/{self.role}",
                 "reporterepoch": self.epoch,
@@ -377,7 +377,3 @@ def _uuid5(name: str) -> str:
 
 def _digest(content: Json) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _dataschema(name: str) -> str:
-    return f"urn:imds-bridge:schema:{name}:1"

@@ -8,16 +8,16 @@ from typing import Any
 from tests.support.programs import build, run_program, tool
 
 
-def node_modules(package: str) -> Path:
-    """Return the folder of the npm package, which is installed once for all runs; skip if that fails."""
+def node_modules(*packages: str) -> Path:
+    """Return the folder of the npm packages, which are installed once for all runs; skip if that fails."""
     tool("node")
     npm = tool("npm")
 
     def install(place: Path) -> list[list[str]]:
-        return [[npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), package]]
+        return [[npm, "install", "--no-save", "--no-audit", "--no-fund", "--prefix", str(place), *packages]]
 
-    # one folder each: npm removes other packages
-    return build("npm", package.replace("/", "-"), install) / "node_modules"
+    # a folder for each call: npm removes other packages
+    return build("npm", " ".join(packages).replace("/", "-"), install) / "node_modules"
 
 
 def run_script(script: Path, *arguments: str, modules: Path, given: Any = None) -> Any:

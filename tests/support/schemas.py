@@ -17,10 +17,11 @@ from typing import Any
 from uuid import uuid5
 
 from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.contract.data import DATA
-from bridge.contract.schema import file_name, schemas
+from bridge.contract.schema import CLOUDEVENT, file_name, schemas
 from bridge.contract.types import TYPE_PREFIX, type_of
 from bridge.events.builder import END_STATUS, NAMESPACE, renumber
 from bridge.imds.diff import Change
@@ -53,10 +54,13 @@ def name_of(envelope: Envelope) -> str:
 
 
 def faults(envelope: Envelope) -> list[str]:
-    """Return what is wrong with an event, by the rules of CloudEvents and by the schema of its data."""
-    validator = VALIDATORS[name_of(envelope)]
-    return faults_of(envelope) + [
-        f"data{error.json_path[1:]}: {error.message}" for error in validator.iter_errors(envelope["data"])
+    """Return what is wrong with an event by the rules of CloudEvents and by the schemas of its data and of it all."""
+    data = VALIDATORS[name_of(envelope)].iter_errors(envelope["data"])
+    whole = best_match(VALIDATORS[CLOUDEVENT].iter_errors(envelope))
+    return [
+        *faults_of(envelope),
+        *(f"data{error.json_path[1:]}: {error.message}" for error in data),
+        *([f"{whole.json_path}: {whole.message}"] if whole else []),
     ]
 
 

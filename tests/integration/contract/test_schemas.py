@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.contract.data import DATA
-from bridge.contract.schema import file_name, schemas
-from bridge.contract.types import EVENT_TYPES, type_of
+from bridge.contract.schema import CLOUDEVENT, file_name, schemas
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, type_of
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
@@ -77,7 +77,7 @@ def test_the_files_are_what_the_command_writes(tmp_path: Path) -> None:
 def test_every_type_has_a_schema_and_an_example_and_nothing_else_has() -> None:
     assert {type_of(name) for name in DATA} == set(EVENT_TYPES)
     files = {file_name(name) for name in DATA}
-    assert {path.name for path in SCHEMAS.glob("*.json")} == files
+    assert {path.name for path in SCHEMAS.glob("*.json")} == {*files, file_name(CLOUDEVENT)}
     assert {path.name for path in EXAMPLES.iterdir()} == files
 
 
@@ -87,13 +87,20 @@ def test_the_id_of_an_example_is_that_of_its_content(name: str) -> None:
     assert envelope["id"] == id_of(envelope, command)
 
 
-@pytest.mark.parametrize("wanted", ["approval.failed", "io.imdsbridge.approval.failed.v1"])
-def test_the_command_prints_one_schema(wanted: str) -> None:
-    assert run("schema", wanted).stdout == (SCHEMAS / "approval.failed.v1.json").read_text()
+@pytest.mark.parametrize(
+    ("wanted", "file"),
+    [
+        ("approval.failed", "approval.failed.v1.json"),
+        ("io.imdsbridge.approval.failed.v1", "approval.failed.v1.json"),
+        ("cloudevent", "cloudevent.v1.json"),
+    ],
+)
+def test_the_command_prints_one_schema(wanted: str, file: str) -> None:
+    assert run("schema", wanted).stdout == (SCHEMAS / file).read_text()
 
 
 def test_without_a_name_the_command_lists_the_names() -> None:
-    assert run("schema").stdout.split() == list(DATA)
+    assert run("schema").stdout.split() == [*DATA, CLOUDEVENT]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +135,7 @@ def test_a_schema_is_valid_and_describes_every_property(name: str) -> None:
     assert schema["$id"] == f"urn:imds-bridge:schema:{name}:1"
     assert schema["description"]
     for property_name, described in properties(schema):
-        assert described["title"] == property_name
+        assert "title" not in described, property_name  # generators of code make a type of each title
         assert "Source: " in described["description"], property_name
         kinds = (
             {described["type"]} if isinstance(described.get("type"), str) else set(described.get("type", ()))
@@ -162,6 +169,36 @@ def test_the_statuses_of_ends_are_closed(end: str) -> None:
     name = f"scheduledevent.{end}"
     data = read(EXAMPLES / file_name(name))["data"]
     assert not VALIDATORS[name].is_valid({**data, "EventStatus": "Scheduled"})
+
+
+# --- the schema of all CloudEvents ---
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("draft", [Draft7Validator, Draft202012Validator])
+def test_the_schema_of_all_cloudevents_matches_an_event_only_by_its_own_type(draft: Any, name: str) -> None:
+    schema, envelope = schemas()[CLOUDEVENT], read(EXAMPLES / file_name(name))
+    validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
+    assert list(validator.iter_errors(envelope)) == []
+    assert validator.is_valid({**envelope, "somethingnew": "x"})
+    assert not validator.is_valid({**envelope, "type": "io.imdsbridge.other.v1"})
+    assert not validator.is_valid({**envelope, "dataschema": "urn:imds-bridge:schema:other:1"})
+    assert not validator.is_valid({**envelope, "data": {}})
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if not name.startswith(("approval.", "command."))])
+def test_the_schema_of_all_cloudevents_requires_every_attribute_that_a_type_has(name: str) -> None:
+    envelope = read(EXAMPLES / file_name(name))
+    for attribute in envelope:
+        without = {key: value for key, value in envelope.items() if key != attribute}
+        assert not VALIDATORS[CLOUDEVENT].is_valid(without), attribute
+
+
+def test_the_attributes_of_the_schema_are_those_that_filters_know() -> None:
+    definitions = schemas()[CLOUDEVENT]["definitions"].values()
+    events = [one["properties"] for one in definitions if "specversion" in one["properties"]]
+    assert len(events) == len(DATA)
+    assert {name for properties in events for name in properties} == {*ATTRIBUTES, "data"}
 
 
 # --- what README.md says ---
@@ -223,7 +260,7 @@ def test_the_samples_of_every_type_match_the_schemas() -> None:
     built = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
     assert [fault for envelope in built for fault in faults(envelope)] == []
     assert {envelope["dataschema"] for envelope in built} == {
-        schema["$id"] for name, schema in schemas().items() if name != COMMAND_APPROVE
+        schema["$id"] for name, schema in schemas().items() if name not in (COMMAND_APPROVE, CLOUDEVENT)
     }
 
 

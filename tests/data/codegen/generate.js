@@ -1,0 +1,37 @@
+// Make code from schemas as consumers do; print the names of its types, and what is wrong with the TypeScript.
+// usage: generate.js FOLDER SCHEMA..., then compiles all of FOLDER/*.ts, which import ./events
+const { readFileSync, readdirSync, writeFileSync } = require("fs");
+const { basename, join } = require("path");
+const { compile } = require("json-schema-to-typescript");
+const { FetchingJSONSchemaStore, InputData, JSONSchemaInput, quicktype } = require("quicktype-core");
+const ts = require("typescript");
+
+async function typescript(folder, schemas) {
+  const options = { bannerComment: "", format: false };
+  const parts = schemas.map((file) => compile(JSON.parse(readFileSync(file, "utf8")), basename(file), options));
+  const text = (await Promise.all(parts)).join("\n");
+  writeFileSync(join(folder, "events.ts"), text);
+  const files = readdirSync(folder).filter((name) => name.endsWith(".ts"));
+  const settings = { strict: true, noEmit: true, target: ts.ScriptTarget.ES2022, types: [] };
+  const program = ts.createProgram(files.map((name) => join(folder, name)), settings);
+  const faults = ts.getPreEmitDiagnostics(program).map(
+    (one) => `${basename(one.file?.fileName ?? "")}: ${ts.flattenDiagnosticMessageText(one.messageText, " ")}`,
+  );
+  return { names: [...text.matchAll(/^export (?:interface|type) (\w+)/gm)].map((match) => match[1]), faults };
+}
+
+async function csharp(schema) {
+  const input = new JSONSchemaInput(new FetchingJSONSchemaStore());
+  await input.addSource({ name: "events", schema: readFileSync(schema, "utf8"), uris: ["#/definitions/"] });
+  const inputData = new InputData();
+  inputData.addInput(input);
+  const { lines } = await quicktype({ inputData, lang: "csharp", rendererOptions: { framework: "SystemTextJson" } });
+  return [...lines.join("\n").matchAll(/^ +public partial class (\w+)/gm)].map((match) => match[1]);
+}
+
+async function main([folder, ...schemas]) {
+  const all = schemas.find((file) => basename(file) === "cloudevent.v1.json");
+  console.log(JSON.stringify({ typescript: await typescript(folder, schemas), csharp: await csharp(all) }));
+}
+
+main(process.argv.slice(2));
