@@ -68,7 +68,9 @@ def settings_of(config: Config) -> ApprovalSettings:
         UsageError: the configuration has none, or none with a bus.
     """
     if config.approvals is None or not config.approvals.has_bus:
-        raise UsageError("there is no [approvals] with a Service Bus in the configuration; see README.md")
+        raise UsageError(
+            "there is no [approvals] with a Service Bus in the configuration; see docs/configuration.md"
+        )
     return config.approvals
 
 

@@ -38,15 +38,23 @@ _NOT_EMPTY: Any = Field(default=(), json_schema_extra={"minItems": 1})
 
 
 class RuleSettings(Settings):
-    """One rule about events: all that it names must hold. Lists offer alternatives; `resource` takes * and ?."""
+    """A rule about events: all criteria must match, each by one value of its list."""
 
     event_type: tuple[_EventType, ...] = _NOT_EMPTY
+    """The event is of one of these types. Example: `["Freeze", "Reboot"]`."""
     event_source: tuple[_EventSource, ...] = _NOT_EMPTY
+    """The event comes from one of these: `Platform` or `User`. Example: `["User"]`."""
     resource: tuple[str, ...] = _NOT_EMPTY
+    """The event's Resources match, in a deny rule at least one of them, else all; `*` and `?` are wildcards.
+    Example: `["db-*"]`."""
     min_duration_seconds: int | None = Field(default=None, ge=0)
+    """The announced duration is at least this. Example: `1`."""
     max_duration_seconds: int | None = Field(default=None, ge=0)
+    """The announced duration is at most this. Example: `10`."""
     min_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    """NotBefore is at least this far away. Example: `60`."""
     max_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
+    """NotBefore is at most this far away. Example: `300`."""
 
     @field_validator("event_type", "event_source", "resource")
     @classmethod
@@ -69,16 +77,17 @@ class RuleSettings(Settings):
 
 
 class AutoSettings(RuleSettings):
-    """A rule by which events are approved without a command.
-
-    `group` also takes events that concern other VMs: the first of Resources approves at once, each next one
-    ten seconds later. `run` is a program that has to end with exit code 0 before, within `run_timeout_seconds` and
-    before NotBefore; other VMs' programs are not waited for, so it excludes `group`.
-    """
+    """A rule by which events are approved without a command."""
 
     group: bool = False
+    """Whether events of several VMs are approved, too: by the first of Resources at once, by each next VM ten
+    seconds later."""
     run: Program = ()
+    """A program that has to end with exit code 0 before the event is approved; not with `group = true`. Example:
+    `["/usr/local/bin/drain"]`."""
     run_timeout_seconds: RunSeconds = 600.0
+    """How long the program may run, at most until 10 s before NotBefore; then as for a sink of kind exec. Example:
+    `300`."""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield a program of a rule for the group as well."""
@@ -91,26 +100,35 @@ class PolicySettings(Settings):
     """What commands may approve: deny wins, and what no allow rule matches is denied."""
 
     scope: Literal["self", "group"] = "self"
+    """`self`: this VM must be among the event's Resources; `group`: any VM that sees the event may approve it. A
+    Terminate is always `self`."""
     allow: tuple[RuleSettings, ...] = ()
+    """Rules of which at least one has to match. Example: `[{ event_type = ["Freeze", "Reboot"], max_duration_seconds =
+    10 }]`."""
     deny: tuple[RuleSettings, ...] = ()
+    """Rules of which none may match; a value that the event lacks counts as a match. Example: `[{ resource = ["db-*"] }]`."""
 
 
 class ApprovalSettings(ReceiverSettings):
-    """Where approve commands come from, and what they may do.
-
-    `session` is a template of {resource_group} and {vm}, in lower case. With `signing_secrets`, one a line, a
-    command needs a Standard Webhooks signature. A command for an event that is not in the document
-    yet waits for `grace_seconds`. `receipts_subscription` is where `approve --wait` looks for the receipt.
-    With auto rules, the bus may be left out.
-    """
+    """Where approve commands come from, and what may be approved; with auto rules, the bus may be left out."""
 
     session: str = ""
+    """The session id that this VM receives, of a queue that requires sessions; it may contain `{resource_group}` and
+    `{vm}`, in lower case. Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
+    """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
     signing_secrets: Secret | None = None
+    """If set, commands need a Standard Webhooks signature; while the file is empty or invalid, every command is
+    refused. Example: `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     receipts_topic: str = ""
+    """The topic where `approve --wait` looks for its receipts. Example: `"scheduled-events"`."""
     receipts_subscription: str = ""
+    """The subscription where it does; only for `approve --wait`, no other consumer and no relay may use it. Example:
+    `"receipts"`."""
     policy: PolicySettings = Field(default_factory=PolicySettings)
+    """What commands may approve."""
     auto: tuple[AutoSettings, ...] = ()
+    """Rules by which events are approved without a command."""
     secret_checks: ClassVar = {"signing_secrets": check_signing_secrets}
 
     @model_validator(mode="before")

@@ -18,29 +18,34 @@ from bridge.config.validators import (
 
 
 class IdentitySettings(Settings):
-    """Who this process is to Azure.
-
-    `credential` is "managed_identity" (of the VM; `client_id` chooses a user-assigned one) or "default",
-    which tries the environment, workload identity, managed identity and the developer's tools in turn.
-    """
+    """Who this process is to Azure."""
 
     credential: Literal["managed_identity", "default"] = "managed_identity"
+    """`managed_identity` of the VM, or `default`, which tries the environment, workload identity, managed identity
+    and developer tools in turn."""
     client_id: str = ""
+    """The client id of a user-assigned managed identity. Example: `"11111111-2222-3333-4444-555555555555"`."""
 
 
 class BusSettings(IdentitySettings):
-    """How to reach a Service Bus: a namespace with an identity, or a connection string.
-
-    `allow_http` permits AMQP without TLS to another machine, which `UseDevelopmentEmulator=true` asks for.
-    """
+    """How to reach a Service Bus: a namespace with an identity, or a connection string."""
 
     namespace: str = ""
+    """The host name of the namespace; its identity needs a role there. Example:
+    `"contoso.servicebus.windows.net"`."""
     connection_string: Secret | None = None
+    """A connection string, instead of `namespace`. Example:
+    `"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=forward;SharedAccessKey=..."`."""
     allow_http: bool = False
+    """Whether AMQP without TLS to another machine is allowed, as `UseDevelopmentEmulator=true` asks for."""
     transport: Literal["amqp", "websocket"] = "amqp"
+    """`websocket` uses port 443 instead of 5671, and needs `pip install 'imds-bridge[websocket]'`."""
     http_proxy: str = ""
+    """The HTTP proxy, only with `websocket`. Example: `"http://proxy.contoso.com:3128"`."""
     topic: str = ""
+    """The topic; either this or `queue`. Example: `"scheduled-events"`."""
     queue: str = ""
+    """The queue. Example: `"approvals"`."""
 
     @property
     def has_bus(self) -> bool:
@@ -101,6 +106,7 @@ class ReceiverSettings(BusSettings):
     """What is received from: a queue, or a topic's subscription."""
 
     subscription: str = ""
+    """The subscription of the topic. Example: `"chat"`."""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield a topic without its subscription as well."""
@@ -110,4 +116,4 @@ class ReceiverSettings(BusSettings):
 
 
 class RelaySettings(ReceiverSettings):
-    """Where `imds-bridge relay` takes events from, for the same sinks."""
+    """Where `imds-bridge relay` receives events from, for its sinks."""

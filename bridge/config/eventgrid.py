@@ -25,17 +25,18 @@ NAMESPACE_API_VERSION = "2024-06-01"
 
 
 class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
-    """Send the events to an Event Grid topic, custom or of a namespace, with a key or the identity.
-
-    `endpoint` is the topic's URL as the portal shows it: `https://.../api/events` of a custom topic, or a
-    namespace's address with `topic`. `flavor` says which it is where the endpoint does not.
-    """
+    """Send the events to an Event Grid topic, custom or of a namespace, with a key or the identity."""
 
     kind: Literal["eventgrid"]
     endpoint: str
+    """The URL of a custom topic as the portal shows it, or the address of a namespace. Example:
+    `"https://maintenance.westeurope-1.eventgrid.azure.net/api/events"`."""
     flavor: Literal["custom", "namespace"] | None = None
+    """The kind of topic, where `endpoint` does not show it."""
     topic: str = ""
+    """The topic of a namespace. Example: `"maintenance"`."""
     key: Secret | None = None
+    """An access key; without one, the managed identity is used. Example: `"9Q3...="`."""
     secret_checks: ClassVar = {**HttpSettings.secret_checks, "key": check_token}
 
     def find_faults(self) -> Iterator[Fault]:

@@ -32,4 +32,7 @@ class ExecSettings(SinkSettings):
 
     kind: Literal["exec"]
     run: Program
+    """The program, by its absolute path, and its arguments; no shell is involved. Example:
+    `["/usr/local/bin/notify", "--quiet"]`."""
     timeout_seconds: RunSeconds = 30.0
+    """How long the program may run; then its process group gets SIGTERM, and SIGKILL 5 s later. Example: `60`."""

@@ -16,17 +16,22 @@ from bridge.config.validators import (
 
 
 class HttpSettings(Settings):
-    """How a receiver is reached over HTTP.
-
-    With `ca_file`, only the authorities in it are trusted. `proxy` may hold user and password.
-    """
+    """How a receiver is reached over HTTP."""
 
     allow_http: bool = False
+    """Whether plain http to another machine is allowed."""
     ca_file: Path | None = None
+    """A PEM file of the only authorities that are trusted. Example: `"/etc/imds-bridge/ca.pem"`."""
     client_certificate_file: Path | None = None
+    """A PEM file of the certificate for mutual TLS, with or without its key. Example:
+    `"/etc/imds-bridge/client.pem"`."""
     client_key_file: Path | None = None
+    """A PEM file of the key, if it is not in the certificate's file. Example:
+    `"/etc/imds-bridge/client-key.pem"`."""
     proxy: Secret | None = None
+    """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    """How long one request may take. Example: `5`."""
     secret_checks: ClassVar = {"proxy": check_proxy}
 
     def find_faults(self) -> Iterator[Fault]:

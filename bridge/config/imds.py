@@ -27,17 +27,20 @@ FIRST_VERSIONS = {
 
 
 class ImdsSettings(Settings):
-    """Where IMDS is and how often it is asked.
-
-    `vm_name` names this VM where there is no instance data, which is not asked for then.
-    """
+    """Where IMDS is and how often it is polled."""
 
     endpoint: str = Field(
         default="http://169.254.169.254", json_schema_extra={"pattern": "^(discover$|http://)"}
     )
+    """The address of IMDS; `discover` finds it by DHCP option 245 or the environment variable SCHEDULEDEVENTSIP,
+    outside a virtual network. Example: `"discover"`."""
     api_version: ApiVersion = "2020-07-01"
+    """The version of Scheduled Events that is asked for; older ones lack properties."""
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
+    """The time between two polls; IMDS answers five requests a second for all processes of a VM. Example: `2`."""
     vm_name: str = ""
+    """This VM's name where there is no instance data, such as on a mock server; instance data is then not read.
+    Example: `"web-0"`."""
 
     @field_validator("endpoint")
     @classmethod

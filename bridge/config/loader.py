@@ -79,7 +79,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
         if not must_exist:
             return {}
         raise ConfigError(
-            str(path), ["the file does not exist; expected a TOML file (see README.md)"]
+            str(path), ["the file does not exist; expected a TOML file (see docs/configuration.md)"]
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read: {error}"]) from None

@@ -8,12 +8,11 @@ from bridge.config.base import Settings
 
 
 class MetricsSettings(Settings):
-    """Where a process serves `/metrics`, `/livez` and `/readyz`; with an empty `listen`, nowhere.
-
-    Anybody who reaches the port may read: it has no event ids, URLs and names of VMs.
-    """
+    """Where a process serves its metrics and its health; anybody who reaches the port may read."""
 
     listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
+    """The address and port of `/metrics`, `/livez` and `/readyz`; empty serves nothing. Example:
+    `"127.0.0.1:9464"`."""
 
     @field_validator("listen")
     @classmethod

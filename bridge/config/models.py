@@ -32,26 +32,39 @@ def _check_source(value: str) -> str:
 
 
 class Config(Settings):
-    """The whole configuration.
-
-    `source` and `vm_source` override the CloudEvents source of the group's and of the VM's own events.
-    """
+    """The whole configuration."""
 
     state_dir: Path = Path(
         r"C:\ProgramData\imds-bridge\state" if sys.platform == "win32" else "/var/lib/imds-bridge"
     )
+    """The folder for the state of each process; it must survive a restart. Example: `"/srv/imds-bridge"`."""
     stop_seconds: float = Field(default=5.0, ge=0, le=600)
+    """How long waiting events are still delivered after SIGTERM. Example: `30`."""
     max_outbox_mb: float = Field(default=1024, gt=0)
+    """The largest size of the outbox; above it, the oldest events of the sink that has failed longest are dropped,
+    logged as an error and published as `bridge.loss`. Example: `256`."""
     retain_seconds: float = Field(default=7 * DAY_SECONDS, ge=0)
+    """How long delivered events are kept, for `outbox list` and new sinks with `from_start`. Example: `86400`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged."""
     log_format: Literal["auto", "json", "text"] = "auto"
+    """How log lines are written; `auto` is text on a terminal and JSON elsewhere."""
     source: Annotated[str, AfterValidator(_check_source)] = ""
+    """The CloudEvents `source` of Scheduled Events, instead of the ARM id of the scale set or the resource group.
+    Example: `"urn:contoso:fleet"`."""
     vm_source: Annotated[str, AfterValidator(_check_source)] = ""
+    """The CloudEvents `source` of the VM's own events, instead of the VM's ARM id. Example:
+    `"urn:contoso:vm:web-0"`."""
     imds: ImdsSettings = Field(default_factory=ImdsSettings)
+    """Where IMDS is and how often it is polled."""
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    """Where metrics and health are served."""
     sinks: Mapping[str, SinkSettings] = Field(default_factory=dict)
+    """Where events go: any number of tables `[sinks.NAME]`; without one, events are printed to standard output."""
     approvals: ApprovalSettings | None = None
+    """Where approve commands come from and what may be approved."""
     relay: RelaySettings | None = None
+    """Where `imds-bridge relay` receives events from."""
     _path: Path | None = PrivateAttr(default=None)
 
     @property

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from bridge.config.base import Secret
+from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
 from bridge.config.registry import sink_settings
 from bridge.config.tables import RECEIVERS, sink_tables, tables
@@ -31,9 +37,9 @@ def config_schema() -> dict[str, Any]:
     definitions = generated["$defs"]
     whole = definitions.pop(Config.__name__)
     for table in sections:
-        whole["properties"][table.name] = refs[table.settings, "validation"]
+        whole["properties"][table.name] |= refs[table.settings, "validation"]
     one_sink = {"oneOf": [refs[table.settings, "validation"] for table in sinks]}
-    whole["properties"]["sinks"] = {"type": "object", "additionalProperties": one_sink}
+    whole["properties"]["sinks"] |= {"type": "object", "additionalProperties": one_sink}
     return {
         "$schema": DIALECT,
         "$id": "urn:imds-bridge:schema:config:1",
@@ -48,12 +54,45 @@ def config_schema_text() -> str:
     return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
+@cache
+def describe_keys(settings: type[Settings]) -> dict[str, JsonSchemaValue]:
+    """Return the description and the example of each key: the docstrings below the fields."""
+    texts: dict[str, JsonSchemaValue] = {}
+    for model in reversed(settings.__mro__):
+        if issubclass(model, Settings):
+            texts |= {key: _describe(text) for key, text in _docstrings(model)}
+    for key in settings.known_keys():
+        if key not in settings.model_fields:
+            texts[key] = {"description": f"The file that contains `{key.removesuffix('_file')}`."}
+    if _SIGNING_SECRETS in settings.model_fields:
+        file = "The file that contains the secrets, one a line."
+        texts |= {"signing_secret": texts[_SIGNING_SECRETS], "signing_secret_file": {"description": file}}
+        texts |= {f"{_SIGNING_SECRETS}_file": {"description": file}}
+    return texts
+
+
+def _docstrings(model: type[Settings]) -> Iterator[tuple[str, str]]:
+    """Read the source: at run time, docstrings of fields do not exist and cost nothing."""
+    (definition,) = ast.parse(inspect.getsource(model)).body
+    for field, text in pairwise(getattr(definition, "body", ())):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=key)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield key, " ".join(text.split())
+
+
+def _describe(text: str) -> JsonSchemaValue:
+    meaning, _, example = text.partition(" Example: `")
+    if not example:
+        return {"description": meaning}
+    return {"description": meaning, "examples": [tomllib.loads(f"x = {example.removesuffix('`.')}")["x"]]}
+
+
 class _Generator(GenerateJsonSchema):
     """Describe what a file may contain: secrets as texts or files, and nothing of how they are kept."""
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
-        model = schema["cls"]
+        model: type[Settings] = schema["cls"]
         for name in model.known_keys():
             if name.endswith("_file") and name not in model.model_fields:
                 _add_file(described, name)
@@ -61,8 +100,10 @@ class _Generator(GenerateJsonSchema):
             described["properties"]["headers"] = {"anyOf": [_TEXT, _HEADERS]}
         if _SIGNING_SECRETS in described["properties"]:
             _add_signing_secret(described)
-        for part in described["properties"].values():
+        texts = describe_keys(model)
+        for key, part in described["properties"].items():
             part.pop("title", None)
+            part.update(texts.get(key, {}))
         return described
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:

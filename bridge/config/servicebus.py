@@ -14,14 +14,14 @@ from bridge.config.validators import (
 
 
 class ServiceBusSettings(SinkSettings, BusSettings):
-    """Send each event to a Service Bus topic or queue.
-
-    `session` is a template for the session id, of {event}, {vm}, {resource_group} and {type}.
-    """
+    """Send each event to a Service Bus topic or queue."""
 
     kind: Literal["servicebus"]
     session: str = ""
+    """The session id of each message, for entities that require sessions; it may contain `{event}`, `{vm}`,
+    `{resource_group}` and `{type}`. Example: `"{event}"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    """How long one send may take. Example: `5`."""
 
     @field_validator("session")
     @classmethod

@@ -58,20 +58,24 @@ def _find_criterion_faults(name: str, wanted: Any) -> Iterator[Fault]:
 
 
 class SinkSettings(Settings):
-    """The settings of every sink: which events it takes, and how old they may become.
-
-    `types` may contain `*`. `where` compares attributes and properties of `data`; a list gives alternatives.
-    `scope` "self" takes events that name this VM or may do so, "first" those that name it first. A new sink starts
-    with the next event unless `from_start`. `max_per_second` limits requests, each of one event or one batch.
-    """
+    """The settings of every sink: which events it takes, and how old they may become."""
 
     kind: str
+    """What the sink sends to."""
     types: tuple[Pattern, ...] = ("*",)
+    """The types of the events to send; `*` matches any text. Example: `["io.imdsbridge.scheduledevent.*"]`."""
     where: Mapping[str, Wanted] = Field(default_factory=dict)
+    """The values that attributes and properties of `data` must have; a list gives alternatives, `Vm.Name` names an
+    inner property. Example: `{ EventType = ["Reboot", "Redeploy"], AffectsThisVm = true }`."""
     scope: Literal["self", "first", "all"] | None = None
+    """`self`: events that name this VM or no VM; `first`: events that name it first or no VM; `all`. The default is
+    `self` for chat formats and exec, else `all`; a relay's sinks have no scope."""
     max_age_seconds: PositiveSeconds = 7 * DAY_SECONDS
+    """Older events become dead letters. Example: `86400`."""
     from_start: bool = False
+    """Whether a new sink also gets the events that are already stored."""
     max_per_second: Rate | None = None
+    """The most requests a second, each of one event or one batch; the default is no limit. Example: `10`."""
 
     @classmethod
     def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:  # noqa: ARG003 - for those that choose by it

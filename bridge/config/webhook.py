@@ -21,14 +21,21 @@ from bridge.config.validators import (
 
 
 class WebhookSettings(SinkSettings, HttpSettings):
-    """POST each event to a URL, as a CloudEvent or in a chat format; the base of every format's own settings."""
+    """POST each event to a URL, as a CloudEvent or in a chat format."""
 
     kind: Literal["webhook"]
     url: Secret
+    """The URL that events are sent to. Example: `"https://example.org/hook"`."""
     format: str
+    """How the body of a request is written."""
     bearer_token: Secret | None = None
+    """The token of the `Authorization` header; its file is read again when the receiver refuses it. Example:
+    `"eyJhbGciOi..."`."""
     headers: Secret | None = None
+    """Headers of each request, also as lines `Name: value`. Example: `{ X-Team = "ops" }`."""
     signing_secrets: Secret | None = None
+    """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
+    `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     secret_checks: ClassVar = {
         **HttpSettings.secret_checks,
         "bearer_token": check_token,

@@ -52,14 +52,13 @@ class Format(Protocol):
 
 
 class ChatSettings(WebhookSettings):
-    """What all chat formats have in common: notices and receipts of this VM, while they are news.
-
-    `time_zone` is an IANA name; without it Teams and Slack show each reader's own, others UTC.
-    """
+    """What all chat formats have in common: by default, notices and receipts of this VM of the last hour."""
 
     types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
     max_age_seconds: PositiveSeconds = 3600.0
     time_zone: str = ""
+    """The IANA name of the time zone; by default each reader's own in Teams and Slack, else UTC. Example:
+    `"Europe/Berlin"`."""
 
     @property
     def is_chat_format(self) -> bool:

@@ -64,11 +64,12 @@ def check_routing_key(key: str) -> str:
 
 
 class PagerDutySettings(ChatSettings):
-    """Alerts for an Events v2 integration, whose key is `routing_key`."""
+    """Alerts for an Events v2 integration."""
 
     format: Literal["pagerduty"]
     url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
     routing_key: Secret
+    """The integration key of an Events v2 integration. Example: `"0123456789abcdef0123456789abcdef"`."""
     types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*",)
     max_per_second: Rate | None = 2.0
     secret_checks: ClassVar = {**ChatSettings.secret_checks, "routing_key": check_routing_key}

@@ -169,6 +169,7 @@ class TemplateSettings(ChatSettings):
 
     format: Literal["template"]
     template: Any
+    """The JSON of the body, with Jinja2 expressions in its strings. Example: `{ text = "{{ notice.title }}" }`."""
 
     @classmethod
     def known_keys(cls) -> list[str]:

@@ -114,7 +114,7 @@ def run_listen(config: Config, *, dry_run: bool) -> int:
     """
     settings = config.approvals
     if settings is None:
-        raise UsageError("listen: the configuration has no [approvals]; see README.md")
+        raise UsageError("listen: the configuration has no [approvals]; see docs/configuration.md")
     return _run(config, "listen", lambda parts: _listen(parts, settings, dry_run=dry_run))
 
 
@@ -136,7 +136,7 @@ def relay_settings(config: Config) -> RelaySettings:
         UsageError: the configuration has no [relay], or a sink filters by the VM.
     """
     if config.relay is None:
-        raise UsageError("relay: the configuration has no [relay]; see README.md")
+        raise UsageError("relay: the configuration has no [relay]; see docs/configuration.md")
     faults = [fault for name, sink in sinks_of(config).items() for fault in _faults_of_relayed(name, sink)]
     if faults:
         raise UsageError(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -51,15 +49,3 @@ def test_the_queries_look_for_texts_that_are_logged() -> None:
     texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
     assert len(texts) > 10
     assert [text for text in texts if text not in CODE] == []
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)]+)\)", PAGE))))
-def test_links_lead_to_files_and_headings_that_exist(link: str) -> None:
-    if link.startswith("https://learn.microsoft.com/"):
-        return
-    path, _, heading = link.partition("#")
-    target = (ROOT / "docs" / path) if path else ROOT / "docs" / "operations.md"
-    assert target.exists()
-    if heading:
-        headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-        assert heading in {re.sub(r"[^\w -]", "", name).lower().replace(" ", "-") for name in headings}

@@ -9,39 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 
 from bridge.config.loader import load
 from bridge.config.schema import config_schema, config_schema_text
 from bridge.config.tables import tables
 from bridge.errors import ConfigError
+from tests.support import config_page
+from tests.support.pages import configurations
 from tests.support.paths import ROOT
 from tests.support.process import toml
 
 SHIPPED = ROOT / "infra" / "config.schema.json"
 VALIDATOR = Draft202012Validator(config_schema())
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "infra").rglob("*.md"))]
-CLOUD_INIT = ROOT / "infra" / "systemd" / "cloud-init.yaml"
-
-
-def examples() -> dict[str, str]:
-    """Return the text of every configuration that the repository shows, by its place."""
-    files = {path: path.read_text() for path in sorted((ROOT / "infra").rglob("*.toml"))}
-    found = {str(path.relative_to(ROOT)): text for path, text in files.items()}
-    for page in PAGES:
-        for number, block in enumerate(
-            re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        ):
-            for part, text in enumerate(
-                re.split(r"^(?=# imds-bridge (?:forward|listen))", block, flags=re.MULTILINE)
-            ):
-                if text.strip():
-                    found[f"{page.relative_to(ROOT)}-{number}-{part}"] = text
-    for written in yaml.safe_load(CLOUD_INIT.read_text())["write_files"]:
-        if written["path"].endswith(".toml"):
-            found[f"cloud-init-{written['path']}"] = written["content"]
-    return found
 
 
 def errors(given: Any) -> list[str]:
@@ -54,8 +34,8 @@ def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
 
 
 def test_there_are_examples_of_every_place() -> None:
-    places = {re.split(r"-\d|-/", name)[0] for name in examples()}
-    assert {"README.md", "docs/operations.md", "cloud-init"} <= places
+    places = {re.split(r"-\d|-/", name)[0] for name in configurations()}
+    assert {"README.md", "docs/configuration.md", "docs/operations.md", "cloud-init"} <= places
     assert {place.rpartition("/")[0] for place in places} >= {
         "infra/systemd",
         "infra/kubernetes",
@@ -63,14 +43,9 @@ def test_there_are_examples_of_every_place() -> None:
     }
 
 
-@pytest.mark.parametrize("name", examples())
+@pytest.mark.parametrize("name", configurations())
 def test_every_example_is_valid(name: str) -> None:
-    given = tomllib.loads(examples()[name])
-    for sink in given.get("sinks", {}).values():
-        # A fragment that shows only a setting of a sink.
-        if list(sink) == ["template"]:
-            sink |= {"kind": "webhook", "format": "template", "url": "https://example.org"}
-    assert errors(given) == []
+    assert errors(tomllib.loads(configurations()[name])) == []
 
 
 def test_every_key_of_every_table_is_in_the_schema() -> None:
@@ -161,3 +136,39 @@ def test_what_the_loader_refuses_by_key_type_or_range_is_not_valid(
     file.write_text(toml(given))
     with pytest.raises(ConfigError):
         load(file, {})
+
+
+def described() -> list[tuple[str, str, dict[str, Any]]]:
+    return [
+        (definition, key, text)
+        for definition, one in {"": config_schema(), **config_schema()["$defs"]}.items()
+        for key, text in one.get("properties", {}).items()
+    ]
+
+
+def test_every_key_says_what_it_is_for() -> None:
+    assert [(definition, key) for definition, key, text in described() if "description" not in text] == []
+
+
+def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() -> None:
+    for definition, key, text in described():
+        has_values = {"enum", "const", "$ref"} & set(text) or text.get("type") in ("boolean", "object")
+        is_list_of_tables = "$ref" in text.get("items", {})
+        if not (has_values or is_list_of_tables or key.endswith("_file")) or "Secret" in str(
+            text.get("$ref")
+        ):
+            (example,) = text["examples"]
+            schema = {**text, "$defs": config_schema()["$defs"]}
+            assert Draft202012Validator(schema).is_valid(example), (definition, key)
+
+
+def test_the_page_has_the_current_reference_of_every_key() -> None:
+    assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page()
+    for table in tables():
+        on_page = {
+            key
+            for group in config_page.groups_of(table.settings)
+            for row in config_page.keys_of(group, table)
+            for key in row
+        }
+        assert set(table.settings.known_keys()) - on_page <= {"kind", "format"}, table

@@ -1,0 +1,90 @@
+"""The pages that people read: links lead somewhere, examples work, and the README stays short."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from bridge.cli import main
+from bridge.config.loader import load
+from tests.support.pages import (
+    PAGES,
+    Block,
+    blocks,
+    commands,
+    configurations,
+    prose,
+    shell_lines,
+    with_secrets,
+)
+from tests.support.paths import ROOT
+from tests.support.process import toml
+from tests.support.programs import tool
+
+EVERY = [block for page in PAGES for block in blocks(page)]
+LANGUAGES = {"toml", "json", "sh", "console", "text", "mermaid"}
+# Read by tests of their own, or by none.
+OTHER_LANGUAGES = {"python", "javascript", "go", "csharp", "sql", "kusto", "ini", "yaml", "powershell"}
+CALLS = sorted({(str(page.relative_to(ROOT)), call) for page in PAGES for call in commands(page)})
+
+
+def of(*languages: str) -> list[object]:
+    return [pytest.param(block, id=block.name) for block in EVERY if block.language in languages]
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    names = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", name).lower().replace(" ", "-") for name in names}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if not link.startswith("https://"):
+            assert target.exists(), link
+            assert not heading or heading in headings(target), link
+
+
+@pytest.mark.parametrize("block", of(*{block.language for block in EVERY}))
+def test_every_block_has_a_language_that_is_known(block: Block) -> None:
+    assert block.language in LANGUAGES | OTHER_LANGUAGES
+
+
+@pytest.mark.parametrize("block", of("json"))
+def test_json_can_be_parsed(block: Block) -> None:
+    json.loads(block.text)
+
+
+@pytest.mark.parametrize("block", of("sh", "console"))
+def test_shell_examples_can_be_parsed(block: Block) -> None:
+    text = "\n".join(shell_lines(block))
+    done = subprocess.run([tool("bash"), "-n"], input=text, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", configurations())
+def test_configurations_can_be_loaded(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(toml(with_secrets(tomllib.loads(configurations()[name]), tmp_path)))
+    load(file, {})
+
+
+@pytest.mark.parametrize(("page", "call"), CALLS)
+def test_calls_of_the_command_have_arguments_that_exist(
+    page: str, call: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(call)
+    try:
+        main._parser(main._command(words)).parse_args(words)
+    except SystemExit as end:
+        if end.code:
+            pytest.fail(f"{page}: {capsys.readouterr().err}")
