@@ -103,10 +103,11 @@ class PolicySettings(Settings):
     """`self`: this VM must be among the event's Resources; `group`: any VM that sees the event may approve it. A
     Terminate is always `self`."""
     allow: tuple[RuleSettings, ...] = ()
-    """Rules of which at least one has to match. Example: `[{ event_type = ["Freeze", "Reboot"], max_duration_seconds =
-    10 }]`."""
+    """Rules of which at least one has to match.
+    Example: `[{ event_type = ["Freeze", "Reboot"], max_duration_seconds = 10 }]`."""
     deny: tuple[RuleSettings, ...] = ()
-    """Rules of which none may match; a value that the event lacks counts as a match. Example: `[{ resource = ["db-*"] }]`."""
+    """Rules of which none may match; a value that the event lacks counts as a match.
+    Example: `[{ resource = ["db-*"] }]`."""
 
 
 class ApprovalSettings(ReceiverSettings):
