@@ -196,7 +196,8 @@ def _approval(view: EventView, context: RenderContext) -> Iterator[Field]:
     if view.event_type.lower() == "terminate":
         yield context.field("Approval", "only the VM itself can approve its own deletion")
     elif _releases_many(view):
-        yield context.field("Approval releases", f"all {view.count} VMs: {view.vms(_RELEASES_LENGTH)}")
+        count = {2: "both"}.get(view.count, f"all {view.count}")
+        yield context.field("Approval releases", f"{count} VMs: {view.vms(_RELEASES_LENGTH)}")
 
 
 def _releases_many(view: EventView) -> bool:

@@ -17,27 +17,35 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.formats.samples import change_event, http_date, samples, scheduled_event, stored
+from bridge.formats.samples import change_event, samples, scheduled_event, stored
 from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
-from bridge.imds.document import ScheduledEvent
+from bridge.runtime.instants import iso_utc
+from tests.support.examples import with_data
 from tests.support.npm import node_modules
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)
+SCALE = 1.5
 STYLE = """
-body { margin: 0; padding: 16px; background: #f5f5f5; font-family: "Segoe UI", "DejaVu Sans", sans-serif; }
-main { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
-.card { background: #fff; border: 1px solid #e1e1e1; border-radius: 6px; overflow: hidden; }
-.slack, .card { box-sizing: border-box; width: 464px; }
-.slack { background: #fff; border: 1px solid #ddd; border-radius: 8px; padding: 8px 16px;
-  font-size: 14px; }
+body { margin: 0; padding: 12px; width: max-content; background: #f5f5f5;
+  font-family: "Segoe UI", "Liberation Sans"; }
+main { display: grid; grid-template-columns: repeat(2, auto); gap: 12px; align-items: start; }
+main:has(> :only-child) { grid-template-columns: auto; }
+.card, .slack { box-sizing: border-box; width: 490px; background: #fff; border: 1px solid #ddd; border-radius: 6px; }
+.card { overflow: hidden; }
+.slack { padding: 8px 16px; font-size: 14px; }
 .slack h3 { font-size: 17px; margin: 8px 0; } .slack pre { white-space: pre-wrap; background: #f6f6f6; padding: 6px; }
 .slack .fields { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 12px; margin: 8px 0; }
 .slack .context { color: #666; font-size: 12px; margin: 6px 0; }
 """
+# Chromium draws what fits into its window: it is opened twice, first to measure.
+MEASURE = """<script>
+const box = document.body.getBoundingClientRect();
+document.body.dataset.size = Math.ceil(box.width) + "," + Math.ceil(box.height);
+</script>"""
 HOST = {
-    "fontFamily": "Segoe UI, DejaVu Sans, sans-serif",
+    "fontFamily": "Segoe UI, Liberation Sans, sans-serif",
     "containerStyles": {
         name: {"backgroundColor": colour}
         for name, colour in (
@@ -50,17 +58,21 @@ HOST = {
 }
 
 
-def shown() -> list[dict[str, Any]]:
-    """Choose four messages that show the kinds of messages."""
-    scheduled, started, _, completed, *_ = (event.envelope for event in samples(AT))
-    redeploy = scheduled_event(
-        AT, EventType="Redeploy", Resources=["web-0"], NotBefore=http_date(AT + timedelta(days=6, hours=4))
-    )
-    return [scheduled, _envelope(redeploy), started, completed]
+def story() -> Iterator[tuple[datetime, dict[str, Any]]]:
+    """Give the events of a reboot, each with the time at which it is seen."""
+    start = AT + timedelta(minutes=15)
+    announced = scheduled_event(AT)
+    begun = scheduled_event(AT, EventStatus="Started", NotBefore="")
+    approved_at, started_at, over_at = (AT + timedelta(seconds=seconds) for seconds in (201, 208, 342))
+    yield AT, _envelope(Change(kind="scheduled", event=announced), AT)
+    receipt = next(event for event in samples(approved_at) if event.type.endswith("approval.accepted.v1"))
+    yield approved_at, with_data(receipt.envelope, NotBeforeUtc=iso_utc(start))
+    yield started_at, _envelope(Change(kind="started", event=begun, previous=announced), started_at)
+    yield over_at, _envelope(Change(kind="completed", event=begun, previous=begun), over_at)
 
 
-def _envelope(event: ScheduledEvent) -> dict[str, Any]:
-    return stored(change_event(Change(kind="scheduled", event=event), AT)).envelope
+def _envelope(change: Change, at: datetime) -> dict[str, Any]:
+    return stored(change_event(change, at)).envelope
 
 
 def teams(messages: list[Any]) -> str:
@@ -112,11 +124,12 @@ def pages() -> Iterator[tuple[str, str]]:
         "url": "https://example.org/",
         "time_zone": "Europe/Berlin",
     }
-    now = AT + timedelta(seconds=1)
     cards = Teams(TeamsSettings(**settings, format="teams"))
     blocks = Slack(SlackSettings(**settings, format="slack"))
-    yield "teams", teams([cards.write(event, now) for event in shown()])
-    yield "slack", slack([blocks.write(event, now) for event in shown()])
+    drawn = [cards.write(event, at + timedelta(seconds=1)) for at, event in story()]
+    yield "teams", teams(drawn)
+    yield "teams-card", teams(drawn[:1])
+    yield "slack", slack([blocks.write(event, at + timedelta(seconds=1)) for at, event in story()])
 
 
 def draw(folder: Path) -> None:
@@ -124,21 +137,20 @@ def draw(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name, page in pages():
             file = Path(scratch) / f"{name}.html"
-            file.write_text(
-                f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{page}", encoding="utf-8"
-            )
-            command = [
-                "chromium",
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-quic",
-                "--no-first-run",
-            ]
-            command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-            command += [f"--user-data-dir={scratch}/profile", "--hide-scrollbars", "--window-size=976,690"]
-            command += [f"--screenshot={folder / name}.png", file.as_uri()]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            html_page = f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{page}{MEASURE}"
+            file.write_text(html_page, encoding="utf-8")
+            size = re.search(r'data-size="(\d+,\d+)"', _open(file, "--dump-dom", "--window-size=1040,2000"))
+            assert size
+            _open(file, f"--screenshot={folder / name}.png", f"--window-size={size[1]}")
+
+
+def _open(page: Path, *options: str) -> str:
+    """Open a page in Chromium without a window; return what is printed."""
+    offline = ("background-networking", "component-update", "sync", "quic", "gpu")
+    command = ["chromium", "--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars"]
+    command += [f"--force-device-scale-factor={SCALE}", f"--user-data-dir={page.parent}/profile"]
+    command += [*(f"--disable-{one}" for one in offline), *options, page.as_uri()]
+    return subprocess.run(command, check=True, capture_output=True, timeout=120, text=True).stdout
 
 
 if __name__ == "__main__":

@@ -148,7 +148,9 @@ def test_the_approve_command_and_what_it_releases_are_shown() -> None:
     assert message.command == (
         "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
     )
-    assert fields(message)["Approval releases"] == "all 2 VMs: web-0, web-1"
+    assert fields(message)["Approval releases"] == "both VMs: web-0, web-1"
+    three = scheduled("scheduled", Resources=["web-0", "web-1", "web-2"])
+    assert fields(written(three))["Approval releases"] == "all 3 VMs: web-0, web-1, web-2"
     assert fields(message)["Starts"] == "automatically in 15 min, at 14:18 CET"
 
 
