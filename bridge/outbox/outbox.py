@@ -213,12 +213,15 @@ class Outbox:
     def repeat(self, bodies: Sequence[bytes]) -> None:
         """Have every sink get events once more that were committed before, unchanged."""
         with self._lock:
-            self._add((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
+            again = ((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
+            self._add(again, are_new=False)
 
     def _add(
         self,
         events: Iterable[tuple[str, str, bytes]],
         write: Callable[[Database, float], None] = lambda *_: None,
+        *,
+        are_new: bool = True,
     ) -> None:
         now = self._clock.steady()
         counted = {*self._state.counted, "reporterseq", "last_seq"}
@@ -226,7 +229,7 @@ class Outbox:
 
         def work(database: Database) -> None:
             for event in added:
-                save_event(database, self._state.renumbered(event))
+                save_event(database, self._state.renumbered(event) if are_new else event)
             self._state.save_meta(database, counted | {"losses"} & self._state.meta.keys())
             write(database, now)
 

@@ -65,6 +65,16 @@ def test_an_event_that_was_counted_before_the_state_store_failed_gets_a_number_o
         assert heartbeat(outbox) == (outbox.meta("epoch"), 2)
 
 
+def test_an_event_that_is_repeated_after_the_state_store_failed_keeps_its_number(tmp_path: Path) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        heartbeat(outbox)
+        (first,) = [one.body for one in outbox.pending("a", 10)[1]]
+        failing.fail()
+        outbox.repeat([first])
+        assert outbox.storage_error is not None
+        assert [one.body for one in outbox.pending("a", 10)[1]] == [first, first]
+
+
 def test_events_of_others_keep_their_epoch(tmp_path: Path) -> None:
     with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
         built = Reporter(name="db-0", role="forward", epoch="theirs").heartbeat(
