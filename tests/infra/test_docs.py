@@ -54,6 +54,15 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
             assert not heading or heading in headings(target), link
 
 
+def test_every_dependency_has_a_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    groups += project["dependency-groups"].values()
+    named = {re.split(r"[^\w-]", one)[0] for group in groups for one in group if isinstance(one, str)}
+    list_ = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## Dependencies")[2]
+    assert sorted(name for name in named if not re.search(rf"[| ]{name}[ ,]", list_)) == []
+
+
 @pytest.mark.parametrize("block", of(*{block.language for block in EVERY}))
 def test_every_block_has_a_language_that_is_known(block: Block) -> None:
     assert block.language in LANGUAGES | OTHER_LANGUAGES
