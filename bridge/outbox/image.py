@@ -67,10 +67,10 @@ def has_lost_commits(path: Path) -> bool:
         return False
     if path.stat().st_size < PAGE_BYTES or not _is_header_valid(log):
         return True
+    if not all(is_of_last_use(log, start) for start in frame_starts(log)):
+        return True  # a log is used once: its database empties it before it begins again
     commits = [
-        number
-        for number, start in enumerate(frame_starts(log), start=1)
-        if is_of_last_use(log, start) and any(log[start + 4 : start + 8])
+        number for number, start in enumerate(frame_starts(log), start=1) if any(log[start + 4 : start + 8])
     ]
     try:
         return bool(commits) and commits[-1] > _recovered_frames(path, log)

@@ -112,12 +112,15 @@ def test_a_log_whose_header_is_damaged_is_salvaged(tmp_path: Path, place: int) -
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
 
 
-def test_a_log_whose_first_sector_is_zeroed_is_a_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("frame", "left"), [(0, ["1", "2", "3"]), (-1, ["1", "2"])], ids=["first", "last"])
+def test_a_log_with_a_zeroed_sector_is_a_loss(tmp_path: Path, frame: int, left: list[str]) -> None:
     file = killed(tmp_path)
+    place = frame_starts(read_log(file))[frame] // 512 * 512
     with log_of(file).open("r+b") as log:
+        log.seek(place)
         log.write(bytes(512))
     with closing(open_outbox(file.parent, sinks=SINKS)) as outbox:
-        assert waiting(outbox) == ["1", "2", "3"]
+        assert waiting(outbox) == left
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
 
 
