@@ -15,7 +15,7 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.metrics import split_address
+from bridge.config.metrics import socket_address
 from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
 from bridge.config.sinks import alternatives
@@ -223,8 +223,7 @@ def _metrics(config: Config) -> Iterator[Finding]:
     listen = config.metrics.listen
     if not listen:
         return
-    address = split_address(listen)
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    family, address = socket_address(listen)
     try:
         with socket.socket(family) as trial:
             if sys.platform != "win32":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from socket import AF_INET, AF_INET6, AddressFamily
+
 from pydantic import Field, field_validator
 
 from bridge.config.base import Settings
@@ -18,12 +20,12 @@ class MetricsSettings(Settings):
     @classmethod
     def _check_listen(cls, value: str) -> str:
         if value:
-            split_address(value)
+            socket_address(value)
         return value
 
 
-def split_address(listen: str) -> tuple[str, int]:
-    """Return the host and the port of an address to listen on.
+def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
+    """Return the family, the host and the port of an address to listen on.
 
     Raises:
         ValueError: it has another form.
@@ -32,4 +34,4 @@ def split_address(listen: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
         raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
-    return host, int(port)
+    return AF_INET6 if ":" in host else AF_INET, (host, int(port))

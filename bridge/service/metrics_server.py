@@ -9,14 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET6, SHUT_RDWR, socket
+from socket import SHUT_RDWR, socket
 from threading import Thread
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from bridge.config.metrics import split_address
+from bridge.config.metrics import socket_address
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import stalled_threads
 from bridge.service.health import find_stalled, find_unready
@@ -67,9 +67,8 @@ class MetricsServer:
         """
         self._status = status
         self._registry.register(StatusCollector(status, self._clock))
-        host, port = split_address(self._listen)
         try:
-            self._server = (_Server6 if ":" in host else _Server)((host, port), self._handler())
+            self._server = _Server(self._listen, self._handler())
         except OSError as error:
             # The text is enough, without a traceback.
             log.error("no metrics: %s cannot be listened on: %s", self._listen, error)  # noqa: TRY400
@@ -139,9 +138,10 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     server_address: tuple[str, int]
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, listen: str, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[socket, None] = {}
-        super().__init__(*args)
+        self.address_family, address = socket_address(listen)
+        super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection, and end the oldest ones if there are too many: they take descriptors and threads."""
@@ -159,7 +159,3 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
         """Log a request that failed: its client has gone, mostly."""
         log.debug("a request of %s failed", client_address, exc_info=True)
-
-
-class _Server6(_Server):
-    address_family = AF_INET6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from socket import AF_INET, AF_INET6, AddressFamily
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
-from bridge.config.metrics import split_address
+from bridge.config.metrics import socket_address
 from bridge.config.models import Config
 from bridge.config.sinks import StdoutSettings
 from bridge.config.validators import check_url, parse_headers
@@ -336,14 +337,16 @@ def test_an_error_shows_the_given_value_and_the_expected_one(file: Path, text: s
 @pytest.mark.parametrize(
     ("listen", "address"),
     [
-        ("127.0.0.1:9464", ("127.0.0.1", 9464)),
-        ("[::1]:0", ("::1", 0)),
-        ("10.0.0.4:65535", ("10.0.0.4", 65535)),
+        ("127.0.0.1:9464", (AF_INET, ("127.0.0.1", 9464))),
+        ("[::1]:0", (AF_INET6, ("::1", 0))),
+        ("10.0.0.4:65535", (AF_INET, ("10.0.0.4", 65535))),
     ],
 )
-def test_an_address_to_listen_on_is_read(file: Path, listen: str, address: tuple[str, int]) -> None:
+def test_an_address_to_listen_on_is_read(
+    file: Path, listen: str, address: tuple[AddressFamily, tuple[str, int]]
+) -> None:
     file.write_text(f'[metrics]\nlisten = "{listen}"')
-    assert split_address(load(file, {}).metrics.listen) == address
+    assert socket_address(load(file, {}).metrics.listen) == address
 
 
 def test_a_secret_and_its_file_together_are_an_error(file: Path, tmp_path: Path) -> None:
