@@ -160,6 +160,8 @@ class Process:
         self._join(senders, signals, deadline)
         self._note_undelivered()
         self._write_status(flow, running=False)
+        if self._metrics:
+            self._metrics.close()
         self._outbox.close()
         log.info("stopped")
 
