@@ -79,6 +79,11 @@ def structured(event: CloudEvent) -> bytes:
     return f"{known},{_encode(own)[1:]}".encode("ascii")
 
 
+def encode_events(events: Iterable[CloudEvent]) -> list[tuple[CloudEvent, bytes]]:
+    """Pair events with their encoding, as the outbox stores them."""
+    return [(event, structured(event)) for event in events]
+
+
 @lru_cache
 def _known_attributes(source: str, type_: str, dataschema: str) -> str:
     """Write the attributes that many events share, as the beginning of a JSON object."""

@@ -20,7 +20,7 @@ from bridge.approvals.policy import Decision
 from bridge.approvals.receipts import Answer, answer, command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.formats.cloudevents import encode_events, structured
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import parse_iso
@@ -37,12 +37,12 @@ class Answers:
     """Collects what is decided until `commit`. For the listener's thread."""
 
     def __init__(
-        self, *, receiver: Receiver, outbox: Outbox, identity: VmIdentity, clock: Clock, dry_run: bool
+        self, *, receiver: Receiver | None, outbox: Outbox, identity: VmIdentity, clock: Clock, dry_run: bool
     ) -> None:
         """Start with nothing decided.
 
         Args:
-            receiver: settles messages.
+            receiver: settles messages; None without a bus, where there are none.
             outbox: where receipts and records are committed.
             identity: in whose name receipts are published.
             clock: for receipts and limits.
@@ -152,7 +152,7 @@ class Answers:
             at=self._clock.now(),
         )
         receipt = self._receipt(answered, command, key=key, count=count)
-        self._batch.events.append((receipt, structured(receipt)))
+        self._batch.events += encode_events([receipt])
         return answered
 
     def _receipt(
@@ -188,8 +188,9 @@ class Answers:
             self._outbox.repeat(batch.repeated)
         if batch.events or batch.records:
             self._outbox.commit(batch.events, meta={}, records=batch.records)
-        for message, settlement in batch.settlements:
-            self._receiver.settle(message, settlement)
+        if self._receiver:
+            for message, settlement in batch.settlements:
+                self._receiver.settle(message, settlement)
 
 
 def _refusal_key(message: ReceivedMessage, reason: str) -> str:

@@ -16,7 +16,6 @@ from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import logging as logs
 from bridge.runtime.boot import read_boot_id
@@ -25,6 +24,7 @@ from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
+from bridge.service.measured import MeasuredImds, MeasuredOutbox, MeasuredSink, NoMeter
 from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
@@ -168,8 +168,10 @@ class Parts:
         self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
         self.folder = state_folder(config, role)
         self.metrics = self._metrics()
-        self.outbox = self._outbox_class()(
+        self.meter = self.metrics.meter if self.metrics else NoMeter()
+        self.outbox = MeasuredOutbox(
             self.folder,
+            meter=self.meter,
             clock=self.clock,
             sinks={name: (self.filters[name], sink.from_start) for name, sink in self.settings.items()},
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
@@ -185,28 +187,9 @@ class Parts:
             self.config.metrics.listen, role=self.role, sinks=self.settings, clock=self.clock
         )
 
-    def _outbox_class(self) -> type[Outbox]:
-        if self.metrics is None:
-            return Outbox
-        from bridge.service.measured import measured_outbox  # noqa: PLC0415
-
-        return measured_outbox(self.metrics.meter)
-
     def imds(self) -> Imds:
         """Build the client of IMDS."""
-        client = ImdsClient(self.config.imds, clock=self.clock)
-        if self.metrics is None:
-            return client
-        from bridge.service.measured import MeasuredImds  # noqa: PLC0415
-
-        return MeasuredImds(client, self.metrics.meter, self.clock)
-
-    def _measured(self, name: str, sink: Sink) -> Sink:
-        if self.metrics is None:
-            return sink
-        from bridge.service.measured import MeasuredSink  # noqa: PLC0415
-
-        return MeasuredSink(name, sink, self.metrics.meter, self.clock)
+        return MeasuredImds(ImdsClient(self.config.imds, clock=self.clock), self.meter, self.clock)
 
     def dispatchers(self) -> list[Dispatcher]:
         """Build one dispatcher for each sink.
@@ -223,7 +206,7 @@ class Parts:
         return [
             Dispatcher(
                 name,
-                self._measured(name, sinks[name]),
+                MeasuredSink(name, sinks[name], self.meter, self.clock),
                 wanted=self.filters[name],
                 max_age_seconds=sink.max_age_seconds,
                 outbox=self.outbox,
@@ -287,7 +270,6 @@ def _forwarder(parts: Parts) -> Forwarder:
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs these
-    from bridge.azure.memory import MemoryQueue, MemoryReceiver  # noqa: PLC0415
     from bridge.service.listener import Listener  # noqa: PLC0415
 
     config, clock = parts.config, parts.clock
@@ -307,14 +289,14 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     listener = Listener(
         settings,
         imds=imds,
-        receiver=bus or MemoryReceiver(MemoryQueue(), stop=parts.stop),
+        receiver=bus,
         outbox=parts.outbox,
         clock=clock,
         stop=parts.stop,
         identity=identity,
         programs=Programs(parts.folder.path / "runs"),
         dry_run=dry_run,
-        **({"approved": parts.metrics.meter.approved} if parts.metrics else {}),
+        approved=parts.meter.approved,
     )
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},

@@ -12,7 +12,7 @@ from typing import Any
 from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
@@ -178,7 +178,7 @@ class Forwarder:
         counted = [*self._counted(changes, are_repeated=before.document is None), *repeated]
         events = self._events(before, document, counted)
         self._outbox.commit(
-            [(event, structured(event)) for event in events],
+            encode_events(events),
             meta={"watch": watch.dump()},
             occurrences={change.fingerprint: count + 1 for change, count in counted},
         )

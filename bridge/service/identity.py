@@ -14,7 +14,7 @@ from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.formats.cloudevents import encode_events
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import DAMAGE, Loss, Outbox
@@ -153,7 +153,7 @@ class VmIdentity:
         events = [self._loss(loss) for loss in losses]
         must_repeat = any(loss.reason == DAMAGE and loss.count != 0 for loss in losses)
         meta = {"watch": ""} if must_repeat else {}
-        self._outbox.commit([(event, structured(event)) for event in events], meta=meta, published=losses)
+        self._outbox.commit(encode_events(events), meta=meta, published=losses)
         return must_repeat
 
     def _loss(self, loss: Loss) -> CloudEvent:
@@ -182,7 +182,7 @@ class VmIdentity:
             sequence=self.next_sequence(),
             at=self._clock.now(),
         )
-        self._outbox.commit([(event, structured(event))], meta={})
+        self._outbox.commit(encode_events([event]), meta={})
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

@@ -60,7 +60,7 @@ class Listener:
         settings: ApprovalSettings,
         *,
         imds: Imds,
-        receiver: Receiver,
+        receiver: Receiver | None,
         outbox: Outbox,
         clock: Clock,
         stop: Stop,
@@ -74,7 +74,7 @@ class Listener:
         Args:
             settings: the policy, the auto rules, the grace period and the signing secrets.
             imds: where documents come from and approvals go; used from the thread that calls `run`.
-            receiver: where commands come from.
+            receiver: where commands come from; None without a bus.
             outbox: where receipts and records are committed.
             clock: for ages, expiry and receipts.
             stop: ends `run`.
@@ -118,8 +118,7 @@ class Listener:
         self._identity.notice_clock()
         self._identity.emit_heartbeat()
         self._identity.emit_losses()
-        for message in self._receiver.messages(wait_seconds):
-            self._accept(message)
+        self._receive(wait_seconds)
         if self._settings.auto:
             self._approve_automatically()
         if self._pending:
@@ -150,6 +149,13 @@ class Listener:
         }
 
     # Messages
+
+    def _receive(self, wait_seconds: float) -> None:
+        if self._receiver is None:
+            self._stop.wait(wait_seconds)
+            return
+        for message in self._receiver.messages(wait_seconds):
+            self._accept(message)
 
     def _read(self, message: ReceivedMessage) -> Command | None:
         """Return the command of a message; refuse a message that has none, or a bad signature, and return None."""

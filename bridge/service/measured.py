@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.contract.types import TYPE_PREFIX
 from bridge.errors import DeliveryError, ImdsError, Rejected
@@ -12,16 +12,26 @@ from bridge.events.model import CloudEvent, StoredEvent
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import EXPIRED, Outbox
+from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
-from bridge.service.metrics import Meter
 from bridge.sinks.base import RequestPreview, Sink
+
+if TYPE_CHECKING:  # few processes load what counts
+    from bridge.service.metrics import Meter
+
+
+class NoMeter:
+    """The meter of a process without metrics: it counts nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
 
 
 class MeasuredImds:
     """An Imds whose requests for the document are counted."""
 
-    def __init__(self, imds: Imds, meter: Meter, clock: Clock) -> None:
+    def __init__(self, imds: Imds, meter: Meter | NoMeter, clock: Clock) -> None:
         """Wrap an Imds.
 
         Args:
@@ -68,7 +78,7 @@ class MeasuredImds:
 class MeasuredSink:
     """A sink whose deliveries are counted."""
 
-    def __init__(self, name: str, sink: Sink, meter: Meter, clock: Clock) -> None:
+    def __init__(self, name: str, sink: Sink, meter: Meter | NoMeter, clock: Clock) -> None:
         """Wrap a sink.
 
         Args:
@@ -121,27 +131,37 @@ class MeasuredSink:
         self._sink.close()
 
 
-def measured_outbox(meter: Meter) -> type[Outbox]:
-    """Return an Outbox whose new and expired events are counted."""
+class MeasuredOutbox(Outbox):
+    """An outbox whose new and expired events are counted."""
 
-    class MeasuredOutbox(Outbox):
-        def commit(self, events: Sequence[tuple[Any, bytes]], **kwargs: Any) -> bool:
-            stored = super().commit(events, **kwargs)
-            for event, _ in events:
-                if isinstance(event, CloudEvent):
-                    _count(meter, event.type.removeprefix(TYPE_PREFIX), event.data)
-            return stored
+    def __init__(self, folder: StateFolder, *, meter: Meter | NoMeter, **settings: Any) -> None:
+        """Open the outbox.
 
-        def acknowledge(self, sink: str, *args: Any, **kwargs: Any) -> None:
-            super().acknowledge(sink, *args, **kwargs)
-            dead_letter = kwargs.get("dead_lettered")
-            if dead_letter and dead_letter.reason == EXPIRED:
-                meter.sent(sink, "expired")
+        Args:
+            folder: where it is kept.
+            meter: what counts.
+            settings: as of `Outbox`.
+        """
+        super().__init__(folder, **settings)
+        self._meter = meter
 
-    return MeasuredOutbox
+    def commit(self, events: Sequence[tuple[Any, bytes]], **kwargs: Any) -> bool:
+        """Store events, and count them."""
+        stored = super().commit(events, **kwargs)
+        for event, _ in events:
+            if isinstance(event, CloudEvent):
+                _count(self._meter, event.type.removeprefix(TYPE_PREFIX), event.data)
+        return stored
+
+    def acknowledge(self, sink: str, *args: Any, **kwargs: Any) -> None:
+        """Note that a sink is done with events, and count one that has expired."""
+        super().acknowledge(sink, *args, **kwargs)
+        dead_letter = kwargs.get("dead_lettered")
+        if dead_letter and dead_letter.reason == EXPIRED:
+            self._meter.sent(sink, "expired")
 
 
-def _count(meter: Meter, event_type: str, data: Mapping[str, Any]) -> None:
+def _count(meter: Meter | NoMeter, event_type: str, data: Mapping[str, Any]) -> None:
     family, _, kind = event_type.removesuffix(".v1").partition(".")
     if family == "scheduledevent":
         meter.changed(kind)

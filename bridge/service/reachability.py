@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS
 from bridge.outbox.outbox import Outbox
@@ -156,5 +156,4 @@ class Reachability:
         )
 
     def _commit(self, events: list[CloudEvent]) -> None:
-        encoded = [(event, structured(event)) for event in events]
-        self._outbox.commit(encoded, meta={"outage_since": self._outage_since})
+        self._outbox.commit(encode_events(events), meta={"outage_since": self._outage_since})

@@ -30,7 +30,7 @@ class Built:
 @pytest.fixture
 def outbox(monkeypatch: pytest.MonkeyPatch) -> Built:
     built = Built()
-    monkeypatch.setattr(composition, "Outbox", built)
+    monkeypatch.setattr(composition, "MeasuredOutbox", built)
     return built
 
 
