@@ -18,41 +18,38 @@ type Event struct {
 	}
 }
 
-func try[T any](value T, err error) T {
-	if err != nil {
-		panic(err)
+func main() {
+	ctx := context.Background()
+	bus := must(azservicebus.NewClientFromConnectionString(os.Getenv("SERVICEBUS_CONNECTION_STRING"), nil))
+	receiver := must(bus.NewReceiverForSubscription("scheduled-events", "approver", nil))
+	sender := must(bus.NewSender("approvals", nil))
+	commandID := ""
+	for {
+		message := must(receiver.ReceiveMessages(ctx, 1, nil))[0]
+		var event Event
+		check(json.Unmarshal(message.Body, &event))
+		data := &event.Data
+		if event.Type == "io.imdsbridge.scheduledevent.scheduled.v1" && commandID == "" {
+			// Drain here. The approval releases every VM in data.Resources.
+			commandID = event.ID // the same for a duplicate, which is then decided once
+			body := must(json.Marshal(map[string]string{"EventId": data.EventID, "Id": commandID, "Reason": "drained"}))
+			check(sender.SendMessage(ctx, &azservicebus.Message{Body: body, SessionID: &data.ApprovalSession}, nil))
+		}
+		check(receiver.CompleteMessage(ctx, message, nil))
+		if commandID != "" && event.CausationID == commandID {
+			fmt.Println(data.Outcome, data.Reason, data.Resources)
+			return
+		}
 	}
+}
+
+func must[T any](value T, err error) T {
+	check(err)
 	return value
 }
 
-func main() {
-	ctx := context.Background()
-	bus := try(azservicebus.NewClientFromConnectionString(os.Getenv("SERVICEBUS_CONNECTION_STRING"), nil))
-	receiver := try(bus.NewReceiverForSubscription("scheduled-events", "approver", nil))
-	sender := try(bus.NewSender("approvals", nil))
-	commandID := ""
-	for {
-		message := try(receiver.ReceiveMessages(ctx, 1, nil))[0]
-		var event Event
-		if err := json.Unmarshal(message.Body, &event); err != nil {
-			panic(err)
-		}
-		if event.Type == "io.imdsbridge.scheduledevent.scheduled.v1" && commandID == "" {
-			// Drain here. The approval releases every VM in event.Data.Resources.
-			commandID = event.ID // the same for a duplicate, which is then decided once
-			command := map[string]string{"EventId": event.Data.EventID, "Id": commandID, "Reason": "drained"}
-			session := event.Data.ApprovalSession
-			order := &azservicebus.Message{Body: try(json.Marshal(command)), SessionID: &session}
-			if err := sender.SendMessage(ctx, order, nil); err != nil {
-				panic(err)
-			}
-		}
-		if err := receiver.CompleteMessage(ctx, message, nil); err != nil {
-			panic(err)
-		}
-		if commandID != "" && event.CausationID == commandID {
-			fmt.Println(event.Data.Outcome, event.Data.Reason, event.Data.Resources)
-			return
-		}
+func check(err error) {
+	if err != nil {
+		panic(err)
 	}
 }
