@@ -29,9 +29,7 @@ class Listen(Forward):
     """`imds-bridge listen` as a process of its own."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        super().__init__(folder, settings)
-        self.state = folder / "state" / "listen"
-        self._command[self._command.index("forward")] = "listen"
+        super().__init__(folder, settings, role="listen")
 
 
 def seed() -> int:

@@ -70,9 +70,7 @@ class Listen(Forward):
     """`imds-bridge listen` as a separate process."""
 
     def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:
-        super().__init__(folder, given)
-        self.state = folder / "state" / "listen"
-        self._command[self._command.index("forward")] = "listen"
+        super().__init__(folder, given, role="listen")
 
 
 class Script(Forward):

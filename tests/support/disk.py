@@ -17,10 +17,11 @@ IMAGE_BYTES = 4 * 1024 * 1024
 
 
 class SmallDisk:
-    """A file system of four mebibytes, mounted at `path`."""
+    """A file system of a few mebibytes, mounted at `path`; ext4 always has four."""
 
-    def __init__(self, path: Path, kind: FileSystem) -> None:
+    def __init__(self, path: Path, kind: FileSystem = "tmpfs", *, mebibytes: int = 4) -> None:
         self.path = path
+        self._mebibytes = mebibytes
         self.state = path / "state"
         self._kind = kind
         self._filling = path / "filling"
@@ -28,7 +29,8 @@ class SmallDisk:
     def mount(self) -> None:
         self.path.mkdir(exist_ok=True)
         if self._kind == "tmpfs":
-            self._run("mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "imds-bridge-test", str(self.path))
+            options = f"size={self._mebibytes}m,mode=0700"
+            self._run("mount", "-t", "tmpfs", "-o", options, "imds-bridge-test", str(self.path))
             return
         image = self.path.with_suffix(".image")
         image.write_bytes(bytes(IMAGE_BYTES))

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
@@ -93,20 +93,21 @@ def run(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subproc
 
 
 class Forward:
-    """`imds-bridge forward` as a process of its own; killed at the end of the `with` if it still runs."""
+    """`imds-bridge forward`, or another role, as a process of its own; killed at the end of the `with` if it runs."""
 
     def __init__(
         self,
         folder: Path,
         settings: Mapping[str, Any] | None = None,
         *,
+        role: Literal["forward", "listen", "relay"] = "forward",
         env: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         stdout: int | None = None,
     ) -> None:
         """Name its files: `folder` gets the configuration, the log and the state."""
         self.folder = folder
-        self.state = folder / "state" / "forward"
+        self.state = folder / "state" / role
         self.config = folder / "config.toml"
         self.log = folder / "log.jsonl"
         self.output = folder / "stdout.jsonl"
@@ -114,7 +115,7 @@ class Forward:
         self.config.write_text(
             toml({"state_dir": folder / "state", "log_format": "json", **(settings or {})})
         )
-        self._command = [*COMMAND, "forward", "--config", str(self.config), *arguments]
+        self._command = [*COMMAND, role, "--config", str(self.config), *arguments]
         self._environment = environment(env)
         self._stdout = stdout
         self.process: subprocess.Popen[bytes] | None = None

@@ -66,9 +66,7 @@ class RelayProcess(Forward):
 
     def __init__(self, folder: Path, bus: ServiceBusLab, inbox: Inbox | None = None, **more: Any) -> None:
         sinks = {"hook": {"kind": "webhook", "url": inbox.url}} if inbox else {}
-        super().__init__(folder, {"relay": source(bus), "sinks": sinks, **more})
-        self.state = folder / "state" / "relay"
-        self._command[self._command.index("forward")] = "relay"
+        super().__init__(folder, {"relay": source(bus), "sinks": sinks, **more}, role="relay")
 
     def wait_until_relayed(self, bus: ServiceBusLab) -> None:
         """Wait until nothing is on the subscription any more and no event waits for a sink."""

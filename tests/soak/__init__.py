@@ -1,0 +1,1 @@
+"""The soak test: everything at once, under random changes and faults, checked at the end; see README.md."""

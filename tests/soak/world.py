@@ -1,0 +1,366 @@
+"""The simulators, the real processes on them, and what keeps the processes running as a supervisor does."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from bridge.lab.eventgrid import EventGridLab
+from bridge.lab.httpd import KEPT_REQUESTS
+from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.inbox import Inbox
+from bridge.lab.servicebus import ServiceBusLab
+from tests.bench.measure import memory_mib
+from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
+from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
+from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span, Usage
+from tests.support.disk import SmallDisk
+from tests.support.process import Forward, wait_until
+
+Role = Literal["forward", "listen", "relay"]
+ROLES: tuple[Role, ...] = ("forward", "listen", "relay")
+
+GROUP = tuple(f"web-{number}" for number in range(100))  # as many VMs as a placement group has
+FORWARDERS, LISTENERS = GROUP[:4], GROUP[4:6]
+SMALL_OUTBOX = f"{FORWARDERS[3]}/forward"  # its webhook fails for long, so it must drop events
+ON_SMALL_DISKS = (f"{FORWARDERS[2]}/forward", f"{LISTENERS[1]}/listen")
+RELAY = "relay"
+TOPIC, COMMANDS = "scheduled-events", "approvals"
+DISK_MEBIBYTES = 64
+SETTLE_SECONDS = 60.0
+
+# The first forwarder and the first listener run from start to end, so that anything that they leak shows.
+PROCESS_LANES = {
+    f"{FORWARDERS[0]}/forward": Lane(kinds=("stop", "clock"), fail_seconds=(1, 12)),
+    f"{FORWARDERS[1]}/forward": Lane(kinds=("kill", "memory", "stop"), fail_seconds=(0, 8)),
+    f"{FORWARDERS[2]}/forward": Lane(kinds=("disk", "kill", "clock", "disk"), fail_seconds=(1, 12)),
+    f"{FORWARDERS[3]}/forward": Lane(kinds=("kill", "memory", "clock"), fail_seconds=(0, 8)),
+    f"{LISTENERS[0]}/listen": Lane(kinds=("stop", "clock"), fail_seconds=(1, 12)),
+    f"{LISTENERS[1]}/listen": Lane(kinds=("kill", "memory", "disk"), fail_seconds=(1, 8)),
+    RELAY: Lane(kinds=("kill", "stop", "memory"), fail_seconds=(0, 8)),
+}
+HTTP_LANE = Lane(kinds=HTTP_KINDS, fail_seconds=(1, 20), rest_seconds=(5, 30))
+LANES: Mapping[str, Lane] = {
+    **PROCESS_LANES,
+    "imds": Lane(kinds=IMDS_KINDS),
+    "bus": Lane(kinds=BUS_KINDS),
+    **{f"hook of {name}": HTTP_LANE for name in PROCESS_LANES},
+    **{f"grid of {vm}/forward": HTTP_LANE for vm in FORWARDERS},
+    f"hook of {SMALL_OUTBOX}": Lane(kinds=("503",), fail_seconds=(35, 50), rest_seconds=(10, 40)),
+}
+
+
+class Member:
+    """One real process, which is started again whenever it exits."""
+
+    def __init__(self, process: Forward, name: str, clock: Path, disk: SmallDisk | None) -> None:
+        self.name = name
+        self.process = process
+        self.disk = disk
+        self.may_exit = False  # whether it has too little memory
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.problems: list[str] = []
+        self._clock = clock
+        self._is_wanted = False
+        self._lock = threading.RLock()
+        self.set_clock(0)
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that runs now, or ran last."""
+        assert self.process.process is not None
+        return self.process.process.pid
+
+    def start(self) -> None:
+        """Start it, and from now on again when it exits."""
+        with self._lock:
+            self._is_wanted = True
+            self.starts.append(time.monotonic())
+            self.process.start()
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        with self._lock:
+            self._is_wanted = False
+            self.process.kill()
+            self.ends.append(time.monotonic())
+
+    def restart(self) -> None:
+        """Stop it in order, and start it again."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """End it by SIGTERM."""
+        with self._lock:
+            self._is_wanted = False
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.stop()
+                self.ends.append(time.monotonic())
+                if code == 0:
+                    return
+            self.problems.append(f"{self.name} does not stop")
+
+    def supervise(self) -> None:
+        """Start it again if it has exited."""
+        with self._lock:
+            running = self.process.process
+            if self._is_wanted and running is not None and (code := running.poll()) is not None:
+                self.ends.append(time.monotonic())
+                if not self.may_exit:
+                    self.problems.append(f"{self.name} exited with {code}")
+                self.start()
+
+    def set_clock(self, seconds: int) -> None:
+        """Let its wall clock be wrong by so much."""
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(struct.pack("l", seconds))
+
+    def limit_file_size(self, most: int) -> None:
+        """Let it write no file beyond a size."""
+        with suppress(ProcessLookupError):
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+    def limit_memory(self, more_bytes: int | None) -> None:
+        """Let it allocate so much more, or what it likes."""
+        with suppress(ProcessLookupError, FileNotFoundError):
+            most = resource.RLIM_INFINITY
+            if more_bytes is not None:
+                most = int(memory_mib("VmSize", self.pid) * 2**20) + more_bytes
+            resource.prlimit(self.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+    def usage(self) -> Usage:
+        """Return what it holds now."""
+        folder = Path(f"/proc/{self.pid}")
+        return Usage(
+            rss_mib=memory_mib("VmRSS", self.pid),
+            threads=len([*(folder / "task").iterdir()]),
+            files=len([*(folder / "fd").iterdir()]),
+        )
+
+    def is_settled(self) -> bool:
+        """Return whether it has written to its file and delivered everything."""
+        with suppress(json.JSONDecodeError):
+            status = self.process.status()
+            waiting = [sink["backlog"] for sink in status.get("sinks", {}).values()]
+            return status.get("pid") == self.pid and not status["storage_error"] and not any(waiting)
+        return False
+
+    def runs(self) -> list[Span]:
+        """Return when it ran."""
+        return [Span(start=start, end=end) for start, end in zip(self.starts, self.ends, strict=False)]
+
+
+class World:
+    """Everything that runs. `members` are the processes by name, `hooks` and `grids` their receivers."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.history = History()
+        self.imds = stack.enter_context(
+            ImdsLab(vms=(*FORWARDERS, *LISTENERS), report=lambda _: self._record())
+        )
+        self._record()
+        self.bus = stack.enter_context(ServiceBusLab(_entities()))
+        self.hooks = {name: stack.enter_context(Inbox(strict=True)) for name in PROCESS_LANES}
+        self.grids = {f"{vm}/forward": stack.enter_context(EventGridLab()) for vm in FORWARDERS}
+        self.faults: list[tuple[str, Span]] = []  # what was done, by target
+        self._library = _build_clock(folder)
+        self.members = {name: self._member(stack, folder, name) for name in PROCESS_LANES}
+
+    def _record(self) -> None:
+        # Called with the simulator's lock held, so that the two belong together.
+        self.history.record(self.imds.incarnation, self.imds.events, time.monotonic())
+
+    def _member(self, stack: ExitStack, folder: Path, name: str) -> Member:
+        place = folder / name.replace("/", "-")
+        place.mkdir()
+        disk = stack.enter_context(_mounted(place / "disk")) if name in ON_SMALL_DISKS else None
+        clock = place / "clock"
+        vm, _, given = name.rpartition("/")
+        role: Role = next(role for role in ROLES if role == given)
+        settings = self._settings(name, vm, role)
+        if disk:
+            settings["state_dir"] = disk.state
+        process = Forward(
+            place,
+            settings,
+            role=role,
+            env={"LD_PRELOAD": str(self._library), "SOAK_CLOCK": str(clock)},
+        )
+        process.state = Path(settings.get("state_dir", place / "state")) / role
+        member = Member(process, name, clock, disk)
+        stack.callback(process.kill)
+        return member
+
+    def _settings(self, name: str, vm: str, role: Role) -> dict[str, Any]:
+        bus = {"connection_string": self.bus.connection_string}
+        hook = {"kind": "webhook", "url": self.hooks[name].url, "from_start": True}
+        sinks = {"hook": hook, "bus": {"kind": "servicebus", **bus, "topic": TOPIC, "from_start": True}}
+        common: dict[str, Any] = {
+            "stop_seconds": SETTLE_SECONDS / 2,
+            "max_outbox_mb": 0.3 if name == SMALL_OUTBOX else DISK_MEBIBYTES / 2,
+        }
+        if role == RELAY:
+            return {
+                **common,
+                "sinks": {"hook": hook},
+                "relay": {**bus, "topic": TOPIC, "subscription": "chat"},
+            }
+        common["imds"] = {"endpoint": self.imds.url(vm), "poll_seconds": 0.5}
+        if role == "forward":
+            grid = self.grids[name]
+            endpoint = {"endpoint": grid.custom_endpoint, "key": grid.keys[0], "from_start": True}
+            return {**common, "sinks": {**sinks, "grid": {"kind": "eventgrid", **endpoint}}}
+        policy = {
+            "allow": [{"event_type": [*APPROVABLE_TYPES]}],
+            "deny": [{"event_source": [DENIED_SOURCE]}],
+        }
+        session = "{resource_group}.{vm}"
+        approvals = {**bus, "queue": COMMANDS, "session": session, "grace_seconds": 5, "policy": policy}
+        return {**common, "sinks": sinks, "approvals": approvals}
+
+    def __enter__(self) -> Self:
+        for member in self.members.values():
+            member.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for member in self.members.values():
+            member.kill()
+
+    def is_settled(self) -> bool:
+        """Return whether every process works, and nothing waits anywhere."""
+        waiting = (COMMANDS, f"{TOPIC}/Subscriptions/chat")
+        return all(member.is_settled() for member in self.members.values()) and not any(
+            self.bus.entity(path).counts.active for path in waiting
+        )
+
+    def usage(self) -> dict[str, Usage]:
+        """Return what each process holds now."""
+        return {name: member.usage() for name, member in self.members.items()}
+
+    def stop(self) -> None:
+        """Stop all processes in order, and wait until the relay has delivered what they sent last."""
+        *publishers, relay = self.members.values()
+        threads = [threading.Thread(target=member.stop) for member in publishers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with suppress(AssertionError):
+            wait_until(self._is_relayed, timeout_seconds=SETTLE_SECONDS, apart_seconds=0.5)
+        relay.stop()
+
+    def _is_relayed(self) -> bool:
+        is_empty = not self.bus.entity(f"{TOPIC}/Subscriptions/chat").counts.active
+        return is_empty and self.members[RELAY].is_settled()
+
+    def evidence(
+        self, commands: list[Command], before: Mapping[str, Usage], after: Mapping[str, Usage]
+    ) -> Evidence:
+        """Return what the checks look at, when all has stopped."""
+        topic = [json.loads(one.body) for one in self.bus.entity(f"{TOPIC}/Subscriptions/all").messages]
+        dead = self.bus.entity(COMMANDS).dead_letters
+        return Evidence(
+            documents=self.history.documents,
+            observers=[self._observer(name) for name in self.grids],
+            topic=topic,
+            relayed=self.hooks[RELAY].events(),
+            receipts={vm: self.hooks[f"{vm}/listen"].events() for vm in LISTENERS},
+            commands=commands,
+            approvals=[(one.vm, one.event_id) for one in self.imds.approvals],
+            dead_letters=frozenset(one.message_id for one in dead),
+            before=before,
+            after=after,
+            problems=[*self._problems()],
+        )
+
+    def _problems(self) -> Iterator[str]:
+        for member in self.members.values():
+            yield from member.problems
+        for name, lab in [*self.hooks.items(), *self.grids.items()]:
+            yield from (f"{name} sent what is not valid: {text}" for text in lab.problems)
+            if len(lab.received) == KEPT_REQUESTS:
+                yield f"a receiver of {name} got more than it keeps, so that nothing can be said"
+        if len(self.imds.requests()) == KEPT_REQUESTS:
+            yield "IMDS got more requests than it keeps, so that nothing can be said"
+        yield from (f"the simulated bus failed: {error}" for error in self.bus.failures)
+
+    def _observer(self, name: str) -> Observer:
+        vm = name.partition("/")[0]
+        spoiled = [span for target, span in self.faults if target == "imds"]
+        polls = [
+            Poll(
+                at=one.at,
+                wall=one.wall,
+                is_clean=one.status == 200 and not any(span.overlaps(one.at, one.at) for span in spoiled),
+            )
+            for one in self.imds.requests(vm)
+            if one.path == EVENTS_PATH
+        ]
+        return Observer(
+            name=name,
+            sinks={"hook": self.hooks[name].events(), "grid": self.grids[name].events()},
+            polls=polls,
+            runs=self.members[name].runs(),
+            unclear=[span for target, span in self.faults if _is_unclear(target, span, name)],
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is worth printing: how much has happened so far."""
+        delivered = Counter(
+            {
+                "webhooks": sum(len(lab.events()) for lab in self.hooks.values()),
+                "Event Grid": sum(len(lab.events()) for lab in self.grids.values()),
+                "bus": self.bus.entity(TOPIC).counts.enqueued,
+            }
+        )
+        return {"changes": len(self.history.documents) - 1, **delivered}
+
+
+def _is_unclear(target: str, span: Span, name: str) -> bool:
+    """Return whether it cannot be said what a process took for a gap: its clock was wrong, or answers were late."""
+    return (target == name and span.kind == "clock") or (target == "imds" and span.kind == "slow")
+
+
+def _entities() -> dict[str, Any]:
+    properties = {"LockDuration": "PT10S", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
+    topic = {
+        "Name": TOPIC,
+        "Properties": {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT1H"},
+        "Subscriptions": [{"Name": name, "Properties": properties} for name in ("all", "chat")],
+    }
+    queue = {"Name": COMMANDS, "Properties": {**properties, "RequiresSession": True}}
+    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": [queue], "Topics": [topic]}]}}
+
+
+def _build_clock(folder: Path) -> Path:
+    library = folder / "clock.so"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", library, source], check=True)  # noqa: S607
+    return library
+
+
+@contextmanager
+def _mounted(path: Path) -> Iterator[SmallDisk | None]:
+    """Mount a small disk, where that is allowed."""
+    disk = SmallDisk(path, mebibytes=DISK_MEBIBYTES)
+    try:
+        disk.mount()
+    except (OSError, subprocess.CalledProcessError):
+        yield None
+        return
+    try:
+        yield disk
+    finally:
+        disk.unmount()
