@@ -14,7 +14,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants dist audit lock clean
+.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants soak dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -54,6 +54,9 @@ bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures
 
 mutants: $(READY) ## make N single mistakes in a copy of the code, and list those that no test notices (SEED=1 repeats)
 	@$(BIN)/python -m tests.mutants --count $(or $(N),200) $(if $(SEED),--seed $(SEED))
+
+soak: $(READY) ## run everything at once under random faults for MINUTES=14, then check it (SEED=1 repeats the faults)
+	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
 	@$(BIN)/python -m infra.packaging.dist
