@@ -54,6 +54,23 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
             assert not heading or heading in headings(target), link
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 8192
+
+
+def test_every_page_of_docs_is_linked_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name}" not in readme] == []
+
+
+def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
+    code = "".join((ROOT / "bridge" / name).read_text() for name in ("service/status.py", "cli/check.py"))
+    shown = "".join(block.text for block in blocks(ROOT / "README.md") if block.language == "console")
+    columns = re.findall(r"\b[A-Z]{2,}(?: [A-Z]{2,})*(?=  |$)", shown, re.MULTILINE)
+    assert {"EVENT", "NEXT RETRY", "RESULT"} <= set(columns)
+    assert [column for column in columns if f'"{column}"' not in code and f"{column}  " not in code] == []
+
+
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
