@@ -450,3 +450,36 @@ def test_the_table_is_opened_once_with_the_managed_identity(
         table = module.audit_table()
         assert table.add(module.to_row(stored_event(1).body))
         assert module.audit_table() is table
+
+
+def sample_settings() -> dict[str, str]:
+    return dict(json.loads((HOME / "local.settings.json.sample").read_text())["Values"])
+
+
+def test_the_sample_of_local_settings_has_every_setting_and_means_azurite(app: ModuleType) -> None:
+    given = sample_settings()
+    (function,) = app.app.get_functions()
+    binding = json.loads(function.get_function_json())["bindings"][0]
+    named = {binding[key].strip("%") for key in ("connection", "topicName", "subscriptionName")}
+    assert named <= given.keys()
+    assert given["FUNCTIONS_WORKER_RUNTIME"] == "python"
+    assert given["AzureWebJobsStorage"] == given["AUDIT_TABLE_CONNECTION_STRING"]
+    with TableServiceClient.from_connection_string(given["AUDIT_TABLE_CONNECTION_STRING"]) as service:
+        assert service.url == "http://127.0.0.1:10002/devstoreaccount1"
+
+
+def test_on_a_laptop_events_are_stored_with_the_connection_string(
+    azurite: str, service: TableServiceClient, lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load()
+    monkeypatch.setattr(module, "TABLE", f"t{uuid4().hex}")
+    # Azurite's port is another one here
+    account = f"AccountName={ACCOUNT};AccountKey={KEY};TableEndpoint={azurite}"
+    for name, value in {**sample_settings(), "AUDIT_TABLE_CONNECTION_STRING": account}.items():
+        monkeypatch.setenv(name, value)
+    event = stored_event(1)
+    publish(lab, [event])
+    with hosting(module, lab) as host:
+        host.handle(1)
+        assert host.failures == []
+    assert [row["id"] for row in rows(module, service)] == [event.id]

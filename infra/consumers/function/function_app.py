@@ -52,7 +52,9 @@ class AuditTable:
 
 @cache
 def audit_table() -> AuditTable:
-    """Open the table once per process, with the managed identity of the Function app."""
+    """Open the table once per process: in Azure with the managed identity of the app, on a laptop Azurite's."""
+    if local := os.environ.get("AUDIT_TABLE_CONNECTION_STRING"):
+        return AuditTable(TableServiceClient.from_connection_string(local, **RETRIES))
     endpoint, identity = os.environ["AUDIT_TABLE_ENDPOINT"], ManagedIdentityCredential()
     return AuditTable(TableServiceClient(endpoint, credential=identity, **RETRIES))
 
