@@ -170,7 +170,7 @@ def test_duplicates_are_counted_and_change_nothing(
     assert f"note: {len(lines)} duplicates" in report
 
 
-def test_numbers_that_only_a_heartbeat_speaks_of_are_missing(tmp_path: Path) -> None:
+def test_numbers_known_only_from_a_heartbeat_are_missing(tmp_path: Path) -> None:
     late = heartbeat(3)
     late["data"]["LastReporterSeq"] = 5
     _, report = audit_lines(tmp_path, [heartbeat(1), late])

@@ -1,4 +1,4 @@
-"""The Function app that keeps an audit trail: called as its host calls it, with messages of the lab's bus.
+"""The Function app that stores an audit trail: called as its host calls it, with messages of the lab's bus.
 
 The table is Azurite's, spoken to by the real SDK over loopback.
 """
@@ -82,11 +82,11 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with process:
         try:
             assert process.stdout
-            said = ""
-            while not said.startswith("port "):
-                said = process.stdout.readline()
-                assert said, f"azurite ended with {process.wait(LIMIT_SECONDS)}"
-            yield f"http://127.0.0.1:{int(said.removeprefix('port '))}/{ACCOUNT}"
+            line = ""
+            while not line.startswith("port "):
+                line = process.stdout.readline()
+                assert line, f"azurite ended with {process.wait(LIMIT_SECONDS)}"
+            yield f"http://127.0.0.1:{int(line.removeprefix('port '))}/{ACCOUNT}"
         finally:
             process.kill()
 
@@ -372,7 +372,7 @@ def test_an_invalid_cloudevent_raises_and_is_dead_lettered_after_the_last_delive
     assert rows(app, service) == []
 
 
-def test_an_event_that_the_table_refuses_is_given_back_and_not_lost(
+def test_an_event_that_the_table_refuses_is_abandoned_and_not_lost(
     app: ModuleType, lab: ServiceBusLab, service: TableServiceClient
 ) -> None:
     event = stored_event(1)
@@ -407,9 +407,7 @@ def json_answer(status: bytes, body: bytes) -> bytes:
     return head % (status, len(body)) + body
 
 
-def test_values_that_no_column_can_hold_stand_in_the_body(
-    app: ModuleType, service: TableServiceClient
-) -> None:
+def test_values_that_no_column_can_hold_are_in_the_body(app: ModuleType, service: TableServiceClient) -> None:
     event = stored_event(1, EventStatus="\ud800" + "x" * 100_000)
     assert app.audit_table().add(app.to_row(b"".join(to_message(event).body)))
     (row,) = rows(app, service)

@@ -168,7 +168,7 @@ class Run:
     """One run of the workflow.
 
     `answer` is the answer of Teams: None while no button is pressed, FAILED if the card cannot be posted.
-    What goes out to the connectors stands in `requests`, by the name of the action.
+    `requests` has what the connectors get, by the name of the action.
     """
 
     trigger: Mapping[str, Any]
@@ -535,13 +535,13 @@ def test_the_card_shows_the_impact_the_time_and_the_vms() -> None:
     at = datetime.now(UTC)
     card = card_of(run(announced(at)))
     assert tuple(map(int, card["version"].split("."))) <= (1, 4)
-    said = "\n".join(texts(card))
+    shown = "\n".join(texts(card))
     start = f"{at + timedelta(minutes=15):%Y-%m-%dT%H:%M:%SZ}"
-    assert "Reboot of 2 VM(s)" in said
-    assert "web-0, web-1" in said
-    assert f"{{{{DATE({start}, SHORT)}}}} {{{{TIME({start})}}}}" in said
-    assert "An approval releases all of these VMs" in said
-    assert "Host server is undergoing maintenance." in said
+    assert "Reboot of 2 VM(s)" in shown
+    assert "web-0, web-1" in shown
+    assert f"{{{{DATE({start}, SHORT)}}}} {{{{TIME({start})}}}}" in shown
+    assert "An approval releases all of these VMs" in shown
+    assert "Host server is undergoing maintenance." in shown
     assert [one["data"]["decision"] for one in card["actions"]] == ["approve", "leave"]
     assert {one["type"] for one in card["actions"]} == {"Action.Submit"}
 

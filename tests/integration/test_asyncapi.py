@@ -1,4 +1,4 @@
-"""schemas/asyncapi.yaml is a valid AsyncAPI document and speaks of what there really is."""
+"""schemas/asyncapi.yaml is a valid AsyncAPI document and has the types that are published."""
 
 from __future__ import annotations
 

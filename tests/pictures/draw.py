@@ -62,13 +62,13 @@ def story() -> Iterator[tuple[datetime, dict[str, Any]]]:
     """Give the events of a reboot, each with the time at which it is seen."""
     start = AT + timedelta(minutes=15)
     announced = scheduled_event(AT)
-    begun = scheduled_event(AT, EventStatus="Started", NotBefore="")
+    started = scheduled_event(AT, EventStatus="Started", NotBefore="")
     approved_at, started_at, over_at = (AT + timedelta(seconds=seconds) for seconds in (201, 208, 342))
     yield AT, _envelope(Change(kind="scheduled", event=announced), AT)
     receipt = next(event for event in samples(approved_at) if event.type.endswith("approval.accepted.v1"))
     yield approved_at, with_data(receipt.envelope, NotBeforeUtc=iso_utc(start))
-    yield started_at, _envelope(Change(kind="started", event=begun, previous=announced), started_at)
-    yield over_at, _envelope(Change(kind="completed", event=begun, previous=begun), over_at)
+    yield started_at, _envelope(Change(kind="started", event=started, previous=announced), started_at)
+    yield over_at, _envelope(Change(kind="completed", event=started, previous=started), over_at)
 
 
 def _envelope(change: Change, at: datetime) -> dict[str, Any]:

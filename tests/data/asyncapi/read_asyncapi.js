@@ -1,5 +1,5 @@
-// Reads an AsyncAPI document with the npm package `@asyncapi/parser`; prints what the parser has to say of it, and the
-// document with everything that it refers to put in its place. Called by tests/test_asyncapi.py: node read_asyncapi.js FILE
+// Reads an AsyncAPI document with the npm package `@asyncapi/parser`; prints what the parser reports, and the document
+// with every reference resolved. Called by tests/integration/test_asyncapi.py: node read_asyncapi.js FILE
 "use strict";
 
 const { Parser, fromFile } = require("@asyncapi/parser");

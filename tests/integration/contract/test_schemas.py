@@ -1,4 +1,4 @@
-"""The contract with consumers: schemas that are current, examples that are real, and events that keep to both."""
+"""The contract with consumers: current schemas, real examples, and events that match both."""
 
 from __future__ import annotations
 
@@ -104,20 +104,20 @@ def test_without_a_name_the_command_lists_the_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (("nonsense",), "schema: given nonsense, expected one of scheduledevent.scheduled, "),
         (("approval.failed", "--write", "."), "schema: give NAME or --write, not both"),
         (("--write", "/proc/here"), "schema: cannot write to /proc/here: No such file or directory"),
     ],
 )
-def test_the_command_reports_what_it_cannot_do(arguments: tuple[str, ...], said: str) -> None:
+def test_the_command_reports_what_it_cannot_do(arguments: tuple[str, ...], error: str) -> None:
     done = run("schema", *arguments)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert error in done.stderr
 
 
-# --- what stands in them ---
+# --- their content ---
 
 
 def properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

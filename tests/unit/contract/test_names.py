@@ -29,5 +29,5 @@ def test_a_property_of_the_contract_is_known(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "vm", "Vm.name", "Name", "Vm.", "Events", "EventType.x", "Vm.Name.x", ".*"]
 )
-def test_what_no_model_has_is_not_known(name: str) -> None:
+def test_a_name_that_no_model_has_is_not_known(name: str) -> None:
     assert not is_property(name)
