@@ -19,8 +19,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-demo: $(DEMO_READY) ## run everything on simulators and describe it; exits on its own
-	@$(BIN)/imds-bridge demo
+demo: $(DEMO_READY) ## explain and show everything on simulators, in about a minute (FAST=1 leaves out the pauses)
+	@$(BIN)/imds-bridge demo $(if $(FAST),--fast)
 
 quick: $(READY) ## run the unit tests and the linters, in under a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint

@@ -65,7 +65,7 @@ COMMANDS = {
     "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
     "schema": ("print the JSON Schema of every event, or of a type's data", "bridge.cli.schema", "configure"),
     "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
-    "demo": ("see everything work, on simulators", "bridge.lab.demo", "configure"),
+    "demo": ("see everything work, on simulators", "bridge.lab.demo.command", "configure"),
 }
 
 
@@ -74,14 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     _write_utf8()
     try:
-        wanted = _command(given)
-        parser = _parser(wanted)
         if not given:
-            parser.print_help()
+            build_parser().print_help()
             return OK
-        if wanted and wanted not in COMMANDS:
-            parser.error(f"unknown command {wanted!a}{nearest(wanted, COMMANDS)}")
-        arguments = parser.parse_args(given)
+        arguments = parse(given)
         return int(arguments.run(arguments))
     except BridgeError as error:
         first, *rest = error.lines
@@ -96,6 +92,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:  # noqa: BLE001 - its text may hold a secret, or text from outside
         show(*redact(traceback.format_exc()).splitlines(), stream=sys.stderr)
         return UNEXPECTED
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """Read the arguments; `run` is the function to call with them."""
+    wanted = _command(given)
+    parser = build_parser(wanted)
+    if wanted and wanted not in COMMANDS:
+        parser.error(f"unknown command {wanted!a}{nearest(wanted, COMMANDS)}")
+    return parser.parse_args(given)
 
 
 def _command(given: Sequence[str]) -> str:
@@ -123,7 +128,8 @@ def _write_utf8() -> None:
                 stream.reconfigure(encoding="utf-8")
 
 
-def _parser(wanted: str) -> argparse.ArgumentParser:
+def build_parser(*wanted: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands, of which only the wanted ones have their arguments."""
     parser = argparse.ArgumentParser(
         prog="imds-bridge",
         description=DESCRIPTION,
@@ -140,7 +146,7 @@ def _parser(wanted: str) -> argparse.ArgumentParser:
             description=f"{text[0].upper()}{text[1:]}.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == wanted:
+        if name in wanted:
             _load(name, module, function, command)
     return parser
 

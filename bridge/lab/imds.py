@@ -6,8 +6,8 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, Self, TypeVar
 
@@ -45,8 +45,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-PACE_SECONDS = 30.0  # a paced lab waits no longer for its reader
-
 
 class ImdsLab:
     """Serve a simulated IMDS for each VM of one group, each on its own port, and a control API.
@@ -63,7 +61,6 @@ class ImdsLab:
         scale_set: str = "web",
         approvals: Approvals = "immediate",
         rate_limit: int | None = 5,
-        paced: bool = False,
         port: int = 0,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -75,8 +72,6 @@ class ImdsLab:
             scale_set: vmScaleSetName in the instance data; empty for none.
             approvals: whether an approved event starts immediately, or waits ("hold") for NotBefore or `release`.
             rate_limit: requests that each VM may send per lab second; None for no limit.
-            paced: whether the document changes only after `document_seen` has named its current incarnation, so that
-                no reader misses one.
             port: of the control API; the VMs get the ports that follow. 0 for any free ports.
             report: called with a sentence for everything that happens to an event.
         """
@@ -88,9 +83,7 @@ class ImdsLab:
             raise LabError(f"approvals given: {approvals!r}; expected: 'immediate' or 'hold'")
         self.time_scale = time_scale
         self._changed = threading.Condition()
-        self._seen: float = 0 if paced else math.inf
         self._timetable = Timetable(
-            may_change=self._may_change,
             time_scale=time_scale,
             approvals=approvals,
             report=self._report_and_notify(report or (lambda _: None)),
@@ -195,7 +188,7 @@ class ImdsLab:
             event_source=event_source,
             duration_seconds=duration_seconds,
         )
-        with self._change():
+        with self._changed:
             self._timetable.schedule(
                 fields=fields,
                 notice_seconds=notice_seconds,
@@ -206,17 +199,17 @@ class ImdsLab:
 
     def start(self, event_id: str) -> None:
         """Start the event now, approved or not."""
-        with self._change():
+        with self._changed:
             self._timetable.start(event_id)
 
     def cancel(self, event_id: str) -> None:
         """Cancel a Scheduled event; raise LabError if it has started."""
-        with self._change():
+        with self._changed:
             self._timetable.cancel(event_id)
 
     def complete(self, event_id: str) -> None:
         """Complete an event, whatever its status."""
-        with self._change():
+        with self._changed:
             self._timetable.complete(event_id)
 
     def release(self, event_id: str) -> None:
@@ -226,12 +219,12 @@ class ImdsLab:
 
     def update(self, event_id: str, **fields: Any) -> None:
         """Set fields of an event, or `notice_seconds`, and increase DocumentIncarnation."""
-        with self._change():
+        with self._changed:
             self._timetable.change(event_id, fields)
 
     def change_quietly(self, event_id: str, **fields: Any) -> None:
         """Set fields of an event and keep DocumentIncarnation."""
-        with self._change():
+        with self._changed:
             self._timetable.change(event_id, fields, quietly=True)
             self._changed.notify_all()
 
@@ -280,12 +273,6 @@ class ImdsLab:
     def clear_faults(self) -> None:
         """Remove all faults; requests that one of them delays are answered."""
         self._faults.clear()
-
-    def document_seen(self, incarnation: int) -> None:
-        """Let the document of a paced lab change: a reader has seen this incarnation."""
-        with self._changed:
-            self._seen = max(self._seen, incarnation)
-            self._changed.notify_all()
 
     # --- what happened ---
 
@@ -338,25 +325,11 @@ class ImdsLab:
 
         return report_and_notify
 
-    def _may_change(self) -> bool:
-        return self._timetable.incarnation <= self._seen
-
-    @contextmanager
-    def _change(self) -> Iterator[None]:
-        """Hold the lock; a paced lab first waits until the current document has been seen."""
-        with self._changed:
-            self._changed.wait_for(self._is_turn, PACE_SECONDS)
-            yield
-
-    def _is_turn(self) -> bool:
-        self._timetable.advance()
-        return self._may_change() or self._closed
-
     def _keep_time(self) -> None:
         with self._changed:
             while not self._closed:
                 self._timetable.advance()
-                due = self._timetable.next_due() if self._may_change() else None
+                due = self._timetable.next_due()
                 self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
 
     def _routes(self) -> dict[tuple[str, str], Callable[..., object]]:

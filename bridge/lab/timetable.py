@@ -46,7 +46,6 @@ class Timetable:
         time_scale: float,
         approvals: Approvals,
         report: Callable[[str], None],
-        may_change: Callable[[], bool] = lambda: True,
     ) -> None:
         """Start empty.
 
@@ -54,13 +53,11 @@ class Timetable:
             time_scale: how many lab seconds pass in one real second.
             approvals: whether an approved event starts immediately or waits for `release`.
             report: called with a sentence for everything that happens to an event.
-            may_change: whether `advance` may start or complete the next event now.
         """
         self.time_scale = time_scale
         self.incarnation = 1
         self._ready = approvals == "immediate"
         self._report = report
-        self._may_change = may_change
         self._events: dict[str, _Event] = {}
 
     def schedule(
@@ -154,12 +151,12 @@ class Timetable:
         return ""
 
     def advance(self) -> None:
-        """Start and complete the events that are due, as far as the document may change."""
+        """Start and complete the events that are due."""
         now = time.monotonic()
         for event in list(self._events.values()):
-            if event.pending and self._may_change() and self._may_start(event, now):
+            if event.pending and self._may_start(event, now):
                 self._begin(event)
-            if event.complete_at is not None and event.complete_at <= now and self._may_change():
+            if event.complete_at is not None and event.complete_at <= now:
                 self._remove(event, "is completed")
 
     def next_due(self) -> float | None:

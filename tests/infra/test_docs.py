@@ -110,7 +110,7 @@ def test_calls_of_the_command_have_arguments_that_exist(
 ) -> None:
     words = shlex.split(call)
     try:
-        main._parser(main._command(words)).parse_args(words)
+        main.parse(words)
     except SystemExit as end:
         if end.code:
             pytest.fail(f"{page}: {capsys.readouterr().err}")

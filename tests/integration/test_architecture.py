@@ -92,10 +92,10 @@ def contract_of(kind: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_only_the_demo_and_its_narrator_may_import_what_the_simulators_test() -> None:
+def test_only_the_demo_may_import_what_the_simulators_test() -> None:
     checked = {name.rpartition(".")[2] for name in contract_of("forbidden")["source_modules"]}
     modules = {entry.stem for entry in (ROOT / "bridge" / "lab").glob("*") if is_module(entry)}
-    assert modules - checked == {"demo", "demo_bus", "demonstration", "narrator"}
+    assert modules - checked == {"demo"}
 
 
 def test_contributing_lists_the_layers_of_the_linter() -> None:

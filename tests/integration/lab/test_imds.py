@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -275,8 +274,7 @@ def test_an_event_without_notice_is_started_from_the_first(imds: ImdsLab) -> Non
 
 def test_an_unapproved_event_starts_at_not_before_and_completes() -> None:
     reports: list[str] = []
-    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, paced=True, report=reports.append) as imds:
-        imds.document_seen(1)
+    with ImdsLab(vms=["web-0"], time_scale=100, rate_limit=None, report=reports.append) as imds:
         imds.schedule(
             event_type="Freeze",
             resources=["web-0"],
@@ -285,17 +283,8 @@ def test_an_unapproved_event_starts_at_not_before_and_completes() -> None:
             impact_seconds=100,
             event_id=EVENT_ID,
         )
-        seen: list[str] = []
-
-        def is_gone() -> bool:
-            shown = document(imds)
-            statuses = [event["EventStatus"] for event in shown["Events"]]
-            seen.extend(status for status in statuses if status not in seen)
-            imds.document_seen(shown["DocumentIncarnation"])
-            return not statuses
-
-        imds.wait_for(is_gone, LIMIT_SECONDS)
-        assert seen == ["Scheduled", "Started"]
+        assert only_event(imds)["EventStatus"] == "Scheduled"
+        imds.wait_for(lambda: not document(imds)["Events"], LIMIT_SECONDS)
     assert [sentence.partition(",")[0].rpartition(" is ")[2] for sentence in reports] == [
         "Scheduled",
         "Started",
@@ -351,57 +340,6 @@ def test_an_event_that_is_not_there_is_an_error_that_names_those_that_are(imds: 
     imds.schedule(event_type="Reboot", resources=["web-0"], event_id=EVENT_ID)
     with pytest.raises(LabError, match=EVENT_ID):
         imds.start("no-such-event")
-
-
-# --- a paced lab ---
-
-
-@pytest.fixture
-def paced() -> Iterator[ImdsLab]:
-    with ImdsLab(vms=["web-0"], rate_limit=None, paced=True) as started:
-        yield started
-
-
-def test_a_paced_lab_waits_with_an_event_until_the_document_has_been_seen(paced: ImdsLab) -> None:
-    adding = threading.Thread(
-        target=paced.schedule, kwargs={"event_type": "Reboot", "resources": ["web-0"]}, daemon=True
-    )
-    adding.start()
-    assert document(paced) == {"DocumentIncarnation": 1, "Events": []}
-    assert adding.is_alive()
-    paced.document_seen(1)
-    adding.join(LIMIT_SECONDS)
-    assert not adding.is_alive()
-    assert document(paced)["DocumentIncarnation"] == 2
-
-
-def test_a_paced_lab_starts_a_due_event_only_after_the_document_has_been_seen(paced: ImdsLab) -> None:
-    paced.document_seen(1)
-    paced.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=0)
-    assert only_event(paced)["EventStatus"] == "Scheduled"
-    paced.document_seen(2)
-    assert only_event(paced)["EventStatus"] == "Started"
-
-
-def test_a_paced_lab_shows_the_start_and_the_end_in_two_documents(paced: ImdsLab) -> None:
-    paced.document_seen(1)
-    paced.schedule(
-        event_type="Reboot", resources=["web-0"], event_status="Started", completes=True, impact_seconds=0
-    )
-    assert only_event(paced)["EventStatus"] == "Started"
-    paced.document_seen(2)
-    paced.wait_for(lambda: not document(paced)["Events"])
-    assert document(paced)["DocumentIncarnation"] == 3
-
-
-def test_closing_a_paced_lab_ends_a_wait_for_the_document() -> None:
-    with ImdsLab(vms=["web-0"], paced=True) as imds:
-        adding = threading.Thread(
-            target=imds.schedule, kwargs={"event_type": "Reboot", "resources": ["web-0"]}, daemon=True
-        )
-        adding.start()
-    adding.join(LIMIT_SECONDS)
-    assert not adding.is_alive()
 
 
 # --- recorded documents ---

@@ -71,7 +71,6 @@ def test_the_scenarios_that_were_promised_are_there() -> None:
     assert scenario_names() == [
         "cancellation",
         "degraded-hardware",
-        "demo",
         "host-failure",
         "live-migration",
         "spot-preempt",
@@ -201,14 +200,3 @@ def test_a_scenario_of_the_lab_plays_to_its_end_and_leaves_nothing(
             passing.wait(86_400)
             left = lab.events
         assert left == []
-
-
-def test_the_demo_is_over_within_16_real_seconds_even_without_an_approval() -> None:
-    scenario = load_scenario("demo")
-    ends = [
-        one.at_seconds + one.arguments.get("notice_seconds", 900) + one.arguments.get("impact_seconds", 0)
-        for one in scenario.steps
-        if one.arguments.get("completes")
-    ]
-    assert len(ends) == 2
-    assert max(*ends, scenario.steps[-1].at_seconds) / scenario.time_scale <= 16

@@ -1,12 +1,10 @@
-"""The Service Bus of the demonstration, and the commands that are sent over it."""
+"""The Service Bus of the demo, and the commands that are sent over it."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +14,10 @@ from bridge.http.signing import sign
 from bridge.lab.servicebus import ServiceBusLab
 
 SEND_SECONDS = 30.0
-BUS_FILE = Path(__file__).with_name("servicebus.json")
+BUS_FILE = Path(__file__).parents[1] / "servicebus.json"
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "everything", "approvals"
 SESSION = "lab.web-0"
-SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - only for the demonstration
+SECRET = "whsec_ZGVtbyBkZW1vIGRlbW8gZGVtbyBkZW1vIGRlbW8h"  # noqa: S105 - only for the demo
 FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 - not a real secret
 
 
@@ -50,7 +48,7 @@ receipts_topic = "{TOPIC}"
 receipts_subscription = "receipts"
 
 [approvals.policy]
-allow = [{{ event_source = ["User"] }}]
+allow = [{{ event_type = ["Freeze"] }}]
 """
 
     def received_ids(self) -> set[str]:
@@ -58,33 +56,9 @@ allow = [{{ event_source = ["User"] }}]
         messages = self._lab.entity(f"{TOPIC}/Subscriptions/{SUBSCRIPTION}").messages
         return {message.message_id for message in messages}
 
-    def approve(self, event_id: str, other_vm: str, config: Path, report: Callable[[str], None]) -> None:
-        """Approve an event as an operator does, then send commands that must be refused.
-
-        Args:
-            event_id: the event.
-            other_vm: a VM that the event does not affect.
-            config: the configuration file.
-            report: called with a line for everything that happens.
-        """
-        arguments = [event_id, "--reason", "drained", "--wait"]
-        report(f"$ imds-bridge approve {' '.join(arguments)}")
-        with subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "bridge", "approve", *arguments, "--config", str(config)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            for line in process.stdout or ():
-                report(line.rstrip())
-        late = datetime.now(UTC) - timedelta(minutes=5)
-        for what, data, secret in (
-            ("a forged command", {}, FORGED_SECRET),
-            ("an expired command", {"ExpiresAt": late.isoformat()}, SECRET),
-            ("a command for another VM", {"Vm": other_vm}, SECRET),
-        ):
-            report(f"sending {what}")
-            self._send({"EventId": event_id, "Id": what, **data}, secret)
+    def forge(self, event_id: str) -> None:
+        """Send a command that approves the event and is signed with a wrong key."""
+        self._send({"EventId": event_id, "Id": "forged"}, FORGED_SECRET)
 
     def _send(self, command: Mapping[str, Any], secret: str) -> None:
         body = json.dumps(command).encode()

@@ -1,0 +1,1 @@
+"""The demo: a story on the simulators, with the real processes."""

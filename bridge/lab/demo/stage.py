@@ -1,0 +1,200 @@
+"""What the story of the demo acts on: the simulated IMDS, the listeners, and the real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from bridge.errors import BridgeError
+from bridge.imds.diff import CONTINUOUS_SECONDS
+from bridge.lab.demo.listeners import Listeners, name_of
+from bridge.lab.demo.narrator import LOOK_SECONDS, Narrator
+from bridge.lab.imds import ImdsLab
+from bridge.outbox.inspect import newest
+from bridge.outbox.state_dir import StateFolder
+
+if TYPE_CHECKING:
+    from bridge.lab.demo.bus import DemoBus
+
+VMS = ("web-0", "web-1")
+WAIT_SECONDS = 60.0  # for the events of a step
+STOP_SECONDS = 20.0
+MARGIN_SECONDS = 1.0
+# Ctrl-C in the terminal must not reach the processes. On Windows an orderly stop is Ctrl-Break to a process group.
+_GROUP: dict[str, Any]
+if sys.platform == "win32":
+    _STOP, _GROUP = signal.CTRL_BREAK_EVENT, {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+else:
+    _STOP, _GROUP = signal.SIGTERM, {"process_group": 0}
+
+
+class Stage:
+    """The story calls one method after the other; `faults` lists what went wrong."""
+
+    def __init__(self, stack: ExitStack, folder: Path, narrate: Narrator, bus: DemoBus | None) -> None:
+        """Start the simulators.
+
+        Args:
+            stack: ends everything.
+            folder: for the configuration, logs and state.
+            narrate: prints what happens.
+            bus: the Service Bus, if there is one.
+        """
+        self.faults: list[str] = []
+        self.listeners = Listeners(stack, bus)
+        self._stack = stack
+        self._folder = folder
+        self._narrate = narrate
+        self._bus = bus
+        self._imds = stack.enter_context(ImdsLab(vms=VMS))
+        self._incarnation = 0
+        self._expected: Counter[str] = Counter()
+        self._event_ids: dict[str, str] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._killed_at = 0.0
+        self._config = folder / "config.toml"
+        self._config.write_text(
+            f'state_dir = "{(folder / "state").as_posix()}"\nlog_format = "text"\n'
+            f'[imds]\nendpoint = "{self._imds.url(VMS[0])}"\n{self.listeners.config()}',
+            encoding="utf-8",
+        )
+
+    # What happens to events
+
+    def schedule(self, event_type: str, *resources: str, notice_seconds: float) -> None:
+        """Let Azure announce an event."""
+        self._event_ids[event_type] = self._imds.schedule(
+            event_type=event_type, resources=resources, notice_seconds=notice_seconds
+        )
+
+    def begin(self, event_type: str) -> None:
+        """Let the event start."""
+        self._imds.start(self._event_ids[event_type])
+
+    def cancel(self, event_type: str) -> None:
+        """Let Azure cancel the event."""
+        self._imds.cancel(self._event_ids[event_type])
+
+    def complete(self, event_type: str) -> None:
+        """Let the event end."""
+        self._imds.complete(self._event_ids[event_type])
+
+    # What happens to the audit log and to the processes
+
+    def fail_audit(self) -> Self:
+        """Let the audit log answer with errors."""
+        self.listeners.is_audit_up = False
+        self.listeners.audit.fault(503, count=None)
+        return self
+
+    def repair_audit(self) -> Self:
+        """Let the audit log answer again."""
+        self.listeners.is_audit_up = True
+        self.listeners.audit.clear_faults()
+        return self
+
+    def start(self, role: str) -> None:
+        """Start a process; after a kill, only once the gap is long enough to be published."""
+        self._wait(lambda: time.monotonic() > self._killed_at + CONTINUOUS_SECONDS + MARGIN_SECONDS)
+        with (self._folder / f"{role}.log").open("ab") as log:
+            process = self._processes[role] = self._run(role, stdout=log)
+        self._narrate.line("PROCESS", f"imds-bridge {role} starts as process {process.pid}")
+
+    def kill_forward(self) -> Self:
+        """Kill the forwarder: SIGKILL, which is -9."""
+        process = self._processes["forward"]
+        process.kill()
+        process.wait()
+        self._killed_at = time.monotonic()
+        self._narrate.line("PROCESS", f"imds-bridge forward, process {process.pid}, is killed with -9")
+        return self
+
+    def stop(self, role: str) -> None:
+        """Stop a process as a supervisor does."""
+        process = self._processes[role]
+        process.send_signal(_STOP)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        self._narrate.line("PROCESS", f"imds-bridge {role} ends with exit code {process.returncode}")
+        if process.returncode != 0:
+            self.faults.append(f"the exit code of {role} was {process.returncode}")
+
+    # Commands
+
+    def forge(self, event_type: str) -> None:
+        """Send a command for the event with a wrong signature."""
+        if self._bus:
+            self._narrate.line("COMMAND", f"a forged command is sent: approve the {event_type}")
+            self._bus.forge(self._event_ids[event_type])
+
+    def approve(self, event_type: str) -> None:
+        """Approve the event as an operator does."""
+        arguments = ["approve", self._event_ids[event_type], "--reason", "drained", "--wait"]
+        self._narrate.line("COMMAND", f"$ imds-bridge {' '.join(arguments)}")
+        process = self._run(*arguments, stdout=subprocess.PIPE)
+        for line in process.stdout or ():
+            self._narrate.line("COMMAND", line.decode().rstrip())
+        process.wait()
+
+    def _run(self, *arguments: str, stdout: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "bridge", *arguments, "--config", str(self._config)]
+        process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - our own command
+            command, stdout=stdout, stderr=subprocess.STDOUT, **_GROUP
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    # What arrives
+
+    def look(self) -> None:
+        """Narrate what is new."""
+        incarnation, events = self._imds.incarnation, self._imds.events
+        if incarnation != self._incarnation:
+            self._incarnation = incarnation
+            content = "; ".join(map(_describe, events)) or "no events"
+            self._narrate.line("IMDS", f"document {incarnation}: {content}")
+        self.listeners.narrate(self._narrate)
+
+    def expect(self, names: Iterable[str]) -> bool:
+        """Wait until the listeners have events of these types and all before; return whether they have in time."""
+        self._expected.update(names)
+
+        def is_all_there() -> bool:
+            seen = Counter(map(name_of, self.listeners.events().values()))
+            return not self._expected - seen and self.listeners.have_all()
+
+        return self._wait(is_all_there)
+
+    def _wait(self, is_done: Callable[[], bool]) -> bool:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            done = is_done()
+            self.look()
+            if done or time.monotonic() > deadline:
+                return done
+            time.sleep(LOOK_SECONDS)
+
+    def published(self) -> dict[str, str]:
+        """Return the type of each event that the processes have published, by id."""
+        rows: list[dict[str, Any]] = []
+        for role in self._processes:
+            with suppress(BridgeError):  # it has not even made its outbox
+                rows += newest(StateFolder(self._folder / "state" / role), 10_000)
+        return {row["id"]: name_of(row) for row in rows}
+
+    def logs(self) -> list[str]:
+        """Return the lines that the processes have logged."""
+        texts = [file.read_text("utf-8", "replace") for file in sorted(self._folder.glob("*.log"))]
+        return "\n".join(texts).split("\n")
+
+
+def _describe(event: Mapping[str, Any]) -> str:
+    return f"{event['EventType']} of {' and '.join(event['Resources'])} is {event['EventStatus']}"
