@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import socket
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
 from uuid import uuid4
@@ -67,7 +69,7 @@ class VmIdentity:
         self._resolve_at = -math.inf
         self._heartbeat_at = -math.inf
         self._losses_at = -math.inf
-        self.vm: Vm | None = None
+        self.vm = self._kept_vm()
         self._reporter: Reporter | None = None
         self._unconfirmed_epoch = uuid4().hex
         self._unconfirmed_count = 0
@@ -78,6 +80,15 @@ class VmIdentity:
     def is_confirmed(self) -> bool:
         """Whether the state is known to be this VM's; until then nothing is published in its name."""
         return self.resolved or self._is_same_boot or not self._outbox.meta("vm_id")
+
+    def _kept_vm(self) -> Vm | None:
+        """Return the VM as an earlier process of this boot knew it, for as long as instance data is not available."""
+        if not self._is_same_boot:
+            return None
+        try:
+            return Vm(**json.loads(self._outbox.meta("vm")))
+        except (ValueError, TypeError):
+            return None
 
     def resolve(self) -> bool:
         """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
@@ -101,7 +112,9 @@ class VmIdentity:
                 extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
             )
         self.vm = vm
-        self._outbox.set_meta({"vm_id": vm.vm_id or kept, "boot_id": self._boot_id})
+        self._outbox.set_meta(
+            {"vm_id": vm.vm_id or kept, "boot_id": self._boot_id, "vm": json.dumps(asdict(vm))}
+        )
         self._outbox.release_kept()
         return is_other
 

@@ -273,6 +273,33 @@ def test_a_restart_on_the_same_boot_needs_no_instance_data_to_confirm_the_state(
     assert (published(outbox)[0]["reporterepoch"] == outbox.meta("epoch")) == is_confirmed
 
 
+def test_a_restart_on_the_same_boot_publishes_as_the_vm_also_while_instance_data_is_not_available(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+) -> None:
+    first = start(imds, outbox, clock, boot_id="boot-1")
+    first.resolve()
+    first.emit_heartbeat()
+    imds.fail(500, methods=["instance"])
+    again = start(imds, outbox, clock, boot_id="boot-1")
+    again.resolve()
+    again.emit_heartbeat()
+    known, kept = (
+        {name: event[name] for name in ("source", "subject", "reporter", "reporterepoch")}
+        for event in published(outbox)
+    )
+    assert kept == known
+    assert not again.resolved
+
+
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"unknown": 1}'])
+def test_a_kept_vm_that_cannot_be_read_is_unknown(
+    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, kept: str
+) -> None:
+    start(imds, outbox, clock, boot_id="boot-1").resolve()
+    outbox.set_meta({"vm": kept})
+    assert start(imds, outbox, clock, boot_id="boot-1").vm is None
+
+
 def test_another_vm_is_recognised_on_the_same_boot_as_well(
     imds: ImdsDouble, outbox: Outbox, clock: MovedClock
 ) -> None:
