@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.soak.checks import problems
 from tests.soak.faults import Faults
 from tests.soak.plan import Fault, plan
+from tests.soak.report import summary
 from tests.soak.traffic import Changes, Commands
 from tests.soak.truth import Evidence, Usage
 from tests.soak.world import COMMANDS, GROUP, LANES, LISTENERS, SMALL_OUTBOX, World
@@ -41,9 +42,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="imds-bridge-soak-"))
     faults = plan(seed, seconds, LANES)
     with ExitStack() as stack:
-        evidence, kills = _run(stack, folder, seed, seconds, faults)
+        evidence, restarts = _run(stack, folder, seed, seconds, faults)
         found = problems(evidence)
-        _summarise(evidence, faults, kills)
+    for line in summary(evidence, faults, restarts):
+        print(line)
     for problem in found[:SHOWN_PROBLEMS]:
         print(f"PROBLEM: {problem[:2000]}")
     if found:
@@ -101,10 +103,10 @@ def _run(
         trouble.append(f"{SMALL_OUTBOX} did not work after a restart")
     ended.set()
     world.stop()
-    kills = sum(len(member.starts) - 1 for member in world.members.values())
+    restarts = sum(len(member.starts) - 1 for member in world.members.values()) - 1  # but that of the end
     evidence = world.evidence(commands.sent, before, after)
     evidence.problems = [*trouble, *faults.problems, *evidence.problems]
-    return evidence, kills
+    return evidence, restarts
 
 
 def _is_settled(world: World, limit_seconds: float) -> bool:
@@ -124,13 +126,6 @@ def _supervise(world: World, ended: threading.Event) -> None:
     while not ended.wait(0.2):
         for member in world.members.values():
             member.supervise()
-
-
-def _summarise(evidence: Evidence, faults: list[Fault], restarts: int) -> None:
-    """Print the figures."""
-    kinds = Counter(f"{fault.target.partition(' ')[0]} {fault.kind}" for fault in faults)
-    print(f"changes: {len(evidence.documents) - 1}")
-    print(f"faults: {kinds.total()}, restarts: {restarts}")
 
 
 if __name__ == "__main__":

@@ -72,7 +72,6 @@ def check_publisher(
         sinks: what each of its own receivers accepted, in order.
         topic: the events of all processes, without duplicates.
     """
-    # The reporter's name is the host's while instance data cannot be read.
     epochs = {one["reporterepoch"] for one in chain(*sinks.values()) if "reporterseq" in one}
     own = [one for one in topic if one.get("reporter") == name or one.get("reporterepoch") in epochs]
     everything = [*own, *chain(*sinks.values())]
@@ -109,12 +108,13 @@ def _dropped(events: Iterable[Envelope]) -> dict[str | None, int]:
 
 
 def _own_orders(events: Iterable[Envelope]) -> list[list[Key]]:
-    """Return a process's own events by their numbers, apart for each epoch, and receipts for each EventId."""
+    """Return the own events of each epoch and reporter by their numbers, apart for each EventId of receipts."""
     orders: dict[Key, set[Key]] = defaultdict(set)
     for event in events:
         if "reporterseq" in event:
             about = str(event.get("correlationid", "")).lower()
-            orders[event["reporterepoch"], about].add(key_of(event))
+            # Without instance data the name is the host's, and the promise is for each reporter.
+            orders[event["reporterepoch"], event["reporter"], about].add(key_of(event))
     return [*map(sorted, orders.values())]
 
 
