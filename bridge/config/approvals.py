@@ -124,8 +124,8 @@ class ApprovalSettings(ReceiverSettings):
     receipts_topic: str = ""
     """The topic where `approve --wait` looks for its receipts. Example: `"scheduled-events"`."""
     receipts_subscription: str = ""
-    """The subscription where it does; only for `approve --wait`, no other consumer and no relay may use it. Example:
-    `"receipts"`."""
+    """The subscription of `receipts_topic` for `approve --wait` alone: no other consumer and no relay may use it.
+    Example: `"receipts"`."""
     policy: PolicySettings = Field(default_factory=PolicySettings)
     """What commands may approve."""
     auto: tuple[AutoSettings, ...] = ()

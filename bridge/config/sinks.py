@@ -75,7 +75,7 @@ class SinkSettings(Settings):
     from_start: bool = False
     """Whether a new sink also gets the events that are already stored."""
     max_per_second: Rate | None = None
-    """The most requests a second, each of one event or one batch; the default is no limit. Example: `10`."""
+    """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
 
     @classmethod
     def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:  # noqa: ARG003 - for those that choose by it

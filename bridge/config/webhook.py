@@ -32,7 +32,7 @@ class WebhookSettings(SinkSettings, HttpSettings):
     """The token of the `Authorization` header; its file is read again when the receiver refuses it. Example:
     `"eyJhbGciOi..."`."""
     headers: Secret | None = None
-    """Headers of each request, also as lines `Name: value`. Example: `{ X-Team = "ops" }`."""
+    """Headers of each request; in a file one `Name: value` a line. Example: `{ X-Team = "ops" }`."""
     signing_secrets: Secret | None = None
     """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli import main
+from bridge.cli.config import check_parts
 from bridge.config.loader import load
 from tests.support.pages import (
     PAGES,
@@ -101,7 +102,20 @@ def test_shell_examples_can_be_parsed(block: Block) -> None:
 def test_configurations_can_be_loaded(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(toml(with_secrets(tomllib.loads(configurations()[name]), tmp_path)))
-    load(file, {})
+    check_parts(load(file, {}))
+
+
+def test_the_example_of_environment_variables_is_a_configuration(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(ROOT / "docs/configuration.md") if block.language == "sh")
+    variables = dict(word.split("=", 1) for word in shlex.split(block.text) if word != "export")
+    (tmp_path / "url").write_text("https://example.org/hook")
+    variables = {
+        name: value.replace("/run/secrets/ops-url", f"{tmp_path}/url") for name, value in variables.items()
+    }
+    config = load(None, variables)
+    assert config.sinks["ops"].types == ("io.imdsbridge.scheduledevent.*",)
+    assert config.approvals
+    assert config.approvals.auto[0].event_source == ("User",)
 
 
 @pytest.mark.parametrize(("page", "call"), CALLS)

@@ -105,7 +105,7 @@ def _section(group: type[Settings], where: Sequence[Table]) -> str:
     tables = ", ".join(_place_of(name, where, is_list=is_list) for name in names)
     variables = ", ".join(_code(_variable(name, is_list=is_list)) for name in names)
     first = (group.__doc__ or "").partition("\n")[0]
-    others = [one for one in groups_of(where[0].settings) if one in TITLES and group not in TITLES]
+    others = [one for one in TITLES if group not in TITLES and one in groups_of(where[0].settings)]
     also = f" Also has the keys of {', '.join(map(_link, others))}." if others else ""
     rows = [f"| {' | '.join(cells)} |\n" for cells in _rows(group, where[0])]
     header = (
@@ -183,7 +183,7 @@ def _value(group: type[Settings], key: str, described: Mapping[str, Any]) -> str
     reference = str(described.get("$ref", ""))
     if kind == "object" or (reference and not reference.endswith("/Secret")):
         return "table"
-    return KINDS.get(str(kind), "text, list" if key.startswith("signing") else "text")
+    return KINDS.get(str(kind), "text or list of texts" if key.startswith("signing") else "text")
 
 
 def _range(described: Mapping[str, Any]) -> str:
