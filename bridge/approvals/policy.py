@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -16,6 +16,7 @@ Outcome = Literal["accepted", "rejected", "failed"]
 
 TERMINATE = "terminate"
 AUTO_STEP_SECONDS = 10.0
+_NOT_RECORDED = "not_recorded"  # a POST without an answer, or the process was killed after it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,23 @@ def is_expired(command: Command, now: datetime) -> bool:
 def expired(command: Command) -> Decision:
     """Return the decision for each EventId of a command that has expired."""
     return Decision(outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}")
+
+
+def not_recorded(event: ScheduledEvent | None) -> Decision:
+    """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
+    detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
+    return Decision(outcome="accepted", reason=_NOT_RECORDED, detail=detail, event=event)
+
+
+def unknown_outcome(decision: Decision) -> Decision:
+    """Return the decision for an event that was POSTed, and that the policy does not allow any more."""
+    detail = f"it was POSTed to IMDS and the outcome is not known; it is not POSTed again: {decision.detail}"
+    return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
+
+
+def public(decision: Decision) -> Decision:
+    """Replace the internal reason by the one that receipts have."""
+    return replace(decision, reason="approved") if decision.reason == _NOT_RECORDED else decision
 
 
 def judge(

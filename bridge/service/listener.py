@@ -11,31 +11,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bridge.approvals.approved import content_hash, is_recent, is_same, record_approval
+from bridge.approvals.approved import is_recent, is_same, record_approval
 from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, unwrap
-from bridge.approvals.pending import (
-    PASSED_ON_PER_MINUTE,
-    MinuteLimit,
-    Pending,
+from bridge.approvals.pending import PASSED_ON_PER_MINUTE, MinuteLimit, Pending
+from bridge.approvals.policy import (
+    Decision,
+    expired,
+    is_expired,
+    judge,
+    not_recorded,
+    public,
+    unknown_outcome,
 )
-from bridge.approvals.policy import Decision, auto_wait_seconds, expired, is_expired, judge, judge_event
 from bridge.approvals.programs import Programs
 from bridge.approvals.receipts import command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.config.approvals import ApprovalSettings, AutoSettings
+from bridge.config.approvals import ApprovalSettings
 from bridge.config.validators import check_signing_secrets
-from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
-from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
-from bridge.runtime.program import encode_job
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.answers import Answers, dead_letter
+from bridge.service.auto_rules import AutoRules
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,6 @@ PASS_ON_SECONDS, PASS_ON_MANY_SECONDS = 600.0, 30.0
 MAX_WAITING = 500
 
 AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
-NOT_RECORDED = "not_recorded"  # a POST without an answer, or the process was killed after it
 
 
 class Listener:
@@ -91,12 +92,11 @@ class Listener:
         self._clock = clock
         self._stop = stop
         self._identity = identity
-        self._programs = programs
+        self._auto = AutoRules(settings, identity=identity, programs=programs, clock=clock, dry_run=dry_run)
         self._dry_run = dry_run
         self._pending: dict[str, Pending] = {}
         self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
-        self._first_seen: dict[str, float] = {}
         self._started: set[str] = set()  # events whose start is recorded
         self._answers = Answers(
             receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
@@ -108,7 +108,7 @@ class Listener:
             report_progress()
             self.run_once(PASS_SECONDS)
         self._answers.report_surplus(at_once=True)
-        self._programs.end_all()
+        self._auto.end()
         self._answers.commit()
         self._identity.emit_stopping()
 
@@ -165,7 +165,7 @@ class Listener:
                 body,
                 message_id=message.message_id,
                 properties=message.properties,
-                signed_id=self._signed_id(message),
+                signed_id="" if self._settings.signing_secrets is None else signed_id(message.properties),
             )
         except ValueError as error:
             self._answers.refuse(message, "malformed", str(error))
@@ -198,10 +198,6 @@ class Listener:
         self._pending[command.key] = pending
         if is_expired(command, self._clock.now()) and not pending.intended:
             self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
-
-    def _signed_id(self, message: ReceivedMessage) -> str:
-        """Return the id that the signature covers, "" where commands are not signed."""
-        return "" if self._settings.signing_secrets is None else signed_id(message.properties)
 
     def _age_seconds(self, message: ReceivedMessage) -> float:
         """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
@@ -308,18 +304,9 @@ class Listener:
         """Continue with an event only while it is Scheduled and an auto rule still approves it."""
         (event_id,) = pending.command.event_ids
         event = document.events.get(event_id.lower())
-        turn = self._auto_turn(event) if event and event.status == SCHEDULED else None
-        if event and turn and self._refusal(turn[1], event, document) == "":
-            pending.decisions[event_id] = Decision(
-                outcome="accepted", reason="approved", detail="an auto rule", event=event
-            )
-        elif pending.intended and event and event.status == SCHEDULED:
-            rejected = Decision(
-                outcome="rejected", reason="denied", detail="no auto rule matches", event=event
-            )
-            pending.decisions[event_id] = unknown_outcome(rejected)
-        elif pending.intended:
-            pending.decisions[event_id] = not_recorded(event)
+        decision = self._auto.judge(event, document, is_intended=bool(pending.intended))
+        if decision:
+            pending.decisions[event_id] = decision
         else:
             del self._pending[pending.command.key]
             self._put_record(pending)
@@ -453,7 +440,7 @@ class Listener:
     def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
         command, key = pending.command, event_id.lower()
         pending.answers[key] = self._answers.add(
-            _public(decision), event_id, command_data(command), key=command.key
+            public(decision), event_id, command_data(command), key=command.key
         )
         if decision.reason == "approved" and decision.event and not self._dry_run:
             earlier = self._answers.approval(key)
@@ -487,88 +474,25 @@ class Listener:
         if document is None:
             return
         self._note_starts(document)
-        now = self._clock.monotonic()
-        self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
-        scheduled = [event for event in document.events.values() if event.status == SCHEDULED]
-        self._programs.end_others(scheduled)
-        for event in scheduled:
-            approval = self._answers.approval(event.key)
-            turn = None if is_same(approval, event) else self._auto_turn(event)
-            if turn and now - self._first_seen[event.key] >= turn[0]:
-                # one command for the event as it is, and another one for each time that it is approved
-                number = approval["number"] if approval else 0
-                key = f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}"
-                self._apply(turn[1], event, document, key)
-
-    def _apply(self, rule: AutoSettings, event: ScheduledEvent, document: Document, key: str) -> None:
-        """Approve an event, or refuse it if the rule's program has failed; do nothing while it runs."""
-        record = self._answers.record(key)
-        if key in self._pending or (record and record["done"]):
-            return
-        refusal = self._refusal(rule, event, document)
-        if refusal is None:
-            return
-        self._add_auto(event.event_id, key)
-        if refusal:
-            decision = Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
-            self._answer(self._pending[key], {event.event_id: decision})
-
-    def _refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
-        """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason."""
-        if not rule.run or self._dry_run:
-            return ""
-        now = self._clock.now()
-
-        def job(timeout_seconds: float) -> bytes:
-            notice = self._identity.reporter().scheduled_event(
-                Change(kind="scheduled", event=event),
-                seen_before=0,
-                incarnation=document.incarnation,
-                at=now,
-            )
-            return encode_job(rule.run, structured(notice), notice.data, timeout_seconds=timeout_seconds)
-
-        return self._programs.refusal(event, rule, now=now, job=job)
+        for key, rule, event in self._auto.due(document, self._answers.approval):
+            record = self._answers.record(key)
+            if key in self._pending or (record and record["done"]):
+                continue
+            refusal = self._auto.refusal(rule, event, document)
+            if refusal is None:
+                continue
+            self._add_auto(event.event_id, key)
+            if refusal:
+                decision = Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
+                self._answer(self._pending[key], {event.event_id: decision})
 
     def _add_auto(self, event_id: str, key: str) -> None:
-        record = self._answers.record(key)
-        if key in self._pending or (record and record["done"]):
-            return
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
         now = self._clock.monotonic()
         pending = self._pending[key] = Pending(command=command, arrived_at=now, grace_from=now, is_auto=True)
-        pending.continue_from(record)
-
-    def _auto_turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
-        """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""
-        assert self._identity.vm is not None  # noqa: S101 - _approve_automatically has checked it
-        name, turns = self._identity.vm.name, []
-        for rule in self._settings.auto:
-            policy = self._settings.policy.model_copy(update={"allow": (rule,)})
-            decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
-            wait_seconds = auto_wait_seconds(event, vm_name=name, group=rule.group)
-            if decision.outcome == "accepted" and wait_seconds is not None:
-                turns.append((wait_seconds, rule))
-        return min(turns, key=lambda turn: turn[0], default=None)
+        pending.continue_from(self._answers.record(key))
 
 
 def _is_scheduled(document: Document, event_id: str) -> bool:
     event = document.events.get(event_id.lower())
     return event is not None and event.status == SCHEDULED
-
-
-def not_recorded(event: ScheduledEvent | None) -> Decision:
-    """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
-    detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
-    return Decision(outcome="accepted", reason=NOT_RECORDED, detail=detail, event=event)
-
-
-def unknown_outcome(decision: Decision) -> Decision:
-    """Return the decision for an event that was POSTed, and that the policy does not allow any more."""
-    detail = f"it was POSTed to IMDS and the outcome is not known; it is not POSTed again: {decision.detail}"
-    return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
-
-
-def _public(decision: Decision) -> Decision:
-    """Replace the internal reason by the one that receipts have."""
-    return replace(decision, reason="approved") if decision.reason == NOT_RECORDED else decision

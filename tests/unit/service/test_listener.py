@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from bridge.approvals.pending import PASSED_ON_PER_MINUTE, REJECTED_RECEIPTS_PER_MINUTE
+from bridge.approvals.policy import not_recorded
 from bridge.config.base import Secret
 from bridge.errors import ImdsError
 from bridge.http.signing import sign
@@ -23,7 +24,6 @@ from bridge.service.listener import (
     MAX_WAITING,
     PASS_ON_MANY_SECONDS,
     PASS_ON_SECONDS,
-    not_recorded,
 )
 from tests.support.bus import SECRET
 from tests.support.listener import ListenerRig, command_body
