@@ -130,21 +130,22 @@ SELECT type, COUNT(*) FROM event
 WHERE seq > ?1 AND seq NOT IN (SELECT seq FROM done WHERE sink = ?2) GROUP BY type;
 
 -- name: shift-event
+-- A row that is damaged keeps its old checksum, so that the damage is found when it is read.
 UPDATE event SET stored_at = stored_at + ?1, checksum = checksum(seq, id, type, stored_at + ?1, body)
-WHERE stored_at < ?2;
+WHERE stored_at < ?2 AND checksum = checksum(seq, id, type, stored_at, body);
 
 -- name: shift-dead_letter
 UPDATE dead_letter SET dead_at = dead_at + ?1,
     checksum = checksum(sink, id, type, reason, detail, dead_at + ?1, body)
-WHERE dead_at < ?2;
+WHERE dead_at < ?2 AND checksum = checksum(sink, id, type, reason, detail, dead_at, body);
 
 -- name: shift-occurrence
 UPDATE occurrence SET last_at = last_at + ?1, checksum = checksum(fingerprint, count, last_at + ?1)
-WHERE last_at < ?2;
+WHERE last_at < ?2 AND checksum = checksum(fingerprint, count, last_at);
 
 -- name: shift-record
 UPDATE record SET saved_at = saved_at + ?1, checksum = checksum(kind, key, value, saved_at + ?1)
-WHERE saved_at < ?2;
+WHERE saved_at < ?2 AND checksum = checksum(kind, key, value, saved_at);
 
 -- name: newest-stored-at
 SELECT stored_at FROM event ORDER BY seq DESC LIMIT 1;

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import StateError
+from bridge.runtime.json import BoundedDecoder, read_object
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
 LAST_GOOD = "last-good"
 LOCK = "lock"
 REQUEST_SUFFIX = ".request"
+# What the name of a damaged file says: its rows are not in a new file yet, or they are.
+UNSALVAGED, DAMAGED = "unsalvaged", "damaged"
 REQUESTS = ("mark-retry", "drop-dead-letter")
 
 # Who only looks whether the folder is held holds it for an instant.
@@ -27,6 +30,9 @@ LOCK_TRIES = 5
 LOCK_PAUSE_SECONDS = 0.05
 # The status file has room to spare, so that a full disk can still say that it is full.
 STATUS_BLOCK_BYTES = 16 * 1024
+# It has the whole document, of which IMDS sends far less.
+MAX_STATUS_BYTES = 64 * 1024 * 1024
+_decoder = BoundedDecoder(max_depth=200)
 
 
 FolderStamp = tuple[int, int] | None
@@ -97,10 +103,31 @@ class StateFolder:
         """
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
         target = self.path / f"{DATABASE}.{why}-{stamp}"
-        for suffix in ("-wal", "-shm", ""):
-            with contextlib.suppress(FileNotFoundError):
-                (self.path / f"{DATABASE}{suffix}").replace(f"{target}{suffix}")
+        _rename(self.database, target)
         return target
+
+    def unsalvaged(self) -> list[Path]:
+        """Return the damaged files, oldest first, whose rows are in no new file yet.
+
+        Raises:
+            OSError: a move that a kill has interrupted cannot be completed.
+        """
+        names = {file.name for file in self.path.glob(f"{DATABASE}.{UNSALVAGED}-*")}
+        found = sorted({self.path / re.sub(r"-(wal|shm)$", "", name) for name in names})
+        for path in found:
+            if not path.exists():  # the log was moved first
+                self.database.replace(path)
+        return found
+
+    def note_salvaged(self) -> None:
+        """Give the damaged files the name under which they are kept."""
+        with contextlib.suppress(OSError):  # the next start does it
+            for path in self.unsalvaged():
+                _rename(path, self.kept_as(path))
+
+    def kept_as(self, path: Path) -> Path:
+        """Return the name under which a damaged file is kept once its rows are in a new one."""
+        return path.with_name(path.name.replace(UNSALVAGED, DAMAGED))
 
     def request(self, action: str, number: int) -> None:
         """Ask the process that holds the folder to run a statement for a dead letter.
@@ -162,10 +189,7 @@ class StateFolder:
             OSError: it cannot be read.
             ValueError: it is not a status.
         """
-        status = json.loads(_read(self.path / STATUS))
-        if not isinstance(status, dict):
-            raise ValueError(f"given {type(status).__name__}, expected an object")
-        return status
+        return read_object(_read(self.path / STATUS), max_bytes=MAX_STATUS_BYTES, decoder=_decoder)
 
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer, over the one before; a text has always the same length."""
@@ -204,6 +228,13 @@ class StateFolder:
             return False
 
 
+def _rename(path: Path, target: Path) -> None:
+    """Rename a database with its log; the file comes last, so that a log without a file shows an interrupted move."""
+    for suffix in ("-wal", "-shm", ""):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).replace(f"{target}{suffix}")
+
+
 def open_file(path: Path, flags: int) -> int:
     """Open a file of the folder, but no symbolic link: it could lead a privileged process to any file.
 
@@ -222,7 +253,7 @@ def open_file(path: Path, flags: int) -> int:
 
 def _read(path: Path) -> bytes:
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
-        return file.read()
+        return file.read(MAX_STATUS_BYTES + 1)
 
 
 def _refuse_foreign_link(folder: Path) -> None:

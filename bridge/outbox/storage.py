@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import deepcopy
@@ -15,16 +16,17 @@ from bridge.outbox.rows import read
 from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
 from bridge.outbox.state import DAMAGE, OTHER_VM, STATE_FOLDER_GONE, Loss, State
-from bridge.outbox.state_dir import FolderStamp, StateFolder
-from bridge.outbox.transfer import fill_file, fill_memory
+from bridge.outbox.state_dir import UNSALVAGED, FolderStamp, StateFolder
+from bridge.outbox.transfer import fill_file, fill_memory, is_new
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Why a file is moved aside, as its new name says.
-DAMAGED_FILE, OTHER_VM_FILE = "damaged", "other-vm"
+DAMAGED_FILE, OTHER_VM_FILE = UNSALVAGED, "other-vm"
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class _OtherVm(Exception):
@@ -162,6 +164,7 @@ class Storage:
         for _ in range(2):  # the second time instead of a file that was moved aside
             self._folder.acquire()
             self._move_aside_if_due()
+            self._salvage()
             try:
                 self._switch_to(Database(self._folder.database), self._fill_file)
                 self._inodes[self._folder.database] = _inode(self._folder.database)
@@ -173,6 +176,8 @@ class Storage:
                     raise
                 self._why_aside = DAMAGED_FILE
             else:
+                if self._salvaged is not None:
+                    self._folder.note_salvaged()
                 self._salvaged = None
                 return self._note_success()
         raise Damaged("the new file is damaged as well")
@@ -214,7 +219,9 @@ class Storage:
         if own and found and own.lower() != found.lower():
             raise _OtherVm
         is_start = not state.files
-        fill_file(file, self._database, state, salvaged=self._salvaged)
+        # A file that is not new has them: the process that filled it was killed before it renamed the damaged one.
+        salvaged = self._salvaged if is_new(file) else None
+        fill_file(file, self._database, state, salvaged=salvaged)
         if is_start and self._is_outdated(state):
             state.begin_epoch()
             state.note_loss(Loss(reason=DAMAGE, count=None))
@@ -225,7 +232,8 @@ class Storage:
         committed = (self._folder.read_status() or {}).get("committed")
         if not isinstance(committed, dict) or committed.get("epoch") != state.meta["epoch"]:
             return False
-        return int(state.meta["reporterseq"]) < int(committed.get("reporterseq", 0))
+        last = str(committed.get("reporterseq"))
+        return _NUMBER.fullmatch(last) is not None and int(state.meta["reporterseq"]) < int(last)
 
     def _fill_memory(self, memory: Database, state: State) -> None:
         fill_memory(memory, self._database, state, max_bytes=COPY_BYTES)
@@ -233,13 +241,23 @@ class Storage:
     def _move_aside_if_due(self) -> None:
         if self._why_aside:
             self._kept_as = self._folder.move_aside(self._why_aside)
-            is_damaged, self._why_aside = self._why_aside == DAMAGED_FILE, None
-            self._salvaged = salvage(self._kept_as) if is_damaged else None
+            if self._why_aside == OTHER_VM_FILE:
+                log.error(
+                    "the state is another VM's: moved aside; starting with an empty outbox",
+                    extra={"kept_as": str(self._kept_as)},
+                )
+            self._why_aside = None
+
+    def _salvage(self) -> None:
+        """Read what damaged files have, also one that an earlier process was killed over."""
+        for path in self._folder.unsalvaged() if self._salvaged is None else ():
+            found = salvage(path)
+            self._salvaged = {
+                table: {**rows, **found[table]} for table, rows in (self._salvaged or found).items()
+            }
             log.error(
-                "the state store is damaged: moved aside; every readable row is copied to a new one"
-                if is_damaged
-                else "the state is another VM's: moved aside; starting with an empty outbox",
-                extra={"kept_as": str(self._kept_as)},
+                "the state store is damaged: moved aside; every readable row is copied to a new one",
+                extra={"kept_as": str(self._folder.kept_as(path))},
             )
 
     def _note(self, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sqlite3
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clock import MovedClock
 from tests.support.outbox import (
     TWO,
     check_recovered,
@@ -78,6 +80,75 @@ def test_a_damaged_file_is_moved_aside_and_every_readable_row_is_in_a_new_one(
     with closing(open_outbox(tmp_path)) as outbox:
         assert outbox.meta("watch") == "new"
         assert outbox.storage_error is None
+
+
+def test_damage_shows_also_after_the_dates_have_been_changed(tmp_path: Path) -> None:
+    with closing(open_outbox(tmp_path)) as outbox:
+        for name in ("1", "2", "3"):
+            commit(outbox, name, size=6000)
+    break_a_body(tmp_path / "outbox.db")
+    long_after = MovedClock()
+    long_after.advance(86_400)
+    with closing(open_outbox(tmp_path, clock=long_after)) as outbox:
+        long_after.jump(3600)
+        outbox.shift(3600)
+        assert waiting(outbox) == ["2", "3"]
+        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("Damage", 1)]
+
+
+class Killed(BaseException):
+    """The process does not come further than this."""
+
+
+@pytest.mark.parametrize("renames", range(4))
+def test_a_kill_while_a_damaged_file_is_moved_aside_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    outbox = open_outbox(tmp_path / "running")
+    commit(outbox, "1", "2", "3", size=6000)
+    outbox._storage.database._empty_log()
+    commit(outbox, "4", "5", "6", size=6000)
+    damaged = kill(outbox, tmp_path / "running", tmp_path / "killed")
+    overwrite(damaged / "outbox.db-wal", 48, 8)  # the checksum of the first page in the log
+    left, rename = renames, Path.replace
+
+    def rename_or_be_killed(path: Path, target: Path | str) -> Path:
+        nonlocal left
+        if ".db" in path.name and not left:
+            raise Killed
+        left -= ".db" in path.name
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", rename_or_be_killed)
+    with pytest.raises(Killed):
+        open_outbox(damaged)
+    gc.collect()  # nothing closes the new file, which is locked, in the place of the kernel
+    monkeypatch.undo()
+    with closing(open_outbox(damaged)) as outbox:
+        assert waiting(outbox) == ["1", "2", "3", "4", "5", "6"]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+    assert not list(damaged.glob("*unsalvaged*"))
+
+
+@pytest.mark.parametrize("step", ["salvage", "fill_file", "is_new"])
+def test_a_kill_while_a_damaged_file_is_salvaged_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    older_state(tmp_path, *map(str, range(20)), had=5)
+    overwrite(tmp_path / "outbox.db", 0, 100)
+
+    def be_killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    for _ in range(2):
+        monkeypatch.setattr(f"bridge.outbox.storage.{step}", be_killed)
+        with pytest.raises(Killed):
+            open_outbox(tmp_path)
+        monkeypatch.undo()
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert drain(outbox) == [*map(str, range(5, 20))]
+        assert [loss.reason for loss in outbox.losses()] == ["Damage"]
+    check_recovered(tmp_path)
 
 
 def test_a_file_whose_tables_are_gone_is_damaged(tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_a_state_that_is_older_than_what_was_published_begins_a_new_epoch_and_is
         assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("Damage", None)]
 
 
+@pytest.mark.parametrize("number", [None, [], {}, "x", "9" * 40, 1e300, "1:"])
+def test_a_damaged_status_file_says_nothing_about_the_state(tmp_path: Path, number: object) -> None:
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        epoch, _ = heartbeat(outbox)
+    StateFolder(tmp_path).write_status({"committed": {"epoch": epoch, "reporterseq": number}})
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        assert (outbox.meta("epoch"), outbox.losses(), outbox.storage_error) == (epoch, [], None)
+    assert not list(tmp_path.glob("outbox.db.*"))
+
+
 def test_the_size_limit_is_a_loss_until_it_is_published(tmp_path: Path) -> None:
     with closing(open_outbox(tmp_path, max_bytes=2**18)) as outbox:
         commit(outbox, *map(str, range(100)), size=4000)

@@ -298,7 +298,7 @@ def test_the_status_is_what_was_last_written(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
 def test_an_invalid_status_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "status.json").write_bytes(content)
     assert StateFolder(tmp_path).read_status() is None
