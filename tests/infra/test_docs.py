@@ -47,7 +47,7 @@ def headings(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+    for link in re.findall(r"(?:\]\(|src=\")([^)\"\s]+)", prose(page)):
         path, _, heading = link.partition("#")
         target = page.parent / path if path else page
         if not link.startswith("https://"):
