@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 TIME = "RFC 3339, UTC, with milliseconds"
 IMDS, INSTANCE, SENDER = "IMDS, as received", "instance data of IMDS", "the command's sender"
 _ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
+_JSON_TYPES = ("number", "string", "boolean", "object", "array", "null")
 _INSTANT = "2026-11-20T12:15:00.000Z"
 
 
@@ -215,7 +216,7 @@ class ReceivedDocument(Part):
         *(12, "12"),
         unit="a count",
         # generators of code take a missing type for "object"
-        json_schema_extra={"type": ["number", "string", "boolean", "object", "array", "null"]},
+        json_schema_extra={"anyOf": [{"type": name} for name in _JSON_TYPES]},
     )
     Events: list[Any] | None = _property("The events.", [], source=IMDS)
 
@@ -432,6 +433,11 @@ class StartRequest(Part):
     EventId: EventIdText = _property("The id of the event to approve.", _ID, source=SENDER)
 
 
+def _has(name: str) -> dict[str, Any]:
+    """Require a property, which strict validators want to be named beside it."""
+    return {"properties": {name: {}}, "required": [name]}
+
+
 class CommandApproveData(Part):
     """Approve events that are Scheduled in the document; an approval releases every VM in the event's Resources.
 
@@ -442,7 +448,7 @@ class CommandApproveData(Part):
     # not "oneOf" alone, of which generators of code make types without properties
     model_config = ConfigDict(
         json_schema_extra={
-            "if": {"oneOf": [{"required": [name]} for name in ("EventId", "EventIds", "StartRequests")]},
+            "if": {"oneOf": [_has(name) for name in ("EventId", "EventIds", "StartRequests")]},
             "else": False,
         }
     )

@@ -1,7 +1,9 @@
-// Make code from schemas as consumers do; print the names of its types, and what is wrong with the TypeScript.
-// usage: generate.js FOLDER SCHEMA..., then compiles all of FOLDER/*.ts, which import ./events
+// Use schemas as consumers do; print the names of generated types, and what is wrong with the TypeScript and the examples.
+// usage: generate.js FOLDER EXAMPLES SCHEMA..., compiles all of FOLDER/*.ts, which import ./events
 const { readFileSync, readdirSync, writeFileSync } = require("fs");
 const { basename, join } = require("path");
+const Ajv = require("ajv/dist/2020").default;
+const addFormats = require("ajv-formats").default;
 const { compile } = require("json-schema-to-typescript");
 const { FetchingJSONSchemaStore, InputData, JSONSchemaInput, quicktype } = require("quicktype-core");
 const ts = require("typescript");
@@ -29,9 +31,18 @@ async function csharp(schema) {
   return [...lines.join("\n").matchAll(/^ +public partial class (\w+)/gm)].map((match) => match[1]);
 }
 
-async function main([folder, ...schemas]) {
+function invalid(examples, schemas) {
+  const ajv = addFormats(new Ajv({ strict: true }));
+  for (const file of schemas) ajv.addSchema(JSON.parse(readFileSync(file, "utf8")), basename(file));
+  for (const file of schemas) ajv.getSchema(basename(file)); // compiles it
+  const matches = ajv.getSchema("cloudevent.v1.json");
+  return readdirSync(examples).filter((name) => !matches(JSON.parse(readFileSync(join(examples, name), "utf8"))));
+}
+
+async function main([folder, examples, ...schemas]) {
   const all = schemas.find((file) => basename(file) === "cloudevent.v1.json");
-  console.log(JSON.stringify({ typescript: await typescript(folder, schemas), csharp: await csharp(all) }));
+  const code = { typescript: await typescript(folder, schemas), csharp: await csharp(all) };
+  console.log(JSON.stringify({ ...code, invalid: invalid(examples, schemas) }));
 }
 
 main(process.argv.slice(2));

@@ -1,4 +1,4 @@
-"""Generators make TypeScript and C# with good names of the schemas, and the TypeScript fits what is published."""
+"""What consumers do with the schemas in Node: generate TypeScript and C#, and validate events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from tests.support.schemas import EXAMPLES, SCHEMAS
 
 pytestmark = pytest.mark.timeout(600)  # npm installs the generators
 
-PACKAGES = ("json-schema-to-typescript@15.0.4", "quicktype-core@26.0.0", "typescript@5.9.3")
+PACKAGES = (
+    *("ajv@8.20.0", "ajv-formats@3.0.1"),
+    *("json-schema-to-typescript@15.0.4", "quicktype-core@26.0.0", "typescript@5.9.3"),
+)
 SOURCES = TEST_DATA / "codegen"
 DATA_NAMES = {model.__name__ for model in DATA.values()}
 EVENTS = {name.removesuffix("Data") for name in DATA_NAMES}
@@ -33,7 +36,11 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     text = "\n".join(['import type { ImdsBridgeEvent } from "./events";', *constants])
     (folder / "examples.ts").write_text(text)
     schemas = map(str, sorted(SCHEMAS.glob("*.json")))
-    return dict(run_script(SOURCES / "generate.js", str(folder), *schemas, modules=node_modules(*PACKAGES)))
+    return dict(
+        run_script(
+            SOURCES / "generate.js", str(folder), str(EXAMPLES), *schemas, modules=node_modules(*PACKAGES)
+        )
+    )
 
 
 def test_typescript_of_all_schemas_is_one_strict_module_and_every_example_has_its_type(
@@ -57,3 +64,7 @@ def test_the_types_of_typescript_are_named_after_the_types_of_events(generated: 
 
 def test_the_classes_of_csharp_have_the_same_names(generated: dict[str, Any]) -> None:
     assert {*generated["csharp"]} == EVENTS | DATA_NAMES | PARTS
+
+
+def test_a_strict_validator_accepts_the_schemas_and_every_example(generated: dict[str, Any]) -> None:
+    assert generated["invalid"] == []
