@@ -72,6 +72,18 @@ def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
     assert [column for column in columns if f'"{column}"' not in code and f"{column}  " not in code] == []
 
 
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    figures = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures")[2].partition("\n\nFive")[0]
+    )
+    numbers = re.findall(r"\d[\d.,]*\d", figures.partition("\n- ")[2])
+    assert len(numbers) > 8
+    measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+    assert [
+        number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d,])", measured)
+    ] == []
+
+
 def test_every_dependency_has_a_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
@@ -99,10 +111,13 @@ def test_shell_examples_can_be_parsed(block: Block) -> None:
 
 
 @pytest.mark.parametrize("name", configurations())
-def test_configurations_can_be_loaded(name: str, tmp_path: Path) -> None:
+def test_configurations_can_be_loaded_and_their_sinks_can_render(name: str, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(toml(with_secrets(tomllib.loads(configurations()[name]), tmp_path)))
-    check_parts(load(file, {}))
+    config = load(file, {})
+    check_parts(config)
+    for sink in config.sinks:
+        assert main.main(["render", "--config", str(file), "--sink", sink]) == 0
 
 
 def test_the_example_of_environment_variables_is_a_configuration(tmp_path: Path) -> None:
