@@ -35,10 +35,18 @@ def configure(command: argparse.ArgumentParser) -> None:
         "--vm", default="", metavar="NAME", help="the VM whose listener gets it (default: this VM)"
     )
     command.add_argument(
-        "--resource-group", default="", metavar="NAME", help="the VM's resource group, for the session id"
+        "--resource-group",
+        default="",
+        metavar="NAME",
+        help="the VM's resource group, for the session id (default: this VM's)",
     )
     command.add_argument("--reason", default="", metavar="TEXT", help="repeated in the receipt")
-    command.add_argument("--expires", default="10m", metavar="TIME", help="10m, 90s, 1h (default: 10m)")
+    command.add_argument(
+        "--expires",
+        default="10m",
+        metavar="TIME",
+        help="when the command expires: 90s, 10m, 1h (default: %(default)s)",
+    )
     command.add_argument("--wait", action="store_true", help="wait for the receipt")
     command.set_defaults(run=_run)
 

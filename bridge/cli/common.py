@@ -31,7 +31,7 @@ def add_role(command: argparse.ArgumentParser) -> None:
         "--role",
         choices=("forward", "listen", "relay"),
         default="forward",
-        help="whose state: the forwarder's (default), the approval listener's or the relay's",
+        help="whose state (default: %(default)s)",
     )
 
 

@@ -28,11 +28,18 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `config`."""
     command.epilog = _EPILOG
     actions = command.add_subparsers(metavar="ACTION", required=True)
-    schema = actions.add_parser("schema", help="print the JSON Schema of the configuration")
+    schema = actions.add_parser(
+        "schema",
+        help="print the JSON Schema of the configuration",
+        description="Print the JSON Schema of the configuration.",
+        epilog="example:\n  imds-bridge config schema > config.schema.json",
+    )
     schema.set_defaults(run=_print_schema)
     check = actions.add_parser(
         "check",
-        help="report every error of a file, without a network; `imds-bridge check` tries what it names",
+        help="report every error of a file, without a network",
+        description="Report every error of a file, without a network; `imds-bridge check` tries what it names.",
+        epilog="example:\n  imds-bridge config check config.toml",
     )
     check.add_argument("file", type=Path, metavar="FILE", help="the TOML file; the environment overrides it")
     check.set_defaults(run=_check)

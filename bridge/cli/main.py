@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
+from bridge.cli.parser import Parser
 from bridge.config.names import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.redaction import redact
@@ -130,22 +131,12 @@ def _write_utf8() -> None:
 
 def build_parser(*wanted: str) -> argparse.ArgumentParser:
     """Return the parser of all commands, of which only the wanted ones have their arguments."""
-    parser = argparse.ArgumentParser(
-        prog="imds-bridge",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="imds-bridge", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"imds-bridge {__version__}")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; also after the command")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (text, module, function) in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in wanted:
             _load(name, module, function, command)
     return parser

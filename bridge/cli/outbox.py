@@ -48,8 +48,9 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 
 def _add_action(actions: Actions, name: str, text: str) -> argparse.ArgumentParser:
+    examples = "\n".join(line for line in _EPILOG.splitlines() if f"outbox {name}" in line)
     action: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"examples:\n{examples}"
     )
     add_config(action)
     add_role(action)

@@ -35,7 +35,9 @@ def configure(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sink", default="", metavar="NAME", help="which sink (optional if there is only one)"
     )
-    command.add_argument("--type", default="", metavar="TYPE", help="only these types; * matches anything")
+    command.add_argument(
+        "--type", default="", metavar="TYPE", help="only these types; * matches anything (default: all)"
+    )
     command.add_argument("--indent", action="store_true", help="indent the JSON")
     command.set_defaults(run=_run)
 

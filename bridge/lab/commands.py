@@ -59,9 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Run a simulated IMDS, Service Bus, Event Grid and webhook inbox on 127.0.0.1 until Ctrl-C."
     )
     parser.epilog = LAB_EXAMPLES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "--vm", action="append", dest="lab_vms", metavar="NAME", default=[], help="a VM; can be repeated"
+        "--vm",
+        action="append",
+        dest="lab_vms",
+        metavar="NAME",
+        default=[],
+        help="a VM; can be repeated (default: web-0, or the scenario's)",
     )
     parser.add_argument(
         "--scenario", metavar="NAME_OR_FILE", help=f"play one of: {', '.join(scenario_names())}; or a file"
@@ -122,7 +126,12 @@ def _add_commands(subparsers: Subparsers) -> None:
     _add_command(
         subparsers, "state", "show events, VMs, approvals and incarnation as JSON", "imds-bridge lab state"
     )
-    subparsers.add_parser("scenarios", help="list the scenarios", description="List the scenarios.")
+    subparsers.add_parser(
+        "scenarios",
+        help="list the scenarios",
+        description="List the scenarios.",
+        epilog="example:\n  imds-bridge lab scenarios",
+    )
 
 
 def _add_schedule(subparsers: Subparsers) -> None:
@@ -159,21 +168,33 @@ def _add_schedule(subparsers: Subparsers) -> None:
         help="lab seconds until NotBefore (default: the documented minimum: Freeze and Reboot 900, "
         "Redeploy 600, Terminate 300, Preempt 30)",
     )
-    add("--source", choices=("Platform", "User"), default="Platform", help="EventSource (%(default)s)")
+    add(
+        "--source",
+        choices=("Platform", "User"),
+        default="Platform",
+        help="EventSource (default: %(default)s)",
+    )
     add(
         "--status",
         choices=("Scheduled", "Started"),
         default="Scheduled",
-        help="EventStatus (%(default)s); Started: an event without notice",
+        help="EventStatus (default: %(default)s); Started: an event without notice",
     )
-    add("--duration", type=int, default=-1, metavar="SECONDS", help="DurationInSeconds (-1: unknown)")
-    add("--impact", type=float, metavar="SECONDS", help="complete it this many lab seconds after its start")
+    add(
+        "--duration", type=int, default=-1, metavar="SECONDS", help="DurationInSeconds (default: -1, unknown)"
+    )
+    add(
+        "--impact",
+        type=float,
+        metavar="SECONDS",
+        help="complete it this long after its start, in lab seconds (default: by `lab complete`)",
+    )
     add(
         "--hold",
         action="store_true",
         help="do not start it when it is approved, but at NotBefore or `release`",
     )
-    add("--description", default="", metavar="TEXT", help="Description")
+    add("--description", default="", metavar="TEXT", help="Description (default: empty)")
 
 
 def _add_fault(subparsers: Subparsers) -> None:
@@ -189,10 +210,23 @@ def _add_fault(subparsers: Subparsers) -> None:
         help=f"an HTTP status by number or name, or one of: {', '.join(FAULT_KINDS)}; clear removes all faults",
     )
     command.add_argument(
-        "--count", type=int, default=1, metavar="N", help="number of requests (%(default)s; 0: no limit)"
+        "--count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of requests (default: %(default)s; 0: no limit)",
     )
-    command.add_argument("--seconds", type=float, metavar="S", help="real seconds before the answer")
-    command.add_argument("--retry-after", metavar="N", help="the Retry-After header of an HTTP status")
+    command.add_argument(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="real seconds before the answer (default: 5 for slow, 120 for slow_first_call, else 0)",
+    )
+    command.add_argument(
+        "--retry-after",
+        metavar="N",
+        help="the Retry-After header of an HTTP status (default: none)",
+    )
 
 
 def _add_command(
@@ -203,9 +237,11 @@ def _add_command(
         help=help_text,
         description=f"{help_text[0].upper()}{help_text[1:]}.",
         epilog="\n  ".join([f"example{'s' if examples[1:] else ''}:", *examples]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument(
-        "--control", default=CONTROL_URL, metavar="URL", help="the lab's control address (%(default)s)"
+        "--control",
+        default=CONTROL_URL,
+        metavar="URL",
+        help="the lab's control address (default: %(default)s)",
     )
     return command
