@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -22,6 +23,7 @@ KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
 # What a program inherits: the rest may contain secrets, or concerns this process alone.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB
+RESULT_BYTES = 32 * 1024  # the room that a result needs at most, its 4 KiB of output escaped
 _SPARE_SECONDS = 10.0  # what a busy machine may add
 RUNNER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("program_runner.py")))
 
@@ -147,11 +149,14 @@ class DetachedRun:
             OSError: the disk or the system does not allow it, or an earlier run has not ended.
         """
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _lock(file)
             os.ftruncate(file, 0)
-            os.write(file, job)
+            # The runner writes its result over the blanks: without it the program would run again.
+            text = job + b" " * RESULT_BYTES
+            if os.write(file, text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file)
             os.lseek(file, 0, os.SEEK_SET)
             # the runner has the lock with the descriptor, and its program has neither

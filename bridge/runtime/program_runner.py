@@ -1,6 +1,7 @@
 """Run one program, as a process of its own: `python -I -S program_runner.py`. It imports only the standard library.
 
-Standard input has the job, a line of JSON. Standard output gets a line with the process id, then one with the result.
+Standard input has the job, a line of JSON. Standard output gets a line with the process id, then one with the result;
+if both are the same file, they follow the job.
 The program runs without a shell, in a session of its own and with a time limit; only the end of its output is kept.
 Its whole process group is ended (SIGTERM, later SIGKILL) at the time limit, after a SIGTERM to the runner, and if
 standard output is a pipe that no process reads any more. With a file as standard output, the program continues when
@@ -9,6 +10,7 @@ the process that wanted it has ended.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -25,6 +27,7 @@ assert sys.platform != "win32"  # noqa: S101 - type checkers then know it
 
 OUTPUT_BYTES = 4096
 _CHUNK_BYTES = 65536
+_PR_SET_PDEATHSIG = 1
 _LAST_READS = 16  # more than a pipe holds: a program that escaped its group may write for ever
 
 
@@ -49,6 +52,7 @@ class Run:
             cwd="/",
             env=job["environment"],
             start_new_session=True,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - the runner has one thread
         )
         assert self._process.stdin  # noqa: S101 - both are pipes
         assert self._process.stdout  # noqa: S101
@@ -137,6 +141,12 @@ class Run:
             os.killpg(self._process.pid, number)
 
 
+def _die_with_parent() -> None:
+    """Have the kernel kill the program if the runner is killed: it may be run again then, and never twice at once."""
+    with suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _watch_signals() -> socket.socket:
     """Return a socket that gets the number of each signal."""
     reader, writer = socket.socketpair()
@@ -155,7 +165,10 @@ def _report(line: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run the job on standard input."""
-    job = json.loads(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    with suppress(OSError):  # a pipe; a file has room behind the job
+        os.lseek(sys.stdout.fileno(), len(line), os.SEEK_SET)
+    job = json.loads(line)
     _report({"pid": os.getpid()})
     try:
         result = Run(job).finish()

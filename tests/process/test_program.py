@@ -16,6 +16,7 @@ from bridge.config.exec import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import RUNNER, DetachedRun, Result, encode_job, run
 from bridge.sinks.exec import ExecSink
+from tests.support.disk import small_disk
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
 LONG_SECONDS = 60.0
@@ -176,7 +177,7 @@ def end_of(run: DetachedRun) -> dict[str, Any]:
     """Ask for the end of a run, and return what its runner has written."""
     run.end()
     wait_until(lambda: not run.is_running())
-    return dict(json.loads(run.path.read_bytes().splitlines()[-1]))
+    return dict(json.loads(run.path.read_bytes().rstrip().splitlines()[-1]))
 
 
 def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(
@@ -218,19 +219,36 @@ def test_a_run_that_is_ended_has_no_result_and_can_start_again(
     assert wait_until(detached.result) == Result(code=0)
 
 
-def test_a_run_whose_runner_was_killed_has_no_result(detached: DetachedRun, tmp_path: Path) -> None:
-    detached.start(job(f"echo $$ > {tmp_path / 'pid'}; exec sleep 60"))
+def test_a_run_whose_runner_was_killed_has_no_result_and_its_program_is_killed_too(
+    detached: DetachedRun, tmp_path: Path
+) -> None:
+    detached.start(job(f"trap '' TERM; echo $$ > {tmp_path / 'pid'}; while :; do sleep 1; done"))
     program = read_pid(tmp_path / "pid")
     os.kill(json.loads(detached.path.read_bytes().splitlines()[1])["pid"], 9)
     wait_until(lambda: not detached.is_running())
-    os.kill(program, 9)
+    wait_until(lambda: not is_alive(program))
     assert later(detached).result() is detached.result() is None
+
+
+def test_a_disk_that_is_full_when_a_program_ends_does_not_lose_its_result(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "ext4") as disk:
+        detached = DetachedRun(disk.path / "runs" / "1.run")
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        detached.start(job(f"read line < {fifo}; head -c 9000 /dev/zero"))
+        disk.fill()
+        fifo.write_text("go\n")
+        result = wait_until(lambda: detached.result() or not detached.is_running())
+        assert isinstance(result, Result)
+        assert result.fault == ""
+        with pytest.raises(OSError, match="No space left"):
+            DetachedRun(disk.path / "runs" / "2.run").start(job("exit 0"))
 
 
 def test_a_result_that_was_not_written_to_its_end_does_not_count(detached: DetachedRun) -> None:
     detached.start(job("exit 0"))
     wait_until(detached.result)
-    detached.path.write_bytes(detached.path.read_bytes()[:-5])
+    detached.path.write_bytes(detached.path.read_bytes().rstrip()[:-5])
     assert later(detached).result() is None
 
 
