@@ -211,10 +211,17 @@ class Outbox:
             return self._storage.error is None
 
     def repeat(self, bodies: Sequence[bytes]) -> None:
-        """Have every sink get events once more that were committed before, unchanged."""
+        """Have every sink get events once more that were committed before: as they are stored, else as given."""
         with self._lock:
-            again = ((event["id"], event["type"], body) for body in bodies for event in [json.loads(body)])
-            self._add(again, are_new=False)
+            events = [(event["id"], event["type"], body) for body in bodies for event in [json.loads(body)]]
+            # An event has got another number if the file failed when it was committed.
+            self._add(
+                ((id_, type_, self._stored(type_, id_) or body) for id_, type_, body in events), are_new=False
+            )
+
+    def _stored(self, event_type: str, event_id: str) -> bytes | None:
+        row = self._storage.run(lambda database: read_one(database, "first-event", event_type, event_id))
+        return stored_event(*row).body if row else None
 
     def _add(
         self,

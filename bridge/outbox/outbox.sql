@@ -181,6 +181,9 @@ UPDATE dead_letter SET retry = 2 WHERE number = ?1 AND retry < 2;
 -- name: newest-events
 SELECT seq, id, type, stored_at, LENGTH(body) FROM event ORDER BY seq DESC LIMIT ?1;
 
+-- name: first-event
+SELECT * FROM event WHERE type = ?1 AND id = ?2 ORDER BY seq LIMIT 1;
+
 -- name: event-body
 SELECT body FROM event WHERE id = ?1 OR seq = ?2 ORDER BY seq DESC LIMIT 1;
 

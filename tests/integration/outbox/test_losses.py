@@ -75,6 +75,27 @@ def test_an_event_that_is_repeated_after_the_state_store_failed_keeps_its_number
         assert [one.body for one in outbox.pending("a", 10)[1]] == [first, first]
 
 
+def test_an_event_that_got_another_number_is_repeated_with_it(tmp_path: Path) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        reporter = Reporter(name="web-0", role="listen", epoch=outbox.meta("epoch"))
+        built = reporter.receipt(
+            outcome="accepted",
+            key="k",
+            command_id="c",
+            event_id="E-1",
+            resources=[],
+            sequence=outbox.count("reporterseq"),
+            at=AT,
+            data={},
+        )
+        failing.fail()
+        outbox.commit([(built, structured(built))], meta={})
+        outbox.repeat([structured(built)])
+        first, again = (one.envelope for one in outbox.pending("a", 2)[1])
+        assert first == again
+        assert first["reporterepoch"] == outbox.meta("epoch") != reporter.epoch
+
+
 def test_events_of_others_keep_their_epoch(tmp_path: Path) -> None:
     with failing_disk() as failing, closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
         built = Reporter(name="db-0", role="forward", epoch="theirs").heartbeat(
