@@ -33,7 +33,8 @@ class CloudEventsSettings(WebhookSettings):
 
     format: Literal["cloudevents"] = "cloudevents"
     mode: Literal["structured", "binary", "batch"] = "structured"
-    """One event as JSON, one with its attributes as `ce-` headers, or lists of up to 100 events."""
+    """One event as JSON, one with its attributes as `ce-` headers (percent-encoded, which several SDKs do not
+    decode), or lists of up to 100 events."""
 
 
 class CloudEvents:
