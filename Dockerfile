@@ -20,7 +20,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
         --requirement requirements-runtime.lock --dest /wheels \
     && python3 -m venv --without-pip /opt/imds-bridge \
     && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
-        --no-index --find-links /wheels 'imds-bridge[websocket]' \
+        --no-index --find-links /wheels 'imds-bridge[console,websocket]' \
     && cp infra/container/health.py /opt/imds-bridge/ \
     # Compiled now, because the file system will be read-only; with hashes, so that builds are reproducible.
     && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \

@@ -68,10 +68,10 @@ audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
 	$(BIN)/pip install --quiet uv
 	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements.lock pyproject.toml
-	$(COMPILE) --constraint requirements.lock --extra websocket --output-file requirements-runtime.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --extra console --extra websocket --output-file requirements-runtime.lock pyproject.toml
 	$(COMPILE) --constraint requirements.lock --group release --output-file requirements-release.lock
 	$(COMPILE) --constraint requirements.lock --group build --output-file requirements-build.lock
-	$(COMPILE) --constraint requirements.lock --extra lab --group build --output-file requirements-demo.lock pyproject.toml
+	$(COMPILE) --constraint requirements.lock --extra console --extra lab --group build --output-file requirements-demo.lock pyproject.toml
 
 clean: ## remove generated files
 	rm -rf $(VENV) $(VERSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist

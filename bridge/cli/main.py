@@ -50,6 +50,7 @@ COMMANDS = {
         "bridge.cli.run",
         "relay",
     ),
+    "console": ("show a fleet's events on one web page", "bridge.cli.console", "configure"),
     "approve": ("send an approve command to a VM's listener", "bridge.cli.approve_command", "configure"),
     "check": ("try the configuration, IMDS and every sink", "bridge.cli.check", "configure"),
     "render": (
@@ -146,7 +147,8 @@ def _load(name: str, module: str, function: str, command: argparse.ArgumentParse
     try:
         configure = getattr(import_module(module), function)
     except ImportError as error:
-        if name not in ("lab", "demo"):
+        extra = {"lab": "lab", "demo": "lab", "console": "console"}.get(name)
+        if extra is None:
             raise
-        raise UsageError(f"{name}: {error}; pip install 'imds-bridge[lab]'") from error
+        raise UsageError(f"{name}: {error}; pip install 'imds-bridge[{extra}]'") from error
     configure(command)

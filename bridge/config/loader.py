@@ -20,7 +20,7 @@ from bridge.config.metrics import MetricsSettings
 from bridge.config.models import Config
 from bridge.config.registry import UnknownNameError, sink_settings
 from bridge.config.sinks import SinkSettings
-from bridge.config.tables import RECEIVERS
+from bridge.config.tables import SECTIONS
 from bridge.config.validators import quote
 from bridge.errors import ConfigError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
-_SECTIONS: dict[str, type[Settings]] = {"imds": ImdsSettings, "metrics": MetricsSettings}
+_CORE_SECTIONS: dict[str, type[Settings]] = {"imds": ImdsSettings, "metrics": MetricsSettings}
 # As what a section that receives from a bus would receive each event of a sink to the same entity.
 _RECEIVED_AS = {"approvals": "a command", "relay": "a new event, endlessly"}
 
@@ -56,14 +56,15 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     from_environment = override(given, environ)
     faults: list[str] = []
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
-    for section, model in _SECTIONS.items():
+    for section, model in _CORE_SECTIONS.items():
         if section in given:
             parts[section] = load_part(model, given.pop(section), section, faults) or model()
-    for section, settings in RECEIVERS.items():
+    for section, settings in SECTIONS.items():
         if section in given:
             source = load_part(resolve_name(settings), given.pop(section), section, faults)
             parts[section] = source
-            faults += _find_loops(parts["sinks"], source, section)
+            if section in _RECEIVED_AS:
+                faults += _find_loops(parts["sinks"], source, section)
     faults += _find_missing_properties(parts)
     config = load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:

@@ -17,10 +17,11 @@ from bridge.config.metrics import MetricsSettings
 if TYPE_CHECKING:
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
+    from bridge.config.console import ConsoleSettings
     from bridge.config.sinks import SinkSettings
 else:
     # The loader validates each part with its own settings, and imports only those that are configured.
-    ApprovalSettings = RelaySettings = SinkSettings = Any
+    ApprovalSettings = ConsoleSettings = RelaySettings = SinkSettings = Any
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -65,6 +66,8 @@ class Config(Settings):
     """Where approve commands come from and what may be approved."""
     relay: RelaySettings | None = None
     """Where `imds-bridge relay` receives events from."""
+    console: ConsoleSettings | None = None
+    """Where `imds-bridge console` listens, where its events come from, and who may look."""
     _path: Path | None = PrivateAttr(default=None)
 
     @property

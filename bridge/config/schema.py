@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
 from bridge.config.registry import sink_settings
-from bridge.config.tables import RECEIVERS, sink_tables, tables
+from bridge.config.tables import SECTIONS, sink_tables, tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}
@@ -29,7 +29,7 @@ _SIGNING_SECRETS = "signing_secrets"
 def config_schema() -> dict[str, Any]:
     """Return the schema of the whole configuration."""
     sinks = [table for table in sink_tables() if table.settings is not sink_settings("webhook")]
-    sections = [table for table in tables() if table.name in RECEIVERS]
+    sections = [table for table in tables() if table.name in SECTIONS]
     models: list[type[BaseModel]] = [Config, *(table.settings for table in (*sections, *sinks))]
     refs, generated = models_json_schema(
         [(model, "validation") for model in models], schema_generator=_Generator

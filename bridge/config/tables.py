@@ -11,10 +11,11 @@ from bridge.config.models import Config
 from bridge.config.registry import FORMATS, SINK_KINDS, format_class, sink_settings
 
 SINK = "sinks.NAME"
-# The sections that receive from a bus, loaded only if they are written.
-RECEIVERS = {
+# The sections that are loaded only if they are written; each may receive from a bus.
+SECTIONS = {
     "approvals": "bridge.config.approvals:ApprovalSettings",
     "relay": "bridge.config.bus:RelaySettings",
+    "console": "bridge.config.console:ConsoleSettings",
 }
 
 
@@ -34,7 +35,7 @@ class Table:
 def tables() -> Iterator[Table]:
     """Yield every table, those that a table contains after it."""
     yield from _with_inner(Table(name="", settings=Config))
-    for section, settings in RECEIVERS.items():
+    for section, settings in SECTIONS.items():
         yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
     yield from sink_tables()
 

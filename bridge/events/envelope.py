@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NoReturn
@@ -52,7 +53,24 @@ def read_event(body: bytes) -> Envelope:
     Raises:
         ValueError: it is not a structured CloudEvent; the text says why.
     """
-    given = read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder)
+    return check_event(decode_event(body))
+
+
+def decode_event(body: bytes) -> dict[str, Json]:
+    """Decode a structured CloudEvent, whose attributes are still to be checked.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    return read_object(body, max_bytes=MAX_BODY_BYTES, decoder=decoder)
+
+
+def check_event(given: Mapping[str, Json]) -> Envelope:
+    """Check the attributes of a decoded event, and return what identifies it.
+
+    Raises:
+        ValueError: an attribute is missing or wrong.
+    """
     for name, value in given.items():
         if name not in ("data", "data_base64"):
             _check_attribute(name, value)
@@ -88,4 +106,4 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")
 
 
-_decoder = BoundedDecoder(max_depth=MAX_DEPTH, parse_float=_finite, parse_constant=_refuse_constant)
+decoder = BoundedDecoder(max_depth=MAX_DEPTH, parse_float=_finite, parse_constant=_refuse_constant)

@@ -28,7 +28,7 @@ PAGE = ROOT / "docs" / "configuration.md"
 MARK = "<!-- Generated from the docstrings in bridge/config by `python -m tests.support.config_page`. -->\n"
 SCHEMA = config_schema()
 # The tables that most configurations have come first.
-ORDER = ("", "sinks", "approvals", "relay", "imds", "metrics")
+ORDER = ("", "sinks", "approvals", "relay", "console", "imds", "metrics")
 # What several tables have in common.
 TITLES: Mapping[type[Settings], str] = {
     SinkSettings: "Every sink",
@@ -42,7 +42,7 @@ TITLES: Mapping[type[Settings], str] = {
 }
 REGISTERED = {(SinkSettings, "kind"): list(SINK_KINDS), (WebhookSettings, "format"): list(FORMATS)}
 KINDS = {"boolean": "`true`, `false`"}
-UNITS = {"seconds": "seconds", "mb": "MiB", "second": "requests a second"}
+UNITS = {"days": "days", "seconds": "seconds", "mb": "MiB", "second": "requests a second"}
 
 
 def page() -> str:

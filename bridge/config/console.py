@@ -1,0 +1,138 @@
+"""Where the console listens, where its events come from, and who may look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bridge.config.base import Fault, Secret, Settings
+from bridge.config.bus import ReceiverSettings
+from bridge.config.metrics import socket_address
+from bridge.config.validators import check_signing_secrets, check_token, is_loopback, join_signing_secrets
+
+_SECRET_CHARACTERS = 24
+
+
+class IngestSettings(Settings):
+    """What a sender of events to `/ingest` has to show: a bearer token, or a signature."""
+
+    bearer_token: Secret | None = None
+    """The token that senders show as `Authorization: Bearer`. Example:
+    `"aVqN3yRkT7wEo5xUz1mHcB8g"`."""
+    signing_secrets: Secret | None = None
+    """The Standard Webhooks secrets, one a line, of which one has to have signed each request. Example:
+    `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
+    secret_checks: ClassVar = {"bearer_token": check_token, "signing_secrets": check_signing_secrets}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _join_secrets(cls, given: Any) -> Any:
+        return join_signing_secrets(given)
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether a sender has to show anything."""
+        return self.bearer_token is not None or self.signing_secrets is not None
+
+
+class SourceSettings(ReceiverSettings):
+    """The Service Bus subscription or queue that the console receives events from."""
+
+
+class ProxySettings(Settings):
+    """The headers in which an authenticating proxy says who is signed in, and the secret that proves the proxy."""
+
+    secret: Secret
+    """The secret of at least 24 characters that only the proxy knows. Example:
+    `"q8Zt2LmXv5Rn7KdYb3Wf9GhC"`."""
+    secret_header: str = "X-Proxy-Secret"  # noqa: S105 - a header's name
+    """The header in which the proxy sends the secret. Example: `"X-Gateway-Secret"`."""
+    user_header: str = "X-Forwarded-User"
+    """The header with the name of who is signed in. Example: `"X-Auth-Request-Email"`."""
+    groups_header: str = "X-Forwarded-Groups"
+    """The header with the groups, separated by commas. Example: `"X-Auth-Request-Groups"`."""
+
+    @field_validator("secret")
+    @classmethod
+    def _check_length(cls, value: Secret) -> Secret:
+        if len(value.read()) < _SECRET_CHARACTERS:
+            raise ValueError(f"expected at least {_SECRET_CHARACTERS} characters")
+        return value
+
+    @field_validator("secret_header", "user_header", "groups_header")
+    @classmethod
+    def _check_header(cls, value: str) -> str:
+        if not value.replace("-", "").isalnum() or not value.isascii():
+            raise ValueError("expected the name of a header")
+        return value
+
+
+class ConsoleSettings(Settings):
+    """Where `imds-bridge console` listens, where its events come from, and who may look."""
+
+    listen: str = Field(default="127.0.0.1:8080", json_schema_extra={"pattern": r"^.+:[0-9]{1,5}$"})
+    """The address and port of the pages; on any other than a loopback address people have to sign in. Example:
+    `"0.0.0.0:8080"`."""
+    auth: Literal["none", "easyauth", "proxy"] = "none"
+    """Who signs people in: nobody, which is refused unless `listen` is a loopback address; Azure App Service or
+    Container Apps; or an authenticating proxy."""
+    public_url: str = ""
+    """The address that people open in the browser. Example: `"https://console.contoso.example"`."""
+    viewer_groups: tuple[str, ...] = ()
+    """The groups that may look; empty for everybody who is signed in. Example: `["staff"]`."""
+    approver_groups: tuple[str, ...] = ()
+    """The groups that may approve; empty for nobody. Example: `["ops"]`."""
+    retain_days: float = Field(default=90, ge=1, le=3660)
+    """How long events are kept. Example: `30`."""
+    ingest: IngestSettings = Field(default_factory=IngestSettings)
+    """What a sender of events to `/ingest` has to show."""
+    bus: SourceSettings | None = None
+    """The Service Bus that events are received from."""
+    proxy: ProxySettings | None = None
+    """How the proxy says who is signed in, with `auth = "proxy"`."""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, value: str) -> str:
+        socket_address(value)
+        return value
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, value: str) -> str:
+        if value and not value.startswith(("https://", "http://localhost", "http://127.0.0.1")):
+            raise ValueError("expected https://HOST, as people see it in the browser")
+        return value.rstrip("/")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the console."""
+        return is_loopback(socket_address(self.listen)[1][0])
+
+    @property
+    def takes_ingest(self) -> bool:
+        """Whether events can be posted."""
+        return self.is_local or self.ingest.has_secret
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield an address that others can reach without any proof of who they are."""
+        yield from super().find_faults()
+        if not self.is_local and self.auth == "none":
+            yield (
+                "auth",
+                f'other machines can reach {self.listen}; expected "easyauth" or "proxy", or listen on 127.0.0.1',
+            )
+        if not self.takes_ingest and self.bus is None:
+            yield (
+                "ingest",
+                f"other machines can reach {self.listen}; expected bearer_token, signing_secret or [console.bus]",
+            )
+        if (self.auth == "proxy") != (self.proxy is not None):
+            yield "proxy", 'expected exactly with auth = "proxy", and with its secret'
+        if self.auth != "none" and not self.public_url:
+            yield (
+                "public_url",
+                f'expected with auth = "{self.auth}": the address that people open, https://HOST',
+            )

@@ -1,0 +1,1 @@
+"""The web console: the fleet on one page, from the events that the forwarders publish."""

@@ -1,0 +1,96 @@
+"""Receive events from Service Bus, commit them, and only then complete their messages."""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+from typing import Any
+
+from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
+from bridge.console.received import Received, receive
+from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
+from bridge.errors import Unavailable
+from bridge.events.envelope import EXPECTED, decode_event
+from bridge.runtime.clock import Clock
+from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.threads import Stop, extend_deadline, report_progress
+
+log = logging.getLogger(__name__)
+
+PASS_SECONDS = 0.25
+BATCH_EVENTS = 200
+COMMIT_SECONDS = 60.0
+
+
+class BusInput:
+    """Commits events from the bus. `run` and `run_once` are for one thread; `status` may be called from any."""
+
+    def __init__(
+        self, *, receiver: Receiver, writer: Writer, clock: Clock, stop: Stop, settled: Stop
+    ) -> None:
+        """Prepare to receive.
+
+        Args:
+            receiver: where the events come from.
+            writer: commits them.
+            clock: dates them.
+            stop: ends `run`.
+            settled: `run` sets it at its end, when it will settle nothing more.
+        """
+        self._receiver = receiver
+        self._writer = writer
+        self._clock = clock
+        self._stop = stop
+        self._settled = settled
+        self._log_limit = RepeatLimit(clock)
+        self._malformed = 0
+
+    def run(self) -> None:
+        """Receive until the stop; messages that are not committed by then are delivered again."""
+        try:
+            while not self._stop:
+                report_progress()
+                self.run_once(PASS_SECONDS)
+        finally:
+            self._settled.set()
+
+    def run_once(self, wait_seconds: float) -> None:
+        """Wait up to `wait_seconds` for messages, commit their events, and complete the messages."""
+        events: list[Received] = []
+        readable: list[ReceivedMessage] = []
+        for message in islice(self._receiver.messages(wait_seconds), BATCH_EVENTS):
+            try:
+                body = message.decoded_body()
+                event = receive(decode_event(body), body, now=self._clock.wall())
+            except ValueError as error:
+                self._refuse(message, str(error))
+                continue
+            events += [event] if event else []
+            readable.append(message)
+        if self._commit(events):
+            for message in readable:
+                self._receiver.settle(message, Settlement())
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status file shows of the bus."""
+        return {**self._receiver.status(), "malformed": self._malformed}
+
+    def _commit(self, events: list[Received]) -> bool:
+        """Commit events, again and again while the store fails; return False if the stop comes first."""
+        while events and not self._stop:
+            extend_deadline(COMMIT_SECONDS)
+            try:
+                self._writer.submit(events).result(COMMIT_SECONDS)
+            except (Unavailable, TimeoutError):
+                self._stop.wait(RETRY_AFTER_SECONDS)
+            else:
+                return True
+        return not events
+
+    def _refuse(self, message: ReceivedMessage, fault: str) -> None:
+        self._receiver.settle(
+            message, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
+        )
+        self._malformed += 1
+        if self._log_limit.is_due():
+            log.warning("messages that are not events are dead-lettered: %s", fault)

@@ -1,0 +1,213 @@
+"""The page Fleet: one cell for each VM, by group and zone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from bridge.console.now import css_class, starts_at
+from bridge.console.queries import EventRow, VmRow
+from bridge.formats.text import format_duration, sanitize
+from bridge.imds.document import fold_name
+
+SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
+STATES = ("Started", "Scheduled", "unreachable", "silent", "stopped", "unknown", "quiet")
+_NAME_LENGTH = 64
+_Section = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One VM.
+
+    Attributes:
+        vm: what it reported; None for one that others name and that has never reported.
+        name: of the VM.
+        state: one of STATES.
+        css: its style.
+        note: the state in words.
+        event: the most urgent event of the VM.
+    """
+
+    vm: VmRow | None
+    name: str
+    state: str
+    css: str
+    note: str
+    event: EventRow | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """The VMs of one group and zone.
+
+    Attributes:
+        name: of the group.
+        subscription: its first characters, as groups of several subscriptions can share a name.
+        zone: "" if there is none.
+        location: the region.
+        cells: its VMs.
+        versions: of imds-bridge, with the number of VMs that have each.
+        backlog: events that wait for delivery on these VMs.
+        gaps: events of these VMs that were published and have not arrived.
+    """
+
+    name: str
+    subscription: str
+    zone: str
+    location: str
+    cells: tuple[Cell, ...]
+    versions: tuple[tuple[str, int], ...]
+    backlog: int
+    gaps: int
+
+
+def fleet(vms: Sequence[VmRow], events: Sequence[EventRow], now: float) -> list[Group]:
+    """Arrange every VM by group and zone.
+
+    Args:
+        vms: that have reported.
+        events: the open ones.
+        now: seconds since 1970.
+    """
+    by_vm = _events_by_vm(events)
+    placed: list[tuple[_Section, Cell]] = []
+    sections: dict[str, _Section] = {}
+    for vm in vms:
+        section = (vm.group_name, vm.scope, vm.zone, vm.location)
+        sections.setdefault(vm.scope, section)
+        placed.append((section, _cell(vm, by_vm.pop(_place(vm), None), now)))
+    for (scope, name), event in by_vm.items():
+        section = sections.get(scope, (event.group_name, scope, "", ""))
+        placed.append((section, _unknown_cell(name, event)))
+    placed.sort(key=lambda one: (one[0], _natural(one[1].name)))
+    return [
+        _group(key, [cell for _, cell in found]) for key, found in groupby(placed, key=lambda one: one[0])
+    ]
+
+
+def count_states(groups: Iterable[Group]) -> Counter[str]:
+    """Return how many VMs are in each state."""
+    return Counter(cell.state for group in groups for cell in group.cells)
+
+
+def only_state(groups: Iterable[Group], state: str) -> list[Group]:
+    """Leave out the VMs that are in another state; `silent` includes `stopped`."""
+    wanted = {state, "stopped"} if state == "silent" else {state}
+    kept = (
+        _group(
+            (group.name, "", group.zone, group.location),
+            [cell for cell in group.cells if cell.state in wanted],
+        )
+        for group in groups
+    )
+    return [group for group in kept if group.cells]
+
+
+def state_of(vm: VmRow, now: float) -> tuple[str, str]:
+    """Return the state of a VM without events, and since when in words."""
+    age = now - vm.alive_at
+    if vm.is_stopped and vm.alive_at <= vm.heartbeat_at:
+        return "stopped", f"stopped {format_duration(age)}"
+    if age > SILENT_SECONDS:
+        return "silent", f"silent {format_duration(age)}"
+    if vm.unreachable_since is not None:
+        return "unreachable", f"no IMDS {format_duration(now - vm.unreachable_since)}"
+    return "quiet", "quiet"
+
+
+def _events_by_vm(events: Iterable[EventRow]) -> dict[tuple[str, str], EventRow]:
+    """Return the most urgent event of each VM that an event names."""
+    found: dict[tuple[str, str], EventRow] = {}
+    for event in events:
+        for name in event.resources:
+            place = (event.scope, fold_name(name))
+            if place not in found or _urgency(event) < _urgency(found[place]):
+                found[place] = event
+    return found
+
+
+def _urgency(event: EventRow) -> tuple[bool, float]:
+    return event.status != "Started", starts_at(event) or 0.0
+
+
+def _place(vm: VmRow) -> tuple[str, str]:
+    return vm.scope, fold_name(vm.name)
+
+
+def _cell(vm: VmRow, event: EventRow | None, now: float) -> Cell:
+    state, note = state_of(vm, now)
+    css = state
+    if event:
+        # A VM that is silent stays so in words, whatever happens to it.
+        note = _event_note(event, now) + (f", {note}" if state != "quiet" else "")
+        css = f"{css_class(event.event_type)} {state}"
+        state = "Started" if event.status == "Started" else "Scheduled"
+    if vm.backlog:
+        note += f", {vm.backlog} waiting"
+    if vm.gaps:
+        note += f", {vm.gaps} missing"
+    return Cell(vm=vm, name=sanitize(vm.name, _NAME_LENGTH), state=state, css=css, note=note, event=event)
+
+
+def _unknown_cell(name: str, event: EventRow) -> Cell:
+    return Cell(
+        vm=None,
+        name=sanitize(name, _NAME_LENGTH),
+        state="unknown",
+        css="unknown",
+        note="never reported",
+        event=event,
+    )
+
+
+def _event_note(event: EventRow, now: float) -> str:
+    kind = sanitize(event.event_type, 40) or "event"
+    if event.status == "Started":
+        return f"{kind} now"
+    start = starts_at(event)
+    if start is None:
+        return kind
+    return f"{kind} in {format_duration(start - now)}" if start > now else f"{kind} due"
+
+
+def _group(key: tuple[str, str, str, str], cells: list[Cell]) -> Group:
+    name, scope, zone, location = key
+    known = [cell.vm for cell in cells if cell.vm]
+    versions = Counter(sanitize(vm.version, 40) for vm in known if vm.version)
+    return Group(
+        name=sanitize(name, _NAME_LENGTH) or "no group",
+        subscription=scope.removeprefix("/subscriptions/").partition("/")[0][:8],
+        zone=sanitize(zone, 20),
+        location=sanitize(location, 40),
+        cells=tuple(cells),
+        versions=tuple(versions.most_common(3)),
+        backlog=sum(vm.backlog for vm in known),
+        gaps=sum(vm.gaps for vm in known),
+    )
+
+
+def _natural(name: str) -> tuple[str, int, str]:
+    """Return a key that sorts web-9 before web-10."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, int(digits[:18] or 0), name
+
+
+def summary(groups: Sequence[Group]) -> Mapping[str, int]:
+    """Return the figures of the whole fleet."""
+    return {
+        "vms": sum(cell.vm is not None for group in groups for cell in group.cells),
+        "backlog": sum(group.backlog for group in groups),
+        "gaps": sum(group.gaps for group in groups),
+        **count_states(groups),
+    }
+
+
+def rows(groups: Iterable[Group]) -> Iterator[tuple[Group, Cell]]:
+    """Yield every VM with its group, for a table."""
+    for group in groups:
+        for cell in group.cells:
+            yield group, cell

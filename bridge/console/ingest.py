@@ -1,0 +1,167 @@
+"""`/ingest`: CloudEvents over HTTP, acknowledged when they are committed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from bridge.config.console import ConsoleSettings
+from bridge.console.access import sender_fault
+from bridge.console.content import UnsupportedContentError, read_events
+from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
+from bridge.errors import Unavailable
+from bridge.events.envelope import MAX_BODY_BYTES
+from bridge.runtime.clock import Clock
+from bridge.runtime.repeat_limit import RepeatLimit
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING_BYTES = 32 * 1024 * 1024  # of all requests together
+BODY_SECONDS = 15.0
+_CODE = re.compile(r"[A-Za-z0-9-]{1,100}")
+_ORIGIN = re.compile(r"[A-Za-z0-9.:/_-]{1,200}")
+
+
+class Refused(Exception):
+    """A request is answered with an error."""
+
+    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+class Ingest:
+    """Takes events from webhook sinks and from Event Grid; for the thread of the event loop."""
+
+    def __init__(self, settings: ConsoleSettings, *, writer: Writer, clock: Clock) -> None:
+        """Prepare to take events.
+
+        Args:
+            settings: what senders have to show.
+            writer: commits.
+            clock: dates events, and judges the age of signatures.
+        """
+        self._settings = settings
+        self._writer = writer
+        self._clock = clock
+        self._pending_bytes = 0
+        self._log_limit = RepeatLimit(clock)
+        self.refused = 0
+
+    async def options(self, http: HttpRequest) -> Response:
+        """Consent to deliveries (CloudEvents webhook handshake, also Event Grid's): each is still authenticated."""
+        origin = http.headers.get("webhook-request-origin", "")
+        headers = {"Allow": "POST, OPTIONS"}
+        if _ORIGIN.fullmatch(origin):
+            headers |= {"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"}
+        return Response(status_code=HTTPStatus.OK, headers=headers)
+
+    async def post(self, http: HttpRequest) -> Response:
+        """Commit the events of a request."""
+        try:
+            return await self._post(http)
+        except Refused as refused:
+            self.refused += 1
+            if self._log_limit.is_due(refused.status):
+                log.warning("events are refused: %s", refused, extra={"status": refused.status})
+            return _answer(refused.status, {"error": str(refused)}, **refused.headers)
+        except ClientDisconnect:
+            return _answer(HTTPStatus.BAD_REQUEST, {"error": "the request was not completed"})
+
+    async def _post(self, http: HttpRequest) -> Response:
+        if not self._settings.takes_ingest:
+            raise Refused(
+                HTTPStatus.FORBIDDEN, "there is no bearer_token or signing_secret in [console.ingest]"
+            )
+        if "origin" in http.headers:
+            raise Refused(HTTPStatus.FORBIDDEN, "browsers may not send events")
+        body = await self._read(http)
+        try:
+            if (code := _validation_code(http, body)) is not None:
+                return _answer(HTTPStatus.OK, {"validationResponse": code})
+            return await self._commit(http, body)
+        finally:
+            self._pending_bytes -= len(body)
+
+    async def _read(self, http: HttpRequest) -> bytes:
+        """Read the body, and count it among the pending ones."""
+        if self._pending_bytes > MAX_PENDING_BYTES:
+            raise _busy("too many requests at the same time")
+        try:
+            body = await read_body(http, max_bytes=MAX_BODY_BYTES, limit_seconds=BODY_SECONDS)
+        except TimeoutError:
+            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
+        if body is None:
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {MAX_BODY_BYTES} bytes")
+        self._pending_bytes += len(body)
+        return body
+
+    async def _commit(self, http: HttpRequest, body: bytes) -> Response:
+        now = self._clock.now()
+        try:
+            fault = sender_fault(self._settings.ingest, http.headers, body, now)
+        except (OSError, ValueError) as error:
+            log.error("a secret of [console.ingest] cannot be read: %s", error)  # noqa: TRY400 - the text is enough
+            raise _busy("senders cannot be authenticated at the moment") from None
+        if fault:
+            raise Refused(HTTPStatus.UNAUTHORIZED, fault, **{"WWW-Authenticate": "Bearer"})
+        try:
+            events, ignored = read_events(http.headers, body, now=now.timestamp())
+            if events:
+                await asyncio.wrap_future(self._writer.submit(events))
+        except UnsupportedContentError as error:
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, str(error)) from None
+        except ValueError as error:
+            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
+        except Unavailable as error:
+            raise _busy(str(error)) from None
+        return _answer(HTTPStatus.OK, {"accepted": len(events), "ignored": ignored})
+
+
+async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) -> bytes | None:
+    """Read a body within limits; None if it is larger.
+
+    Raises:
+        TimeoutError: it does not arrive in time.
+    """
+    declared = http.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        return None
+    parts, size = [], 0
+    async with asyncio.timeout(limit_seconds):
+        async for part in http.stream():
+            size += len(part)
+            if size > max_bytes:
+                return None
+            parts.append(part)
+    return b"".join(parts)
+
+
+def _validation_code(http: HttpRequest, body: bytes) -> str | None:
+    """Return the code that Event Grid's handshake wants back; it proves only that events can be sent here."""
+    if http.headers.get("aeg-event-type") != "SubscriptionValidation":
+        return None
+    try:
+        code = json.loads(body)[0]["data"]["validationCode"]
+    except (ValueError, LookupError, TypeError):
+        code = None
+    if not isinstance(code, str) or not _CODE.fullmatch(code):
+        raise Refused(HTTPStatus.BAD_REQUEST, "expected a SubscriptionValidationEvent with a validationCode")
+    return code
+
+
+def _busy(text: str) -> Refused:
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, **{"Retry-After": f"{RETRY_AFTER_SECONDS:.0f}"})
+
+
+def _answer(status: HTTPStatus, body: dict[str, Any], **headers: str) -> Response:
+    return JSONResponse(body, status_code=status, headers=headers)

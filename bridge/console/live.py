@@ -1,0 +1,64 @@
+"""Notify open pages of changes by server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+MAX_STREAMS = 200
+KEEP_ALIVE_SECONDS = 15.0
+APART_SECONDS = 0.2  # between two messages: a page fetches itself after each
+
+
+class Live:
+    """The streams of open pages; for the thread of the event loop, but `notify` may be called from any."""
+
+    def __init__(self, version: Callable[[], int]) -> None:
+        """Prepare streams; `version` returns a number that changes with every commit."""
+        self._version = version
+        self._streams: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Use the loop of this thread."""
+        self._loop = asyncio.get_running_loop()
+
+    def notify(self) -> None:
+        """Wake all streams."""
+        if self._loop:
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def close(self) -> None:
+        """End all streams."""
+        self._is_closed = True
+        self._wake()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are too many streams."""
+        return len(self._streams) >= MAX_STREAMS
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield a message now and after each change, and comments in between to keep the connection open."""
+        changed = asyncio.Event()
+        self._streams.add(changed)
+        try:
+            yield f"retry: 2000\nevent: version\ndata: {self._version()}\n\n"
+            while not self._is_closed:
+                try:
+                    await asyncio.wait_for(changed.wait(), KEEP_ALIVE_SECONDS)
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                changed.clear()
+                yield f"event: version\ndata: {self._version()}\n\n"
+                await asyncio.sleep(APART_SECONDS)
+        finally:
+            self._streams.discard(changed)
+
+    def _wake(self) -> None:
+        for stream in self._streams:
+            stream.set()

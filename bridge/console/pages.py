@@ -1,0 +1,241 @@
+"""Render the pages: read the store, build what a page shows, fill its template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from bridge import __version__
+from bridge.console import fleet, history, now, queries, story
+from bridge.console.access import Person
+from bridge.console.filters import Filter, choices, read_filter
+from bridge.console.queries import DAY, Readers
+from bridge.contract.types import KNOWN_VALUES
+from bridge.events.envelope import decode_event
+from bridge.formats.text import format_duration, format_relative, sanitize
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.terminal import escape
+
+MAX_ROWS = 200
+MAX_RAW = 50
+ENDED_SECONDS = 3600.0  # how long Now shows an event after its end
+STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+@lru_cache
+def static_file(name: str) -> bytes:
+    """Return a file that the pages load."""
+    return files("bridge.console").joinpath("static", name).read_bytes()
+
+
+@lru_cache
+def static_url(name: str) -> str:
+    """Return the address of a file, which changes with its content."""
+    return f"/static/{sha256(static_file(name)).hexdigest()[:12]}/{name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a page depends on: its query, and who looks."""
+
+    query: Mapping[str, str]
+    person: Person
+
+
+class Pages:
+    """Renders pages, for any thread; every method may raise sqlite3.Error."""
+
+    def __init__(self, readers: Readers, *, clock: Clock, input_error: Any, version: Any) -> None:
+        """Prepare the templates.
+
+        Args:
+            readers: read the store.
+            clock: what the pages call now.
+            input_error: returns why no events are received at the moment, "" if they are.
+            version: returns a number that changes with every commit.
+        """
+        self._readers = readers
+        self._clock = clock
+        self._input_error = input_error
+        self._version = version
+        self._templates = Environment(
+            loader=PackageLoader("bridge.console"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+        )
+        self._templates.filters |= {
+            "text": sanitize,
+            "iso": _iso,
+            "clock": _clock,
+            "duration": format_duration,
+            "relative": lambda at, at_now: format_relative(at - at_now, exact=at > at_now),
+            "css": now.css_class,
+            "names": now.vm_names,
+            "impact": story.impact_text,
+            "segment": lambda value: quote(value, safe=""),
+        }
+        self._templates.globals |= {"static_url": static_url, "app_version": __version__}
+
+    def now(self, request: Request) -> str:
+        """Render what is open."""
+        at, wanted = self._clock.wall(), read_filter(request.query)
+        window = request.query.get("window", now.DEFAULT_WINDOW)
+        window = window if window in now.WINDOWS else now.DEFAULT_WINDOW
+        with self._readers.reading() as store:
+            every, vms = queries.open_events(store, at), queries.vms(store)
+            ended = [
+                one
+                for one in queries.ended_events(store, at - ENDED_SECONDS, limit=50)
+                if wanted.matches(one)
+            ]
+            shown = [event for event in every if wanted.matches(event)]
+            seen = {one.event_id: queries.count_seen_by(store, one.event_id) for one in shown[:MAX_ROWS]}
+            base = self._base(store, at)
+        states = fleet.count_states(fleet.fleet(vms, every, at))
+        return self._render(
+            "now.html",
+            request,
+            {
+                **base,
+                "headline": now.headline(shown, at),
+                "tiles": now.tiles(every, states),
+                "timeline": now.timeline(shown, at, window),
+                "windows": now.WINDOWS,
+                "rows": shown[:MAX_ROWS],
+                "total": len(shown),
+                "ended": ended,
+                "seen": seen,
+                "vms": len(vms),
+                **_filter_context(wanted, every, vms),
+            },
+        )
+
+    def fleet(self, request: Request) -> str:
+        """Render every VM."""
+        at, wanted = self._clock.wall(), read_filter(request.query)
+        with self._readers.reading() as store:
+            every, vms = queries.open_events(store, at), queries.vms(store)
+            base = self._base(store, at)
+        whole = fleet.fleet(vms, every, at)
+        shown = vms if not wanted.is_set else [vm for vm in vms if wanted.matches_vm(vm)]
+        groups = (
+            whole if shown is vms else fleet.fleet(shown, [one for one in every if wanted.matches(one)], at)
+        )
+        groups = fleet.only_state(groups, wanted.status) if wanted.status else groups
+        return self._render(
+            "fleet.html",
+            request,
+            {
+                **base,
+                "groups": groups,
+                "figures": fleet.summary(whole),
+                "states": fleet.STATES,
+                "is_table": request.query.get("view") == "table",
+                "table": list(fleet.rows(groups))[: MAX_ROWS * 5]
+                if request.query.get("view") == "table"
+                else [],
+                "silent_minutes": round(fleet.SILENT_SECONDS / 60),
+                **_filter_context(wanted, every, vms),
+            },
+        )
+
+    def event(self, request: Request, event_id: str) -> str | None:
+        """Render the story of one event; None if it is not known."""
+        at = self._clock.wall()
+        with self._readers.reading() as store:
+            event = queries.find_event(store, event_id)
+            if event is None:
+                return None
+            reports, vms = queries.reports_of(store, event_id), queries.vms(store)
+            base = self._base(store, at)
+        return self._render(
+            "event.html",
+            request,
+            {
+                **base,
+                "event": event,
+                "starts_at": now.starts_at(event),
+                "notice": story.notice_text(event),
+                "steps": story.story(event, reports),
+                "witnesses": story.witnesses(event, reports, vms),
+                "raw": [_raw(report) for report in reports[:MAX_RAW]],
+                "total": len(reports),
+                **_filter_context(Filter(), [], vms),
+            },
+        )
+
+    def history(self, request: Request) -> str:
+        """Render the figures of the last days."""
+        at = self._clock.wall()
+        days = history.PERIODS.get(request.query.get("days", ""), 30)
+        with self._readers.reading() as store:
+            found = history.read_history(store, days, at)
+            vms, base = queries.vms(store), self._base(store, at)
+        gaps = sorted((vm for vm in vms if vm.gaps), key=lambda vm: -vm.gaps)[:MAX_RAW]
+        context = {**base, "history": found, "ends": history.ENDS, "gaps": gaps}
+        return self._render("history.html", request, {**context, **_filter_context(Filter(), [], vms)})
+
+    def error(self, request: Request, status: int, title: str, text: str) -> str:
+        """Render an error."""
+        context = {"status": status, "title": title, "text": text, **_filter_context(Filter(), [], [])}
+        base = {"now": self._clock.wall(), "rebuilt": None, "last_received_at": None}
+        return self._render("error.html", request, {**base, **context, "input_error": ""})
+
+    def csv(self, days: int) -> str:
+        """Write the events of the last days as CSV."""
+        with self._readers.reading() as store:
+            return "".join(history.write_csv(queries.events_since(store, self._clock.wall() - days * DAY)))
+
+    def jsonl(self, event_id: str) -> bytes:
+        """Return every CloudEvent about an event, one a line; nothing for an unknown one."""
+        with self._readers.reading() as store:
+            bodies = queries.bodies_of_event(store, event_id)
+        return b"".join(json.dumps(decode_event(body)).encode() + b"\n" for body in bodies)
+
+    def _base(self, store: Any, at: float) -> dict[str, Any]:
+        return {
+            "now": at,
+            "rebuilt": queries.rebuilt_note(store),
+            "last_received_at": queries.last_received_at(store),
+            "input_error": sanitize(self._input_error()),
+        }
+
+    def _render(self, template: str, request: Request, context: Mapping[str, Any]) -> str:
+        common = {"person": request.person, "page": template.partition(".")[0], "version": self._version()}
+        return self._templates.get_template(template).render({**common, **context})
+
+
+def _filter_context(wanted: Filter, events: Any, vms: Any) -> dict[str, Any]:
+    known = {name: KNOWN_VALUES[name] for name in ("EventType", "EventSource")}
+    return {
+        "filter": wanted,
+        "types": choices([event.event_type for event in events], *known["EventType"]),
+        "statuses": choices([event.status for event in events], "Scheduled", "Started"),
+        "sources": choices([event.event_source for event in events], *known["EventSource"]),
+        "group_names": choices([vm.group_name for vm in vms]),
+    }
+
+
+def _raw(report: queries.ReportRow) -> tuple[str, float, str]:
+    """Return a CloudEvent's kind, time and indented text, in which nothing from outside reorders or hides text."""
+    text = json.dumps(decode_event(report.body), indent=2, ensure_ascii=False)
+    return report.kind, report.at, "\n".join(map(escape, text.split("\n")))
+
+
+def _iso(at: float) -> str:
+    return iso_utc(datetime.fromtimestamp(at, UTC))
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M:%S} UTC"

@@ -1,0 +1,250 @@
+"""The console as a process: its parts, its threads, and its stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+from bridge import __version__
+from bridge.config.console import ConsoleSettings
+from bridge.config.metrics import socket_address
+from bridge.config.models import Config
+from bridge.config.permissions import find_exposed
+from bridge.console.bus import BusInput
+from bridge.console.ingest import Ingest
+from bridge.console.live import Live
+from bridge.console.pages import Pages
+from bridge.console.queries import DAY, Readers
+from bridge.console.store import Store
+from bridge.console.web import Web
+from bridge.console.writer import Writer
+from bridge.errors import StateError, UsageError
+from bridge.outbox.state_dir import StateFolder
+from bridge.runtime import logging as logs
+from bridge.runtime.clock import Clock
+from bridge.runtime.instants import iso_utc
+from bridge.runtime.sd_notify import Supervisor
+from bridge.runtime.signals import Signals
+from bridge.runtime.threads import Stop, stalled_threads, start_thread
+
+log = logging.getLogger(__name__)
+
+DATABASE = "console.db"
+TICK_SECONDS = 1.0
+MAX_CONNECTIONS = 500
+MAX_HEADER_BYTES = 32 * 1024
+STOP_SECONDS = 10.0
+
+
+def run_console(config: Config) -> int:
+    """Run the console until it is stopped; return the exit code.
+
+    Raises:
+        UsageError: it cannot listen on its address.
+        StateError: the state is locked by another process, or cannot be used.
+    """
+    os.umask(0o077)
+    logs.set_up(level=config.log_level, style=config.log_format)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for path in find_exposed(config, "console"):
+        log.error(
+            "everybody may write %s, and so change what this process does; remove that permission", path
+        )
+    with Signals() as signals:
+        return Console(config).run(signals)
+
+
+class Console:
+    """The parts of the console, and their life."""
+
+    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
+        """Open the store and the port.
+
+        Args:
+            config: the whole configuration.
+            clock: for all parts.
+
+        Raises:
+            UsageError, StateError: see `run_console`.
+        """
+        self.settings = config.console or ConsoleSettings()
+        self._clock = clock or Clock()
+        self._folder = StateFolder(Path(config.state_dir) / "console")
+        self._store = _open_store(self._folder)
+        self._socket = _listen(self.settings.listen)
+        self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
+        self.writer = Writer(
+            self._store, clock=self._clock, stop=self._drained, retain_seconds=self.settings.retain_days * DAY
+        )
+        self.bus = self._bus_input()
+        self.live = Live(lambda: self.writer.version)
+        self.writer.on_change(self.live.notify)
+        self._readers = Readers(self._store)
+        pages = Pages(
+            self._readers,
+            clock=self._clock,
+            input_error=self._input_error,
+            version=lambda: self.writer.version,
+        )
+        ingest = Ingest(self.settings, writer=self.writer, clock=self._clock)
+        web = Web(self.settings, pages=pages, live=self.live, ingest=ingest)
+        self._server = _server(web, self.live)
+        self._started_at = self._clock.now()
+
+    @property
+    def address(self) -> str:
+        """Where the console is reached on this machine."""
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def run(self, signals: Signals) -> int:
+        """Run until a signal comes, or a thread ends; return the exit code."""
+        supervisor = Supervisor()
+        loops = self.loops()
+        threads = [start_thread(name, loop) for name, loop in loops.items()]
+        log.info(
+            "imds-bridge %s: console started on %s", __version__, self.address, extra={"url": self.address}
+        )
+        supervisor.ready()
+        signal = None
+        while signal is None and all(thread.is_alive() for thread in threads):
+            if not stalled_threads():
+                supervisor.alive()
+            self._write_status()
+            signal = signals.wait(TICK_SECONDS)
+        log.info("stopping", extra={"why": signal})
+        supervisor.stopping(STOP_SECONDS)
+        self.end()
+        for thread in threads:
+            thread.join(STOP_SECONDS)
+        self._write_status(running=False)
+        self.close()
+        log.info("stopped")
+        return 0 if signal else 1
+
+    def loops(self) -> dict[str, Callable[[], None]]:
+        """Return what has to run, by the names of the threads."""
+        loops: dict[str, Callable[[], None]] = {"web": self._serve, "write": self.writer.run}
+        if self.bus:
+            loops |= {"bus": self.bus.run, "events": self._receiver.run}
+        return loops
+
+    def end(self) -> None:
+        """Have the loops end: first what takes events, then what commits them."""
+        self.stop.set()
+        self._server.should_exit = True
+        if not self.bus:
+            self._settled.set()
+
+    def close(self) -> None:
+        """Let another process have the state folder, once the loops have ended."""
+        self._readers.close()
+        self._folder.release()
+
+    def status(self, *, running: bool = True) -> dict[str, Any]:
+        """Return what the status file shows."""
+        return {
+            "version": __version__,
+            "role": "console",
+            "pid": os.getpid(),
+            "running": running,
+            "url": self.address,
+            "started_at": iso_utc(self._started_at),
+            "written_at": iso_utc(self._clock.now()),
+            "storage_error": self.writer.error or None,
+            "received": self.writer.received,
+            "repeated": self.writer.repeated,
+            "last_event_at": iso_utc(self.writer.last_received_at) if self.writer.last_received_at else None,
+            "bus": self.bus.status() if self.bus else None,
+            "sinks": {},
+        }
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._settled.wait(STOP_SECONDS)
+            self._drained.set()
+
+    def _bus_input(self) -> BusInput | None:
+        if self.settings.bus is None:
+            return None
+        from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
+
+        self._receiver = BusReceiver(self.settings.bus, what="events", clock=self._clock, stop=self._settled)
+        return BusInput(
+            receiver=self._receiver,
+            writer=self.writer,
+            clock=self._clock,
+            stop=self.stop,
+            settled=self._settled,
+        )
+
+    def _input_error(self) -> str:
+        if self.writer.error:
+            return f"The store cannot be written: {self.writer.error}"
+        error = self.bus.status()["last_error"] if self.bus else None
+        return f"Nothing is received from Service Bus: {error}" if error else ""
+
+    def _write_status(self, *, running: bool = True) -> None:
+        try:
+            self._folder.write_status(self.status(running=running))
+        except OSError as error:
+            log.debug("the status file cannot be written: %s", error)
+
+
+def _open_store(folder: StateFolder) -> Store:
+    try:
+        folder.acquire()
+        return Store(folder.path / DATABASE)
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(
+            f"{folder.path} cannot be used: {error}; set state_dir to a folder of your own"
+        ) from error
+
+
+def _listen(address: str) -> socket.socket:
+    family, place = socket_address(address)
+    try:
+        return socket.create_server(place, family=family)
+    except OSError as error:
+        raise UsageError(f"console: {address} cannot be listened on: {error.strerror}") from error
+
+
+def _server(web: Web, live: Live) -> uvicorn.Server:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        live.start()
+        yield
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            live.close()  # otherwise the streams of open pages would hold it up
+            await super().shutdown(sockets)
+
+    return Server(
+        uvicorn.Config(
+            web.app(lifespan),
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=3,
+        )
+    )

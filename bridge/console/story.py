@@ -1,0 +1,187 @@
+"""The page of one event: what happened, in the order of the reports, and what each VM saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bridge.console.merge import resources_of
+from bridge.console.queries import NOTICE_TOLERANCE_SECONDS, EventRow, ReportRow, VmRow
+from bridge.events.envelope import decode_event
+from bridge.formats.text import format_duration, instant_of, sanitize
+from bridge.imds.document import fold_name
+from bridge.runtime.json import Json
+
+# Microsoft's minimum notice in seconds; what users set themselves is at least this for Terminate.
+MINIMUM_NOTICE_SECONDS = {"Freeze": 900, "Reboot": 900, "Redeploy": 600, "Preempt": 30, "Terminate": 300}
+_TITLES = {
+    "scheduled": "Announced",
+    "started": "Started",
+    "updated": "Updated",
+    "completed": "Completed",
+    "canceled": "Canceled",
+    "ended": "Ended",
+    "approval.accepted": "Approval accepted",
+    "approval.rejected": "Approval rejected",
+    "approval.failed": "Approval failed",
+}
+_SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Something that happened: its style, its time, its title, who saw it, and lines of detail."""
+
+    css: str
+    at: float
+    title: str
+    seen_by: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witness:
+    """A VM that is affected by an event or saw it.
+
+    Attributes:
+        name: the VM's.
+        place: its group and zone, "" while it has never reported.
+        is_affected: whether the event names it.
+        first_at: when it saw the event first, None if it did not.
+        last_kind: what it saw last.
+    """
+
+    name: str
+    place: str
+    is_affected: bool
+    first_at: float | None
+    last_kind: str
+
+
+def story(event: EventRow, reports: Sequence[ReportRow]) -> list[Step]:
+    """Return what happened to an event, in the order of time."""
+    steps = [step for report in reports if (step := _step(event, report))]
+    if event.is_open:
+        wait = "the end" if event.status == "Started" else "NotBefore, or an approval"
+        steps.append(Step(css="waiting", at=0.0, title=f"Waiting for {wait}", seen_by="", lines=()))
+    return steps
+
+
+def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow]) -> list[Witness]:
+    """Return every VM that is affected or saw the event, the affected ones first."""
+    places = {fold_name(vm.name): vm for vm in vms if vm.scope == event.scope}
+    names = {fold_name(name): name for name in event.resources}
+    affected = set(names)
+    first: dict[str, float] = {}
+    last: dict[str, str] = {}
+    for report in reports:
+        for name, at in report.seen_by:
+            key = fold_name(name)
+            names.setdefault(key, name)
+            first[key] = min(first.get(key, at), at)
+            last[key] = _TITLES.get(report.kind.removeprefix("scheduledevent."), "")
+    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, float("inf")), key))
+    return [
+        Witness(
+            name=sanitize(names[key], 64),
+            place=_describe_place(places.get(key)),
+            is_affected=key in affected,
+            first_at=first.get(key),
+            last_kind=last.get(key, ""),
+        )
+        for key in ordered
+    ]
+
+
+def notice_text(event: EventRow) -> str:
+    """Compare the notice that was given with Microsoft's minimum."""
+    if event.notice_seconds is None:
+        return "no NotBefore was reported"
+    minimum = MINIMUM_NOTICE_SECONDS.get(event.event_type)
+    given = f"{format_duration(max(0.0, event.notice_seconds))} notice"
+    if minimum is None:
+        return given
+    is_short = event.notice_seconds + NOTICE_TOLERANCE_SECONDS < minimum
+    verdict = "less than" if is_short else "at least"
+    return f"{given}, {verdict} Microsoft's minimum of {format_duration(minimum)} for a {event.event_type}"
+
+
+def impact_text(duration_seconds: int | None) -> str:
+    """Describe DurationInSeconds."""
+    if duration_seconds is None or duration_seconds < 0:
+        return "unknown"
+    return format_duration(duration_seconds) if duration_seconds else "none"
+
+
+def _describe_place(vm: VmRow | None) -> str:
+    if vm is None:
+        return ""
+    zone = f", zone {sanitize(vm.zone, 20)}" if vm.zone else ""
+    return f"{sanitize(vm.group_name, 64) or 'no group'}{zone}"
+
+
+def _step(event: EventRow, report: ReportRow) -> Step | None:
+    kind = report.kind.removeprefix("scheduledevent.")
+    title = _TITLES.get(kind)
+    if title is None:
+        return None
+    data = decode_event(report.body)["data"]
+    is_receipt = kind.startswith("approval.")
+    lines = _receipt_lines(data) if is_receipt else _change_lines(event, kind, data)
+    return Step(
+        css=kind.replace(".", "-"),
+        at=report.at,
+        title=title,
+        seen_by=f"by {sanitize(report.vm, 64)}" if is_receipt else _describe_witnesses(report),
+        lines=tuple(lines),
+    )
+
+
+def _describe_witnesses(report: ReportRow) -> str:
+    seen = report.seen_by
+    if len(seen) < 2:  # noqa: PLR2004 - one VM is named
+        return f"seen by {sanitize(seen[0][0] if seen else report.vm, 64) or 'a VM'}"
+    spread = seen[-1][1] - seen[0][1]
+    text = f"seen by {len(seen)} VMs within {spread:.1f} s"
+    return f"{text}, last by {sanitize(seen[-1][0], 64)}" if spread > 1 else text
+
+
+def _change_lines(event: EventRow, kind: str, data: Mapping[str, Json]) -> list[str]:
+    lines = []
+    if kind == "scheduled":
+        lines = [notice_text(event), f"Impact: {impact_text(event.duration_seconds)}"]
+    previous = data.get("Previous")
+    if kind == "updated" and isinstance(previous, dict):
+        for name in _SHOWN_CHANGES:
+            if name in previous:
+                lines.append(f"{name}: {_value(name, previous[name])} → {_value(name, data.get(name))}")
+    if isinstance(reason := data.get("EndReason"), str):
+        lines.append(f"Whether it happened is unknown: {sanitize(reason, 60)}")
+    if data.get("VmRebooted") is True:
+        lines.append("The VM that reports this has rebooted")
+    return lines
+
+
+def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
+    command = data.get("Command")
+    given = command if isinstance(command, dict) else {}
+    detail = sanitize(data.get("Detail"))
+    lines = [sanitize(data.get("Reason"), 60) + (f": {detail}" if detail else "")]
+    if who := sanitize(given.get("RequestedBy"), 200):
+        why = sanitize(given.get("Reason"))
+        lines.append(f"Requested by {who}" + (f": {why}" if why else ""))
+    if released := resources_of(data):
+        lines.append(f"Releases {', '.join(sanitize(name, 64) for name in released[:10])}")
+    if data.get("DryRun") is True:
+        lines.append("Only a trial: the listener runs with --dry-run")
+    return lines
+
+
+def _value(name: str, value: Json) -> str:
+    if isinstance(value, list):
+        return ", ".join(sanitize(one, 64) for one in value[:20]) or "none"
+    if name == "NotBefore" and (instant := instant_of(value)):
+        return f"{instant:%d %b %H:%M:%S} UTC"
+    if name == "DurationInSeconds" and isinstance(value, int):
+        return impact_text(value)
+    return sanitize(value) or "nothing"

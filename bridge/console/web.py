@@ -1,0 +1,182 @@
+"""The web application: what each address answers, and what every answer has."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+
+from bridge.config.console import ConsoleSettings
+from bridge.console import pages
+from bridge.console.access import Person, host_fault, sign_in
+from bridge.console.ingest import Ingest
+from bridge.console.live import Live
+from bridge.console.pages import Pages, Request, static_file, static_url
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[HttpRequest], Awaitable[Response]]
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+class Web:
+    """The handlers of the pages."""
+
+    def __init__(self, settings: ConsoleSettings, *, pages: Pages, live: Live, ingest: Ingest) -> None:
+        """Prepare the application.
+
+        Args:
+            settings: who may look.
+            pages: renders.
+            live: notifies open pages.
+            ingest: takes events.
+        """
+        self._settings = settings
+        self._pages = pages
+        self._live = live
+        self._ingest = ingest
+
+    def app(self, lifespan: Lifespan[Starlette]) -> ASGIApp:
+        """Return the application with all its routes."""
+        page, get = self._page, ["GET"]
+        routes = [
+            Route("/", page(lambda request, _: self._pages.now(request)), methods=get),
+            Route("/fleet", page(lambda request, _: self._pages.fleet(request)), methods=get),
+            Route("/history", page(lambda request, _: self._pages.history(request)), methods=get),
+            Route("/history.csv", self._viewers_only(self._csv), methods=get),
+            Route("/event/{event_id}", page(self._event), methods=get),
+            Route("/event/{event_id}/events.jsonl", self._viewers_only(self._jsonl), methods=get),
+            Route("/live", self._viewers_only(self._stream), methods=get),
+            Route("/ingest", self._ingest.post, methods=["POST"]),
+            Route("/ingest", self._ingest.options, methods=["OPTIONS"]),
+            *(Route(static_url(name), _static(name), methods=get) for name in pages.STATIC),
+        ]
+        application = Starlette(
+            routes=routes, lifespan=lifespan, exception_handlers={404: self._not_found, 500: _failed}
+        )
+        return _with_headers(application, self._settings)
+
+    def _page(self, render: Callable[[Request, HttpRequest], str | None]) -> Handler:
+        """Return a handler that renders a page for everybody who may look."""
+
+        async def handle(http: HttpRequest) -> Response:
+            request = Request(query=http.query_params, person=http.state.person)
+            html = await run_in_threadpool(render, request, http)
+            if html is None:
+                return await self._not_found(http, None)
+            return Response(html, media_type="text/html")
+
+        return self._viewers_only(handle)
+
+    def _viewers_only(self, handle: Handler) -> Handler:
+        async def guarded(http: HttpRequest) -> Response:
+            person = sign_in(self._settings, _headers(http))
+            if person is None:
+                return self._error(
+                    http, None, HTTPStatus.UNAUTHORIZED, "You are not signed in; reload the page."
+                )
+            if not person.is_viewer:
+                text = "You are signed in, but in none of the groups that may look."
+                return self._error(http, person, HTTPStatus.FORBIDDEN, text)
+            http.state.person = person
+            try:
+                return await handle(http)
+            except sqlite3.Error as error:
+                log.warning("the store cannot be read: %s", error)
+                text = "The store cannot be read at the moment. Events are not lost: their senders retry."
+                return self._error(http, person, HTTPStatus.SERVICE_UNAVAILABLE, text)
+
+        return guarded
+
+    def _event(self, request: Request, http: HttpRequest) -> str | None:
+        return self._pages.event(request, http.path_params["event_id"])
+
+    async def _jsonl(self, http: HttpRequest) -> Response:
+        body = await run_in_threadpool(self._pages.jsonl, http.path_params["event_id"])
+        if not body:
+            return await self._not_found(http, None)
+        headers = {"content-disposition": 'attachment; filename="events.jsonl"'}
+        return Response(body, media_type="application/jsonl", headers=headers)
+
+    async def _csv(self, http: HttpRequest) -> Response:
+        days = 90 if http.query_params.get("days") == "90" else 30
+        headers = {"content-disposition": f'attachment; filename="scheduled-events-{days}-days.csv"'}
+        text = await run_in_threadpool(self._pages.csv, days)
+        return Response(text, media_type="text/csv", headers=headers)
+
+    async def _stream(self, http: HttpRequest) -> Response:
+        if self._live.is_full:
+            return self._error(
+                http, http.state.person, HTTPStatus.SERVICE_UNAVAILABLE, "Too many open pages."
+            )
+        return StreamingResponse(self._live.stream(), media_type="text/event-stream")
+
+    async def _not_found(self, http: HttpRequest, _: Any) -> Response:
+        person = sign_in(self._settings, _headers(http))
+        return self._error(http, person, HTTPStatus.NOT_FOUND, "There is no such page or event.")
+
+    def _error(self, http: HttpRequest, person: Person | None, status: HTTPStatus, text: str) -> Response:
+        nobody = Person(name="", is_viewer=False, is_approver=False)
+        request = Request(query=http.query_params, person=person or nobody)
+        html = self._pages.error(request, status, status.phrase, text)
+        return Response(html, status_code=status, media_type="text/html")
+
+
+def _headers(http: HttpRequest) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in http.headers.raw]
+
+
+def _static(name: str) -> Handler:
+    async def handle(_: HttpRequest) -> Response:
+        headers = {"cache-control": "public, max-age=31536000, immutable"}
+        return Response(static_file(name), media_type=pages.STATIC[name], headers=headers)
+
+    return handle
+
+
+async def _failed(_: HttpRequest, __: Exception) -> Response:
+    return PlainTextResponse("unexpected error; the log says more\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _with_headers(application: ASGIApp, settings: ConsoleSettings) -> ASGIApp:
+    """Add the headers that protect every answer, and refuse names of other machines."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await application(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *(one for one in more if one[0] not in given)]
+            await send(message)
+
+        host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
+        if fault := host_fault(settings, host):
+            refused = PlainTextResponse(f"{fault}\n", HTTPStatus.MISDIRECTED_REQUEST)
+            await refused(scope, receive, send_with_headers)
+        else:
+            await application(scope, receive, send_with_headers)
+
+    return wrapped

@@ -1,0 +1,326 @@
+"""The console over HTTP: what it takes in, what its pages show, and what protects them."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bridge.console import ingest, queries
+from bridge.formats.cloudevents import binary
+from bridge.http.signing import sign
+from tests.support.console import (
+    BATCH,
+    STRUCTURED,
+    FleetVm,
+    RunningConsole,
+    batch,
+    event,
+    event_id,
+    running_console,
+)
+
+NOW = datetime.now(UTC)
+SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+TOKEN = "the-token"  # noqa: S105 - of a test
+PROXY_SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202e"
+PAGES = ("/", "/fleet", "/fleet?view=table", "/history", "/?type=Reboot&window=7d", "/fleet?status=silent")
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
+    """Return a console that nobody stops; tests use names of their own."""
+    with running_console(tmp_path_factory.mktemp("console")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
+    """Return a console behind a proxy, which takes events with a token or a signature."""
+    settings: dict[str, Any] = {
+        "auth": "proxy",
+        "public_url": "https://console.contoso.example",
+        "proxy": {"secret": PROXY_SECRET},
+        "viewer_groups": ["staff"],
+        "ingest": {"bearer_token": TOKEN, "signing_secret": SIGNING},
+    }
+    with running_console(tmp_path_factory.mktemp("guarded"), **settings) as running:
+        yield running
+
+
+def heartbeat(name: str) -> bytes:
+    return FleetVm(name).heartbeat(NOW)
+
+
+# --- ingest ---
+
+
+def test_events_are_taken_in_all_three_modes(console: RunningConsole) -> None:
+    headers, body = binary(json.loads(heartbeat("mode-binary")))
+    assert console.post(heartbeat("mode-structured")).json() == {"accepted": 1, "ignored": 0}
+    assert console.post(body, headers).json() == {"accepted": 1, "ignored": 0}
+    two = batch([heartbeat("mode-batch-0"), heartbeat("mode-batch-1")])
+    assert console.post(two, BATCH).json() == {"accepted": 2, "ignored": 0}
+    page = console.page("/fleet?vm=mode-")
+    assert all(name in page for name in ("mode-binary", "mode-structured", "mode-batch-0", "mode-batch-1"))
+
+
+def test_events_of_others_are_acknowledged_and_not_kept(console: RunningConsole) -> None:
+    other = {"specversion": "1.0", "id": "1", "source": "/x", "type": "com.example.other"}
+    assert console.post(json.dumps(other).encode()).json() == {"accepted": 0, "ignored": 1}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "error"),
+    [
+        ({"Content-Type": "application/json"}, b"{}", 415, "expected CloudEvents"),
+        (STRUCTURED, b"{", 400, "not JSON"),
+        (STRUCTURED, b"\xff", 400, "not UTF-8"),
+        (STRUCTURED, b"[]", 400, "not a JSON object"),
+        (STRUCTURED, b'{"specversion":"1.0"}', 400, "the attribute id is missing"),
+        (STRUCTURED, b"[" * 100_000, 400, "nested too deeply"),
+        (BATCH, b'[{"specversion":"1.0"}]', 400, "event 0 of the batch: the attribute id"),
+        (BATCH, b"[7]", 400, "event 0 of the batch is not an object"),
+        (BATCH, b"[" + b"{}," * 5001 + b"{}]", 400, "at most 5000 events"),
+        (BATCH, b"{}", 400, "expected a list"),
+        ({"ce-specversion": "1.0", "Content-Type": "application/json"}, b"{", 400, "Expecting"),
+        ({**STRUCTURED, "Origin": "https://evil.example"}, b"{}", 403, "browsers may not send events"),
+        ({**STRUCTURED, "Host": "evil.example"}, b"{}", 421, ""),
+    ],
+)
+def test_what_is_no_event_is_refused_with_the_reason(
+    console: RunningConsole, headers: dict[str, str], body: bytes, status: int, error: str
+) -> None:
+    response = console.post(body, headers)
+    assert response.status_code == status, response.text
+    assert error in response.text
+
+
+def test_a_batch_with_one_bad_event_is_refused_as_a_whole(console: RunningConsole) -> None:
+    assert console.post(batch([heartbeat("bad-batch"), b"{}"]), BATCH).status_code == 400
+    assert "bad-batch" not in console.page("/fleet")
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(console: RunningConsole) -> None:
+    host, port = console.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as client:
+        client.sendall(
+            b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n"
+            b"Content-Type: application/cloudevents+json\r\n\r\n"
+        )
+        assert b" 413 " in client.recv(200)
+
+
+def test_a_body_without_a_length_is_read_up_to_the_limit(console: RunningConsole) -> None:
+    chunks = (b" " * 65536 for _ in range(200))
+    assert (
+        requests.post(f"{console.url}/ingest", data=chunks, headers=STRUCTURED, timeout=30).status_code == 413
+    )
+
+
+def test_a_body_that_does_not_arrive_is_given_up(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "BODY_SECONDS", 0.05)
+    host, port = console.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as client:
+        client.sendall(b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        assert b" 408 " in client.recv(200)
+
+
+def test_the_handshakes_of_cloudevents_and_event_grid_are_answered(guarded: RunningConsole) -> None:
+    asked = requests.options(
+        f"{guarded.url}/ingest", headers={"WebHook-Request-Origin": "eventgrid.azure.net"}, timeout=10
+    )
+    assert asked.headers["WebHook-Allowed-Origin"] == "eventgrid.azure.net"
+    validation = json.dumps([{"data": {"validationCode": "512d38b6-c7b8-40c8"}}]).encode()
+    answer = guarded.post(validation, {"aeg-event-type": "SubscriptionValidation"})
+    assert answer.json() == {"validationResponse": "512d38b6-c7b8-40c8"}
+    hostile = json.dumps([{"data": {"validationCode": "<script>"}}]).encode()
+    assert guarded.post(hostile, {"aeg-event-type": "SubscriptionValidation"}).status_code == 400
+
+
+def test_only_senders_that_authenticate_are_heard(guarded: RunningConsole) -> None:
+    body = heartbeat("sender")
+    signed = sign([SIGNING], "id", datetime.now(UTC), body)
+    forged = sign(["whsec_" + "A" * 32], "id", datetime.now(UTC), body)
+    statuses = [
+        guarded.post(body, {**STRUCTURED, **headers}).status_code
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            forged,
+            {"Authorization": f"Bearer {TOKEN}"},
+            signed,
+        )
+    ]
+    assert statuses == [401, 401, 401, 200, 200]
+
+
+def test_many_senders_at_once_are_all_heard_once(console: RunningConsole) -> None:
+    vms = [FleetVm(f"many-{number}") for number in range(20)]
+    bodies = [vm.change("scheduled", event("many", at=NOW), NOW) for vm in vms] * 3
+    with ThreadPoolExecutor(8) as pool:
+        assert {response.status_code for response in pool.map(console.post, bodies)} == {200}
+    page = console.page(f"/event/{event_id('many')}")
+    assert "seen by 20 VMs" in page
+    lines = console.get(f"/event/{event_id('many')}/events.jsonl").text.splitlines()
+    assert len(lines) == 1
+    assert json.loads(lines[0])["data"]["EventId"] == event_id("many")
+
+
+# --- pages ---
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_text_from_events_is_only_ever_text(console: RunningConsole, path: str) -> None:
+    vm = FleetVm("hostile")
+    hostile = event("hostile", at=NOW, vms=["hostile", HOSTILE], type=HOSTILE, Description=HOSTILE)
+    console.send(
+        vm.change("scheduled", hostile, NOW), vm.heartbeat(NOW, version=HOSTILE), vm.receipt(hostile, NOW)
+    )
+    for page in (console.page(path), console.page(f"/event/{event_id('hostile')}")):
+        assert "<img" not in page
+        assert "\u202e" not in re.sub(r' value="[^"]*"', "", page)  # a value is not shown
+        assert "{{7*7}}" in page or "hostile" not in page
+        assert not re.search(r"<script(?! src=\"/static/)|\son\w+=\"|\sstyle=|javascript:", page)
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/nowhere", "/event/unknown", "/ingest", "/live-not"])
+def test_every_answer_has_the_headers_that_protect_it(console: RunningConsole, path: str) -> None:
+    headers = console.get(path).headers
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "unsafe" not in headers["Content-Security-Policy"]
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "server" not in headers
+
+
+def test_an_unknown_event_is_not_found(console: RunningConsole) -> None:
+    assert console.get("/event/unknown").status_code == 404
+    assert console.get("/event/unknown/events.jsonl").status_code == 404
+    assert console.get("/static/../../config.toml").status_code == 404
+    assert console.get("/event/%2e%2e%2f%00").status_code == 404
+
+
+def test_the_story_of_an_event_is_complete(console: RunningConsole) -> None:
+    first, second = FleetVm("story-0"), FleetVm("story-1")
+    before, after = (event("story", at=NOW, vms=["story-0"], minutes=minutes) for minutes in (15, 10))
+    started = event("story", at=NOW, vms=["story-0"], EventStatus="Started", NotBefore="")
+
+    def at(seconds: float) -> datetime:
+        return NOW + timedelta(seconds=seconds)
+
+    console.send(
+        first.change("completed", started, at(40), previous=started),
+        second.change("scheduled", before, at(1)),
+        first.receipt(before, at(20), outcome="rejected", reason="denied"),
+        first.change("scheduled", before, at(0)),
+        second.change("updated", after, at(10), previous=before, changed=["NotBefore"]),
+        first.change("started", started, at(30), previous=after, changed=["EventStatus"]),
+    )
+    page = console.page(f"/event/{event_id('story').lower()}")
+    titles = re.findall(r"<b>(.*?)</b>", page)
+    assert titles == ["Announced", "Updated", "Approval rejected", "Started", "Completed"]
+    assert "seen by 2 VMs within 1.0 s" in page
+    assert "Requested by ana@contoso.example: drained" in page
+
+
+def test_filters_of_the_address_choose_what_is_shown(console: RunningConsole) -> None:
+    vm = FleetVm("filtered", group="filters")
+    console.send(
+        *(
+            vm.change("scheduled", event(f"filter-{kind}", at=NOW, vms=["filtered"], type=kind), NOW)
+            for kind in ("Freeze", "Preempt")
+        )
+    )
+    table = console.page("/?group=filters&type=Freeze").split("Open events")[1]
+    assert event_id("filter-Freeze").lower() in table
+    assert event_id("filter-Preempt").lower() not in table
+    assert "No open event matches" in console.page("/?group=filters&type=Reboot")
+
+
+def test_the_history_counts_and_is_there_as_csv(console: RunningConsole) -> None:
+    vm = FleetVm("past")
+    console.send(
+        vm.change("canceled", event("past", at=NOW, vms=["past"]), NOW, previous=event("past", at=NOW)),
+        vm.loss(NOW),
+    )
+    page = console.page("/history?days=90")
+    assert "20 event(s) lost: SizeLimit" in page
+    response = console.get("/history.csv?days=90")
+    assert response.headers["Content-Type"].startswith("text/csv")
+    assert any(
+        line.startswith(event_id("past")) and ",Canceled," in line for line in response.text.splitlines()
+    )
+
+
+def test_open_pages_hear_of_a_change(console: RunningConsole) -> None:
+    with requests.get(f"{console.url}/live", stream=True, timeout=30) as stream:
+        lines = (
+            line for line in stream.iter_lines(chunk_size=1, decode_unicode=True) if line.startswith("data: ")
+        )
+        first = int(next(lines).removeprefix("data: "))
+        console.send(heartbeat("live"))
+        assert int(next(lines).removeprefix("data: ")) > first
+
+
+def test_a_store_that_was_rebuilt_is_shown_as_such(tmp_path: Path) -> None:
+    folder = tmp_path / "console"
+    folder.mkdir()
+    (folder / "console.db").write_bytes(b"x" * 9000)
+    with running_console(tmp_path) as console:
+        assert "The store was damaged and rebuilt" in console.page("/")
+
+
+# --- who may look ---
+
+
+def test_pages_are_only_for_those_whom_the_proxy_has_signed_in(guarded: RunningConsole) -> None:
+    proved = {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": "ana"}
+    staff = {**proved, "X-Forwarded-Groups": "staff"}
+    for path in (*PAGES, "/history.csv", "/live", "/event/x/events.jsonl"):
+        assert guarded.get(path).status_code == 401
+        assert (
+            guarded.get(path, {"X-Forwarded-User": "ana", "X-Forwarded-Groups": "staff"}).status_code == 401
+        )
+        assert guarded.get(path, {**staff, "X-Proxy-Secret": "guess"}).status_code == 401
+        assert guarded.get(path, proved).status_code == 403
+    assert "ana" in guarded.get("/", staff).text
+
+
+def test_a_second_secret_header_does_not_smuggle_anything_past_the_proxy(guarded: RunningConsole) -> None:
+    host, port = guarded.url.removeprefix("http://").split(":")
+    lines = [
+        f"X-Proxy-Secret: {PROXY_SECRET}",
+        "X-Forwarded-User: ana",
+        "X-Forwarded-User: root",
+        "X-Forwarded-Groups: staff",
+    ]
+    request = "GET / HTTP/1.1\r\nHost: x\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n"
+    with socket.create_connection((host, int(port)), 10) as client:
+        client.sendall(request.encode())
+        assert b" 401 " in client.recv(200)
+
+
+def test_readers_that_fail_are_an_answer_and_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with running_console(tmp_path) as console:
+        monkeypatch.setattr(queries, "vms", fail)
+        response = console.get("/")
+    assert response.status_code == 503
+    assert "senders retry" in response.text

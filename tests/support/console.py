@@ -1,0 +1,231 @@
+"""What the console's tests share: the events of a fleet as its forwarders build them, and the console on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import requests
+
+from bridge.config.console import ConsoleSettings
+from bridge.config.models import Config
+from bridge.console.process import Console
+from bridge.console.received import Received, receive
+from bridge.console.store import Store
+from bridge.events.builder import Reporter
+from bridge.events.envelope import decode_event
+from bridge.events.model import CloudEvent
+from bridge.formats.cloudevents import structured
+from bridge.formats.samples import http_date, scheduled_event
+from bridge.imds.diff import Change, ChangeKind
+from bridge.imds.document import Document, ScheduledEvent
+from bridge.imds.instance import Vm
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import start_thread
+from tests.support.process import LIMIT_SECONDS
+
+NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
+SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+STRUCTURED = {"Content-Type": "application/cloudevents+json"}
+BATCH = {"Content-Type": "application/cloudevents-batch+json"}
+
+
+def event_id(name: str) -> str:
+    """Return an EventId that is the same for the same name."""
+    return str(uuid5(NAMESPACE_URL, name)).upper()
+
+
+@dataclass
+class FleetVm:
+    """A VM whose forwarder publishes; its counter advances as the forwarder's."""
+
+    name: str
+    group: str = "shop"
+    zone: str = "1"
+    epoch: str = "1b9d6bcd"
+    sequence: int = 0
+    receipts: int = 0
+    _vm: Vm = field(init=False)
+
+    def __post_init__(self) -> None:
+        resource_id = (
+            f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{self.group}/providers/Microsoft.Compute"
+            f"/virtualMachines/{self.name}"
+        )
+        self._vm = Vm(
+            name=self.name,
+            vm_id=str(uuid5(NAMESPACE_URL, resource_id)),
+            resource_id=resource_id,
+            location="westeurope",
+            zone=self.zone,
+            subscription_id=SUBSCRIPTION,
+            resource_group=self.group,
+        )
+
+    def reporter(self, role: str = "forward") -> Reporter:
+        return Reporter(
+            name=self.name, role=role, epoch=self.epoch, vm=self._vm, session="{resource_group}.{vm}"
+        )
+
+    def next(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def heartbeat(
+        self, at: datetime = NOW, *, reason: str = "Hourly", version: str = "0.3.0", backlog: int = 0
+    ) -> bytes:
+        event = self.reporter().heartbeat(
+            reason=reason, version=version, backlog={"audit": backlog}, sequence=self.next(), at=at
+        )
+        return structured(event)
+
+    def unreachable(self, at: datetime = NOW, *, since: datetime) -> bytes:
+        event = self.reporter().unreachable(
+            since=since, reason="no answer within 10 s", cause="NoAnswer", sequence=self.next(), at=at
+        )
+        return structured(event)
+
+    def recovered(self, at: datetime = NOW, *, since: datetime) -> bytes:
+        return structured(
+            self.reporter().recovered(since=since, cause="NoAnswer", sequence=self.next(), at=at)
+        )
+
+    def loss(self, at: datetime = NOW) -> bytes:
+        event = self.reporter().loss(
+            reason="SizeLimit", count=20, sink="audit", oldest=at, newest=at, sequence=self.next(), at=at
+        )
+        return structured(event)
+
+    def change(
+        self,
+        kind: ChangeKind,
+        event: ScheduledEvent,
+        at: datetime = NOW,
+        *,
+        previous: ScheduledEvent | None = None,
+        changed: Sequence[str] = (),
+    ) -> bytes:
+        """Return the event that this VM publishes for a change."""
+        return structured(self._change(kind, event, at, previous=previous, changed=tuple(changed)))
+
+    def document(self, event: ScheduledEvent, ids: Sequence[str], at: datetime = NOW) -> bytes:
+        raw = {"DocumentIncarnation": 2, "Events": [event.raw]}
+        document = Document(raw=raw, incarnation=2, events={event.key: event})
+        return structured(
+            self.reporter().document(document, previous=None, event_ids=ids, sequence=self.next(), at=at)
+        )
+
+    def receipt(
+        self,
+        event: ScheduledEvent,
+        at: datetime = NOW,
+        *,
+        outcome: str = "accepted",
+        reason: str = "approved",
+    ) -> bytes:
+        command = {"Id": "order-17", "RequestedBy": "ana@contoso.example", "Reason": "drained"}
+        self.receipts += 1
+        receipt = self.reporter("listen").receipt(
+            outcome=outcome,
+            key=f"order-{at}",
+            command_id="order-17",
+            event_id=event.event_id,
+            resources=list(event.resources),
+            sequence=self.receipts,
+            at=at,
+            data={
+                "Reason": reason,
+                "Detail": "",
+                "Command": command,
+                "EventType": "Reboot",
+                "NotBeforeUtc": None,
+                "DryRun": False,
+            },
+        )
+        return structured(receipt)
+
+    def _change(self, kind: ChangeKind, event: ScheduledEvent, at: datetime, **more: Any) -> CloudEvent:
+        change = Change(kind=kind, event=event, **more)
+        return self.reporter().scheduled_event(change, seen_before=0, incarnation=2, at=at)
+
+
+def event(
+    name: str = "E",
+    *,
+    at: datetime = NOW,
+    minutes: float = 15,
+    vms: Sequence[str] = ("web-0",),
+    type: str = "Reboot",  # noqa: A002 - IMDS's word
+    **more: Any,
+) -> ScheduledEvent:
+    """Return a scheduled event that starts some minutes after `at`."""
+    given = {
+        "EventId": event_id(name),
+        "EventType": type,
+        "Resources": list(vms),
+        "NotBefore": http_date(at + timedelta(minutes=minutes)),
+    }
+    return scheduled_event(at, **{**given, **more})
+
+
+def received(*bodies: bytes, now: datetime = NOW) -> list[Received]:
+    """Read events as the console does."""
+    found = [receive(decode_event(body), body, now=now.timestamp()) for body in bodies]
+    return [one for one in found if one]
+
+
+def stored(store: Store, *bodies: bytes, now: datetime = NOW) -> None:
+    """Commit events."""
+    store.add(received(*bodies, now=now), received_at=now.timestamp())
+
+
+def batch(bodies: Sequence[bytes]) -> bytes:
+    """Write events as a batch."""
+    return b"[" + b",".join(bodies) + b"]"
+
+
+class RunningConsole:
+    """The console on threads of this process, with requests to it."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.url = console.address
+
+    def post(self, body: bytes, headers: dict[str, str] | None = None) -> requests.Response:
+        return requests.post(
+            f"{self.url}/ingest", data=body, headers=headers or STRUCTURED, timeout=LIMIT_SECONDS
+        )
+
+    def send(self, *bodies: bytes) -> None:
+        """Have events committed."""
+        assert self.post(batch(bodies), BATCH).status_code == 200
+
+    def get(self, path: str, headers: dict[str, str] | None = None) -> requests.Response:
+        return requests.get(f"{self.url}{path}", headers=headers, timeout=LIMIT_SECONDS)
+
+    def page(self, path: str) -> str:
+        """Return a page's HTML."""
+        response = self.get(path)
+        assert response.status_code == 200, response.text
+        return response.text
+
+
+@contextmanager
+def running_console(folder: Path, *, clock: Clock | None = None, **settings: Any) -> Iterator[RunningConsole]:
+    """Run the console with settings of its section."""
+    section = ConsoleSettings.model_validate({"listen": "127.0.0.1:0", **settings})
+    console = Console(Config(state_dir=folder, console=section), clock=clock)
+    threads = [start_thread(name, loop) for name, loop in console.loops().items()]
+    try:
+        yield RunningConsole(console)
+    finally:
+        console.end()
+        for thread in threads:
+            thread.join(LIMIT_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} does not stop"
+        console.close()

@@ -1,0 +1,146 @@
+"""Who may look, who may send, and on which address the console starts."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from bridge.config.console import ConsoleSettings, IngestSettings
+from bridge.console.access import host_fault, sender_fault, sign_in
+from bridge.http.signing import sign
+
+SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
+SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
+PUBLIC = {
+    "listen": "0.0.0.0:8080",
+    "public_url": "https://console.contoso.example",
+    "ingest": {"bearer_token": "t"},
+}
+
+
+def settings(**given: Any) -> ConsoleSettings:
+    return ConsoleSettings.model_validate(given)
+
+
+def behind_proxy(**given: Any) -> ConsoleSettings:
+    return settings(**PUBLIC, auth="proxy", proxy={"secret": SECRET}, approver_groups=["ops"], **given)
+
+
+def easy_auth(**given: Any) -> ConsoleSettings:
+    return settings(**PUBLIC, auth="easyauth", approver_groups=["ops"], **given)
+
+
+def principal(**claims: str) -> list[tuple[str, str]]:
+    text = json.dumps(
+        {"name_typ": "name", "role_typ": "roles", "claims": [{"typ": t, "val": v} for t, v in claims.items()]}
+    )
+    return [("x-ms-client-principal", b64encode(text.encode()).decode())]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:8080", "[::1]:0", "localhost:8080"])
+def test_on_loopback_nothing_more_is_needed(listen: str) -> None:
+    assert settings(listen=listen).takes_ingest
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"listen": "0.0.0.0:8080"}, "auth: other machines can reach 0.0.0.0:8080"),
+        ({"listen": "10.0.0.4:80", "auth": "easyauth", "public_url": "https://x"}, "expected bearer_token"),
+        ({**PUBLIC, "auth": "proxy"}, 'proxy: expected exactly with auth = "proxy"'),
+        ({**PUBLIC, "auth": "proxy", "proxy": {"secret": "short"}}, "expected at least 24 characters"),
+        ({**PUBLIC, "auth": "easyauth", "public_url": ""}, "public_url: expected with auth"),
+        ({**PUBLIC, "auth": "easyauth", "public_url": "http://x.example"}, "expected https://HOST"),
+    ],
+)
+def test_an_address_that_others_reach_needs_proof_of_who_they_are(given: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        settings(**given)
+    assert fault in str(raised.value)
+
+
+def test_a_bus_alone_is_enough_to_receive_and_ingest_is_off_then() -> None:
+    bus = {"namespace": "contoso.servicebus.windows.net", "topic": "t", "subscription": "s"}
+    found = settings(**{**PUBLIC, "ingest": {}}, auth="easyauth", bus=bus)
+    assert not found.takes_ingest
+
+
+def test_the_proxy_is_believed_only_with_its_secret() -> None:
+    user = [("x-forwarded-user", "ana"), ("x-forwarded-groups", "dev, ops")]
+    person = sign_in(behind_proxy(), [("x-proxy-secret", SECRET), *user])
+    assert person
+    assert (person.name, person.is_viewer, person.is_approver) == ("ana", True, True)
+    assert sign_in(behind_proxy(), user) is None
+    assert sign_in(behind_proxy(), [("x-proxy-secret", "guessed"), *user]) is None
+
+
+@pytest.mark.parametrize("name", ["x-proxy-secret", "x-forwarded-user"])
+def test_a_header_that_comes_twice_proves_nothing(name: str) -> None:
+    headers = [("x-proxy-secret", SECRET), ("x-forwarded-user", "ana"), (name, "mallory")]
+    assert sign_in(behind_proxy(), headers) is None
+
+
+def test_groups_that_come_twice_make_no_approver() -> None:
+    groups = [("x-forwarded-groups", "dev"), ("x-forwarded-groups", "ops")]
+    person = sign_in(behind_proxy(), [("x-proxy-secret", SECRET), ("x-forwarded-user", "ana"), *groups])
+    assert person
+    assert not person.is_approver
+
+
+def test_easy_auth_names_the_person_and_the_groups() -> None:
+    person = sign_in(easy_auth(), principal(name="Ana", groups="ops"))
+    assert person
+    assert (person.name, person.is_approver) == ("Ana", True)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x", "e30=", b64encode(b'{"claims":[1]}').decode(), b64encode(b"[]").decode()]
+)
+def test_a_principal_that_cannot_be_read_is_none(value: str) -> None:
+    assert sign_in(easy_auth(), [("x-ms-client-principal", value)]) is None
+
+
+def test_only_viewers_may_look_where_their_groups_are_named() -> None:
+    found = sign_in(easy_auth(viewer_groups=["staff"]), principal(name="Ana", groups="ops"))
+    assert found
+    assert not found.is_viewer
+
+
+def test_without_sign_in_another_name_for_this_machine_is_refused() -> None:
+    local = settings()
+    assert [host_fault(local, host) for host in ("127.0.0.1:8080", "localhost", "[::1]:1")] == ["", "", ""]
+    assert host_fault(local, "evil.example:8080")
+    assert host_fault(local, "")
+    assert not host_fault(easy_auth(), "console.contoso.example")
+
+
+def test_a_token_must_be_the_right_one() -> None:
+    ingest = IngestSettings.model_validate({"bearer_token": "right"})
+    assert sender_fault(ingest, {"authorization": "Bearer right"}, b"", NOW) == ""
+    assert sender_fault(ingest, {"authorization": "Bearer wrong"}, b"", NOW) == "the token is wrong"
+    assert sender_fault(ingest, {}, b"", NOW) == "expected Authorization: Bearer TOKEN"
+
+
+def test_a_signature_must_be_by_the_secret_over_this_body_and_recent() -> None:
+    ingest = IngestSettings.model_validate({"signing_secret": SIGNING})
+    headers = sign([SIGNING], "id", NOW, b"{}")
+    assert sender_fault(ingest, headers, b"{}", NOW) == ""
+    assert "none of the known secrets" in sender_fault(ingest, headers, b"{ }", NOW)
+    assert "within five minutes" in sender_fault(ingest, headers, b"{}", NOW + timedelta(minutes=6))
+    assert "no webhook-id" in sender_fault(ingest, {}, b"{}", NOW)
+
+
+def test_a_signature_does_not_vouch_for_attributes_in_headers() -> None:
+    ingest = IngestSettings.model_validate({"signing_secret": SIGNING})
+    headers = {
+        **sign([SIGNING], "id", NOW, b"{}"),
+        "ce-specversion": "1.0",
+        "content-type": "application/json",
+    }
+    assert "binary mode" in sender_fault(ingest, headers, b"{}", NOW)

@@ -1,0 +1,104 @@
+"""One event out of what several VMs reported, in whatever order."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from bridge.console.merge import Report, ScheduledEvent, merge
+
+START = 1_763_640_000.0  # 12:00:00
+_STATUS = {"completed": "Completed", "ended": "Ended", "canceled": "Canceled", "started": "Started"}
+
+
+def report(kind: str, seconds: float = 0.0, **data: Any) -> Report:
+    given = {"EventId": "E-1", "EventType": "Reboot", "EventStatus": _STATUS.get(kind, "Scheduled"), **data}
+    return Report(kind=kind, at=START + seconds, data=given)
+
+
+def merged(*reports: Report) -> ScheduledEvent:
+    found = merge(reports)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ends", "believed"),
+    [
+        (("canceled", "ended"), "Ended"),
+        (("ended", "completed"), "Completed"),
+        (("canceled", "completed", "ended"), "Completed"),
+        (("canceled",), "Canceled"),
+    ],
+)
+def test_of_several_ends_completed_is_believed_before_ended_before_canceled(
+    ends: tuple[str, ...], believed: str
+) -> None:
+    reports = [report("scheduled"), *(report(end, 10 + number) for number, end in enumerate(ends))]
+    for order in itertools.permutations(reports):
+        found = merged(*order)
+        assert (found.status, found.is_open) == (believed, False)
+
+
+def test_reports_give_the_same_event_in_every_order() -> None:
+    reports = [
+        report("scheduled", 0, Resources=["web-0"], NotBeforeUtc="2025-11-20T12:15:00Z"),
+        report("updated", 5, Resources=["web-0", "web-1"], NotBeforeUtc="2025-11-20T12:14:00Z"),
+        report("started", 9, NotBefore=""),
+        report("approval.accepted", 3),
+        report("completed", 20),
+    ]
+    views = {merged(*order) for order in itertools.permutations(reports)}
+    assert len(views) == 1
+    (view,) = views
+    assert view.resources == ("web-0", "web-1")
+    assert view.approval == "accepted"
+    assert (view.first_seen_at, view.started_at, view.ended_at) == (START, START + 9, START + 20)
+
+
+def test_a_vm_that_lags_behind_does_not_take_back_a_start() -> None:
+    found = merged(
+        report("scheduled"), report("started", 5), report("updated", 7, PreviousStatus="Scheduled")
+    )
+    assert found.status == "Started"
+
+
+def test_a_start_that_imds_takes_back_is_scheduled_again() -> None:
+    found = merged(report("scheduled"), report("started", 5), report("updated", 7, PreviousStatus="Started"))
+    assert found.status == "Scheduled"
+
+
+def test_a_late_report_of_another_vm_does_not_reopen_an_event() -> None:
+    assert not merged(report("scheduled"), report("completed", 10), report("updated", 40)).is_open
+
+
+def test_an_event_that_is_reported_long_after_its_end_is_open_again() -> None:
+    found = merged(report("scheduled"), report("ended", 10), report("scheduled", 400))
+    assert (found.is_open, found.status, found.ended_at) == (True, "Scheduled", None)
+
+
+def test_the_end_after_a_return_is_the_one_that_counts() -> None:
+    reports = [report("scheduled"), report("ended", 10), report("scheduled", 400), report("canceled", 500)]
+    assert merged(*reports).status == "Canceled"
+
+
+def test_the_notice_is_from_the_first_report_to_the_first_not_before() -> None:
+    found = merged(
+        report("scheduled", NotBeforeUtc="2025-11-20T12:15:00Z"), report("started", 60, NotBeforeUtc=None)
+    )
+    assert found.notice_seconds == 900.0
+    assert found.not_before == START + 900
+
+
+def test_receipts_alone_are_no_event() -> None:
+    assert merge([report("approval.rejected")]) is None
+
+
+@pytest.mark.parametrize("value", [None, 7, "x", {"a": 1}, [1, None], 2**80, "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["EventType", "Resources", "DurationInSeconds", "NotBeforeUtc", "Description"]
+)
+def test_a_property_may_have_any_value(name: str, value: object) -> None:
+    merged(Report(kind="scheduled", at=START, data={"EventId": "E-1", name: value}))

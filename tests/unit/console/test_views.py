@@ -1,0 +1,194 @@
+"""What the pages show, built from rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bridge.console import fleet, history, now
+from bridge.console.filters import Filter, read_filter
+from bridge.console.queries import EventRow, ReportRow, VmRow
+from bridge.console.story import notice_text, story, witnesses
+from tests.support.console import FleetVm, event, received
+
+AT = 1_763_640_000.0
+SCOPE = "/subscriptions/s/shop"
+ROW = EventRow(
+    event_id="e-1",
+    scope=SCOPE,
+    group_name="shop",
+    shown_id="E-1",
+    event_type="Reboot",
+    event_source="Platform",
+    status="Scheduled",
+    not_before=AT + 600,
+    duration_seconds=-1,
+    resources=("web-0", "web-1"),
+    first_seen_at=AT - 300,
+    last_change_at=AT - 300,
+    notice_seconds=900.0,
+)
+VM = VmRow(
+    id=1,
+    name="web-0",
+    scope=SCOPE,
+    group_name="shop",
+    zone="1",
+    location="westeurope",
+    resource_id="/subscriptions/s",
+    first_seen_at=AT - 9000,
+    alive_at=AT - 60,
+    heartbeat_at=AT - 60,
+    is_stopped=False,
+    version="0.3.0",
+    backlog=0,
+    imds_at=AT,
+    unreachable_since=None,
+    gaps=0,
+)
+
+
+def cells(*vms: VmRow, events: tuple[EventRow, ...] = ()) -> dict[str, tuple[str, str]]:
+    groups = fleet.fleet(vms, events, AT)
+    return {cell.name: (cell.state, cell.note) for group in groups for cell in group.cells}
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({}, "quiet"),
+        ({"alive_at": AT - 3899}, "quiet"),
+        ({"alive_at": AT - 3901}, "silent"),
+        ({"alive_at": AT - 3901, "unreachable_since": AT - 9000}, "silent"),
+        ({"unreachable_since": AT - 180}, "unreachable"),
+        ({"is_stopped": True}, "stopped"),
+        ({"is_stopped": True, "alive_at": AT}, "quiet"),
+    ],
+)
+def test_a_vm_is_quiet_only_if_it_was_heard_of_within_an_hour_and_watches_imds(
+    change: dict[str, float], state: str
+) -> None:
+    assert cells(replace(VM, **change))["web-0"][0] == state  # type: ignore[arg-type] # any field
+
+
+def test_a_silent_vm_with_an_event_is_shown_with_both() -> None:
+    found = cells(replace(VM, alive_at=AT - 7200), events=(ROW,))
+    assert found["web-0"] == ("Scheduled", "Reboot in 10 min, silent 2 h")
+
+
+def test_a_vm_that_never_reported_but_is_named_by_an_event_is_not_fine() -> None:
+    groups = fleet.fleet([VM], [ROW], AT)
+    assert [(cell.name, cell.state) for cell in groups[0].cells] == [
+        ("web-0", "Scheduled"),
+        ("web-1", "unknown"),
+    ]
+    assert fleet.summary(groups)["vms"] == 1
+
+
+def test_a_vm_of_the_same_name_in_another_group_is_not_affected() -> None:
+    other = replace(VM, id=2, scope="/subscriptions/s/other", group_name="other")
+    groups = {group.name: group for group in fleet.fleet([VM, other], [ROW], AT)}
+    assert groups["other"].cells[0].state == "quiet"
+
+
+def test_the_event_that_started_comes_before_the_next_one() -> None:
+    later = replace(ROW, event_id="e-2", event_type="Freeze", status="Started", started_at=AT - 5)
+    assert cells(VM, events=(ROW, later))["web-0"] == ("Started", "Freeze now")
+
+
+def test_missing_and_waiting_events_are_named() -> None:
+    assert cells(replace(VM, gaps=3, backlog=12))["web-0"] == ("quiet", "quiet, 12 waiting, 3 missing")
+
+
+def test_vms_are_in_the_order_of_their_numbers() -> None:
+    assert list(cells(*(replace(VM, id=n, name=f"web-{n}") for n in (10, 9, 1)))) == [
+        "web-1",
+        "web-9",
+        "web-10",
+    ]
+
+
+def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() -> None:
+    found = now.timeline([ROW, replace(ROW, duration_seconds=9)], AT, "24h")
+    first, second = found.bars
+    assert first.x == second.x == now.place(600, now.WINDOWS["24h"])
+    assert (first.is_hatched, second.is_hatched) == (True, False)
+    assert first.width > second.width > 0
+
+
+@pytest.mark.parametrize("window", now.WINDOWS)
+@pytest.mark.parametrize("start", [-1e9, -60.0, 0.0, 60.0, 3000.0])
+def test_every_bar_lies_within_the_timeline(window: str, start: float) -> None:
+    for row in (replace(ROW, not_before=AT + start), replace(ROW, status="Started", started_at=AT + start)):
+        (bar,) = now.timeline([row], AT, window).bars
+        assert bar.x >= 0
+        assert bar.x + bar.width <= 100.01
+
+
+def test_events_after_the_window_are_counted() -> None:
+    found = now.timeline([ROW, replace(ROW, not_before=AT + 2 * now.WINDOWS["24h"])], AT, "24h")
+    assert (len(found.bars), found.later) == (1, 1)
+
+
+def test_the_headline_says_what_is_next() -> None:
+    started = replace(ROW, status="Started", started_at=AT - 5)
+    assert now.headline([], AT) == "Nothing is scheduled"
+    assert now.headline([ROW], AT) == "1 event, the next in 10 min"
+    assert now.headline([started, ROW], AT) == "2 events, 1 in progress, the next in 10 min"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_shown"),
+    [
+        ({}, True),
+        ({"type": "Reboot", "status": "Scheduled", "source": "Platform", "group": "shop"}, True),
+        ({"type": "Freeze"}, False),
+        ({"group": "other"}, False),
+        ({"vm": "WEB-1"}, True),
+        ({"vm": "E-1"}, True),
+        ({"vm": "db"}, False),
+    ],
+)
+def test_a_filter_shows_what_meets_all_of_it(wanted: dict[str, str], is_shown: bool) -> None:
+    assert Filter(**wanted).matches(ROW) is is_shown
+
+
+def test_a_filter_survives_the_way_through_an_address() -> None:
+    assert read_filter({"vm": " web ", "unknown": "x"}).query(type="Reboot") == "?type=Reboot&vm=web"
+
+
+def test_a_short_notice_is_named_as_one() -> None:
+    assert notice_text(ROW) == "15 min notice, at least Microsoft's minimum of 15 min for a Reboot"
+    short = replace(ROW, notice_seconds=600.0)
+    assert notice_text(short) == "10 min notice, less than Microsoft's minimum of 15 min for a Reboot"
+
+
+def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
+    vm, before = FleetVm("web-0"), event()
+    after = event(minutes=10)
+    (change,) = received(vm.change("updated", after, previous=before, changed=["NotBefore"]))
+    report = ReportRow(
+        kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT), ("web-1", AT + 4))
+    )
+    updated, waiting = story(ROW, [report])
+    assert updated.seen_by == "seen by 2 VMs within 4.0 s, last by web-1"
+    assert updated.lines == ("NotBefore: 20 Nov 13:15:00 UTC → 20 Nov 13:10:00 UTC",)
+    assert waiting.title == "Waiting for NotBefore, or an approval"
+    affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM])
+    assert (affected.name, affected.is_affected, affected.place) == ("web-1", True, "")
+    assert (other.name, other.is_affected, other.place) == ("web-0", False, "shop, zone 1")
+
+
+def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
+    (receipt,) = received(FleetVm("web-0").receipt(event(), outcome="rejected", reason="denied"))
+    report = ReportRow(kind=receipt.kind, at=AT, vm="web-0", body=receipt.body, seen_by=())
+    step = story(replace(ROW, is_open=False), [report])[0]
+    assert (step.title, step.seen_by) == ("Approval rejected", "by web-0")
+    assert step.lines == ("denied", "Requested by ana@contoso.example: drained", "Releases web-0")
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\tx"])
+def test_no_cell_of_the_csv_is_a_formula(name: str) -> None:
+    line = list(history.write_csv([replace(ROW, resources=(name,))]))[1]
+    assert f"'{name}" in line
