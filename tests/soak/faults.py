@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import threading
 import time
@@ -11,13 +12,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from bridge.lab.inbox import Inbox
+from tests.bench.measure import memory_mib
+from tests.soak.member import Member
 from tests.soak.plan import Fault
 from tests.soak.truth import Span
-from tests.soak.world import TOPIC, Member, World
+from tests.soak.world import TOPIC, World
 from tests.support.process import wait_until
 
 CLOCK_SECONDS = 7_200
 STORE_SECONDS = 30.0
+MORE_MIB = 1.0
 SPOILT_ANSWERS = ("garbage", "empty", "huge")
 CLIENTS_AGAIN = ("silent", "refuse_cbs")  # what fails new connections only
 
@@ -134,11 +138,10 @@ def _suspend(member: Member, _: Fault) -> Iterator[None]:
 def _memory(member: Member, fault: Fault) -> Iterator[None]:
     """Let the process allocate almost nothing more; it may exit, and is started again without that limit."""
     member.may_exit = True
-    member.limit_memory(int(fault.size * 4 * 2**20))
+    held = memory_mib("VmData", member.pid) + fault.size * MORE_MIB
+    member.limit(resource.RLIMIT_DATA, int(held * 2**20))
     yield
-    member.limit_memory(None)
-    member.supervise()
-    member.may_exit = False
+    member.limit(resource.RLIMIT_DATA, None)
 
 
 @contextmanager
@@ -156,9 +159,9 @@ def _disk(member: Member, _: Fault) -> Iterator[None]:
         yield
         member.disk.free()
         return
-    member.limit_file_size(0)
+    member.limit(resource.RLIMIT_FSIZE, 0)
     yield
-    member.limit_file_size(-1)
+    member.limit(resource.RLIMIT_FSIZE, None)
 
 
 MEMBER_FAULTS: Mapping[str, _Member] = {

@@ -1,10 +1,8 @@
-"""The simulators, the real processes on them, and what keeps the processes running as a supervisor does."""
+"""The simulators, and the real processes on them."""
 
 from __future__ import annotations
 
 import json
-import resource
-import struct
 import subprocess
 import threading
 import time
@@ -19,8 +17,8 @@ from bridge.lab.httpd import KEPT_REQUESTS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
-from tests.bench.measure import memory_mib
 from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
+from tests.soak.member import Member
 from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
 from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span, Usage
 from tests.support.disk import SmallDisk
@@ -57,108 +55,6 @@ LANES: Mapping[str, Lane] = {
     **{f"grid of {vm}/forward": HTTP_LANE for vm in FORWARDERS},
     f"hook of {SMALL_OUTBOX}": Lane(kinds=("503",), fail_seconds=(35, 50), rest_seconds=(10, 40)),
 }
-
-
-class Member:
-    """One real process, which is started again whenever it exits."""
-
-    def __init__(self, process: Forward, name: str, clock: Path, disk: SmallDisk | None) -> None:
-        self.name = name
-        self.process = process
-        self.disk = disk
-        self.may_exit = False  # whether it has too little memory
-        self.starts: list[float] = []
-        self.ends: list[float] = []
-        self.problems: list[str] = []
-        self._clock = clock
-        self._is_wanted = False
-        self._lock = threading.RLock()
-        self.set_clock(0)
-
-    @property
-    def pid(self) -> int:
-        """Return the id of the process that runs now, or ran last."""
-        assert self.process.process is not None
-        return self.process.process.pid
-
-    def start(self) -> None:
-        """Start it, and from now on again when it exits."""
-        with self._lock:
-            self._is_wanted = True
-            self.starts.append(time.monotonic())
-            self.process.start()
-
-    def kill(self) -> None:
-        """End it by SIGKILL."""
-        with self._lock:
-            self._is_wanted = False
-            self.process.kill()
-            self.ends.append(time.monotonic())
-
-    def restart(self) -> None:
-        """Stop it in order, and start it again."""
-        self.stop()
-        self.start()
-
-    def stop(self) -> None:
-        """End it by SIGTERM."""
-        with self._lock:
-            self._is_wanted = False
-            with suppress(subprocess.TimeoutExpired):
-                code = self.process.stop()
-                self.ends.append(time.monotonic())
-                if code == 0:
-                    return
-            self.problems.append(f"{self.name} does not stop")
-
-    def supervise(self) -> None:
-        """Start it again if it has exited."""
-        with self._lock:
-            running = self.process.process
-            if self._is_wanted and running is not None and (code := running.poll()) is not None:
-                self.ends.append(time.monotonic())
-                if not self.may_exit:
-                    self.problems.append(f"{self.name} exited with {code}")
-                self.start()
-
-    def set_clock(self, seconds: int) -> None:
-        """Let its wall clock be wrong by so much."""
-        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
-            file.write(struct.pack("l", seconds))
-
-    def limit_file_size(self, most: int) -> None:
-        """Let it write no file beyond a size."""
-        with suppress(ProcessLookupError):
-            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-
-    def limit_memory(self, more_bytes: int | None) -> None:
-        """Let it allocate so much more, or what it likes."""
-        with suppress(ProcessLookupError, FileNotFoundError):
-            most = resource.RLIM_INFINITY
-            if more_bytes is not None:
-                most = int(memory_mib("VmSize", self.pid) * 2**20) + more_bytes
-            resource.prlimit(self.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-
-    def usage(self) -> Usage:
-        """Return what it holds now."""
-        folder = Path(f"/proc/{self.pid}")
-        return Usage(
-            rss_mib=memory_mib("VmRSS", self.pid),
-            threads=len([*(folder / "task").iterdir()]),
-            files=len([*(folder / "fd").iterdir()]),
-        )
-
-    def is_settled(self) -> bool:
-        """Return whether it has written to its file and delivered everything."""
-        with suppress(json.JSONDecodeError):
-            status = self.process.status()
-            waiting = [sink["backlog"] for sink in status.get("sinks", {}).values()]
-            return status.get("pid") == self.pid and not status["storage_error"] and not any(waiting)
-        return False
-
-    def runs(self) -> list[Span]:
-        """Return when it ran."""
-        return [Span(start=start, end=end) for start, end in zip(self.starts, self.ends, strict=False)]
 
 
 class World:
