@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
 import requests
@@ -27,7 +29,7 @@ from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
-from tests.support.process import LIMIT_SECONDS
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
 NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
 SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
@@ -229,3 +231,27 @@ def running_console(folder: Path, *, clock: Clock | None = None, **settings: Any
             thread.join(LIMIT_SECONDS)
             assert not thread.is_alive(), f"{thread.name} does not stop"
         console.close()
+
+
+class ConsoleProcess(Forward):
+    """`imds-bridge console` as a process of its own, on a port that stays the same when it is started again."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        super().__init__(folder, {"console": {"listen": f"127.0.0.1:{port}", **settings}})
+        self.url = f"http://127.0.0.1:{port}"
+        self.state = folder / "state" / "console"
+        self._command[self._command.index("forward")] = "console"
+
+    def start(self) -> Self:
+        """Start it, and wait until it answers."""
+        super().start()
+        wait_until(self._answers, describe=lambda: self)
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            return requests.get(self.url, timeout=LIMIT_SECONDS).status_code == HTTPStatus.OK
+        except requests.ConnectionError:
+            return False

@@ -1,0 +1,97 @@
+"""Events from Service Bus: settled after the commit, beside webhooks at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bridge.azure.memory import MemoryQueue, MemoryReceiver
+from bridge.console import queries
+from bridge.console.bus import BusInput
+from bridge.console.store import Store
+from bridge.console.writer import Writer
+from bridge.lab.servicebus import ServiceBusLab
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import Stop, start_thread
+from tests.support.bus import Sender, message
+from tests.support.clock import MovedClock
+from tests.support.console import FleetVm, event, event_id, running_console
+from tests.support.process import wait_until
+from tests.support.relay import TOPIC, fleet_bus, source, subscription
+
+
+@pytest.fixture
+def fleet_topic() -> Iterator[ServiceBusLab]:
+    """Return a bus with the fleet's topic."""
+    with ServiceBusLab(fleet_bus()) as lab:
+        yield lab
+        assert lab.failures == ()
+
+
+class Rig:
+    """The bus input on a queue in memory, with a writer that works when the test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.queue = MemoryQueue()
+        self.store = Store(folder / "console.db")
+        clock, self.stop = MovedClock(), Stop()
+        self.writer = Writer(self.store, clock=clock, stop=Stop(), retain_seconds=1e9)
+        self.receiver = MemoryReceiver(self.queue, stop=self.stop)
+        self.bus = BusInput(
+            receiver=self.receiver, writer=self.writer, clock=clock, stop=self.stop, settled=Stop()
+        )
+
+
+def test_a_message_is_completed_only_after_the_commit(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
+    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
+    wait_until(lambda: rig.receiver.status()["unsettled"] == 1)
+    assert not rig.queue.completed
+    rig.writer.run_once(5.0)
+    thread.join(10)
+    assert len(rig.queue.completed) == 1
+    rig.store.close()
+
+
+def test_a_message_stays_on_the_bus_while_the_store_fails(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.store.close()
+    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
+    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
+    rig.writer.run_once(5.0)
+    assert rig.writer.error
+    rig.stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert rig.receiver.settled == []
+
+
+def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.queue.send(b"{", message_id="1")
+    rig.bus.run_once(5.0)
+    assert len(rig.queue.dead_letters) == 1
+    assert rig.bus.status()["malformed"] == 1
+    rig.store.close()
+
+
+def test_bus_and_webhook_feed_the_same_console(tmp_path: Path, fleet_topic: ServiceBusLab) -> None:
+    first, second = FleetVm("bus-0"), FleetVm("hook-1")
+    change = event("both", at=Clock().now(), vms=["bus-0"])
+    now = Clock().now()
+    with running_console(tmp_path, bus=source(fleet_topic)) as console:
+        with Sender(fleet_topic, TOPIC) as sender:
+            sender.send(message(first.change("scheduled", change, now), message_id="1"))
+        console.send(second.change("scheduled", change, now))
+        wait_until(lambda: subscription(fleet_topic).counts.active == 0, describe=lambda: console.page("/"))
+        page = console.page(f"/event/{event_id('both')}")
+    assert "seen by 2 VMs" in page
+    with (
+        closing(Store(tmp_path / "console" / "console.db")) as store,
+        queries.Readers(store).reading() as reader,
+    ):
+        assert reader.execute("SELECT count(*) FROM event").fetchone()[0] == 1

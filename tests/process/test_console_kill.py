@@ -1,0 +1,101 @@
+"""The console as a process: killed under load, stopped in order, refused where it would be open to everybody."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import requests
+
+from bridge.console import queries
+from bridge.console.store import Store
+from tests.support.console import BATCH, STRUCTURED, ConsoleProcess, FleetVm, batch
+from tests.support.process import run, toml, wait_until
+
+SENDERS = 4
+
+
+class Sender(threading.Thread):
+    """Sends events, alone and in batches, again until they are acknowledged, as a webhook sink does."""
+
+    def __init__(self, console: ConsoleProcess, number: int, stop: threading.Event) -> None:
+        super().__init__()
+        self._console = console
+        self._vm = FleetVm(f"web-{number}")
+        self._stopping = stop
+        self.acknowledged: list[str] = []
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            bodies = [self._vm.heartbeat() for _ in range(1 + self._vm.sequence % 3)]
+            while not self._send(bodies) and not self._stopping.is_set():
+                self._stopping.wait(0.02)
+
+    def _send(self, bodies: list[bytes]) -> bool:
+        try:
+            if len(bodies) == 1:
+                answer = requests.post(
+                    self._console.url + "/ingest", bodies[0], headers=STRUCTURED, timeout=10
+                )
+            else:
+                answer = requests.post(
+                    self._console.url + "/ingest", batch(bodies), headers=BATCH, timeout=10
+                )
+        except requests.RequestException:
+            return False
+        if answer.status_code == 200:
+            self.acknowledged += [json.loads(body)["id"] for body in bodies]
+        return answer.status_code == 200
+
+
+def test_after_kill_9_under_load_nothing_acknowledged_is_missing_and_nothing_is_doubled(
+    tmp_path: Path,
+) -> None:
+    stop = threading.Event()
+    with ConsoleProcess(tmp_path) as console:
+        senders = [Sender(console, number, stop) for number in range(SENDERS)]
+        for sender in senders:
+            sender.start()
+        for kills in range(1, 3):
+            wait_until(lambda: min(len(sender.acknowledged) for sender in senders) >= 20 * kills)  # noqa: B023 - called at once
+            console.kill()
+            console.start()
+        stop.set()
+        for sender in senders:
+            sender.join(30)
+        acknowledged = {one for sender in senders for one in sender.acknowledged}
+        assert console.stop() == 0
+    store = Store(console.state / "console.db")
+    with queries.Readers(store).reading() as reader:
+        ids = [json.loads(body)["id"] for (body,) in reader.execute("SELECT body FROM event")]
+        assert queries.rebuilt_note(reader) is None
+        assert [vm.gaps for vm in queries.vms(reader)] == [0] * SENDERS
+    store.close()
+    assert acknowledged <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_an_address_that_others_reach_is_refused_without_sign_in(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(toml({"state_dir": tmp_path, "console": {"listen": "0.0.0.0:0"}}))
+    result = run("console", "--config", config)
+    assert result.returncode == 2
+    assert 'expected "easyauth" or "proxy", or listen on 127.0.0.1' in result.stderr
+
+
+def test_a_second_console_on_the_same_state_is_refused(tmp_path: Path) -> None:
+    with ConsoleProcess(tmp_path) as console:
+        result = run("console", "--config", console.config)
+    assert result.returncode == 3
+    assert "is held by process" in result.stderr
+
+
+def test_forward_loads_nothing_of_the_console(tmp_path: Path) -> None:
+    code = (
+        "import sys, bridge.cli.main, bridge.cli.run, bridge.service.composition;"
+        "print([name for name in sys.modules if name.startswith(('starlette', 'uvicorn', 'bridge.console'))])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path).strip() == "[]"
