@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop
 from bridge.service.dispatcher import Dispatcher
+from bridge.service.metrics_server import MetricsServer
 from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 
@@ -71,6 +73,20 @@ class Folder(StateFolder):
         self.statuses.append(status)
 
 
+class Metrics:
+    """Notes whether the outbox was still open when the port was closed."""
+
+    def __init__(self, outbox: CountingOutbox) -> None:
+        self._outbox = outbox
+        self.was_open = False
+
+    def start(self, _status: Callable[[], Any]) -> None:
+        pass
+
+    def close(self) -> None:
+        self.was_open = self._outbox.calls["close"] == 0
+
+
 class Rig:
     """A process on doubles."""
 
@@ -80,6 +96,7 @@ class Rig:
         self.folder = Folder()
         self.stop = Stop()
         self.loop_ended = threading.Event()
+        self.metrics = Metrics(self.outbox)
         self.process = Process(
             Config(),
             "forward",
@@ -87,6 +104,7 @@ class Rig:
             outbox=cast("Outbox", self.outbox),
             clock=self.clock,
             stop=self.stop,
+            metrics=cast("MetricsServer", self.metrics),
         )
 
     def run(self, *, seconds: float, dispatchers: Any = list, faults: list[str] | None = None) -> int:
@@ -123,6 +141,12 @@ def test_a_signal_ends_the_loops_and_then_closes_the_outbox() -> None:
     assert rig.run(seconds=1) == 0
     assert rig.loop_ended.wait(10)
     assert rig.outbox.calls["close"] == 1
+
+
+def test_the_metrics_port_is_closed_before_the_outbox() -> None:
+    rig = Rig()
+    rig.run(seconds=1)
+    assert rig.metrics.was_open
 
 
 def test_a_loop_that_ends_on_its_own_ends_the_process_with_exit_code_1() -> None:

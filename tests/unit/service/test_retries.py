@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
-from bridge.service.retries import Failure, Pace, is_urgent_type
+from bridge.service.retries import FailedEvent, Failure, Pace, is_urgent_type
 
 SHARES = st.floats(min_value=0, max_value=1)
 COUNTS = st.integers(min_value=1, max_value=10_000)
@@ -66,3 +66,21 @@ def test_what_the_receiver_asks_for_is_obeyed_unless_it_delays_an_urgent_event_w
 def test_notices_and_receipts_are_urgent(name: str, is_urgent: bool) -> None:
     stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
     assert is_urgent_type(stored) is is_urgent
+
+
+@pytest.mark.parametrize(
+    ("is_urgent", "status", "name", "wait_seconds"),
+    [
+        (True, 503, "scheduledevent.scheduled", 2.0),
+        (False, 503, "scheduledevent.scheduled", 60.0),
+        (True, None, "scheduledevent.scheduled", 60.0),
+        (True, 503, "bridge.heartbeat", 60.0),
+    ],
+)
+def test_an_isolated_event_is_retried_often_only_if_it_is_a_young_notice_that_is_answered(
+    is_urgent: bool, status: int | None, name: str, wait_seconds: float
+) -> None:
+    stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
+    failure = Failure(error=Unavailable("not now", status=status), at=0.0, share=1.0, count=20)
+    failed = FailedEvent(event=stored, failure=failure, since=0.0, is_passed=True, is_isolated=True)
+    assert failed.retry_at(Pace(limit_seconds=60.0, is_urgent=is_urgent)) == wait_seconds
