@@ -99,6 +99,11 @@ def test_every_block_has_a_language_that_is_known(block: Block) -> None:
     assert block.language in LANGUAGES | OTHER_LANGUAGES
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_are_fenced(page: Path) -> None:
+    assert re.findall(r"\n\n(    .+)", prose(page)) == []
+
+
 @pytest.mark.parametrize("block", of("json"))
 def test_json_can_be_parsed(block: Block) -> None:
     json.loads(block.text)

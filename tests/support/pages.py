@@ -84,14 +84,14 @@ def with_secrets(given: Any, folder: Path) -> Any:
 
 def _write_secret(name: str, folder: Path) -> str:
     file = folder / name
-    file.write_text(SECRETS.get(name, "token"))
+    file.write_text(SECRETS.get(name, "a-token-of-24-characters"))
     return str(file)
 
 
 def commands(page: Path) -> Iterator[str]:
     """Yield every call of `imds-bridge` on a page, in shell examples and in the text."""
     for block in blocks(page):
-        if block.language in ("sh", "console"):
+        if block.language in ("sh", "console", "powershell"):
             yield from filter(None, map(_call, shell_lines(block)))
     for span in re.findall(r"`([^`]+)`", prose(page)):
         yield from filter(None, [_call(span)])
@@ -106,5 +106,6 @@ def shell_lines(block: Block) -> list[str]:
 
 def _call(line: str) -> str:
     """Return the part of a line that calls `imds-bridge`, "" if none does."""
-    found = re.match(r"(?:.*(?: -- | && |; |exec imds-bridge )|sudo )?(?:\S*/)?imds-bridge ([^;|&>]+)", line)
-    return shlex.join(shlex.split(found[1], comments=True)) if found else ""
+    before = r"(?:.*(?: -- | && |; |exec imds-bridge )|sudo |(?:\w+=\S+ )+)?(?:\S*/|& '.*\\)?"
+    found = re.match(rf"{before}imds-bridge(?:\.exe')? ([^;|&>]+)", line.strip())
+    return shlex.join(shlex.split(found[1].replace("\\", "/"), comments=True)) if found else ""
