@@ -30,7 +30,7 @@ def problems(evidence: Evidence) -> list[str]:
     """Return everything that is wrong."""
     found = [evidence.problems, check_relay(evidence.topic, evidence.relayed)]
     for observer in evidence.observers:
-        everything = [*chain(*observer.sinks.values())]
+        everything = _all_of(observer.name, observer.sinks, evidence.topic)
         found += [
             check_publisher(observer.name, observer.sinks, evidence.topic),
             check_documents(observer, everything, evidence.documents),
@@ -72,9 +72,7 @@ def check_publisher(
         sinks: what each of its own receivers accepted, in order.
         topic: the events of all processes, without duplicates.
     """
-    epochs = {one["reporterepoch"] for one in chain(*sinks.values()) if "reporterseq" in one}
-    own = [one for one in topic if one.get("reporter") == name or one.get("reporterepoch") in epochs]
-    everything = [*own, *chain(*sinks.values())]
+    everything = _all_of(name, sinks, topic)
     wanted, dropped = _wanted(everything), _dropped(everything)
     for reason in {one["data"]["Reason"] for one in everything if one["type"] == LOSS} - {"SizeLimit"}:
         yield f"{name} reports a loss that nothing has caused: {reason}"
@@ -86,6 +84,13 @@ def check_publisher(
     for sink, arrived in sinks.items():
         yield from _disorder(f"{name}, sink {sink}", _event_orders(everything), arrived)
     yield from _differences(name, everything)
+
+
+def _all_of(name: str, sinks: Mapping[str, Sequence[Envelope]], topic: Sequence[Envelope]) -> list[Envelope]:
+    """Return what a process has delivered to its own receivers, and its own events of the topic."""
+    epochs = {one["reporterepoch"] for one in chain(*sinks.values()) if "reporterseq" in one}
+    own = [one for one in topic if one.get("reporter") == name or one.get("reporterepoch") in epochs]
+    return [*own, *chain(*sinks.values())]
 
 
 def _wanted(events: Sequence[Envelope]) -> set[Key]:
@@ -201,9 +206,10 @@ def check_documents(
         if real is None or {one["EventId"]: one for one in shown["Events"]} != real.events:
             yield f"{observer.name} published a document that IMDS did not have: {shown}"
     seen = {envelope["data"]["DocumentIncarnation"] for envelope in published}
-    for document in _surely_seen(observer, documents):
-        if document.incarnation not in seen:
-            yield f"{observer.name} did not publish document {document.incarnation}, which it was sent"
+    unseen = [one for one in _surely_seen(observer, documents) if one.incarnation not in seen]
+    dropped = _dropped(events)
+    if len(unseen) > min(dropped[sink] for sink in (*observer.sinks, "bus")):
+        yield f"{observer.name} did not publish {[one.incarnation for one in unseen]}, which it was sent"
 
 
 def _surely_seen(observer: Observer, documents: Sequence[Document]) -> Iterator[Document]:

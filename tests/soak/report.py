@@ -27,8 +27,8 @@ def summary(evidence: Evidence, faults: Sequence[Fault], restarts: int) -> Itera
     answers = {one["causationid"]: one["data"] for one in _receipts(evidence)}
     outcomes = Counter(f"{one['Outcome']} ({one['Reason']})" for one in answers.values())
     yield f"commands: {len(evidence.commands)}: {_counted(outcomes)}; approvals: {len(evidence.approvals)}"
-    for name, was in evidence.before.items():
-        now = evidence.after[name]
+    for name in sorted(evidence.before.keys() & evidence.after.keys()):
+        was, now = evidence.before[name], evidence.after[name]
         yield (
             f"{name:14} {was.rss_mib:5.1f} -> {now.rss_mib:5.1f} MiB, {was.threads:2} -> {now.threads:2} threads, "
             f"{was.files:2} -> {now.files:2} files"

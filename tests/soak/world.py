@@ -17,6 +17,7 @@ from bridge.lab.httpd import KEPT_REQUESTS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import ServiceBusLab
+from tests.bench.measure import BenchError
 from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
 from tests.soak.member import Member
 from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
@@ -142,8 +143,12 @@ class World:
         )
 
     def usage(self) -> dict[str, Usage]:
-        """Return what each process holds now."""
-        return {name: member.usage() for name, member in self.members.items()}
+        """Return what each process that runs holds now."""
+        found = {}
+        for name, member in self.members.items():
+            with suppress(OSError, BenchError):  # it has just exited
+                found[name] = member.usage()
+        return found
 
     def stop(self) -> None:
         """Stop all processes in order, and wait until the relay has delivered what they sent last."""

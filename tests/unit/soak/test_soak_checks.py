@@ -169,6 +169,15 @@ def test_a_loss_that_is_reported_is_no_problem() -> None:
     assert problems(with_sinks(evidence, without(2), "grid")) == []
 
 
+def test_a_document_that_only_the_bus_has_is_published() -> None:
+    evidence = right()
+    for sink in ("hook", "grid"):
+        evidence = with_sinks(
+            with_sinks(evidence, lose("SizeLimit", sink, 1)), lambda events: events.pop(4), sink
+        )
+    assert [one for one in problems(evidence) if "did not publish" in one] == []
+
+
 def test_a_gap_that_is_reported_is_no_problem() -> None:
     evidence = with_sinks(right(), recovered(11.0, 22.0))
     assert problems(only_observer(evidence, polls=polls_without(11, 22))) == []
@@ -226,7 +235,7 @@ WRONG: dict[str, tuple[Evidence, str]] = {
         with_sinks(right(), lambda events: events[2]["data"]["Document"]["Events"].clear()),
         "a document that IMDS did not have",
     ),
-    "a document is skipped": (with_sinks(right(), renumber), "did not publish document 3"),
+    "a document is skipped": (with_sinks(right(), renumber), "did not publish [3]"),
     "the wrong kind of change": (
         with_sinks(right(), lambda events: events[7].update(type=f"{TYPE}scheduledevent.canceled.v1")),
         "expected {'E-1': {'completed'}}",
