@@ -66,6 +66,7 @@ COMMANDS = {
     ),
     "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
     "schema": ("print the JSON Schema of every event, or of a type's data", "bridge.cli.schema", "configure"),
+    "completion": ("print a shell's completion script", "bridge.cli.completion", "configure"),
     "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
     "demo": ("see everything work, on simulators", "bridge.lab.demo.command", "configure"),
 }
@@ -133,7 +134,9 @@ def _write_utf8() -> None:
 def build_parser(*wanted: str) -> argparse.ArgumentParser:
     """Return the parser of all commands, of which only the wanted ones have their arguments."""
     parser = Parser(prog="imds-bridge", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("--version", action="version", version=f"imds-bridge {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"imds-bridge {__version__}", help="print the version"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; also after the command")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (text, module, function) in COMMANDS.items():

@@ -24,7 +24,10 @@ EOF
 home=/opt/imds-bridge
 etc=/etc/imds-bridge
 units=/etc/systemd/system
-link=/usr/local/bin/imds-bridge
+local=/usr/local
+# The command, its man page and its completion, each a link to the program's own.
+links="bin/imds-bridge share/man/man1/imds-bridge.1
+    share/bash-completion/completions/imds-bridge share/zsh/site-functions/_imds-bridge"
 roles="forward listen relay"
 min_systemd=252
 
@@ -138,6 +141,9 @@ install_program() {
         if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
     done
     chmod -R a+rX,go-w "$new"
+    mkdir -p "$new/share/bash-completion/completions" "$new/share/zsh/site-functions"
+    "$new/bin/python" -m bridge completion bash >"$new/share/bash-completion/completions/imds-bridge"
+    "$new/bin/python" -m bridge completion zsh >"$new/share/zsh/site-functions/_imds-bridge"
     # With them, a later rollback or removal needs no checkout.
     mkdir "$new/systemd"
     cp "$here/install.sh" "$here"/*.service "$here/config.toml" "$new/systemd"
@@ -165,12 +171,14 @@ install_all() {
     check_systemd
     [ $dry_run = yes ] || mkdir -p "$root/opt"
     install_program
-    if [ ! -L "$root$link" ]; then
-        changed=yes
-        say "links $link"
-        run mkdir -p "$root$(dirname $link)"
-        run ln -s "$home/bin/imds-bridge" "$root$link"
-    fi
+    for link in $links; do
+        if [ ! -L "$root$local/$link" ]; then
+            changed=yes
+            say "links $local/$link"
+            run mkdir -p "$root$local/$(dirname "$link")"
+            run ln -s "$home/$link" "$root$local/$link"
+        fi
+    done
     run install -d -m 0700 "$root$etc" "$root$etc/secrets"
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
     # Each unit loads the file of its name: all have one configuration until a link is replaced.
@@ -208,7 +216,8 @@ uninstall_all() {
         fi
     done
     notify_systemd daemon-reload
-    run rm -rf "$root$home" "$root$home.new" "$root$home.previous" "$root$home.back" "$root$link"
+    run rm -rf "$root$home" "$root$home.new" "$root$home.previous" "$root$home.back"
+    for link in $links; do run rm -f "$root$local/$link"; done
     if [ $purge = yes ]; then
         run rm -rf "$root$etc" "$root/var/lib/imds-bridge" "$root/var/lib/private/imds-bridge" \
             "$root$units"/imds-bridge-*.service.d "$root$units/imds-bridge-.service.d"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -30,6 +31,7 @@ def repository(tmp_path: Path) -> Path:
     """Return a repository with what the build reads, at the tag v1.2.3."""
     folder = tmp_path / "repository"
     (folder / "bridge").mkdir(parents=True)
+    shutil.copytree(ROOT / "bridge/cli/share", folder / "bridge/cli/share")
     for name in (*BUILD_FILES, "bridge/__init__.py"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
     git(folder, "init", "--quiet", "--initial-branch=main")

@@ -17,6 +17,7 @@ from bridge.config.loader import load
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.runtime.threads import STALL_SECONDS
+from infra.packaging.shell import SHARE
 from tests.process.test_supervisor import NotifySocket, under
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, environment, run, toml, wait_until
@@ -234,6 +235,17 @@ def test_nothing_of_the_tree_is_named_in_what_runs_later(installed: Path) -> Non
             assert str(installed).encode() not in path.read_bytes(), path
     assert (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python\n")
     assert (installed / "usr/local/bin/imds-bridge").readlink() == Path("/opt/imds-bridge/bin/imds-bridge")
+
+
+def test_the_man_page_and_the_completion_of_the_program_are_found(installed: Path) -> None:
+    for link, name in (
+        ("man/man1/imds-bridge.1", "imds-bridge.1"),
+        ("bash-completion/completions/imds-bridge", "completion.bash"),
+        ("zsh/site-functions/_imds-bridge", "completion.zsh"),
+    ):
+        target = (installed / "usr/local/share" / link).readlink()
+        assert target == Path("/opt/imds-bridge/share") / link
+        assert (installed / str(target)[1:]).read_bytes() == (SHARE / name).read_bytes()
 
 
 def test_no_package_for_development_is_installed(installed: Path) -> None:
