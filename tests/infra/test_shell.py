@@ -24,9 +24,8 @@ _files() { print FILES }
 words=("${@:2}") CURRENT=$(($# - 1))
 source "$1"
 """
-TOP = ["forward", "listen", "relay", "approve", "check", "render", "status", "outbox", "config", "schema"]
 CASES = [
-    ("", [*TOP, "completion", "lab", "demo", "--help", "--version", "--config"]),
+    ("", [*COMMANDS, "--help", "--version", "--config"]),
     ("forward ", ["--help", "--config", "--once"]),
     ("outbox drop --all ", ["--help", "--config", "--role", "--all", "--sink", "--yes"]),
     ("status --role ", ["forward", "listen", "relay"]),

@@ -3,19 +3,20 @@ _imds_bridge() {
     local current=${COMP_WORDS[COMP_CWORD]} command="" words="" word
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case "$command $word" in
-            " forward"|" listen"|" relay"|" approve"|" check"|" render"|" status"|" outbox"|" outbox list"|" outbox show"|" outbox retry"|" outbox drop"|" config"|" config schema"|" config check"|" schema"|" completion"|" lab"|" lab schedule"|" lab start"|" lab cancel"|" lab complete"|" lab release"|" lab fault"|" lab state"|" lab scenarios"|" demo") command="$command $word" ;;
+            " forward"|" listen"|" relay"|" console"|" approve"|" check"|" render"|" status"|" outbox"|" outbox list"|" outbox show"|" outbox retry"|" outbox drop"|" config"|" config schema"|" config check"|" schema"|" completion"|" lab"|" lab schedule"|" lab start"|" lab cancel"|" lab complete"|" lab release"|" lab fault"|" lab state"|" lab scenarios"|" demo") command="$command $word" ;;
         esac
     done
     case "$command ${COMP_WORDS[COMP_CWORD-1]}" in
         " status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") words="forward listen relay" ;;
         " lab schedule --source") words="Platform User" ;;
         " lab schedule --status") words="Scheduled Started" ;;
-        " --config"|" forward --config"|" listen --config"|" relay --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control") return ;;
+        " --config"|" forward --config"|" listen --config"|" relay --config"|" console --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control") return ;;
         *) case $command in
-            "") words="forward listen relay approve check render status outbox config schema completion lab demo --help --version --config" ;;
+            "") words="forward listen relay console approve check render status outbox config schema completion lab demo --help --version --config" ;;
             " forward") words="--help --config --once" ;;
             " listen") words="--help --config --dry-run" ;;
             " relay") words="--help --config" ;;
+            " console") words="--help --config" ;;
             " approve") words="--help --config --vm --resource-group --reason --expires --wait" ;;
             " check") words="--help --config --send --json" ;;
             " render") words="--help --config --sink --type --indent" ;;
