@@ -21,9 +21,9 @@ pytestmark = pytest.mark.usefixtures("without_coverage")
 
 # It writes down the event that it gets, and ends once a file is there, with the exit code in it.
 PROGRAM = """#!/bin/sh
+trap 'echo TERM >> {file}.signals; exit 1' TERM
 cat >> {file}
 echo >> {file}
-trap 'echo TERM >> {file}.signals; exit 1' TERM
 until [ -s {file}.go ]; do sleep 0.02; done
 exit $(cat {file}.go)
 """
