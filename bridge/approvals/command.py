@@ -14,13 +14,13 @@ from types import MappingProxyType
 from bridge.contract.types import type_of
 from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import BoundedDecoder, Json, read_object
+from bridge.runtime.text import printable
 
 COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100
 MAX_BODY_BYTES = 256 * 1024
 _MAX_DEPTH = 100
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
-_TEXT_CHARACTERS = 1000
 _ATTRIBUTE = re.compile(r"cloudEvents[_:](.+)", re.IGNORECASE)
 _decoder = BoundedDecoder(max_depth=_MAX_DEPTH)
 
@@ -152,13 +152,6 @@ def _vm(value: Json) -> str:
     if not name or name != value.strip():
         raise ValueError("Vm is not a name")
     return name
-
-
-def printable(value: Json) -> str:
-    """Return a text without control characters, at most 1,000 characters; "" for anything else."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(letter for letter in value if letter.isprintable())[:_TEXT_CHARACTERS]
 
 
 def _instant(value: Json) -> datetime | None:

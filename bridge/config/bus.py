@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from bridge.config.base import Fault, Secret, Settings, try_setting
 from bridge.config.validators import (
@@ -77,11 +77,11 @@ class BusSettings(IdentitySettings):
         Raises:
             ValueError: the reason.
         """
-        endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", text)
+        endpoint = _endpoint(text)
         if "Endpoint=" not in text or endpoint is None:
             raise ValueError("expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...")
         is_plain = re.search(r"(?i)(?:^|;)\s*UseDevelopmentEmulator\s*=\s*true\s*(?:;|$)", text)
-        if is_plain and not self.allow_http and not is_loopback(urlsplit(endpoint[1].strip()).hostname or ""):
+        if is_plain and not self.allow_http and not is_loopback(endpoint.hostname or ""):
             raise ValueError(
                 "expected none with UseDevelopmentEmulator=true, which does without TLS; "
                 "set allow_http = true to send without encryption"
@@ -97,9 +97,14 @@ class BusSettings(IdentitySettings):
         """The namespace's host and the entity, so that the same place compares equal however it is written."""
         host = self.namespace
         if self.connection_string:
-            endpoint = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", self.connection_string.read())
-            host = urlsplit(endpoint[1].strip()).netloc if endpoint else ""
+            endpoint = _endpoint(self.connection_string.read())
+            host = endpoint.netloc if endpoint else ""
         return host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
+
+
+def _endpoint(connection_string: str) -> SplitResult | None:
+    found = re.search(r"(?i)(?:^|;)\s*Endpoint=([^;]+)", connection_string)
+    return urlsplit(found[1].strip()) if found else None
 
 
 class ReceiverSettings(BusSettings):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.runtime.json import BoundedDecoder, Json, read_object
+from bridge.runtime.text import printable
 
 _decoder = BoundedDecoder(max_depth=100)
 
@@ -42,14 +43,14 @@ def read_vm(compute: Mapping[str, Json]) -> Vm:
     """Read instance data, whatever is missing from it."""
     tags = compute.get("tagsList")
     return Vm(
-        name=_printable(compute.get("name")),
-        vm_id=_printable(compute.get("vmId")),
-        resource_id=_printable(compute.get("resourceId")),
-        location=_printable(compute.get("location")),
-        zone=_printable(compute.get("zone")),
-        scale_set=_printable(compute.get("vmScaleSetName")),
-        subscription_id=_printable(compute.get("subscriptionId")),
-        resource_group=_printable(compute.get("resourceGroupName")),
+        name=_text(compute.get("name")),
+        vm_id=_text(compute.get("vmId")),
+        resource_id=_text(compute.get("resourceId")),
+        location=_text(compute.get("location")),
+        zone=_text(compute.get("zone")),
+        scale_set=_text(compute.get("vmScaleSetName")),
+        subscription_id=_text(compute.get("subscriptionId")),
+        resource_group=_text(compute.get("resourceGroupName")),
         tags={
             tag["name"]: str(tag.get("value", ""))
             for tag in (tags if isinstance(tags, list) else [])
@@ -64,8 +65,6 @@ def resource_group_of(resource_id: str) -> str:
     return match.group(1) if match else ""
 
 
-def _printable(value: Json) -> str:
+def _text(value: Json) -> str:
     """Return a value that can be an attribute: printable text of limited length."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(letter for letter in value if letter.isprintable())[:1024].strip()
+    return printable(value, 1024).strip()

@@ -17,6 +17,7 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
+from bridge.runtime.text import one_line, printable
 from bridge.runtime.threads import extend_deadline
 
 KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
@@ -96,12 +97,8 @@ def environment(data: Mapping[str, Any]) -> dict[str, str]:
         "RESOURCES": ",".join(map(str, resources)) if isinstance(resources, list) else "",
     }
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**inherited, **{f"IMDS_BRIDGE_{name}": _printable(value) for name, value in values.items()}}
-
-
-def _printable(value: object) -> str:
-    text = value if isinstance(value, str) else ""
-    return "".join(letter for letter in text if letter.isprintable())[:_VALUE_CHARACTERS]
+    own = {f"IMDS_BRIDGE_{name}": printable(value, _VALUE_CHARACTERS) for name, value in values.items()}
+    return {**inherited, **own}
 
 
 def run(job: bytes, *, timeout_seconds: float) -> Result:
@@ -247,11 +244,7 @@ def _result(lines: Mapping[str, Any]) -> Result | None:
     texts = (ended_by, error, output)
     if not isinstance(code, int | None) or not all(isinstance(text, str) for text in texts):
         return None
-    return Result(code=code, ended_by=ended_by, error=error, output=" ".join(_printable_words(output)))
-
-
-def _printable_words(text: str) -> list[str]:
-    return "".join(letter if letter.isprintable() else " " for letter in text).split()
+    return Result(code=code, ended_by=ended_by, error=error, output=one_line(output))
 
 
 def find_fault(program: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from bridge.approvals.command import Command, printable
+from bridge.approvals.command import Command
 from bridge.approvals.pending import (
     REFUSED_RECEIPTS_PER_MINUTE,
     REJECTED_RECEIPTS_PER_MINUTE,
@@ -25,6 +25,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import Json
+from bridge.runtime.text import printable
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)

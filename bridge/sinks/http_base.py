@@ -14,6 +14,7 @@ from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, U
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
 from bridge.runtime.redaction import redact, register_secret
+from bridge.runtime.text import one_line
 from bridge.sinks.base import RequestPreview
 
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
@@ -164,6 +165,5 @@ def register_url(url: str) -> None:
 
 def excerpt(body: bytes) -> str:
     """Return the start of an answer on one line, without secrets and control characters."""
-    text = redact(body.decode("utf-8", errors="replace"))
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    text = one_line(redact(body.decode("utf-8", errors="replace")))
     return f": {text[:EXCERPT_CHARACTERS]}" if text else ""
