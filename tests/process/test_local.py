@@ -19,7 +19,8 @@ from tests.support.process import Forward, wait_until
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
-# It writes down the event that it gets, and ends once a file is there, with the exit code in it.
+# It writes down the event that it gets, and ends once a file is there, with the exit code in it. A test that has seen
+# the event may end it: it must note the signal already then.
 PROGRAM = """#!/bin/sh
 trap 'echo TERM >> {file}.signals; exit 1' TERM
 cat >> {file}
