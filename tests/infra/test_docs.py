@@ -14,6 +14,7 @@ import pytest
 from bridge.cli import main
 from bridge.cli.config import check_parts
 from bridge.config.loader import load
+from bridge.contract.types import EVENT_TYPES
 from tests.support.pages import (
     PAGES,
     Block,
@@ -83,6 +84,13 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     assert [
         number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d,])", measured)
     ] == []
+
+
+def test_the_readme_lists_every_type_that_is_published() -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What is published")[2]
+    listed = re.findall(r"`([a-z]+\.[a-z]+\.v1)`", section.partition("\n## ")[0])
+    published = set(EVENT_TYPES) - {"io.imdsbridge.command.approve.v1"}
+    assert {f"io.imdsbridge.{name}" for name in listed} == published
 
 
 def test_every_dependency_has_a_reason() -> None:
