@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 
 from bridge.console.now import css_class, starts_at
@@ -15,6 +16,7 @@ from bridge.imds.document import fold_name
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
 STATES = ("Started", "Scheduled", "unreachable", "silent", "stopped", "unknown", "quiet")
 _NAME_LENGTH = 64
+_KEPT_NAMES = 20_000
 _Section = tuple[str, str, str, str]
 
 
@@ -88,9 +90,14 @@ def fleet(vms: Sequence[VmRow], events: Sequence[EventRow], now: float) -> list[
     ]
 
 
-def count_states(groups: Iterable[Group]) -> Counter[str]:
-    """Return how many VMs are in each state."""
-    return Counter(cell.state for group in groups for cell in group.cells)
+def count_states(vms: Iterable[VmRow], events: Iterable[EventRow], now: float) -> Counter[str]:
+    """Return how many VMs are in each state that the cells show, without making the cells."""
+    by_vm = _events_by_vm(events)
+    counts: Counter[str] = Counter()
+    for vm in vms:
+        event = by_vm.pop(_place(vm), None)
+        counts[_event_state(event) if event else state_of(vm, now)[0]] += 1
+    return counts + Counter(unknown=len(by_vm))
 
 
 def only_state(groups: Iterable[Group], state: str) -> list[Group]:
@@ -144,12 +151,12 @@ def _cell(vm: VmRow, event: EventRow | None, now: float) -> Cell:
         # A VM that is silent stays so in words, whatever happens to it.
         note = _event_note(event, now) + (f", {note}" if state != "quiet" else "")
         css = f"{css_class(event.event_type)} {state}"
-        state = "Started" if event.status == "Started" else "Scheduled"
+        state = _event_state(event)
     if vm.backlog:
         note += f", {vm.backlog} waiting"
     if vm.gaps:
         note += f", {vm.gaps} missing"
-    return Cell(vm=vm, name=sanitize(vm.name, _NAME_LENGTH), state=state, css=css, note=note, event=event)
+    return Cell(vm=vm, name=_shown(vm.name), state=state, css=css, note=note, event=event)
 
 
 def _unknown_cell(name: str, event: EventRow) -> Cell:
@@ -161,6 +168,10 @@ def _unknown_cell(name: str, event: EventRow) -> Cell:
         note="never reported",
         event=event,
     )
+
+
+def _event_state(event: EventRow) -> str:
+    return "Started" if event.status == "Started" else "Scheduled"
 
 
 def _event_note(event: EventRow, now: float) -> str:
@@ -176,19 +187,25 @@ def _event_note(event: EventRow, now: float) -> str:
 def _group(key: tuple[str, str, str, str], cells: list[Cell]) -> Group:
     name, scope, zone, location = key
     known = [cell.vm for cell in cells if cell.vm]
-    versions = Counter(sanitize(vm.version, 40) for vm in known if vm.version)
+    versions = Counter(vm.version for vm in known if vm.version)
     return Group(
         name=sanitize(name, _NAME_LENGTH) or "no group",
         subscription=scope.removeprefix("/subscriptions/").partition("/")[0][:8],
         zone=sanitize(zone, 20),
         location=sanitize(location, 40),
         cells=tuple(cells),
-        versions=tuple(versions.most_common(3)),
+        versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common(3)),
         backlog=sum(vm.backlog for vm in known),
         gaps=sum(vm.gaps for vm in known),
     )
 
 
+@lru_cache(maxsize=_KEPT_NAMES)
+def _shown(name: str) -> str:
+    return sanitize(name, _NAME_LENGTH)
+
+
+@lru_cache(maxsize=_KEPT_NAMES)
 def _natural(name: str) -> tuple[str, int, str]:
     """Return a key that sorts web-9 before web-10."""
     stem = name.rstrip("0123456789")
@@ -202,7 +219,7 @@ def summary(groups: Sequence[Group]) -> Mapping[str, int]:
         "vms": sum(cell.vm is not None for group in groups for cell in group.cells),
         "backlog": sum(group.backlog for group in groups),
         "gaps": sum(group.gaps for group in groups),
-        **count_states(groups),
+        **Counter(cell.state for group in groups for cell in group.cells),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
@@ -13,11 +13,13 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import BaseModel
 
 from bridge import __version__
-from bridge.console import fleet, history, now, queries, story
+from bridge.console import api, fleet, history, now, queries, story
 from bridge.console.access import Person
 from bridge.console.filters import Filter, choices, read_filter
+from bridge.console.metrics import render_metrics
 from bridge.console.queries import DAY, Readers
 from bridge.contract.types import KNOWN_VALUES
 from bridge.events.envelope import decode_event
@@ -102,7 +104,7 @@ class Pages:
             shown = [event for event in every if wanted.matches(event)]
             seen = {one.event_id: queries.count_seen_by(store, one.event_id) for one in shown[:MAX_ROWS]}
             base = self._base(store, at)
-        states = fleet.count_states(fleet.fleet(vms, every, at))
+        states = fleet.count_states(vms, every, at)
         return self._render(
             "now.html",
             request,
@@ -128,11 +130,7 @@ class Pages:
             every, vms = queries.open_events(store, at), queries.vms(store)
             base = self._base(store, at)
         whole = fleet.fleet(vms, every, at)
-        shown = vms if not wanted.is_set else [vm for vm in vms if wanted.matches_vm(vm)]
-        groups = (
-            whole if shown is vms else fleet.fleet(shown, [one for one in every if wanted.matches(one)], at)
-        )
-        groups = fleet.only_state(groups, wanted.status) if wanted.status else groups
+        groups = _chosen(whole, wanted, vms, every, at)
         return self._render(
             "fleet.html",
             request,
@@ -178,9 +176,8 @@ class Pages:
     def history(self, request: Request) -> str:
         """Render the figures of the last days."""
         at = self._clock.wall()
-        days = history.PERIODS.get(request.query.get("days", ""), 30)
         with self._readers.reading() as store:
-            found = history.read_history(store, days, at)
+            found = history.read_history(store, _days(request), at)
             vms, base = queries.vms(store), self._base(store, at)
         gaps = sorted((vm for vm in vms if vm.gaps), key=lambda vm: -vm.gaps)[:MAX_RAW]
         context = {**base, "history": found, "ends": history.ENDS, "gaps": gaps}
@@ -191,6 +188,39 @@ class Pages:
         context = {"status": status, "title": title, "text": text, **_filter_context(Filter(), [], [])}
         base = {"now": self._clock.wall(), "rebuilt": None, "last_received_at": None}
         return self._render("error.html", request, {**base, **context, "input_error": ""})
+
+    def api_events(self, request: Request) -> BaseModel:
+        """Return the open events that a filter chooses."""
+        at, wanted = self._clock.wall(), read_filter(request.query)
+        with self._readers.reading() as store:
+            return api.event_list(one for one in queries.open_events(store, at) if wanted.matches(one))
+
+    def api_event(self, _: Request, event_id: str) -> BaseModel | None:
+        """Return one event with its story; None if it is not known."""
+        with self._readers.reading() as store:
+            event = queries.find_event(store, event_id)
+            return api.event_details(event, queries.reports_of(store, event_id)) if event else None
+
+    def api_vms(self, request: Request) -> BaseModel:
+        """Return the VMs that a filter chooses."""
+        at = self._clock.wall()
+        with self._readers.reading() as store:
+            every, vms = queries.open_events(store, at), queries.vms(store)
+        whole = fleet.fleet(vms, every, at)
+        return api.vm_list(_chosen(whole, read_filter(request.query), vms, every, at))
+
+    def api_history(self, request: Request) -> BaseModel:
+        """Return the figures of the last days."""
+        with self._readers.reading() as store:
+            return api.figures(history.read_history(store, _days(request), self._clock.wall()))
+
+    def metrics(self, accept: str, status: Mapping[str, Any]) -> tuple[str, bytes]:
+        """Return the content type and the text of the metrics."""
+        at = self._clock.wall()
+        with self._readers.reading() as store:
+            events, vms = queries.open_events(store, at), queries.vms(store)
+        states = fleet.count_states(vms, events, at)
+        return render_metrics(accept, status=status, states=states, events=events)
 
     def csv(self, days: int) -> str:
         """Write the events of the last days as CSV."""
@@ -214,6 +244,26 @@ class Pages:
     def _render(self, template: str, request: Request, context: Mapping[str, Any]) -> str:
         common = {"person": request.person, "page": template.partition(".")[0], "version": self._version()}
         return self._templates.get_template(template).render({**common, **context})
+
+
+def _chosen(
+    whole: list[fleet.Group],
+    wanted: Filter,
+    vms: list[queries.VmRow],
+    events: list[queries.EventRow],
+    at: float,
+) -> list[fleet.Group]:
+    """Return the groups of the fleet with the VMs that a filter chooses; its status is a VM's state."""
+    if not wanted.is_set:
+        return whole
+    of_any_status = replace(wanted, status="")
+    shown = [vm for vm in vms if wanted.matches_vm(vm)]
+    groups = fleet.fleet(shown, [event for event in events if of_any_status.matches(event)], at)
+    return fleet.only_state(groups, wanted.status) if wanted.status else groups
+
+
+def _days(request: Request) -> int:
+    return history.PERIODS.get(request.query.get("days", ""), 30)
 
 
 def _filter_context(wanted: Filter, events: Any, vms: Any) -> dict[str, Any]:

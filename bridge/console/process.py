@@ -96,7 +96,7 @@ class Console:
             version=lambda: self.writer.version,
         )
         ingest = Ingest(self.settings, writer=self.writer, clock=self._clock)
-        web = Web(self.settings, pages=pages, live=self.live, ingest=ingest)
+        web = Web(self.settings, pages=pages, live=self.live, ingest=ingest, status=self.status)
         self._server = _server(web, self.live)
         self._started_at = self._clock.now()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, LifoQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.console.merge import ScheduledEvent
 from bridge.console.store import SCHEDULED_COLUMNS as _COLUMNS
@@ -32,8 +32,7 @@ class EventRow(ScheduledEvent):
     group_name: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VmRow:
+class VmRow(NamedTuple):  # a fleet has thousands
     """A VM as its own events show it; see the table `vm`."""
 
     id: int
@@ -164,7 +163,7 @@ def vms(connection: sqlite3.Connection) -> list[VmRow]:
     ).fetchall()
     identified = {row["name"].lower() for row in rows if row["resource_id"]}
     return [
-        VmRow(**dict(row), gaps=missing.get(row["id"], 0))
+        VmRow._make((*row, missing.get(row["id"], 0)))
         for row in rows
         if row["resource_id"] or row["name"].lower() not in identified
     ]
@@ -174,7 +173,8 @@ def reports_of(connection: sqlite3.Connection, event_id: str, *, limit: int = 50
     """Return the CloudEvents about an event in the order of their times, with the VMs that saw each."""
     rows = connection.execute(
         "SELECT event.kind, event.at, event.body, event.id_hash, vm.name FROM event "
-        "LEFT JOIN vm ON vm.id = event.vm WHERE event.event_id = ? ORDER BY event.at, event.n LIMIT ?",
+        "LEFT JOIN vm ON vm.id = event.vm WHERE event.event_id = ? AND event.event_id <> '' "
+        "ORDER BY event.at, event.n LIMIT ?",
         (event_id.lower(), limit),
     ).fetchall()
     return [
@@ -193,7 +193,7 @@ def count_seen_by(connection: sqlite3.Connection, event_id: str) -> int:
     """Return how many VMs have seen an event."""
     row = connection.execute(
         "SELECT count(DISTINCT sighting.vm) FROM event JOIN sighting ON sighting.id_hash = event.id_hash "
-        "WHERE event.event_id = ? AND event.kind LIKE 'scheduledevent.%'",
+        "WHERE event.event_id = ? AND event.event_id <> '' AND event.kind LIKE 'scheduledevent.%'",
         (event_id,),
     ).fetchone()
     return int(row[0])
@@ -201,7 +201,9 @@ def count_seen_by(connection: sqlite3.Connection, event_id: str) -> int:
 
 def bodies_of_event(connection: sqlite3.Connection, event_id: str) -> list[bytes]:
     """Return every CloudEvent about an event as received, in the order of their times."""
-    rows = connection.execute("SELECT body FROM event WHERE event_id = ? ORDER BY at, n", (event_id.lower(),))
+    rows = connection.execute(
+        "SELECT body FROM event WHERE event_id = ? AND event_id <> '' ORDER BY at, n", (event_id.lower(),)
+    )
     return [bytes(body) for (body,) in rows]
 
 

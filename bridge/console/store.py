@@ -106,7 +106,7 @@ class Store:
             execute.executemany(_ADD_REPORTER, list(_reporters(new)))
             execute.executemany(_ADD_HEARTBEAT, list(_heartbeats(new)))
             execute.executemany(_ADD_IMDS, list(_imds_states(new)))
-            self._merge({event.event_id: event for event in new if event.event_id})
+            self._merge([event for event in new if event.event_id])
         return Added(new=len(new), repeated=len(events) - len(new))
 
     def prune(self, before: float) -> int:
@@ -170,16 +170,18 @@ class Store:
             known.update(key for (key,) in rows)
         return known
 
-    def _merge(self, changed: dict[str, Received]) -> None:
+    def _merge(self, new: Sequence[Received]) -> None:
         """Write the merged view of each event that got a report."""
+        by_key = {event.key: event for event in new}
         rows = []
-        for event_id, newest in changed.items():
+        for event_id, newest in {event.event_id: event for event in new}.items():
             found = self._connection.execute(
-                "SELECT kind, at, body FROM event WHERE event_id = ? ORDER BY at DESC LIMIT ?",
+                "SELECT key, kind, at, body FROM event WHERE event_id = ? AND event_id <> '' "
+                "ORDER BY at DESC LIMIT ?",
                 (event_id, MAX_REPORTS),
             )
-            merged = merge(list(reports(found)))
-            if merged:
+            known = ((kind, at, by_key.get(key) or body) for key, kind, at, body in found)
+            if merged := merge(list(reports(known))):
                 place = (newest.vm.scope, newest.vm.group) if newest.vm else ("", "")
                 rows.append((event_id, *place, *_scheduled_row(merged)))
         marks = ",".join("?" * (SCHEDULED_COLUMNS.count(",") + 1))
@@ -189,12 +191,13 @@ class Store:
         )
 
 
-def reports(rows: Iterable[tuple[str, float, bytes]]) -> Iterator[Report]:
-    """Yield the reports in rows of kind, time and body that can be merged."""
-    for kind, at, body in rows:
+def reports(rows: Iterable[tuple[str, float, bytes | Received]]) -> Iterator[Report]:
+    """Yield the reports that can be merged, from rows of kind, time and body, which need not be decoded again."""
+    for kind, at, event in rows:
         name = kind.removeprefix("scheduledevent.")
         if name in _CHANGE_KINDS or name.startswith("approval."):
-            yield Report(kind=name, at=at, data=decode_event(body)["data"])
+            data = event.data if isinstance(event, Received) else json.loads(event)["data"]
+            yield Report(kind=name, at=at, data=data)
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from bridge.config.console import ConsoleSettings
 from bridge.console import pages
-from bridge.console.access import Person, host_fault, sign_in
+from bridge.console.access import Person, host_fault, sender_fault, sign_in
+from bridge.console.api import BASE, openapi
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.pages import Pages, Request, static_file, static_url
+from bridge.runtime.threads import stalled_threads
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,15 @@ _HEADERS = {
 class Web:
     """The handlers of the pages."""
 
-    def __init__(self, settings: ConsoleSettings, *, pages: Pages, live: Live, ingest: Ingest) -> None:
+    def __init__(
+        self,
+        settings: ConsoleSettings,
+        *,
+        pages: Pages,
+        live: Live,
+        ingest: Ingest,
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
         """Prepare the application.
 
         Args:
@@ -49,11 +61,13 @@ class Web:
             pages: renders.
             live: notifies open pages.
             ingest: takes events.
+            status: returns what the status file shows.
         """
         self._settings = settings
         self._pages = pages
         self._live = live
         self._ingest = ingest
+        self._status = status
 
     def app(self, lifespan: Lifespan[Starlette]) -> ASGIApp:
         """Return the application with all its routes."""
@@ -65,6 +79,14 @@ class Web:
             Route("/history.csv", self._viewers_only(self._csv), methods=get),
             Route("/event/{event_id}", page(self._event), methods=get),
             Route("/event/{event_id}/events.jsonl", self._viewers_only(self._jsonl), methods=get),
+            Route(f"{BASE}/events", self._api(self._pages.api_events), methods=get),
+            Route(f"{BASE}/events/{{event_id}}", self._api(self._pages.api_event), methods=get),
+            Route(f"{BASE}/vms", self._api(self._pages.api_vms), methods=get),
+            Route(f"{BASE}/history", self._api(self._pages.api_history), methods=get),
+            Route(f"{BASE}/openapi.json", self._viewers_only(_openapi), methods=get),
+            Route("/metrics", self._metrics, methods=get),
+            Route("/livez", self._health(stalled_threads), methods=get),
+            Route("/readyz", self._health(self._find_unready), methods=get),
             Route("/live", self._viewers_only(self._stream), methods=get),
             Route("/ingest", self._ingest.post, methods=["POST"]),
             Route("/ingest", self._ingest.options, methods=["OPTIONS"]),
@@ -86,6 +108,48 @@ class Web:
             return Response(html, media_type="text/html")
 
         return self._viewers_only(handle)
+
+    def _api(self, find: Callable[..., BaseModel | None]) -> Handler:
+        """Return a handler that answers with JSON."""
+
+        async def handle(http: HttpRequest) -> Response:
+            request = Request(query=http.query_params, person=http.state.person)
+            found = await run_in_threadpool(find, request, *http.path_params.values())
+            if found is None:
+                return self._error(http, None, HTTPStatus.NOT_FOUND, "There is no such event.")
+            return Response(found.model_dump_json(), media_type="application/json")
+
+        return self._viewers_only(handle)
+
+    async def _metrics(self, http: HttpRequest) -> Response:
+        """Answer a viewer, or whoever shows the token of the senders: a scraper cannot sign in."""
+
+        async def answer(_: HttpRequest) -> Response:
+            accept = http.headers.get("accept", "")
+            content_type, text = await run_in_threadpool(self._pages.metrics, accept, self._status())
+            return Response(text, media_type=content_type)
+
+        token = self._settings.ingest.bearer_token
+        if token and "authorization" in http.headers:
+            fault = sender_fault(self._settings.ingest, http.headers, b"", datetime.now(UTC))
+            return PlainTextResponse(f"{fault}\n", HTTPStatus.UNAUTHORIZED) if fault else await answer(http)
+        return await self._viewers_only(answer)(http)
+
+    def _health(self, find_faults: Callable[[], list[str]]) -> Handler:
+        """Return a handler for everybody: it says whether the console works, and no more."""
+
+        async def handle(_: HttpRequest) -> Response:
+            is_fine = not find_faults()
+            status = HTTPStatus.OK if is_fine else HTTPStatus.SERVICE_UNAVAILABLE
+            return JSONResponse({"ok": is_fine, "role": "console"}, status)
+
+        return handle
+
+    def _find_unready(self) -> list[str]:
+        status = self._status()
+        return [
+            error for error in (status["storage_error"], (status["bus"] or {}).get("last_error")) if error
+        ]
 
     def _viewers_only(self, handle: Handler) -> Handler:
         async def guarded(http: HttpRequest) -> Response:
@@ -135,10 +199,16 @@ class Web:
         return self._error(http, person, HTTPStatus.NOT_FOUND, "There is no such page or event.")
 
     def _error(self, http: HttpRequest, person: Person | None, status: HTTPStatus, text: str) -> Response:
+        if http.url.path.startswith(BASE):
+            return JSONResponse({"error": text}, status)
         nobody = Person(name="", is_viewer=False, is_approver=False)
         request = Request(query=http.query_params, person=person or nobody)
         html = self._pages.error(request, status, status.phrase, text)
         return Response(html, status_code=status, media_type="text/html")
+
+
+async def _openapi(_: HttpRequest) -> Response:
+    return JSONResponse(openapi())
 
 
 def _headers(http: HttpRequest) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -67,13 +68,13 @@ def cells(*vms: VmRow, events: tuple[EventRow, ...] = ()) -> dict[str, tuple[str
     ],
 )
 def test_a_vm_is_quiet_only_if_it_was_heard_of_within_an_hour_and_watches_imds(
-    change: dict[str, float], state: str
+    change: dict[str, Any], state: str
 ) -> None:
-    assert cells(replace(VM, **change))["web-0"][0] == state  # type: ignore[arg-type] # any field
+    assert cells(VM._replace(**change))["web-0"][0] == state
 
 
 def test_a_silent_vm_with_an_event_is_shown_with_both() -> None:
-    found = cells(replace(VM, alive_at=AT - 7200), events=(ROW,))
+    found = cells(VM._replace(alive_at=AT - 7200), events=(ROW,))
     assert found["web-0"] == ("Scheduled", "Reboot in 10 min, silent 2 h")
 
 
@@ -87,7 +88,7 @@ def test_a_vm_that_never_reported_but_is_named_by_an_event_is_not_fine() -> None
 
 
 def test_a_vm_of_the_same_name_in_another_group_is_not_affected() -> None:
-    other = replace(VM, id=2, scope="/subscriptions/s/other", group_name="other")
+    other = VM._replace(id=2, scope="/subscriptions/s/other", group_name="other")
     groups = {group.name: group for group in fleet.fleet([VM, other], [ROW], AT)}
     assert groups["other"].cells[0].state == "quiet"
 
@@ -98,11 +99,11 @@ def test_the_event_that_started_comes_before_the_next_one() -> None:
 
 
 def test_missing_and_waiting_events_are_named() -> None:
-    assert cells(replace(VM, gaps=3, backlog=12))["web-0"] == ("quiet", "quiet, 12 waiting, 3 missing")
+    assert cells(VM._replace(gaps=3, backlog=12))["web-0"] == ("quiet", "quiet, 12 waiting, 3 missing")
 
 
 def test_vms_are_in_the_order_of_their_numbers() -> None:
-    assert list(cells(*(replace(VM, id=n, name=f"web-{n}") for n in (10, 9, 1)))) == [
+    assert list(cells(*(VM._replace(id=n, name=f"web-{n}") for n in (10, 9, 1)))) == [
         "web-1",
         "web-9",
         "web-10",
@@ -192,3 +193,11 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
 def test_no_cell_of_the_csv_is_a_formula(name: str) -> None:
     line = list(history.write_csv([replace(ROW, resources=(name,))]))[1]
     assert f"'{name}" in line
+
+
+def test_the_figures_of_now_are_those_of_the_fleet() -> None:
+    vms = [VM, VM._replace(id=2, name="db", alive_at=AT - 7200), VM._replace(id=3, name="x", is_stopped=True)]
+    counted = fleet.count_states(vms, [ROW], AT)
+    assert counted == {"Scheduled": 1, "unknown": 1, "silent": 1, "stopped": 1}
+    summary = fleet.summary(fleet.fleet(vms, [ROW], AT))
+    assert {state: summary[state] for state in counted} == dict(counted)
