@@ -113,8 +113,8 @@ class ConsoleSettings(Settings):
 
     @property
     def takes_ingest(self) -> bool:
-        """Whether events can be posted."""
-        return self.is_local or self.ingest.has_secret
+        """Whether events can be posted: without a secret only where nothing passes on requests of others."""
+        return (self.is_local and self.auth == "none") or self.ingest.has_secret
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield an address that others can reach without any proof of who they are."""
@@ -127,7 +127,8 @@ class ConsoleSettings(Settings):
         if not self.takes_ingest and self.bus is None:
             yield (
                 "ingest",
-                f"other machines can reach {self.listen}; expected bearer_token, signing_secret or [console.bus]",
+                f"other machines can reach {self.listen}, directly or through a proxy; "
+                "expected bearer_token, signing_secret or [console.bus]",
             )
         if (self.auth == "proxy") != (self.proxy is not None):
             yield "proxy", 'expected exactly with auth = "proxy", and with its secret'

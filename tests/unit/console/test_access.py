@@ -53,6 +53,10 @@ def test_on_loopback_nothing_more_is_needed(listen: str) -> None:
     [
         ({"listen": "0.0.0.0:8080"}, "auth: other machines can reach 0.0.0.0:8080"),
         ({"listen": "10.0.0.4:80", "auth": "easyauth", "public_url": "https://x"}, "expected bearer_token"),
+        (
+            {"auth": "proxy", "proxy": {"secret": SECRET}, "public_url": "https://x"},
+            "through a proxy; expected bearer_token",
+        ),
         ({**PUBLIC, "auth": "proxy"}, 'proxy: expected exactly with auth = "proxy"'),
         ({**PUBLIC, "auth": "proxy", "proxy": {"secret": "short"}}, "expected at least 24 characters"),
         ({**PUBLIC, "auth": "easyauth", "public_url": ""}, "public_url: expected with auth"),
