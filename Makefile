@@ -14,13 +14,16 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test coverage unit lint format-check types types-windows layers bench mutants soak dist audit lock clean
+.PHONY: help demo console quick test coverage unit lint format-check types types-windows layers bench mutants soak dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 demo: $(DEMO_READY) ## explain and show everything on simulators, in about a minute (FAST=1 leaves out the pauses)
 	@$(BIN)/imds-bridge demo $(if $(FAST),--fast)
+
+console: $(DEMO_READY) ## show the console with 60 simulated VMs at 60 times the speed, for MINUTES=10 (LISTEN=127.0.0.1:8080)
+	@$(BIN)/imds-bridge demo --console $(LISTEN) $(if $(MINUTES),--minutes $(MINUTES))
 
 quick: $(READY) ## run the unit tests and the linters, in under a minute
 	@$(MAKE) --no-print-directory --jobs 3 --output-sync=target unit lint

@@ -69,3 +69,11 @@ def test_the_demo_ends_its_processes_and_removes_its_files_when_it_is_interrupte
         assert demo.stderr.read() == "demo: stopped\n"
     assert list(tmp_path.iterdir()) == []
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_console_of_the_demo_shows_its_fleet_and_ends_on_its_own() -> None:
+    command = [sys.executable, "-m", "bridge", "demo", "--console", "127.0.0.1:0", "--minutes", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^The console is on http://127\.0\.0\.1:\d+$", done.stdout, re.MULTILINE)
+    assert "60 simulated VMs" in done.stdout

@@ -10,7 +10,7 @@ _imds_bridge() {
         " status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") words="forward listen relay" ;;
         " lab schedule --source") words="Platform User" ;;
         " lab schedule --status") words="Scheduled Started" ;;
-        " --config"|" forward --config"|" listen --config"|" relay --config"|" console --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control") return ;;
+        " --config"|" forward --config"|" listen --config"|" relay --config"|" console --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control"|" demo --console"|" demo --minutes") return ;;
         *) case $command in
             "") words="forward listen relay console approve check render status outbox config schema completion lab demo --help --version --config" ;;
             " forward") words="--help --config --once" ;;
@@ -40,7 +40,7 @@ _imds_bridge() {
             " lab fault") words="--help --control --count --seconds --retry-after" ;;
             " lab state") words="--help --control" ;;
             " lab scenarios") words="--help" ;;
-            " demo") words="--help --no-bus --fast" ;;
+            " demo") words="--help --no-bus --fast --console --minutes" ;;
         esac ;;
     esac
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from bridge.errors import UsageError
 from bridge.lab.prerequisites import explain, missing
 
+CONSOLE_ADDRESS = "127.0.0.1:8080"
 _EPILOG = """\
 Takes about a minute. Exits 0 only if every event has arrived.
 
@@ -15,6 +16,7 @@ examples:
   imds-bridge demo
   imds-bridge demo --no-bus                needs no compiler
   imds-bridge demo --fast                  for CI
+  imds-bridge demo --console               the console with a fleet, for ten minutes
 """
 
 
@@ -31,7 +33,28 @@ def configure(command: argparse.ArgumentParser) -> None:
         help="leave out approvals and the Service Bus, which has to be compiled",
     )
     command.add_argument("--fast", action="store_true", help="leave out the pauses for reading")
-    command.set_defaults(run=lambda args: run(with_bus=not args.no_bus, fast=args.fast))
+    command.add_argument(
+        "--console",
+        nargs="?",
+        const=CONSOLE_ADDRESS,
+        metavar="ADDRESS",
+        help="show the console instead, with 60 simulated VMs at 60 times the speed; it listens on this loopback "
+        f"address (default: {CONSOLE_ADDRESS})",
+    )
+    command.add_argument(
+        "--minutes", type=float, default=10.0, metavar="N", help="end the console after them (default: 10)"
+    )
+    command.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.console is None:
+        return run(with_bus=not args.no_bus, fast=args.fast)
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise UsageError("demo: starlette and uvicorn are not installed; pip install 'imds-bridge[console]'")
+    from bridge.lab.demo.show import show_console  # noqa: PLC0415 - it needs the extra `console`
+
+    return show_console(listen=args.console, minutes=args.minutes)
 
 
 def run(*, with_bus: bool, fast: bool) -> int:

@@ -157,7 +157,7 @@ NEXT = (
     ("lab schedule --type Reboot", "in another terminal: announce an event"),
     ("forward", "on an Azure VM: print every change as JSON"),
     ("check --config config.toml", "try your configuration"),
-    ("console", "show a fleet's events on one web page; see docs/console.md"),
+    ("demo --console", "show a fleet of 60 simulated VMs on one web page"),
 )
 
 

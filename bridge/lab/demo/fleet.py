@@ -1,0 +1,419 @@
+"""A simulated fleet: what happens to its VMs, and the events that their forwarders publish about it.
+
+The documents are the simulated IMDS's. The forwarder's own code compares them and builds the events; 60 processes
+with their polling would keep a laptop busy, and one thread does not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import formatdate
+from itertools import count
+from random import Random
+from typing import Any
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from bridge import __version__
+from bridge.events.builder import Reporter
+from bridge.events.model import CloudEvent
+from bridge.formats.cloudevents import structured
+from bridge.imds.diff import Observation, Watch, compare
+from bridge.imds.document import Document, read_document
+from bridge.imds.instance import Vm
+from bridge.lab.rendering import EVENT_VERSIONS, SUBSCRIPTION_ID, event_fields, render_document
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+HISTORY_SECONDS = 28 * DAY
+HEARTBEATS_SECONDS = 8 * HOUR  # earlier ones would only fill the store
+_PAST_EVENT_SECONDS = 26 * HOUR  # on average between two events of a group
+_EVENT_SECONDS = HOUR
+_OUTAGE_SECONDS = 2 * HOUR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of event that happens to a group.
+
+    Attributes:
+        event_type: Freeze, Reboot, ...
+        source: Platform or User.
+        notices: of which one is chosen, in seconds.
+        duration: DurationInSeconds, -1 for unknown.
+        impact: how long it lasts, in seconds.
+        description: as in IMDS.
+    """
+
+    event_type: str
+    source: str
+    notices: tuple[float, ...]
+    duration: int
+    impact: float
+    description: str
+
+
+FREEZE = Kind(
+    event_type="Freeze",
+    source="Platform",
+    notices=(15 * MINUTE, 40 * MINUTE, 3 * HOUR),
+    duration=9,
+    impact=MINUTE,
+    description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+)
+REBOOT = Kind(
+    event_type="Reboot",
+    source="Platform",
+    notices=(15 * MINUTE, HOUR, 6 * HOUR),
+    duration=-1,
+    impact=6 * MINUTE,
+    description="Host server is undergoing maintenance.",
+)
+USER_REBOOT = Kind(
+    event_type="Reboot",
+    source="User",
+    notices=(15 * MINUTE,),
+    duration=300,
+    impact=5 * MINUTE,
+    description="Virtual machine is being restarted as requested by authorized user.",
+)
+REDEPLOY = Kind(
+    event_type="Redeploy",
+    source="Platform",
+    notices=(2 * HOUR, 12 * HOUR, 5 * DAY),
+    duration=-1,
+    impact=12 * MINUTE,
+    description="The virtual machine is on degraded hardware and has to move to another host.",
+)
+TERMINATE = Kind(
+    event_type="Terminate",
+    source="User",
+    notices=(15 * MINUTE,),
+    duration=-1,
+    impact=2 * MINUTE,
+    description="Virtual machine is being deleted as requested by authorized user.",
+)
+PREEMPT = Kind(
+    event_type="Preempt",
+    source="Platform",
+    notices=(30.0,),
+    duration=-1,
+    impact=20 * MINUTE,
+    description="Spot virtual machine is being evicted.",
+)
+
+# Name, the VMs' prefix, their number, zones, and what happens to them.
+GROUPS: tuple[tuple[str, str, int, tuple[str, ...], tuple[Kind, ...]], ...] = (
+    ("shop-web", "web", 14, ("1", "2"), (FREEZE, REBOOT, USER_REBOOT, TERMINATE)),
+    ("shop-db", "db", 6, ("2",), (FREEZE, REDEPLOY)),
+    ("batch-spot", "spot", 40, ("1", "3"), (PREEMPT, PREEMPT, FREEZE)),
+)
+# What is open when the play begins: the kind, its VMs, how long ago it was announced, and its notice.
+OPENING: tuple[tuple[Kind, tuple[str, ...], float, float], ...] = (
+    (REDEPLOY, ("db-1",), DAY, 3 * DAY),
+    (REDEPLOY, ("db-0",), 2.5 * HOUR, 6 * HOUR),
+    (REBOOT, ("web-7", "web-8", "web-10", "web-11"), 2 * HOUR, 26 * HOUR),
+    (USER_REBOOT, ("web-3",), 2 * MINUTE, 57 * MINUTE),
+    (FREEZE, ("db-2",), 4 * MINUTE, 42 * MINUTE),
+    (REBOOT, ("web-0", "web-1"), 3 * MINUTE, 23 * MINUTE),
+    (TERMINATE, ("web-5",), 2 * MINUTE, 15 * MINUTE),
+    (PREEMPT, ("spot-17",), MINUTE, 30.0),
+)
+SILENT, STOPPED, UNREACHABLE = ("web-9", 2.2 * HOUR), ("spot-31", 5 * HOUR), ("db-4", 4 * MINUTE)
+BACKLOG, MISSING = "spot-8", "spot-12"
+
+
+class SimulatedVm:
+    """A VM whose forwarder publishes."""
+
+    def __init__(self, name: str, group: str, zone: str, publish: Callable[[CloudEvent], None]) -> None:
+        """Describe the VM; `publish` is called with its events."""
+        resource_group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{group}"
+        resource_id = f"{resource_group}/providers/Microsoft.Compute/virtualMachines/{name}"
+        self.name = name
+        self.is_quiet = False
+        self._publish = publish
+        self._watch = Watch()
+        self._sequence = {"forward": 0, "listen": 0}
+        self._seen: dict[str, int] = {}
+        vm = Vm(
+            name=name,
+            vm_id=str(uuid5(NAMESPACE_URL, resource_id)),
+            resource_id=resource_id,
+            location="westeurope",
+            zone=zone,
+            subscription_id=SUBSCRIPTION_ID,
+            resource_group=group,
+        )
+        self._reporters = {
+            role: Reporter(name=name, role=role, epoch=vm.vm_id, vm=vm, session="{resource_group}.{vm}")
+            for role in self._sequence
+        }
+
+    def see(self, document: Document, at: float) -> None:
+        """Publish what differs from the document that was seen before, as a forwarder that polls every second."""
+        before = self._watch
+        self._watch, changes = compare(before, document, Observation(at=at, gap_seconds=1.0))
+        ids = []
+        for change in changes:
+            number = self._seen.get(change.fingerprint, 0)
+            self._seen[change.fingerprint] = number + 1
+            event = self._forward.scheduled_event(
+                change, seen_before=number, incarnation=document.incarnation, at=_instant(at)
+            )
+            ids.append(event.id)
+            self._send(event)
+        self._send(
+            self._forward.document(
+                document,
+                previous=before.document,
+                event_ids=ids,
+                sequence=self._next("forward"),
+                at=_instant(at),
+            )
+        )
+
+    def heartbeat(self, at: float, reason: str = "Hourly") -> None:
+        """Publish a heartbeat."""
+        event = self._forward.heartbeat(
+            reason=reason,
+            version=__version__.partition("+")[0],
+            backlog={"audit": 3 if self.name == BACKLOG else 0},
+            sequence=self._next("forward"),
+            at=_instant(at),
+        )
+        self._send(event)
+
+    def lose_imds(self, at: float, seconds: float) -> CloudEvent:
+        """Publish that IMDS does not answer; return what to publish once it does."""
+        since, forward = _instant(at - MINUTE), self._forward
+        self._send(
+            forward.unreachable(
+                since=since,
+                reason="no answer within 10 s",
+                cause="NoAnswer",
+                sequence=self._next("forward"),
+                at=_instant(at),
+            )
+        )
+        return forward.recovered(
+            since=since, cause="NoAnswer", sequence=self._next("forward"), at=_instant(at + seconds)
+        )
+
+    def answer_approval(self, fields: dict[str, Any], at: float, *, is_allowed: bool) -> None:
+        """Publish the receipt of an approval."""
+        self._send(
+            self._reporters["listen"].receipt(
+                outcome="accepted" if is_allowed else "rejected",
+                key=fields["EventId"],
+                command_id=f"order-{fields['EventId'][:4]}",
+                event_id=fields["EventId"],
+                resources=fields["Resources"],
+                sequence=self._next("listen"),
+                at=_instant(at),
+                data={
+                    "Reason": "Approved" if is_allowed else "PolicyDenied",
+                    "Detail": "" if is_allowed else "deny rule 1: no approval by day",
+                    "Command": {"RequestedBy": "ana@contoso.example", "Reason": "drained, ticket 4711"},
+                    "EventType": fields["EventType"],
+                    "NotBeforeUtc": None,
+                    "DryRun": False,
+                },
+            )
+        )
+
+    def skip(self) -> None:
+        """Lose an event on its way: its number never arrives."""
+        self._next("forward")
+
+    def send(self, event: CloudEvent) -> None:
+        """Publish an event that was built before."""
+        self._send(event)
+
+    @property
+    def _forward(self) -> Reporter:
+        return self._reporters["forward"]
+
+    def _next(self, role: str) -> int:
+        self._sequence[role] += 1
+        return self._sequence[role]
+
+    def _send(self, event: CloudEvent) -> None:
+        if not self.is_quiet:
+            self._publish(event)
+
+
+class SimulatedGroup:
+    """VMs that see the same document."""
+
+    def __init__(self, vms: Sequence[SimulatedVm], kinds: Sequence[Kind], random: Random) -> None:
+        """Start with an empty document.
+
+        Args:
+            vms: of the group.
+            kinds: what happens to them.
+            random: chooses how long after a change each VM sees it.
+        """
+        self.vms = {vm.name: vm for vm in vms}
+        self.kinds = kinds
+        self._random = random
+        self._events: dict[str, dict[str, Any]] = {}
+        self._incarnation = 1
+
+    def free(self) -> list[str]:
+        """Return the VMs that no event names."""
+        named = {name for event in self._events.values() for name in event["Resources"]}
+        return [name for name in self.vms if name not in named]
+
+    def change(self, event_id: str, at: float, fields: dict[str, Any] | None) -> None:
+        """Set an event's fields, or remove it; every VM sees that within a second."""
+        if fields is None:
+            del self._events[event_id]
+        else:
+            self._events[event_id] = fields
+        self._incarnation += 1
+        document = read_document(
+            render_document(self._incarnation, list(self._events.values()), EVENT_VERSIONS[-1])
+        )
+        for seconds, vm in sorted((self._random.uniform(0.05, 1.0), vm.name) for vm in self.vms.values()):
+            self.vms[vm].see(document, at + seconds)
+
+
+class SimulatedFleet:
+    """60 VMs in three groups, and everything that happens to them."""
+
+    def __init__(self, starts_at: float, *, seed: int = 1) -> None:
+        """Plan the fleet.
+
+        Args:
+            starts_at: when the play begins, in seconds since 1970; what happened before fills the history.
+            seed: the same one gives the same play.
+        """
+        self._random = Random(seed)  # noqa: S311 - it chooses what happens in a play
+        self._starts_at = starts_at
+        self._published: list[bytes] = []
+        self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        self.groups = [self._group(*group) for group in GROUPS]
+        self._vms = {name: (group, vm) for group in self.groups for name, vm in group.vms.items()}
+        self._plan()
+
+    def advance(self, until: float) -> list[bytes]:
+        """Let everything happen until then; return the published events in structured mode."""
+        while self._agenda and self._agenda[0][0] <= until:
+            at, _, act = heapq.heappop(self._agenda)
+            act(at)
+        published, self._published = self._published, []
+        return published
+
+    def _group(
+        self, name: str, prefix: str, size: int, zones: tuple[str, ...], kinds: tuple[Kind, ...]
+    ) -> SimulatedGroup:
+        vms = [
+            SimulatedVm(f"{prefix}-{number}", name, zones[number * len(zones) // size], self._publish)
+            for number in range(size)
+        ]
+        return SimulatedGroup(vms, kinds, self._random)
+
+    def _publish(self, event: CloudEvent) -> None:
+        self._published.append(structured(event))
+
+    def _at(self, at: float, act: Callable[[float], None]) -> None:
+        heapq.heappush(self._agenda, (at, next(self._numbers), act))
+
+    def _plan(self) -> None:
+        start = self._starts_at
+        for group in self.groups:
+            self._at(start - HISTORY_SECONDS + self._random.random() * DAY, self._happen_in(group))
+        for _, vm in self._vms.values():
+            self._at(start - HEARTBEATS_SECONDS - self._random.random() * HOUR, self._beat(vm, "Started"))
+        for kind, names, ago, notice in OPENING:
+            self._at(start - ago, self._announce(kind, names, notice))
+        self._at(start - SILENT[1], self._fall_silent(SILENT[0]))
+        self._at(start - STOPPED[1], self._stop(STOPPED[0]))
+        self._at(start - UNREACHABLE[1], self._lose_imds(UNREACHABLE[0], 25 * MINUTE))
+        self._at(start - HOUR, lambda _: self._vms[MISSING][1].skip())
+        self._at(start + HOUR, self._lose_some_imds)
+
+    def _beat(self, vm: SimulatedVm, reason: str) -> Callable[[float], None]:
+        def act(at: float) -> None:
+            vm.heartbeat(at, reason)
+            self._at(at + HOUR, self._beat(vm, "Hourly"))
+
+        return act
+
+    def _fall_silent(self, name: str) -> Callable[[float], None]:
+        def act(_: float) -> None:
+            self._vms[name][1].is_quiet = True
+
+        return act
+
+    def _stop(self, name: str) -> Callable[[float], None]:
+        def act(at: float) -> None:
+            self._vms[name][1].heartbeat(at, "Stopping")
+            self._vms[name][1].is_quiet = True
+
+        return act
+
+    def _lose_imds(self, name: str, seconds: float) -> Callable[[float], None]:
+        def act(at: float) -> None:
+            vm = self._vms[name][1]
+            event = vm.lose_imds(at, seconds)
+            self._at(at + seconds, lambda _: vm.send(event))
+
+        return act
+
+    def _lose_some_imds(self, at: float) -> None:
+        name = self._random.choice([*self._vms])
+        self._lose_imds(name, self._random.uniform(10, 30) * MINUTE)(at)
+        self._at(at + self._random.expovariate(1 / _OUTAGE_SECONDS), self._lose_some_imds)
+
+    def _happen_in(self, group: SimulatedGroup) -> Callable[[float], None]:
+        """Announce an event of the group, and again after a while."""
+
+        def act(at: float) -> None:
+            is_past = at < self._starts_at - DAY
+            if (is_past or at >= self._starts_at) and (free := group.free()):
+                kind = self._random.choice(group.kinds)
+                names = self._random.sample(free, min(len(free), self._random.choice((1, 1, 1, 2))))
+                # what was announced long ago has ended before the play begins
+                notices = [one for one in kind.notices if one < DAY] if is_past else kind.notices
+                self._announce(kind, names, self._random.choice(notices))(at)
+            mean = _PAST_EVENT_SECONDS if is_past else _EVENT_SECONDS
+            self._at(at + self._random.expovariate(1 / mean), self._happen_in(group))
+
+        return act
+
+    def _announce(self, kind: Kind, names: Sequence[str], notice: float) -> Callable[[float], None]:
+        def act(at: float) -> None:
+            group, vm = self._vms[names[0]]
+            event_id = str(UUID(int=self._random.getrandbits(128), version=4)).upper()
+            fields = event_fields(
+                event_id=event_id,
+                event_type=kind.event_type,
+                event_status="Scheduled",
+                resources=list(names),
+                description=kind.description,
+                event_source=kind.source,
+                duration_seconds=kind.duration,
+            )
+            starts_at = at + notice
+            fields["NotBefore"] = formatdate(int(starts_at), usegmt=True)
+            group.change(event_id, at, fields)
+            if self._random.random() < 0.15 and notice > HOUR:  # noqa: PLR2004 - a small share
+                self._at(at + notice / 2, lambda now: group.change(event_id, now, None))
+                return
+            if kind is REBOOT:
+                is_allowed = self._random.random() < 0.6 and starts_at < self._starts_at  # noqa: PLR2004
+                self._at(at + 2 * MINUTE, lambda now: vm.answer_approval(fields, now, is_allowed=is_allowed))
+                starts_at = at + 3 * MINUTE if is_allowed else starts_at
+            started = {**fields, "EventStatus": "Started", "NotBefore": ""}
+            self._at(starts_at, lambda now: group.change(event_id, now, started))
+            self._at(starts_at + kind.impact, lambda now: group.change(event_id, now, None))
+
+        return act
+
+
+def _instant(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)
