@@ -55,5 +55,5 @@ def name_variable(fault: str, variables: Mapping[str, str]) -> str:
     """Add to an error the environment variable that its value came from, if it came from one."""
     key = fault.partition(":")[0]
     while key and key not in variables:
-        key = re.sub(r"(\[\d+\]|(\A|\.)[^.\[]*)\Z", "", key)
+        key = re.sub(r"(\[[^\[]*|(\A|\.)[^.\[]*)\Z", "", key)  # shorter in any case: a key may have brackets
     return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from bridge.config.filters import expression_of
 from bridge.events.model import StoredEvent
 from bridge.imds.document import is_among, names
 from bridge.runtime.json import Json
@@ -25,8 +26,7 @@ class Filter:
     def __init__(
         self, *, types: Sequence[str] = ("*",), where: Mapping[str, Json] | None = None, scope: str = "all"
     ) -> None:
-        patterns = (".*".join(map(re.escape, pattern.split("*"))) for pattern in types)
-        self._types = re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+        self._types = re.compile("|".join(f"(?:{expression_of(pattern)})" for pattern in types))
         self._where = {
             name: tuple(wanted) if isinstance(wanted, list | tuple) else (wanted,)
             for name, wanted in (where or {}).items()

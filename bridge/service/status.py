@@ -33,6 +33,17 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     """
     holder = folder.holder()
     status = _read(folder, holder)
+    try:
+        shown = _complete(status, holder, now)
+        render(shown)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"no status in {folder.path}: it is damaged ({error!r}); a running process replaces it within 10 s"
+        ) from error
+    return shown
+
+
+def _complete(status: dict[str, Any], holder: str | None, now: datetime) -> dict[str, Any]:
     age_seconds = age_of(status.get("written_at"), now)
     if holder:
         response = "ok" if age_seconds is not None and age_seconds <= SILENT_SECONDS else "silent"
@@ -41,6 +52,7 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     document = read_document(status["document"]) if status.get("document") else None
     return {
         **status,
+        "role": status["role"],
         "response": response,
         "holder": holder,
         "running": response == "ok",

@@ -848,6 +848,21 @@ def live_status(config: Path, **more: Any) -> StateFolder:
     return folder
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"role": None}, {"document": 5}, {"document": {"Events": 5}}, {"sinks": []}, {"sinks": {"ops": {}}}],
+)
+@pytest.mark.parametrize("form", ["--json", "--check", None])
+def test_a_damaged_status_is_reported_as_such(
+    call: Any, config: Path, damage: dict[str, Any], form: str | None
+) -> None:
+    folder = live_status(config)
+    status = {**folder.load_status(), **damage}
+    folder.write_status({key: value for key, value in status.items() if value is not None})
+    done = call("status", *([form] if form else []), "--config", config)
+    assert (done.code, "it is damaged" in done.err) == (2, True)
+
+
 def test_status_shows_the_document_countdowns_and_sinks(call: Any, config: Path) -> None:
     folder = live_status(config)
     done = call("status", "--config", config)

@@ -216,6 +216,12 @@ def test_an_error_in_the_environment_names_the_variable(file: Path) -> None:
         assert by_key[key].endswith(f"(from the environment variable {variable})")
 
 
+@pytest.mark.parametrize("key", ["a[b", "[", "a[1]b", "x].[y", "\x1b[31m"])
+def test_an_error_about_a_key_with_brackets_is_reported(file: Path, key: str) -> None:
+    (found,) = faults(file, f"{json.dumps(key)} = 1")
+    assert found.endswith("unknown key")
+
+
 # --- faults ---
 
 
