@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -118,12 +117,7 @@ def with_current_secret(settings: S) -> S:
 
 def address_of(settings: BusSettings) -> str:
     """Name namespace and entity for messages, without any key."""
-    namespace = settings.namespace or "Service Bus"
-    if settings.connection_string:
-        with contextlib.suppress(OSError, ValueError):
-            endpoint = _parts(settings.connection_string.read()).get("endpoint", "")
-            namespace = urlsplit(endpoint).netloc or namespace
-    return f"{namespace}/{settings.entity}"
+    return f"{settings.host or 'Service Bus'}/{settings.entity}"
 
 
 def link_is_intact(error: BaseException) -> bool:
@@ -160,12 +154,8 @@ def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> D
 
 
 def _register_secrets(connection_string: str) -> None:
-    parts = _parts(connection_string)
+    pairs = (part.partition("=")[::2] for part in connection_string.split(";"))
+    parts = {name.strip().lower(): value.strip() for name, value in pairs}
     for secret in (connection_string, parts.get("sharedaccesskey"), parts.get("sharedaccesssignature")):
         if secret:
             register_secret(secret)
-
-
-def _parts(connection_string: str) -> dict[str, str]:
-    pairs = (part.partition("=")[::2] for part in connection_string.split(";"))
-    return {name.strip().lower(): value.strip() for name, value in pairs}

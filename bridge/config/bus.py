@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 from urllib.parse import SplitResult, urlsplit
@@ -88,6 +89,16 @@ class BusSettings(IdentitySettings):
             )
 
     @property
+    def host(self) -> str:
+        """The namespace's host, "" if the connection string cannot be read or has none."""
+        if self.connection_string is None:
+            return self.namespace
+        with suppress(OSError, ValueError):
+            endpoint = _endpoint(self.connection_string.read())
+            return endpoint.netloc if endpoint else ""
+        return ""
+
+    @property
     def entity(self) -> str:
         """The topic's or queue's name."""
         return self.topic or self.queue
@@ -95,11 +106,7 @@ class BusSettings(IdentitySettings):
     @property
     def address(self) -> tuple[str, str]:
         """The namespace's host and the entity, so that the same place compares equal however it is written."""
-        host = self.namespace
-        if self.connection_string:
-            endpoint = _endpoint(self.connection_string.read())
-            host = endpoint.netloc if endpoint else ""
-        return host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
+        return self.host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
 
 
 def _endpoint(connection_string: str) -> SplitResult | None:
