@@ -17,6 +17,7 @@ from bridge.runtime.json import Json
 _SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
 # The age of a younger event is not shown.
 _OLD_SECONDS = 60
+_PLACE_LENGTH = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def _details(view: EventView, context: RenderContext) -> Iterator[Field]:
     if view.event_id:
         yield context.field("EventId", view.event_id)
     places = [view.of_vm("Location"), f"zone {view.of_vm('Zone')}" if view.of_vm("Zone") else ""]
-    yield context.field("Reported by", ", ".join(filter(None, [view.vm, *places])))
+    yield context.field("Reported by", truncate(", ".join(filter(None, [view.vm, *places])), _PLACE_LENGTH))
     if view.time:
         is_old = context.seconds_until(view.time) < -_OLD_SECONDS
         yield context.field("Seen at", view.time, f", {context.relative(view.time)}" if is_old else "")

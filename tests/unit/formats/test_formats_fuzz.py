@@ -160,6 +160,7 @@ def test_every_event_is_valid_and_within_the_limits_in_every_format(
 @given(event=EVENT | NONSENSE, now=NOWS)
 @example(event={}, now=NOW)
 @example(event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}}, now=NOW)
+@example(event={"data": {"Vm": dict.fromkeys(("Name", "Location", "Zone"), "x" * 5_000)}}, now=NOW)
 def test_every_event_has_words_that_are_short_and_clean(event: dict[str, Any], now: datetime) -> None:
     message = notice(event, now=now, zone=BERLIN)
     assert 0 < units(message.title) <= 146
