@@ -18,6 +18,7 @@ from bridge.lab.inbox import Inbox
 from bridge.runtime.instants import iso_utc
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward
 
+POLL_SECONDS = 0.5
 SUSPENDED_SECONDS = 7.0
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 GAP = ["io.imdsbridge.imds.unreachable.v1", "io.imdsbridge.imds.recovered.v1"]
@@ -33,7 +34,7 @@ def imds() -> Iterator[ImdsLab]:
 def forward(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> Forward:
     types = ["io.imdsbridge.imds.*", "io.imdsbridge.scheduledevent.*"]
     sink = {"kind": "webhook", "url": inbox.url, "types": types, "from_start": True}
-    polled = {"endpoint": imds.url("web-0"), "poll_seconds": 0.5}
+    polled = {"endpoint": imds.url("web-0"), "poll_seconds": POLL_SECONDS}
     return Forward(tmp_path, {"imds": polled, "sinks": {"inbox": sink}})
 
 
@@ -90,7 +91,8 @@ def test_a_request_that_hangs_delays_a_notice_by_little_more_than_two_seconds(
         assert time.monotonic() - scheduled_at < LATE_SECONDS + SLACK_SECONDS
     assert [event["type"] for event in inbox.events()] == [SCHEDULED]
     apart = sorted(later - earlier for earlier, later in pairwise(polls(imds)))
-    assert LATE_SECONDS <= apart[-1] < 10, apart
+    # A busy machine notes the request that hangs later than it was sent.
+    assert LATE_SECONDS - POLL_SECONDS < apart[-1] < 10, apart
 
 
 def test_an_imds_that_never_answers_is_reported_while_it_hangs(
