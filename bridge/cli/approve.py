@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import getpass
-import json
 import re
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import uuid4
+from datetime import datetime
 
-from azure.servicebus import ServiceBusMessage
-
-from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.azure.servicebus import address_of, connect, delivery_error
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
-from bridge.contract.types import type_of
-from bridge.errors import DeliveryError, ImdsError, UsageError
-from bridge.formats.cloudevents import CONTENT_TYPE
+from bridge.errors import ImdsError, UsageError
 from bridge.formats.text import format_relative
-from bridge.http.signing import sign
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm
 from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
+from bridge.service.command_sender import ApproveCommand, send_command
 from bridge.service.identity import approval_session
 
-SEND_SECONDS = 15.0
 _DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApproveCommand:
-    """What to approve, and what the command says about it.
-
-    `vm` and `resource_group` name the VM whose session gets the command; "" for this VM.
-    """
-
-    event_ids: Sequence[str]
-    vm: str = ""
-    resource_group: str = ""
-    reason: str = ""
-    expires_seconds: float = 600.0
 
 
 def parse_duration(text: str) -> float:
@@ -110,68 +83,8 @@ def send(config: Config, request: ApproveCommand) -> str:
         DeliveryError: the bus did not accept it.
     """
     settings = settings_of(config)
-    now = datetime.now(UTC)
     session = _session(config, settings, request)
-    envelope = _envelope(request, now)
-    body = json.dumps(envelope).encode("ascii")
-    _check(body, request)
-    properties: dict[str | bytes, Any] = {
-        "cloudEvents_type": envelope["type"],
-        "cloudEvents_id": envelope["id"],
-    }
-    if settings.signing_secrets:
-        properties.update(sign(settings.signing_secrets.read().split(), envelope["id"], now, body))
-    message = ServiceBusMessage(
-        body,
-        content_type=CONTENT_TYPE,
-        message_id=envelope["id"],
-        subject=envelope["type"],
-        session_id=session or None,
-        time_to_live=timedelta(seconds=request.expires_seconds),
-        application_properties=properties,
-    )
-    try:
-        with connect(settings) as client:
-            get = client.get_topic_sender if settings.topic else client.get_queue_sender
-            with get(settings.entity) as sender:
-                sender.send_messages(message, timeout=SEND_SECONDS)
-    except DeliveryError:
-        raise
-    except Exception as error:
-        raise delivery_error(error, address_of(settings)) from error
-    return str(envelope["id"])
-
-
-def _check(body: bytes, request: ApproveCommand) -> None:
-    """Refuse a command that the listener would refuse, while its sender can still read why."""
-    try:
-        command = parse_command(body, message_id="")
-    except ValueError as error:
-        raise UsageError(f"approve: {error}") from None
-    if len(command.event_ids) < len(request.event_ids):
-        raise UsageError("approve: an EVENT_ID is given twice")
-
-
-def _envelope(request: ApproveCommand, now: datetime) -> dict[str, Any]:
-    user = _user()
-    data: dict[str, Any] = {
-        "EventIds": list(request.event_ids),
-        "RequestedBy": user,
-        "ExpiresAt": iso_utc(now + timedelta(seconds=request.expires_seconds)),
-    }
-    if request.vm:
-        data["Vm"] = request.vm
-    if request.reason:
-        data["Reason"] = request.reason
-    return {
-        "specversion": "1.0",
-        "id": str(uuid4()),
-        "source": f"urn:imds-bridge:approve:{socket.gethostname()}",
-        "type": type_of(COMMAND_APPROVE),
-        "time": iso_utc(now),
-        "datacontenttype": "application/json",
-        "data": data,
-    }
+    return send_command(settings, request, session=session, requested_by=_user())
 
 
 def _user() -> str:

@@ -15,6 +15,7 @@ from bridge.cli.receipts import IgnoredReceipt, Receipt, open_receipts, receipts
 from bridge.config.models import Config
 from bridge.errors import UsageError
 from bridge.runtime.terminal import show
+from bridge.service.command_sender import ApproveCommand
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
@@ -64,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not event_ids:
         show("nothing approved")
         return OK
-    request = approve.ApproveCommand(
+    request = ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,
         resource_group=arguments.resource_group,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 from bridge import __version__
 from bridge.console import api, fleet, history, now, queries, story
 from bridge.console.access import Person
+from bridge.console.approve import Approvals, NotApproved
 from bridge.console.filters import Filter, choices, read_filter
 from bridge.console.metrics import render_metrics
 from bridge.console.queries import DAY, Readers
@@ -30,6 +32,7 @@ from bridge.runtime.terminal import escape
 
 MAX_ROWS = 200
 MAX_RAW = 50
+_COMMAND_ID = re.compile("[0-9a-f-]{36}")
 ENDED_SECONDS = 3600.0  # how long Now shows an event after its end
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -48,26 +51,37 @@ def static_url(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a page depends on: its query, and who looks."""
+    """What a page depends on: its query, who looks, and the session that a form belongs to."""
 
     query: Mapping[str, str]
     person: Person
+    session: str = ""
 
 
 class Pages:
     """Renders pages, for any thread; every method may raise sqlite3.Error."""
 
-    def __init__(self, readers: Readers, *, clock: Clock, input_error: Any, version: Any) -> None:
+    def __init__(
+        self,
+        readers: Readers,
+        *,
+        clock: Clock,
+        approvals: Approvals | None = None,
+        input_error: Callable[[], str],
+        version: Callable[[], int],
+    ) -> None:
         """Prepare the templates.
 
         Args:
             readers: read the store.
             clock: what the pages call now.
+            approvals: offers them; None if the console approves nothing.
             input_error: returns why no events are received at the moment, "" if they are.
             version: returns a number that changes with every commit.
         """
         self._readers = readers
         self._clock = clock
+        self._approvals = approvals
         self._input_error = input_error
         self._version = version
         self._templates = Environment(
@@ -169,6 +183,11 @@ class Pages:
                 "witnesses": story.witnesses(event, reports, vms),
                 "raw": [_raw(report) for report in reports[:MAX_RAW]],
                 "total": len(reports),
+                "form": self._approvals and self._approvals.form(event, vms, request.person, request.session),
+                "sent": sent if _COMMAND_ID.fullmatch(sent := request.query.get("sent", "")) else "",
+                "receipts": "".join(
+                    raw for kind, _, raw in map(_raw, reports) if kind.startswith("approval.")
+                ),
                 **_filter_context(Filter(), [], vms),
             },
         )
@@ -188,6 +207,21 @@ class Pages:
         context = {"status": status, "title": title, "text": text, **_filter_context(Filter(), [], [])}
         base = {"now": self._clock.wall(), "rebuilt": None, "last_received_at": None}
         return self._render("error.html", request, {**base, **context, "input_error": ""})
+
+    def approve(self, request: Request, event_id: str, given: Mapping[str, str]) -> str | None:
+        """Send an approval; return the command's id, None if the event is not known.
+
+        Raises:
+            NotApproved: something is not right.
+            BridgeError: it could not be sent.
+        """
+        with self._readers.reading() as store:
+            event, vms = queries.find_event(store, event_id), queries.vms(store)
+        if event is None:
+            return None
+        if self._approvals is None:
+            raise NotApproved("There is no [approvals] in the console's configuration.")
+        return self._approvals.approve(event, vms, request.person, request.session, given)
 
     def api_events(self, request: Request) -> BaseModel:
         """Return the open events that a filter chooses."""

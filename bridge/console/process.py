@@ -19,6 +19,7 @@ from bridge.config.console import ConsoleSettings
 from bridge.config.metrics import socket_address
 from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
+from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
@@ -28,6 +29,7 @@ from bridge.console.store import Store
 from bridge.console.web import Web
 from bridge.console.writer import Writer
 from bridge.errors import StateError, UsageError
+from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import logging as logs
 from bridge.runtime.clock import Clock
@@ -92,6 +94,7 @@ class Console:
         pages = Pages(
             self._readers,
             clock=self._clock,
+            approvals=self._approvals(config),
             input_error=self._input_error,
             version=lambda: self.writer.version,
         )
@@ -188,6 +191,21 @@ class Console:
             stop=self.stop,
             settled=self._settled,
         )
+
+    def _approvals(self, config: Config) -> Approvals | None:
+        if config.approvals is None or not config.approvals.has_bus:
+            return None
+        from bridge.service.command_sender import ApproveCommand, send_command  # noqa: PLC0415 - it loads the Azure packages
+        from bridge.service.identity import approval_session  # noqa: PLC0415
+
+        settings = config.approvals
+
+        def send(event_id: str, vm: Vm, reason: str, person: str) -> str:
+            command = ApproveCommand(event_ids=[event_id], vm=vm.name, reason=reason)
+            session = approval_session(settings.session, vm) or ""
+            return send_command(settings, command, session=session, requested_by=person)
+
+        return Approvals(send=send, clock=self._clock)
 
     def _input_error(self) -> str:
         if self.writer.error:

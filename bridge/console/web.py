@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import parse_qsl, quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -21,13 +22,17 @@ from bridge.config.console import ConsoleSettings
 from bridge.console import pages
 from bridge.console.access import Person, host_fault, sender_fault, sign_in
 from bridge.console.api import BASE, openapi
-from bridge.console.ingest import Ingest
+from bridge.console.approve import NotApproved, new_session, read_session
+from bridge.console.ingest import BODY_SECONDS, Ingest, read_body
 from bridge.console.live import Live
 from bridge.console.pages import Pages, Request, static_file, static_url
+from bridge.errors import BridgeError
 from bridge.runtime.threads import stalled_threads
 
 log = logging.getLogger(__name__)
 
+_FORM_BYTES = 16 * 1024
+_FORM_FIELDS = 10
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -78,6 +83,7 @@ class Web:
             Route("/history", page(lambda request, _: self._pages.history(request)), methods=get),
             Route("/history.csv", self._viewers_only(self._csv), methods=get),
             Route("/event/{event_id}", page(self._event), methods=get),
+            Route("/event/{event_id}/approve", self._viewers_only(self._approve), methods=["POST"]),
             Route("/event/{event_id}/events.jsonl", self._viewers_only(self._jsonl), methods=get),
             Route(f"{BASE}/events", self._api(self._pages.api_events), methods=get),
             Route(f"{BASE}/events/{{event_id}}", self._api(self._pages.api_event), methods=get),
@@ -101,11 +107,14 @@ class Web:
         """Return a handler that renders a page for everybody who may look."""
 
         async def handle(http: HttpRequest) -> Response:
-            request = Request(query=http.query_params, person=http.state.person)
+            session, cookie = read_session(http.headers.get("cookie", "")), ""
+            if not session and http.state.person.is_approver:
+                session, cookie = new_session()
+            request = Request(query=http.query_params, person=http.state.person, session=session)
             html = await run_in_threadpool(render, request, http)
             if html is None:
                 return await self._not_found(http, None)
-            return Response(html, media_type="text/html")
+            return Response(html, media_type="text/html", headers={"set-cookie": cookie} if cookie else None)
 
         return self._viewers_only(handle)
 
@@ -173,6 +182,35 @@ class Web:
 
     def _event(self, request: Request, http: HttpRequest) -> str | None:
         return self._pages.event(request, http.path_params["event_id"])
+
+    async def _approve(self, http: HttpRequest) -> Response:
+        """Send an approval, if the POST comes from the form of a page of this console."""
+        person, event_id = http.state.person, http.path_params["event_id"]
+        if http.headers.get("origin") != self._settings.public_url:
+            return self._error(
+                http, person, HTTPStatus.FORBIDDEN, "The request does not come from this console."
+            )
+        try:
+            body = await read_body(http, max_bytes=_FORM_BYTES, limit_seconds=BODY_SECONDS)
+        except TimeoutError:
+            body = None
+        if body is None:
+            return self._error(http, person, HTTPStatus.BAD_REQUEST, "The form did not arrive.")
+        given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=_FORM_FIELDS))
+        session = read_session(http.headers.get("cookie", ""))
+        request = Request(query={}, person=person, session=session)
+        try:
+            command_id = await run_in_threadpool(self._pages.approve, request, event_id, given)
+        except NotApproved as refused:
+            return self._error(http, person, HTTPStatus.FORBIDDEN, f"Not approved. {refused}")
+        except BridgeError as error:
+            log.error("an approval cannot be sent: %s", error)  # noqa: TRY400 - the text is enough
+            text = f"The command could not be sent: {error}"
+            return self._error(http, person, HTTPStatus.SERVICE_UNAVAILABLE, text)
+        if command_id is None:
+            return await self._not_found(http, None)
+        location = f"/event/{quote(event_id, safe='')}?sent={command_id}"
+        return Response(status_code=HTTPStatus.SEE_OTHER, headers={"location": location})
 
     async def _jsonl(self, http: HttpRequest) -> Response:
         body = await run_in_threadpool(self._pages.jsonl, http.path_params["event_id"])

@@ -14,6 +14,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import requests
 
+from bridge.config.approvals import ApprovalSettings
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config
 from bridge.console.process import Console
@@ -218,10 +219,12 @@ class RunningConsole:
 
 
 @contextmanager
-def running_console(folder: Path, *, clock: Clock | None = None, **settings: Any) -> Iterator[RunningConsole]:
+def running_console(
+    folder: Path, *, clock: Clock | None = None, approvals: ApprovalSettings | None = None, **settings: Any
+) -> Iterator[RunningConsole]:
     """Run the console with settings of its section."""
     section = ConsoleSettings.model_validate({"listen": "127.0.0.1:0", **settings})
-    console = Console(Config(state_dir=folder, console=section), clock=clock)
+    console = Console(Config(state_dir=folder, console=section, approvals=approvals), clock=clock)
     threads = [start_thread(name, loop) for name, loop in console.loops().items()]
     try:
         yield RunningConsole(console)

@@ -1,0 +1,164 @@
+"""Approve an event from its page: who may, what has to be right, and the command that is sent."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from secrets import token_bytes, token_urlsafe
+
+from bridge.console.access import Person
+from bridge.console.fleet import SILENT_SECONDS
+from bridge.console.queries import EventRow, VmRow
+from bridge.formats.text import sanitize
+from bridge.imds.document import fold_name
+from bridge.imds.instance import Vm, resource_group_of
+from bridge.runtime.clock import Clock
+
+log = logging.getLogger(__name__)
+
+COOKIE = "__Host-imds-bridge"
+CONFIRM_CHARACTERS = 4
+MAX_REASON = 300
+_PER_MINUTE = 20
+_COOKIE_SECONDS = 12 * 3600
+
+Send = Callable[[str, Vm, str, str], str]
+
+
+class NotApproved(Exception):
+    """Nothing was sent; the text says why, for the person who asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the form of a page holds.
+
+    Attributes:
+        token: proves that the POST comes from this form.
+        shown: identifies what the form said, so that an event that changed meanwhile is not approved.
+        names: every VM that the approval releases.
+        vm: whose listener gets the command.
+    """
+
+    token: str
+    shown: str
+    names: tuple[str, ...]
+    vm: str
+
+
+class Approvals:
+    """Offers and sends approvals; any thread may use it."""
+
+    def __init__(self, *, send: Send, clock: Clock) -> None:
+        """Prepare to send.
+
+        Args:
+            send: sends a command for an EventId to a VM's listener, with a reason and the person; returns its id.
+            clock: limits the rate, and decides which VMs are silent.
+        """
+        self._send = send
+        self._clock = clock
+        self._key = token_bytes(32)
+        self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)
+
+    def form(self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str) -> Form | None:
+        """Return what the form of an event needs; None if it cannot be approved, or not by this person.
+
+        Args:
+            event: the event.
+            vms: of the fleet.
+            person: who looks.
+            session: the value of the session's cookie.
+        """
+        if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
+            return None
+        vm = _listener(event, vms, self._clock.wall())
+        return Form(
+            token=self._token(session, person),
+            shown=_digest(event),
+            names=event.resources,
+            vm=vm.name if vm else event.resources[0],
+        )
+
+    def approve(
+        self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str, given: Mapping[str, str]
+    ) -> str:
+        """Send the command for an event; return its id.
+
+        Args:
+            event: as it is now.
+            vms: of the fleet.
+            person: who asks.
+            session: the value of the session's cookie.
+            given: the fields of the form.
+
+        Raises:
+            NotApproved: something is not right.
+            BridgeError: the command could not be sent.
+        """
+        reason = sanitize(given.get("reason", ""), MAX_REASON)
+        self._check(event, person, session, given)
+        vm = _listener(event, vms, self._clock.wall())
+        target = Vm(
+            name=vm.name if vm else event.resources[0],
+            resource_group=resource_group_of(vm.resource_id) if vm else event.group_name.partition("/")[0],
+        )
+        command_id = self._send(event.shown_id, target, reason, person.name)
+        audit = {"by": person.name, "event_id": event.shown_id, "releases": list(event.resources)}
+        log.warning("approval sent", extra={**audit, "reason": reason, "command_id": command_id})
+        return command_id
+
+    def _check(self, event: EventRow, person: Person, session: str, given: Mapping[str, str]) -> None:
+        if not person.is_approver:
+            raise NotApproved("You are in none of the groups that may approve.")
+        if not session or not hmac.compare_digest(given.get("token", ""), self._token(session, person)):
+            raise NotApproved("The session has expired: open the event again.")
+        if event.status != "Scheduled" or not event.is_open:
+            raise NotApproved(
+                f"The event is {sanitize(event.status, 40)} now and cannot be approved any more."
+            )
+        if given.get("shown") != _digest(event):
+            raise NotApproved("The event has changed since the page was shown: read it again.")
+        if given.get("confirm", "").strip().lower() != event.event_id[-CONFIRM_CHARACTERS:]:
+            raise NotApproved(f"These are not the last {CONFIRM_CHARACTERS} characters of the EventId.")
+        now = self._clock.monotonic()
+        if len(self._sent_at) == _PER_MINUTE and now - self._sent_at[0] < 60:  # noqa: PLR2004 - a minute
+            raise NotApproved(f"More than {_PER_MINUTE} approvals within a minute: wait a moment.")
+        self._sent_at.append(now)
+
+    def _token(self, session: str, person: Person) -> str:
+        return hmac.new(self._key, f"{session}\n{person.name}".encode(), sha256).hexdigest()
+
+
+def read_session(cookies: str) -> str:
+    """Return the session of a Cookie header, "" without one."""
+    try:
+        found = SimpleCookie(cookies).get(COOKIE)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def new_session() -> tuple[str, str]:
+    """Return a new session, and the Set-Cookie header that gives it to the browser."""
+    value = token_urlsafe(24)
+    rules = f"Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
+    return value, f"{COOKIE}={value}; {rules}"
+
+
+def _digest(event: EventRow) -> str:
+    shown = repr((event.event_id, event.event_type, event.resources, event.not_before))
+    return sha256(shown.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+def _listener(event: EventRow, vms: Sequence[VmRow], now: float) -> VmRow | None:
+    """Return the first affected VM that is not silent, else the first one that has reported."""
+    by_name = {fold_name(vm.name): vm for vm in vms if vm.scope == event.scope}
+    found = [by_name[name] for name in map(fold_name, event.resources) if name in by_name]
+    heard = [vm for vm in found if now - vm.alive_at < SILENT_SECONDS and not vm.is_stopped]
+    return next(iter(heard or found), None)

@@ -1,0 +1,127 @@
+"""An approval from the page over the bus to the receipt, and requests that are not from the page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bridge.config.approvals import ApprovalSettings
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.bus import QUEUE
+from tests.support.console import FleetVm, RunningConsole, event, event_id, running_console
+
+NOW = datetime.now(UTC)
+PATH = f"/event/{event_id('approve').lower()}"
+SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
+ORIGIN = "https://console.contoso.example"
+TOKEN = "the-token"  # noqa: S105 - of a test
+ANA = {"X-Proxy-Secret": SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
+EVE = {**ANA, "X-Forwarded-User": "eve@contoso.example", "X-Forwarded-Groups": "staff"}
+
+
+@pytest.fixture
+def console(tmp_path: Path, bus: ServiceBusLab) -> Iterator[RunningConsole]:
+    """Return a console with approvals and an event of two VMs."""
+    approvals = ApprovalSettings(connection_string=bus.connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
+    settings: dict[str, Any] = {
+        "auth": "proxy",
+        "public_url": ORIGIN,
+        "proxy": {"secret": SECRET},
+        "approver_groups": ["ops"],
+        "ingest": {"bearer_token": TOKEN},
+    }
+    with running_console(tmp_path, approvals=approvals, **settings) as running:
+        vm = FleetVm("web-0")
+        send(running, vm.heartbeat(NOW), vm.change("scheduled", reboot(), NOW))
+        yield running
+
+
+def reboot() -> Any:
+    return event("approve", at=NOW, vms=["web-0", "web-1"])
+
+
+def send(console: RunningConsole, *bodies: bytes) -> None:
+    for body in bodies:
+        headers = {"Content-Type": "application/cloudevents+json", "Authorization": f"Bearer {TOKEN}"}
+        assert console.post(body, headers).status_code == HTTPStatus.OK
+
+
+def fields(console: RunningConsole, who: dict[str, str]) -> tuple[dict[str, str], str]:
+    """Return the form's fields, filled in, and the cookie."""
+    response = console.get(PATH, who)
+    given = dict(re.findall(r'type="hidden" name="(\w+)" value="(\w+)"', response.text))
+    cookie = response.headers.get("Set-Cookie", "").partition(";")[0]
+    return {**given, "confirm": event_id("approve")[-4:], "reason": "drained"}, cookie
+
+
+def post(console: RunningConsole, given: dict[str, str], headers: dict[str, str]) -> requests.Response:
+    return requests.post(
+        f"{console.url}{PATH}/approve", data=given, headers=headers, allow_redirects=False, timeout=30
+    )
+
+
+def test_an_approval_is_sent_and_its_receipt_appears(console: RunningConsole, bus: ServiceBusLab) -> None:
+    given, cookie = fields(console, ANA)
+    assert "all 2 VMs" in console.get(PATH, ANA).text
+    response = post(console, given, {**ANA, "Cookie": cookie, "Origin": ORIGIN})
+    assert response.status_code == HTTPStatus.SEE_OTHER, response.text
+    (message,) = bus.entity(QUEUE).messages
+    command = json.loads(message.body)
+    assert command["data"] | {"ExpiresAt": ""} == {
+        "EventIds": [event_id("approve")],
+        "RequestedBy": "ana@contoso.example",
+        "ExpiresAt": "",
+        "Vm": "web-0",
+        "Reason": "drained",
+    }
+    sent = response.headers["Location"]
+    assert "Waiting for its receipt" in console.get(sent, ANA).text
+    receipt = FleetVm("web-0").receipt(reboot(), NOW).replace(b"order-17", command["id"].encode())
+    send(console, receipt)
+    page = console.get(sent, ANA).text
+    assert "has arrived" in page
+    assert "Approval accepted" in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": None},
+        {"Cookie": None},
+        {"Cookie": "__Host-imds-bridge=guessed"},
+        {"X-Proxy-Secret": None},
+        EVE,
+    ],
+)
+def test_a_post_that_is_not_from_the_page_of_an_approver_sends_nothing(
+    console: RunningConsole, bus: ServiceBusLab, changes: dict[str, str | None]
+) -> None:
+    given, cookie = fields(console, ANA)
+    headers = {**ANA, "Cookie": cookie, "Origin": ORIGIN, **changes}
+    response = post(console, given, {name: value for name, value in headers.items() if value is not None})
+    assert response.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+    assert bus.entity(QUEUE).messages == ()
+
+
+def test_who_may_only_look_sees_no_form(console: RunningConsole) -> None:
+    response = console.get(PATH, EVE)
+    assert response.status_code == HTTPStatus.OK
+    assert "<h2>Approve</h2>" not in response.text
+    assert "Set-Cookie" not in response.headers
+
+
+def test_a_wrong_confirmation_says_what_is_wrong(console: RunningConsole, bus: ServiceBusLab) -> None:
+    given, cookie = fields(console, ANA)
+    response = post(console, {**given, "confirm": "0000"}, {**ANA, "Cookie": cookie, "Origin": ORIGIN})
+    assert "not the last 4 characters" in response.text
+    assert bus.entity(QUEUE).messages == ()

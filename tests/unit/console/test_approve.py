@@ -1,0 +1,138 @@
+"""What has to be right before an approval is sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bridge.console.access import Person
+from bridge.console.approve import Approvals, NotApproved, new_session, read_session
+from bridge.console.queries import EventRow
+from bridge.imds.instance import Vm
+from tests.support.clock import MovedClock
+from tests.unit.console.test_views import ROW as AT_OTHER_TIME
+from tests.unit.console.test_views import VM
+
+ANA = Person(name="ana", is_viewer=True, is_approver=True)
+BEN = Person(name="ben", is_viewer=True, is_approver=True)
+EVE = Person(name="eve", is_viewer=True, is_approver=False)
+SESSION = "session"
+ROW = replace(AT_OTHER_TIME, event_id="4caea225-fcd853", shown_id="4CAEA225-FCD853")
+
+
+class Rig:
+    """Approvals that record what would be sent."""
+
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.sent: list[tuple[str, str, str, str, str]] = []
+        self.approvals = Approvals(send=self._send, clock=self.clock)
+        resource_id = "/subscriptions/s/resourceGroups/shop/providers/x/web-0"
+        self.vms = [VM._replace(alive_at=self.clock.wall(), resource_id=resource_id)]
+
+    def _send(self, event_id: str, vm: Vm, reason: str, person: str) -> str:
+        self.sent.append((event_id, vm.name, vm.resource_group, reason, person))
+        return "command"
+
+    def fields(self, **changes: str) -> dict[str, str]:
+        form = self.approvals.form(ROW, self.vms, ANA, SESSION)
+        assert form
+        given = {"token": form.token, "shown": form.shown, "confirm": "D853", "reason": "drained"}
+        return {**given, **changes}
+
+    def approve(
+        self, given: dict[str, str], event: EventRow = ROW, person: Person = ANA, session: str = SESSION
+    ) -> str:
+        return self.approvals.approve(event, self.vms, person, session, given)
+
+
+def test_the_command_names_who_asks_why_and_the_listener() -> None:
+    rig = Rig()
+    assert rig.approve(rig.fields()) == "command"
+    assert rig.sent == [("4CAEA225-FCD853", "web-0", "shop", "drained", "ana")]
+
+
+def test_the_form_names_every_vm_that_is_released() -> None:
+    rig = Rig()
+    form = rig.approvals.form(ROW, rig.vms, ANA, SESSION)
+    assert form
+    assert (form.names, form.vm) == (("web-0", "web-1"), "web-0")
+
+
+def test_the_command_goes_to_a_vm_that_is_heard_of() -> None:
+    rig = Rig()
+    silent = rig.vms[0]._replace(alive_at=rig.clock.wall() - 7200)
+    rig.vms = [silent, rig.vms[0]._replace(id=2, name="web-1")]
+    rig.approve(rig.fields())
+    assert rig.sent[0][1] == "web-1"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        replace(ROW, status="Started"),
+        replace(ROW, is_open=False, status="Canceled"),
+        replace(ROW, resources=()),
+    ],
+)
+def test_only_what_is_scheduled_can_be_approved(event: EventRow) -> None:
+    rig = Rig()
+    assert rig.approvals.form(event, rig.vms, ANA, SESSION) is None
+    with pytest.raises(NotApproved):
+        rig.approve(rig.fields(), event)
+    assert not rig.sent
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"token": ""}, "session has expired"),
+        ({"token": "guessed"}, "session has expired"),
+        ({"shown": "x"}, "has changed"),
+        ({"confirm": "D85"}, "last 4 characters"),
+        ({"confirm": ""}, "last 4 characters"),
+    ],
+)
+def test_a_form_that_is_not_filled_in_sends_nothing(changes: dict[str, str], why: str) -> None:
+    rig = Rig()
+    with pytest.raises(NotApproved, match=why):
+        rig.approve(rig.fields(**changes))
+    assert not rig.sent
+
+
+def test_an_event_that_has_changed_meanwhile_is_not_approved() -> None:
+    rig = Rig()
+    with pytest.raises(NotApproved, match="has changed"):
+        rig.approve(rig.fields(), replace(ROW, resources=("web-0", "web-1", "db-0")))
+
+
+def test_the_form_of_another_person_or_session_does_not_count() -> None:
+    rig = Rig()
+    for person, session in ((BEN, SESSION), (ANA, "another"), (ANA, "")):
+        with pytest.raises(NotApproved, match="session has expired"):
+            rig.approve(rig.fields(), person=person, session=session)
+
+
+def test_who_may_not_approve_gets_no_form_and_sends_nothing() -> None:
+    rig = Rig()
+    assert rig.approvals.form(ROW, rig.vms, EVE, SESSION) is None
+    with pytest.raises(NotApproved, match="none of the groups"):
+        rig.approve(rig.fields(), person=EVE)
+
+
+def test_approvals_are_limited_in_a_minute() -> None:
+    rig = Rig()
+    for _ in range(20):
+        rig.approve(rig.fields())
+    with pytest.raises(NotApproved, match="wait a moment"):
+        rig.approve(rig.fields())
+    rig.clock.advance(61)
+    rig.approve(rig.fields())
+
+
+def test_a_session_comes_back_from_its_cookie() -> None:
+    value, header = new_session()
+    assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/"} <= set(header.split("; "))
+    assert read_session(f"other=1; {header.partition(';')[0]}") == value
+    assert read_session("") == read_session("\x00=;;;") == ""
