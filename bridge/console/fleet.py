@@ -152,6 +152,7 @@ def _cell(vm: VmRow, event: EventRow | None, now: float) -> Cell:
         note = _event_note(event, now) + (f", {note}" if state != "quiet" else "")
         css = f"{css_class(event.event_type)} {state}"
         state = _event_state(event)
+        css += " Started" if state == "Started" else ""
     if vm.backlog:
         note += f", {vm.backlog} waiting"
     if vm.gaps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -132,6 +133,7 @@ class Pages:
                 "total": len(shown),
                 "ended": ended,
                 "seen": seen,
+                "sizes": Counter(vm.scope for vm in vms),
                 "vms": len(vms),
                 **_filter_context(wanted, every, vms),
             },

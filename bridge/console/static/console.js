@@ -19,9 +19,16 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
+  // The console's time: this machine's clock may be wrong.
+  let ahead = 0;
+
+  function follow(page) {
+    ahead = Date.parse(page.body.dataset.now) - Date.now();
+  }
+
   function tick() {
     for (const element of document.querySelectorAll("time[data-relative]")) {
-      const seconds = (Date.parse(element.dateTime) - Date.now()) / 1000;
+      const seconds = (Date.parse(element.dateTime) - Date.now() - ahead) / 1000;
       set(element, seconds > 0 ? `in ${duration(seconds, true)}` : `${duration(-seconds, false)} ago`);
     }
   }
@@ -67,6 +74,7 @@
         }
         document.title = fresh.title;
         shown = fresh.body.dataset.version;
+        follow(fresh);
         localize();
         say("Live.");
         if (shown < wanted) break;
@@ -78,6 +86,7 @@
     }
   }
 
+  follow(document);
   localize();
   setInterval(tick, 1000);
   // Countdowns pass NotBefore and VMs become silent without any event.

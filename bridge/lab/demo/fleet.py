@@ -135,6 +135,7 @@ class SimulatedVm:
         self.is_quiet = False
         self._publish = publish
         self._watch = Watch()
+        self._lost_at: float | None = None
         self._sequence = {"forward": 0, "listen": 0}
         self._seen: dict[str, int] = {}
         vm = Vm(
@@ -151,10 +152,12 @@ class SimulatedVm:
             for role in self._sequence
         }
 
-    def see(self, document: Document, at: float) -> None:
+    def see(self, document: Document, at: float, *, gap_seconds: float = 1.0) -> None:
         """Publish what differs from the document that was seen before, as a forwarder that polls every second."""
         before = self._watch
-        self._watch, changes = compare(before, document, Observation(at=at, gap_seconds=1.0))
+        if self._lost_at is not None or (before.document and before.document.raw == document.raw):
+            return
+        self._watch, changes = compare(before, document, Observation(at=at, gap_seconds=gap_seconds))
         ids = []
         for change in changes:
             number = self._seen.get(change.fingerprint, 0)
@@ -185,21 +188,30 @@ class SimulatedVm:
         )
         self._send(event)
 
-    def lose_imds(self, at: float, seconds: float) -> CloudEvent:
-        """Publish that IMDS does not answer; return what to publish once it does."""
-        since, forward = _instant(at - MINUTE), self._forward
+    def lose_imds(self, at: float) -> None:
+        """Publish that IMDS does not answer."""
+        self._lost_at = at - MINUTE
         self._send(
-            forward.unreachable(
-                since=since,
+            self._forward.unreachable(
+                since=_instant(self._lost_at),
                 reason="no answer within 10 s",
                 cause="NoAnswer",
                 sequence=self._next("forward"),
                 at=_instant(at),
             )
         )
-        return forward.recovered(
-            since=since, cause="NoAnswer", sequence=self._next("forward"), at=_instant(at + seconds)
+
+    def recover(self, document: Document, at: float) -> None:
+        """Publish that IMDS answers again, and what it shows."""
+        assert self._lost_at is not None  # noqa: S101 - for the type
+        gap_seconds, since = at - self._lost_at, _instant(self._lost_at)
+        self._lost_at = None
+        self._send(
+            self._forward.recovered(
+                since=since, cause="NoAnswer", sequence=self._next("forward"), at=_instant(at)
+            )
         )
+        self.see(document, at, gap_seconds=gap_seconds)
 
     def answer_approval(self, fields: dict[str, Any], at: float, *, is_allowed: bool) -> None:
         """Publish the receipt of an approval."""
@@ -227,9 +239,10 @@ class SimulatedVm:
         """Lose an event on its way: its number never arrives."""
         self._next("forward")
 
-    def send(self, event: CloudEvent) -> None:
-        """Publish an event that was built before."""
-        self._send(event)
+    @property
+    def has_lost_imds(self) -> bool:
+        """Whether IMDS does not answer."""
+        return self._lost_at is not None
 
     @property
     def _forward(self) -> Reporter:
@@ -273,11 +286,15 @@ class SimulatedGroup:
         else:
             self._events[event_id] = fields
         self._incarnation += 1
-        document = read_document(
-            render_document(self._incarnation, list(self._events.values()), EVENT_VERSIONS[-1])
-        )
-        for seconds, vm in sorted((self._random.uniform(0.05, 1.0), vm.name) for vm in self.vms.values()):
-            self.vms[vm].see(document, at + seconds)
+        document = self.document
+        for seconds, name in sorted((self._random.uniform(0.05, 1.0), name) for name in self.vms):
+            self.vms[name].see(document, at + seconds)
+
+    @property
+    def document(self) -> Document:
+        """What IMDS shows."""
+        events = list(self._events.values())
+        return read_document(render_document(self._incarnation, events, EVENT_VERSIONS[-1]))
 
 
 class SimulatedFleet:
@@ -358,15 +375,16 @@ class SimulatedFleet:
 
     def _lose_imds(self, name: str, seconds: float) -> Callable[[float], None]:
         def act(at: float) -> None:
-            vm = self._vms[name][1]
-            event = vm.lose_imds(at, seconds)
-            self._at(at + seconds, lambda _: vm.send(event))
+            group, vm = self._vms[name]
+            vm.lose_imds(at)
+            self._at(at + seconds, lambda now: vm.recover(group.document, now))
 
         return act
 
     def _lose_some_imds(self, at: float) -> None:
         name = self._random.choice([*self._vms])
-        self._lose_imds(name, self._random.uniform(10, 30) * MINUTE)(at)
+        if not self._vms[name][1].has_lost_imds:
+            self._lose_imds(name, self._random.uniform(10, 30) * MINUTE)(at)
         self._at(at + self._random.expovariate(1 / _OUTAGE_SECONDS), self._lose_some_imds)
 
     def _happen_in(self, group: SimulatedGroup) -> Callable[[float], None]:
