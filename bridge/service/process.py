@@ -164,6 +164,7 @@ class Process:
             self._metrics.close()
         self._outbox.close()
         log.info("stopped")
+        logs.flush()  # whoever prints an error now does not break a line of the log
 
     def _join(self, threads: list[Thread], signals: Signals, deadline: float) -> None:
         while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
