@@ -11,9 +11,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.soak.checks import problems
@@ -21,7 +21,7 @@ from tests.soak.faults import Faults
 from tests.soak.plan import Fault, plan
 from tests.soak.report import summary
 from tests.soak.traffic import Changes, Commands
-from tests.soak.truth import Evidence, Usage
+from tests.soak.truth import Command, Evidence, Usage
 from tests.soak.world import COMMANDS, GROUP, LANES, LISTENERS, SMALL_OUTBOX, World
 from tests.support.process import wait_until
 
@@ -73,44 +73,56 @@ def _minutes(text: str) -> float:
 def _run(
     stack: ExitStack, folder: Path, seed: int, seconds: float, planned: list[Fault]
 ) -> tuple[Evidence, int]:
+    """Return the evidence, and how often a process was started again."""
     world = stack.enter_context(World(stack, folder))
     ended = threading.Event()
     supervisor = threading.Thread(target=_supervise, args=[world, ended])
     supervisor.start()
     stack.callback(supervisor.join)
     stack.callback(ended.set)
-    trouble = [] if _is_settled(world, READY_SECONDS) else ["the processes did not start"]
+    trouble = [*_unsettled(world, READY_SECONDS)]
+    before, commands, failed = _disturb(world, seed, seconds, planned)
+    print("all works again; waiting until everything is delivered", flush=True)
+    trouble += [*failed, *_unsettled(world, RECOVERY_SECONDS)]
+    after = world.usage()
+    restarts = sum(len(member.starts) - 1 for member in world.members.values())
+    world.members[SMALL_OUTBOX].restart()  # so that it reports its losses now, not only once a minute
+    trouble += _unsettled(world, RECOVERY_SECONDS)
+    ended.set()
+    world.stop()
+    evidence = world.evidence(commands, before, after)
+    return replace(evidence, problems=[*trouble, *evidence.problems]), restarts
+
+
+def _disturb(
+    world: World, seed: int, seconds: float, planned: list[Fault]
+) -> tuple[Mapping[str, Usage], list[Command], list[str]]:
+    """Let changes, commands and faults happen; return what the processes held at first, the commands, and errors."""
     commands = Commands(world.bus, COMMANDS)
     changes = Changes(world.imds, commands, GROUP, LISTENERS, seed)
-    began_at = time.monotonic()
     faults = Faults(world, planned)
     before: Mapping[str, Usage] = {}
-    while (left := began_at + seconds - time.monotonic()) > 0:
-        ended.wait(min(left, PROGRESS_SECONDS))
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        threading.Event().wait(min(left, PROGRESS_SECONDS))
         before = before or world.usage()
         active = ", ".join(f"{target}: {kind}" for target, kind in sorted(faults.active.copy().items()))
         print(f"{left:4.0f} s left, {world.figures()}, now failing: {active or 'nothing'}", flush=True)
     changes.stop()
     faults.finish()
     commands.finish()
-    print("all works again; waiting until everything is delivered", flush=True)
-    if not _is_settled(world, RECOVERY_SECONDS):
-        waiting = [name for name, member in world.members.items() if not member.is_settled()]
-        trouble.append(f"not everything was delivered; not settled: {waiting}")
-    after = world.usage()
-    world.members[SMALL_OUTBOX].restart()  # so that it reports its losses now, not only once a minute
-    if not _is_settled(world, RECOVERY_SECONDS):
-        trouble.append(f"{SMALL_OUTBOX} did not work after a restart")
-    ended.set()
-    world.stop()
-    restarts = sum(len(member.starts) - 1 for member in world.members.values()) - 1  # but that of the end
-    evidence = world.evidence(commands.sent, before, after)
-    evidence.problems = [*trouble, *faults.problems, *evidence.problems]
-    return evidence, restarts
+    return before, commands.sent, faults.problems
+
+
+def _unsettled(world: World, limit_seconds: float) -> Iterator[str]:
+    """Wait until everything works and nothing waits; yield what does not."""
+    if not _is_settled(world, limit_seconds):
+        names = [name for name, member in world.members.items() if not member.is_settled()]
+        yield f"after {limit_seconds:g} s, something waits or does not work; not settled: {names}"
 
 
 def _is_settled(world: World, limit_seconds: float) -> bool:
-    """Wait until everything works and nothing waits, for several looks in a row."""
+    """Wait until everything works and nothing waits, at several looks in a row."""
     looks = deque([False] * LOOKS, LOOKS)
 
     def look() -> bool:

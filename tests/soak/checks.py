@@ -34,7 +34,7 @@ def problems(evidence: Evidence) -> list[str]:
         found += [
             check_publisher(observer.name, observer.sinks, evidence.topic),
             check_documents(observer, everything, evidence.documents),
-            check_transitions(observer.name, everything, evidence.documents),
+            check_transitions(observer.name, everything, evidence.documents, group=evidence.topic),
             check_gaps(observer, everything),
         ]
     for vm, receipts in evidence.receipts.items():
@@ -82,7 +82,7 @@ def check_publisher(
             yield f"{name}, sink {sink}: {len(missing)} events missing, {dropped[sink]} reported: {missing[:3]}"
         yield from _disorder(f"{name}, sink {sink}", _own_orders(everything), arrived)
     for sink, arrived in sinks.items():
-        yield from _disorder(f"{name}, sink {sink}", _event_orders(everything), arrived)
+        yield from _disorder(f"{name}, sink {sink}", _event_orders(everything, topic), arrived)
     yield from _differences(name, everything)
 
 
@@ -123,15 +123,20 @@ def _own_orders(events: Iterable[Envelope]) -> list[list[Key]]:
     return [*map(sorted, orders.values())]
 
 
-def _event_orders(events: Sequence[Envelope]) -> list[list[Key]]:
-    """Return what was published of each EventId, in the order of the documents that list it."""
-    subjects = {
-        one["id"]: str(one["correlationid"]).lower() for one in events if one["type"].startswith(EVENT)
-    }
+def _event_orders(events: Sequence[Envelope], group: Sequence[Envelope]) -> list[list[Key]]:
+    """Return what a process has published of each EventId, in the order of its documents.
+
+    Args:
+        events: what its receivers got, with the documents.
+        group: what any process published; an event that the process's own receivers lost may be there.
+    """
+    known = [one for one in (*group, *events) if one["type"].startswith(EVENT)]
+    subjects = {one["id"]: str(one["correlationid"]).lower() for one in known}
     orders: dict[str, dict[Key, None]] = defaultdict(dict)
     for document in _documents(events):
         for event_id in document["data"]["CloudEventIds"]:
-            orders[subjects.get(event_id, "")][event_id,] = None
+            if event_id in subjects:
+                orders[subjects[event_id]][event_id,] = None
     return [[*keys] for keys in orders.values()]
 
 
@@ -166,17 +171,21 @@ def _differences(where: str, envelopes: Iterable[Envelope]) -> Iterator[str]:
 def check_group_order(observers: Sequence[Observer], topic: Sequence[Envelope]) -> Iterator[str]:
     """Check the order of each EventId on the topic, which keeps one of the copies that the group sends.
 
-    One event must come before another if every process that published the second published the first before.
+    Behind each event must be those that the VM whose copy it is has published before, whoever sent them.
     """
-    before: dict[Key, list[set[Key]]] = defaultdict(list)
-    for observer in observers:
-        for keys in _event_orders([*chain(*observer.sinks.values())]):
-            for number, key in enumerate(keys):
-                before[key].append(set(keys[:number]))
     place = _places(topic)
-    for key, several in before.items():
-        late = [one for one in set.intersection(*several) if place.get(one, -1) > place.get(key, len(topic))]
-        yield from (f"topic: {one} came after {key}" for one in late)
+    sender = {key_of(one): one["data"]["Vm"]["Name"] for one in topic if one["type"].startswith(EVENT)}
+    for observer in observers:
+        vm, everything = observer.name.partition("/")[0], _all_of(observer.name, observer.sinks, topic)
+        late = {
+            (earlier, key)
+            for keys in _event_orders(everything, topic)
+            for number, key in enumerate(keys)
+            for earlier in keys[:number]
+            if sender.get(key) == vm and place.get(earlier, len(topic)) > place[key]
+        }
+        if len({earlier for earlier, _ in late}) > _dropped(everything)["bus"]:
+            yield from (f"topic: {earlier} came after {key} of {vm}" for earlier, key in late)
 
 
 def check_relay(topic: Sequence[Envelope], relayed: Sequence[Envelope]) -> Iterator[str]:
@@ -223,18 +232,26 @@ def _surely_seen(observer: Observer, documents: Sequence[Document]) -> Iterator[
                 break
 
 
-def check_transitions(name: str, events: Sequence[Envelope], documents: Sequence[Document]) -> Iterator[str]:
-    """Check that each published document came with the events that follow from it and the one before."""
+def check_transitions(
+    name: str, events: Sequence[Envelope], documents: Sequence[Document], *, group: Sequence[Envelope] = ()
+) -> Iterator[str]:
+    """Check that each published document came with the events that follow from it and the one before.
+
+    Args:
+        name: the process.
+        events: what its receivers got.
+        documents: IMDS's.
+        group: what any process published; an event that the process's own receivers lost may be there.
+    """
     truth = {document.incarnation: document.events for document in documents}
-    by_id = {one["id"]: one for one in events}
+    by_id = {one["id"]: one for one in (*group, *events)}
     for envelope in _documents(events):
         data = envelope["data"]
-        before = truth.get(data["PreviousIncarnation"], {})
         after = truth.get(data["DocumentIncarnation"], {})
-        wanted = _transitions(before, after)
+        wanted = _transitions(truth.get(data["PreviousIncarnation"], {}), after)
         listed = [by_id[one] for one in data["CloudEventIds"] if one in by_id]
         found = {one["correlationid"]: one["type"].removeprefix(EVENT).removesuffix(".v1") for one in listed}
-        is_right = all(found.get(event_id) in kinds for event_id, kinds in wanted.items())
+        is_right = all(kind in wanted.get(event_id, ()) for event_id, kind in found.items())
         if not is_right or len(data["CloudEventIds"]) != len(wanted):
             yield f"{name}, document {data['DocumentIncarnation']}: expected {wanted}, published {found}"
         for one in listed:

@@ -13,6 +13,7 @@ from azure.servicebus.exceptions import ServiceBusError
 from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
+from tests.soak.checks import APPROVABLE_TYPES
 from tests.soak.truth import Command
 from tests.support.bus import Sender, command, message
 
@@ -54,18 +55,19 @@ class Changes:
 
     def _schedule(self) -> None:
         named = self._rng.sample(self._group, self._rng.choice([1, 1, 1, 2, 20]))
-        if self._rng.random() < 0.4:
+        if self._rng.random() < 0.5:
             named[0] = self._rng.choice(self._listeners)
         event_id = self._imds.schedule(
-            event_type=self._rng.choice(EVENT_TYPES),
+            event_type=self._rng.choice([*EVENT_TYPES, *APPROVABLE_TYPES]),
             resources=[*dict.fromkeys(named)],
             notice_seconds=self._rng.choice([10, 900, 86_400]),
             event_source=self._rng.choice(["Platform", "Platform", "User"]),
             duration_seconds=self._rng.choice([-1, 5, 10]),
             description="x" * self._rng.randint(20, 1_000),
         )
-        for vm in set(named) & set(self._listeners):
-            self._commands.send(vm, event_id, self._rng)
+        for vm in self._listeners:
+            if vm in named or self._rng.random() < 0.1:  # at times for an event of other VMs
+                self._commands.send(vm, event_id, self._rng)
 
     def _change(self, event_id: str, *, is_started: bool) -> None:
         change = self._rng.choice(["update", "update", "end", "end" if is_started else "start"])

@@ -89,7 +89,7 @@ class Usage:
     files: int
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All that the checks look at.
 

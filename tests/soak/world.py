@@ -83,48 +83,51 @@ class World:
         place.mkdir()
         disk = stack.enter_context(_mounted(place / "disk")) if name in ON_SMALL_DISKS else None
         clock = place / "clock"
-        vm, _, given = name.rpartition("/")
-        role: Role = next(role for role in ROLES if role == given)
-        settings = self._settings(name, vm, role)
-        if disk:
-            settings["state_dir"] = disk.state
-        process = Forward(
-            place,
-            settings,
-            role=role,
-            env={"LD_PRELOAD": str(self._library), "SOAK_CLOCK": str(clock)},
-        )
-        process.state = Path(settings.get("state_dir", place / "state")) / role
-        member = Member(process, name, clock, disk)
+        role: Role = next(role for role in ROLES if name.endswith(role))
+        settings = {"state_dir": disk.state if disk else place / "state", **self._settings(name, role)}
+        environment = {"LD_PRELOAD": str(self._library), "SOAK_CLOCK": str(clock)}
+        process = Forward(place, settings, role=role, env=environment)
+        process.state = settings["state_dir"] / role
         stack.callback(process.kill)
-        return member
+        return Member(process, name, clock, disk)
 
-    def _settings(self, name: str, vm: str, role: Role) -> dict[str, Any]:
-        bus = {"connection_string": self.bus.connection_string}
-        hook = {"kind": "webhook", "url": self.hooks[name].url, "from_start": True}
-        sinks = {"hook": hook, "bus": {"kind": "servicebus", **bus, "topic": TOPIC, "from_start": True}}
-        common: dict[str, Any] = {
-            "stop_seconds": SETTLE_SECONDS / 2,
-            "max_outbox_mb": 0.3 if name == SMALL_OUTBOX else DISK_MEBIBYTES / 2,
+    def _settings(self, name: str, role: Role) -> dict[str, Any]:
+        of_role = {"forward": self._forward, "listen": self._listen, "relay": self._relay}[role]
+        most = 0.3 if name == SMALL_OUTBOX else DISK_MEBIBYTES / 2
+        return {"stop_seconds": SETTLE_SECONDS / 2, "max_outbox_mb": most, **of_role(name)}
+
+    def _forward(self, name: str) -> dict[str, Any]:
+        grid = self.grids[name]
+        endpoint = {"endpoint": grid.custom_endpoint, "key": grid.keys[0], "from_start": True}
+        sinks = {**self._sinks(name), "grid": {"kind": "eventgrid", **endpoint}}
+        return {"imds": self._endpoint(name), "sinks": sinks}
+
+    def _listen(self, name: str) -> dict[str, Any]:
+        approvals = {
+            "connection_string": self.bus.connection_string,
+            "queue": COMMANDS,
+            "session": "{resource_group}.{vm}",
+            "grace_seconds": 5,
+            "policy": {
+                "allow": [{"event_type": [*APPROVABLE_TYPES]}],
+                "deny": [{"event_source": [DENIED_SOURCE]}],
+            },
         }
-        if role == RELAY:
-            return {
-                **common,
-                "sinks": {"hook": hook},
-                "relay": {**bus, "topic": TOPIC, "subscription": "chat"},
-            }
-        common["imds"] = {"endpoint": self.imds.url(vm), "poll_seconds": 0.5}
-        if role == "forward":
-            grid = self.grids[name]
-            endpoint = {"endpoint": grid.custom_endpoint, "key": grid.keys[0], "from_start": True}
-            return {**common, "sinks": {**sinks, "grid": {"kind": "eventgrid", **endpoint}}}
-        policy = {
-            "allow": [{"event_type": [*APPROVABLE_TYPES]}],
-            "deny": [{"event_source": [DENIED_SOURCE]}],
-        }
-        session = "{resource_group}.{vm}"
-        approvals = {**bus, "queue": COMMANDS, "session": session, "grace_seconds": 5, "policy": policy}
-        return {**common, "sinks": sinks, "approvals": approvals}
+        return {"imds": self._endpoint(name), "sinks": self._sinks(name), "approvals": approvals}
+
+    def _relay(self, name: str) -> dict[str, Any]:
+        source = {"topic": TOPIC, "subscription": "chat", "connection_string": self.bus.connection_string}
+        return {"sinks": {"hook": self._hook(name)}, "relay": source}
+
+    def _sinks(self, name: str) -> dict[str, Any]:
+        bus = {"kind": "servicebus", "connection_string": self.bus.connection_string, "topic": TOPIC}
+        return {"hook": self._hook(name), "bus": {**bus, "from_start": True}}
+
+    def _hook(self, name: str) -> dict[str, Any]:
+        return {"kind": "webhook", "url": self.hooks[name].url, "from_start": True}
+
+    def _endpoint(self, name: str) -> dict[str, Any]:
+        return {"endpoint": self.imds.url(name.partition("/")[0]), "poll_seconds": 0.5}
 
     def __enter__(self) -> Self:
         for member in self.members.values():

@@ -50,7 +50,7 @@ def document(number: int) -> dict[str, Any]:
 
 
 def change(number: int) -> dict[str, Any]:
-    data = dict((state(number) or state(number - 1))[EVENT_ID])
+    data = {**(state(number) or state(number - 1))[EVENT_ID], "Vm": {"Name": VM}}
     type_ = f"{TYPE}scheduledevent.{KINDS[number - 1]}.v1"
     return {"id": f"id {number}", "type": type_, "correlationid": EVENT_ID, "data": data}
 
@@ -200,7 +200,7 @@ def renumber_with_gap(events: Events) -> None:
             one["reporterseq"] = f"{5:012}"
         elif one["id"] == "id 4":
             one["type"] = f"{TYPE}scheduledevent.ended.v1"
-            one["data"] = state(2)[EVENT_ID]
+            one["data"] = {**state(2)[EVENT_ID], "Vm": {"Name": VM}}
 
 
 WRONG: dict[str, tuple[Evidence, str]] = {
