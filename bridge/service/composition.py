@@ -24,7 +24,7 @@ from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
-from bridge.service.measured import MeasuredImds, MeasuredOutbox, MeasuredSink, NoMeter
+from bridge.service.measured import MeasuredImds, MeasuredOutbox, NoMeter
 from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
@@ -206,12 +206,13 @@ class Parts:
         return [
             Dispatcher(
                 name,
-                MeasuredSink(name, sinks[name], self.meter, self.clock),
+                sinks[name],
                 wanted=self.filters[name],
                 max_age_seconds=sink.max_age_seconds,
                 outbox=self.outbox,
                 clock=self.clock,
                 max_per_second=sink.max_per_second,
+                meter=self.meter,
             )
             for name, sink in self.settings.items()
         ]

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import DeliveryError, Misconfigured, Rejected
 from bridge.events.filters import Filter
@@ -17,11 +17,15 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.service.backlog import PAGE_EVENTS, Backlog
+from bridge.service.measured import NO_METER, NoMeter
 from bridge.service.retries import URGENT_AGE_SECONDS, Failure, Pace, is_urgent_type
 from bridge.service.schedule import NOTHING_WAITS, Schedule
 from bridge.service.sink_health import SinkHealth
 from bridge.sinks.base import Sink
 from bridge.sinks.responses import CONFLICT
+
+if TYPE_CHECKING:
+    from bridge.service.metrics import Meter
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ class Dispatcher:
         outbox: where the events come from.
         clock: the time.
         max_per_second: how many requests are sent in a second at most; None for no limit.
+        meter: counts what becomes of the events.
     """
 
     def __init__(
@@ -52,8 +57,10 @@ class Dispatcher:
         outbox: Outbox,
         clock: Clock,
         max_per_second: float | None = None,
+        meter: Meter | NoMeter = NO_METER,
     ) -> None:
         self.name = name
+        self._meter = meter
         self._sink = sink
         self._wanted = wanted
         self._max_age_seconds = max_age_seconds
@@ -152,7 +159,18 @@ class Dispatcher:
             self._sink.reload()
             self._must_reload = False
         self._send_at = self._clock.monotonic() + self._interval_seconds
-        self._sink.send(events)
+        try:
+            self._sink.send(events)
+        except DeliveryError as error:
+            self._count_delivered(events[: error.delivered])
+            self._meter.sent(self.name, "rejected" if isinstance(error, Rejected) else "failed")
+            raise
+        self._count_delivered(events)
+
+    def _count_delivered(self, events: Sequence[StoredEvent]) -> None:
+        for event in events:
+            self._meter.sent(self.name, "delivered")
+            self._meter.delivered(self.name, max(0.0, self._clock.steady() - event.stored_at))
 
     def _retry_dead_letters(self, *, until: float) -> float | None:
         """Send again what an operator asked for; return how long to wait, at most until then."""
@@ -181,6 +199,7 @@ class Dispatcher:
         oldest = self._clock.steady() - self._max_age_seconds
         expired = next((event for event in next_events if event.stored_at < oldest), None)
         if expired:
+            self._meter.sent(self.name, "expired")
             self._dead_letter(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
         return expired is not None
 

@@ -1,4 +1,4 @@
-"""The borders of a process, measured: what crosses them is counted, and nothing else changes."""
+"""IMDS and the outbox, measured: what crosses these borders is counted, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from bridge.contract.types import TYPE_PREFIX
-from bridge.errors import DeliveryError, ImdsError, Rejected
-from bridge.events.model import CloudEvent, StoredEvent
+from bridge.errors import ImdsError
+from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import EXPIRED, Outbox
+from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
-from bridge.sinks.base import RequestPreview, Sink
 
 if TYPE_CHECKING:  # few processes load what counts
     from bridge.service.metrics import Meter
@@ -26,6 +25,9 @@ class NoMeter:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
+
+
+NO_METER = NoMeter()
 
 
 class MeasuredImds:
@@ -75,64 +77,8 @@ class MeasuredImds:
         self._imds.close()
 
 
-class MeasuredSink:
-    """A sink whose deliveries are counted."""
-
-    def __init__(self, name: str, sink: Sink, meter: Meter | NoMeter, clock: Clock) -> None:
-        """Wrap a sink.
-
-        Args:
-            name: its name in the configuration.
-            sink: what is called.
-            meter: what counts.
-            clock: for how long events waited.
-        """
-        self._name = name
-        self._sink = sink
-        self._meter = meter
-        self._clock = clock
-        self.max_batch = sink.max_batch
-        self.retry_limit_seconds = sink.retry_limit_seconds
-
-    def send(self, events: Sequence[StoredEvent]) -> None:
-        """Deliver events, and count what became of each."""
-        try:
-            self._sink.send(events)
-        except DeliveryError as error:
-            self._count_delivered(events[: error.delivered])
-            self._meter.sent(self._name, "rejected" if isinstance(error, Rejected) else "failed")
-            raise
-        self._count_delivered(events)
-
-    def _count_delivered(self, events: Sequence[StoredEvent]) -> None:
-        now = self._clock.steady()
-        for event in events:
-            self._meter.sent(self._name, "delivered")
-            self._meter.delivered(self._name, max(0.0, now - event.stored_at))
-
-    def keep_alive(self) -> None:
-        """Keep the connection usable."""
-        self._sink.keep_alive()
-
-    def reload(self) -> None:
-        """Read secrets again."""
-        self._sink.reload()
-
-    def check(self) -> str:
-        """Test what can be tested without sending."""
-        return self._sink.check()
-
-    def preview(self, event: StoredEvent) -> RequestPreview:
-        """Return what would be sent."""
-        return self._sink.preview(event)
-
-    def close(self) -> None:
-        """Close connections."""
-        self._sink.close()
-
-
 class MeasuredOutbox(Outbox):
-    """An outbox whose new and expired events are counted."""
+    """An outbox whose new events are counted."""
 
     def __init__(self, folder: StateFolder, *, meter: Meter | NoMeter, **settings: Any) -> None:
         """Open the outbox.
@@ -152,13 +98,6 @@ class MeasuredOutbox(Outbox):
             if isinstance(event, CloudEvent):
                 _count(self._meter, event.type.removeprefix(TYPE_PREFIX), event.data)
         return stored
-
-    def acknowledge(self, sink: str, *args: Any, **kwargs: Any) -> None:
-        """Note that a sink is done with events, and count one that has expired."""
-        super().acknowledge(sink, *args, **kwargs)
-        dead_letter = kwargs.get("dead_lettered")
-        if dead_letter and dead_letter.reason == EXPIRED:
-            self._meter.sent(sink, "expired")
 
 
 def _count(meter: Meter | NoMeter, event_type: str, data: Mapping[str, Any]) -> None:

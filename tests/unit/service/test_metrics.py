@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +14,14 @@ from prometheus_client.exposition import generate_latest
 from bridge.contract.data import DATA
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
 from bridge.errors import ImdsError, Rejected, Unavailable
-from bridge.events.model import StoredEvent
+from bridge.events.filters import Filter
 from bridge.imds.memory import ImdsDouble
-from bridge.service.measured import MeasuredImds, MeasuredSink
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.measured import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
 from bridge.sinks.memory import MemorySink
 from tests.support.clock import MovedClock
+from tests.support.outbox import event, open_outbox
 
 
 class Rig:
@@ -48,8 +52,26 @@ class Rig:
         return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-def event(number: int, clock: MovedClock) -> StoredEvent:
-    return StoredEvent(seq=number, id=f"id-{number}", type="t", stored_at=clock.steady(), body=b"{}")
+class DeliveryRig(Rig):
+    """A dispatcher whose deliveries are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.sink = MemorySink(max_batch=100)
+        self.outbox = open_outbox(folder, sinks={"ops": (Filter(), True)}, clock=self.clock)
+        self.dispatcher = Dispatcher(
+            "ops",
+            self.sink,
+            wanted=Filter(),
+            max_age_seconds=100.0,
+            outbox=self.outbox,
+            clock=self.clock,
+            meter=self.meter,
+        )
+
+    def commit(self, count: int) -> None:
+        """Store so many events."""
+        self.outbox.commit([event(str(number)) for number in range(count)], meta={})
 
 
 def test_counters_start_at_zero_for_every_known_label() -> None:
@@ -85,26 +107,38 @@ def test_a_poll_is_counted_by_its_result(error: ImdsError | None, result: str) -
     assert rig.value("poll_duration_seconds_count") == 1
 
 
-def test_a_delivery_is_counted_with_the_time_that_the_event_waited() -> None:
-    rig = Rig()
-    sink = MeasuredSink("ops", MemorySink(), rig.meter, rig.clock)
-    waiting = event(1, rig.clock)
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[DeliveryRig]:
+    made = DeliveryRig(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+def test_a_delivery_is_counted_with_the_time_that_the_event_waited(rig: DeliveryRig) -> None:
+    rig.commit(1)
     rig.clock.advance(3.0)
-    sink.send([waiting])
+    rig.dispatcher.step()
     assert rig.value("deliveries_total", sink="ops", result="delivered") == 1
     assert rig.value("delivery_seconds_sum", sink="ops") == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(("error", "result"), [(Unavailable, "failed"), (Rejected, "rejected")])
-def test_a_part_of_a_batch_is_counted_as_delivered_and_one_event_as_failed(error: Any, result: str) -> None:
-    rig = Rig()
-    inner = MemorySink()
-    inner.failures.append(error("no", delivered=2))
-    sink = MeasuredSink("ops", inner, rig.meter, rig.clock)
-    with pytest.raises(error):
-        sink.send([event(number, rig.clock) for number in range(4)])
+def test_a_part_of_a_batch_is_counted_as_delivered_and_one_event_as_failed(
+    rig: DeliveryRig, error: Any, result: str
+) -> None:
+    rig.commit(4)
+    rig.sink.failures.append(error("no", delivered=2))
+    rig.dispatcher.step()
     assert rig.value("deliveries_total", sink="ops", result="delivered") == 2
     assert rig.value("deliveries_total", sink="ops", result=result) == 1
+
+
+def test_an_event_that_became_too_old_is_counted_as_expired(rig: DeliveryRig) -> None:
+    rig.commit(1)
+    rig.clock.advance(101.0)
+    rig.dispatcher.step()
+    assert rig.value("deliveries_total", sink="ops", result="expired") == 1
+    assert rig.value("deliveries_total", sink="ops", result="delivered") == 0
 
 
 def test_unknown_types_and_statuses_share_one_series() -> None:
@@ -118,13 +152,14 @@ def test_unknown_types_and_statuses_share_one_series() -> None:
     assert len(rig.series() - before) == 6 * 3
 
 
-def test_ten_thousand_events_leave_the_number_of_series_as_it_is() -> None:
-    rig = Rig()
-    sink = MeasuredSink("ops", MemorySink(), rig.meter, rig.clock)
+def test_ten_thousand_events_leave_the_number_of_series_as_it_is(rig: DeliveryRig) -> None:
     before = rig.series()
+    rig.commit(10_000)
+    while rig.dispatcher.step() is None:
+        pass
     for number in range(10_000):
-        sink.send([event(number, rig.clock)])
         rig.meter.noticed(f"New{number}", number)
+    assert rig.value("deliveries_total", sink="ops", result="delivered") == 10_000
     assert rig.series() == before
 
 
