@@ -21,6 +21,7 @@ from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
 from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
+from bridge.console.connections import LimitedProtocol
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.pages import Pages
@@ -252,7 +253,7 @@ def _server(web: Web, live: Live) -> uvicorn.Server:
     return Server(
         uvicorn.Config(
             web.app(lifespan),
-            http="h11",
+            http=LimitedProtocol,
             ws="none",
             loop="asyncio",
             lifespan="on",
