@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 PAGE_BYTES = 4096  # what SQLite makes by default
 TRIES = 50  # of which one should find that the log does not begin again meanwhile
 PAUSE_SECONDS = 0.01
+CHECKED_LOG_BYTES = 64 * 1024 * 1024
 # In memory where there is such a folder: the disk of the outbox may be full.
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a folder that only its owner can read is made in it
 _LOG_HEADER_BYTES = 32
@@ -37,10 +38,11 @@ def log_bytes(path: Path) -> int:
         return 0
 
 
-def read_log(path: Path) -> bytes:
+def read_log(path: Path, *, max_bytes: int = -1) -> bytes:
     """Return the log of the file at `path`, nothing if there is none."""
     try:
-        return log_of(path).read_bytes()
+        with log_of(path).open("rb") as log:
+            return log.read(max_bytes)
     except FileNotFoundError:
         return b""
 
@@ -61,8 +63,11 @@ def read_image(path: Path) -> bytes:
 
 
 def has_lost_commits(path: Path) -> bool:
-    """Return whether the log ends, as SQLite reads it, before a commit that was written to it."""
-    log = read_log(path)
+    """Return whether the log ends, as SQLite reads it, before a commit that was written to it.
+
+    A huge log is not read: a huge transaction that was not completed has left it.
+    """
+    log = read_log(path) if log_bytes(path) < CHECKED_LOG_BYTES else b""
     if not log:
         return False
     if path.stat().st_size < PAGE_BYTES or not _is_header_valid(log):

@@ -6,18 +6,22 @@ https://www.sqlite.org/fileformat2.html#record_format.
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from bridge.outbox.image import PAGE_BYTES, frame_places, is_of_last_use, read_log
+from bridge.outbox.image import CHECKED_LOG_BYTES, PAGE_BYTES, frame_places, is_of_last_use, read_log
 from bridge.outbox.rows import DEAD_LETTER_UNCHECKED, verified
 from bridge.outbox.sqlite import Damaged
 
 Row = tuple[Any, ...]
-Tables = dict[str, dict[Any, Row]]
+
+BLOCK_BYTES = 1024 * 1024  # of the file are searched at a time
 
 # How a record begins: the length of its header, then a code for each column.
 _HEADER_LENGTH = rb"[\x04-\x28]"
@@ -49,59 +53,122 @@ _REAL_CODE, _ONE_CODE, _BLOB_CODE, _TEXT_CODE = 7, 9, 12, 13
 _LOCAL_MAX = PAGE_BYTES - 35
 _LOCAL_MIN = (PAGE_BYTES - 12) * 32 // 255 - 23
 _CHAINED_BYTES = PAGE_BYTES - 4
+_KEY_BYTES = 13  # the longest numbers of a record's length and key
 
 
-def salvage(path: Path) -> Tables:
-    """Return every row that can be found, by table and key.
+def salvage(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yield every row that can be found, with its table; of several versions of a row, the newest comes last.
+
+    Only the places and versions are kept in memory, not the rows.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file cannot be opened.
     """
-    file, log = path.read_bytes(), read_log(path)
-    in_file = {place // PAGE_BYTES + 1: place for place in range(0, len(file), PAGE_BYTES)}
-    in_log = {number: len(file) + place for number, place in frame_places(log)}
-    content = file + log
-
-    def version(table: str, row: Row, place: int) -> tuple[Any, int]:
-        age = int(place < len(file)) or 2 * is_of_last_use(log, place - len(file))
-        return _VERSIONS[table](row) if table in _VERSIONS else 0, age
-
-    found: dict[str, dict[Any, tuple[tuple[Any, int], Row]]] = {table: {} for table in _COLUMNS}
-    for table, rows in found.items():
-        for place, row in _rows(table, content, [{**in_file, **in_log}, in_file]):
-            key = row[:2] if table in ("record", "done") else row[0]
-            candidate = version(table, row, place), row
-            if key not in rows or candidate[0] >= rows[key][0]:
-                rows[key] = candidate
-    return {table: {key: row for key, (_, row) in rows.items()} for table, rows in found.items()}
+    newest: dict[tuple[str, Any], Any] = {}
+    with path.open("rb", buffering=0) as file:
+        content = _Content(file, read_log(path, max_bytes=CHECKED_LOG_BYTES))
+        for table, place in _candidates(content):
+            row = _read_row(table, content, place)
+            if row is None:
+                continue
+            if table in _VERSIONS:
+                key, version = (table, row[:2] if table == "record" else row[0]), _VERSIONS[table](row)
+                if version < newest.setdefault(key, version):
+                    continue
+                newest[key] = version
+            yield table, row
 
 
-def _rows(table: str, content: bytes, page_maps: list[dict[int, int]]) -> Iterator[tuple[int, Row]]:
-    """Yield each row that is found, with its place."""
+class _Content:
+    """The bytes of a file, and behind them those of its log; what the disk cannot read is zeros."""
+
+    def __init__(self, file: FileIO, log: bytes) -> None:
+        self.log = log
+        self.file_bytes = os.fstat(file.fileno()).st_size
+        self._file = file
+        self._block, self._block_start = b"", 0
+        places = frame_places(log)
+        self._in_log = {number: self.file_bytes + place for number, place in places}
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the file in blocks with their places; each goes on into the next by the length of a header."""
+        for start in range(0, self.file_bytes, BLOCK_BYTES):
+            self._block = b"".join(
+                self._read_page(place, min(PAGE_BYTES, self.file_bytes - place))
+                for place in range(start, min(start + BLOCK_BYTES + PAGE_BYTES, self.file_bytes), PAGE_BYTES)
+            )
+            self._block_start = start
+            yield start, self._block
+
+    def read(self, start: int, size: int) -> bytes:
+        """Return up to `size` bytes, fewer at the end of the file or its log."""
+        if start >= self.file_bytes:
+            return self.log[start - self.file_bytes : start - self.file_bytes + size]
+        first = start - self._block_start
+        if first >= 0 and first + size <= len(self._block):
+            return self._block[first : first + size]
+        return self._read_page(start, min(size, self.file_bytes - start))
+
+    def page(self, number: int, *, is_in_log: bool) -> int:
+        """Return the place of a page, in the log if it is there and wanted.
+
+        Raises:
+            LookupError: there is no such page.
+        """
+        if is_in_log and number in self._in_log:
+            return self._in_log[number]
+        place = (number - 1) * PAGE_BYTES
+        if not 0 <= place < self.file_bytes:
+            raise LookupError("there is no such page")
+        return place
+
+    def _read_page(self, start: int, size: int) -> bytes:
+        try:
+            return os.pread(self._file.fileno(), size, start)
+        except OSError:
+            return bytes(size)
+
+
+def _candidates(content: _Content) -> Iterator[tuple[str, int]]:
+    """Yield where rows may begin, those of the newest versions last."""
+    yield from _candidates_in_log(content, is_last_use=False)
+    for start, block in content.blocks():
+        for table, pattern in _PATTERNS.items():
+            for match in pattern.finditer(block):
+                if match.start() < BLOCK_BYTES:
+                    yield table, start + match.start()
+    yield from _candidates_in_log(content, is_last_use=True)
+
+
+def _candidates_in_log(content: _Content, *, is_last_use: bool) -> Iterator[tuple[str, int]]:
+    for table, pattern in _PATTERNS.items():
+        for match in pattern.finditer(content.log):
+            if is_of_last_use(content.log, match.start()) == is_last_use:
+                yield table, content.file_bytes + match.start()
+
+
+def _read_row(table: str, content: _Content, place: int) -> Row | None:
+    """Return the row at a place, None if it only looks like one."""
     skip = DEAD_LETTER_UNCHECKED if table == "dead_letter" else 0
-    for match in _PATTERNS[table].finditer(content):
-        for places in page_maps:
-            try:
-                row = verified(_decode(table, content, match.start(), places), skip=skip)
-            except (Damaged, ValueError, LookupError, struct.error):
-                continue  # it only looked like a row
-            yield match.start(), row
-            break
+    for is_in_log in (True, False):
+        with suppress(Damaged, ValueError, LookupError, struct.error):
+            return verified(_decode(table, content, place, is_in_log=is_in_log), skip=skip)
+    return None
 
 
-def _decode(table: str, content: bytes, start: int, places: Mapping[int, int]) -> Row:
+def _decode(table: str, content: _Content, start: int, *, is_in_log: bool) -> Row:
     """Read the record at `start`.
 
     Raises:
         ValueError, LookupError, struct.error: there is none.
     """
-    header_bytes = content[start]
-    codes = _numbers(content[start + 1 : start + header_bytes])
+    header_bytes = content.read(start, 1)[0]
+    codes = _numbers(content.read(start + 1, header_bytes - 1))
     if len(codes) != len(_COLUMNS[table]):
         raise ValueError("it has other columns")
     sizes = [_size(code) for code in codes]
     total = header_bytes + sum(sizes)
-    payload = _payload(content, start, total, places)
+    payload = _payload(content, start, total, is_in_log=is_in_log)
     values: list[Any] = []
     place = header_bytes
     for kind, code, size in zip(_COLUMNS[table], codes, sizes, strict=True):
@@ -109,30 +176,35 @@ def _decode(table: str, content: bytes, start: int, places: Mapping[int, int]) -
         values.append(float(value) if kind is _REAL else value)
         place += size
     if _COLUMNS[table][0] is _KEY:
-        values[0] = _key_before(content, start, total)
+        before = min(start, _KEY_BYTES)
+        values[0] = _key_in(content.read(start - before, before), total)
     return tuple(values)
 
 
-def _payload(content: bytes, start: int, total: int, places: Mapping[int, int]) -> bytes:
+def _payload(content: _Content, start: int, total: int, *, is_in_log: bool) -> bytes:
     """Return a record, whose end may be in other pages."""
     if total <= _LOCAL_MAX:
-        return content[start : start + total]
+        return content.read(start, total)
     local = _LOCAL_MIN + (total - _LOCAL_MIN) % _CHAINED_BYTES
     if local > _LOCAL_MAX:
         local = _LOCAL_MIN
-    parts = [content[start : start + local]]
+    parts = [content.read(start, local)]
     place, left = start + local, total - local
+    chain: set[int] = set()
     while left > 0:
-        page = places[struct.unpack_from(">I", content, place)[0]]
-        parts.append(content[page + 4 : page + 4 + min(left, _CHAINED_BYTES)])
-        place, left = page, left - _CHAINED_BYTES
+        place = content.page(struct.unpack(">I", content.read(place, 4))[0], is_in_log=is_in_log)
+        if place in chain:
+            raise ValueError("its pages are a circle")
+        chain.add(place)
+        parts.append(content.read(place + 4, min(left, _CHAINED_BYTES)))
+        left -= _CHAINED_BYTES
     return b"".join(parts)
 
 
-def _key_before(content: bytes, start: int, total: int) -> int:
+def _key_in(before: bytes, total: int) -> int:
     """Return the number that stands between the record's length and the record."""
-    for length in range(2, 14):
-        numbers = _numbers(content[max(0, start - length) : start])
+    for length in range(2, len(before) + 1):
+        numbers = _numbers(before[-length:])
         if len(numbers) == 2 and numbers[0] == total:  # noqa: PLR2004 - the length and the key
             return numbers[1]
     raise ValueError("its number is not there")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StateError
 from bridge.outbox.image import log_of
 from bridge.outbox.rows import read
-from bridge.outbox.salvage import Tables, salvage
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
 from bridge.outbox.state import DAMAGE, OTHER_VM, STATE_FOLDER_GONE, Loss, State
 from bridge.outbox.state_dir import UNSALVAGED, FolderStamp, StateFolder
@@ -46,7 +48,6 @@ class Storage:
         self._why_aside: str | None = None  # why the file must be moved aside before anything else
         self._inodes: dict[Path, int | None] = {}
         self._seen: list[FolderStamp] = []  # when the folder was last looked into
-        self._salvaged: Tables | None = None
         self._kept_as = folder.database  # where it was moved last
         self._logged: set[str] = set()
         self._database: Database | None = None
@@ -164,9 +165,9 @@ class Storage:
         for _ in range(2):  # the second time instead of a file that was moved aside
             self._folder.acquire()
             self._move_aside_if_due()
-            self._salvage()
+            damaged = self._unsalvaged()
             try:
-                self._switch_to(Database(self._folder.database), self._fill_file)
+                self._switch_to(Database(self._folder.database), partial(self._fill_file, damaged=damaged))
                 self._inodes[self._folder.database] = _inode(self._folder.database)
             except _OtherVm:
                 self._why_aside = OTHER_VM_FILE
@@ -176,9 +177,7 @@ class Storage:
                     raise
                 self._why_aside = DAMAGED_FILE
             else:
-                if self._salvaged is not None:
-                    self._folder.note_salvaged()
-                self._salvaged = None
+                self._note_salvaged(damaged)
                 return self._note_success()
         raise Damaged("the new file is damaged as well")
 
@@ -214,14 +213,13 @@ class Storage:
         self.close()
         self._database, self.state, self._inodes = database, state, {}
 
-    def _fill_file(self, file: Database, state: State) -> None:
+    def _fill_file(self, file: Database, state: State, *, damaged: Sequence[Path]) -> None:
         own, found = state.meta.get("vm_id", ""), dict(read(file, "meta")).get("vm_id", "")
         if own and found and own.lower() != found.lower():
             raise _OtherVm
         is_start = not state.files
         # A file that is not new has them: the process that filled it was killed before it renamed the damaged one.
-        salvaged = self._salvaged if is_new(file) else None
-        fill_file(file, self._database, state, salvaged=salvaged)
+        fill_file(file, self._database, state, damaged=damaged if is_new(file) else ())
         if is_start and self._is_outdated(state):
             state.begin_epoch()
             state.note_loss(Loss(reason=DAMAGE, count=None))
@@ -248,17 +246,26 @@ class Storage:
                 )
             self._why_aside = None
 
-    def _salvage(self) -> None:
-        """Read what damaged files have, also one that an earlier process was killed over."""
-        for path in self._folder.unsalvaged() if self._salvaged is None else ():
-            found = salvage(path)
-            self._salvaged = {
-                table: {**rows, **found[table]} for table, rows in (self._salvaged or found).items()
-            }
+    def _unsalvaged(self) -> list[Path]:
+        """Return the damaged files that have to be salvaged, also those that an earlier process was killed over.
+
+        Raises:
+            OSError: there is no room for their rows, and searching for them would take long.
+        """
+        found = self._folder.unsalvaged()
+        needed = sum(2 * path.stat().st_size for path in found)  # for the log and then for the file
+        if needed > shutil.disk_usage(self._folder.path).free:
+            raise OSError(errno.ENOSPC, f"{needed} bytes are needed to salvage a damaged file")
+        return found
+
+    def _note_salvaged(self, damaged: Sequence[Path]) -> None:
+        for path in damaged:
             log.error(
                 "the state store is damaged: moved aside; every readable row is copied to a new one",
                 extra={"kept_as": str(self._folder.kept_as(path))},
             )
+        if damaged:
+            self._folder.note_salvaged()
 
     def _note(self, error: Exception) -> None:
         self.errors += 1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 from bridge.outbox.rows import read
-from bridge.outbox.salvage import Tables
+from bridge.outbox.salvage import salvage
 from bridge.outbox.sqlite import ERRORS, Database
 from bridge.outbox.state import DAMAGE, Loss, State
 
@@ -15,30 +17,30 @@ log = logging.getLogger(__name__)
 _OTHER_TABLES = ("dead_letter", "occurrence", "record")
 
 
-def fill_file(file: Database, source: Database | None, state: State, *, salvaged: Tables | None) -> None:
+def fill_file(file: Database, source: Database | None, state: State, *, damaged: Sequence[Path] = ()) -> None:
     """Take over what the file has, and write what it lacks; the caller holds the transaction.
 
     Args:
         file: the file, as it was opened.
         source: the database used until now, if there is one.
         state: what is known; it is changed, so let it be a copy that is dropped if this fails.
-        salvaged: the rows of a damaged file that this one replaces.
+        damaged: the files that this one replaces, oldest first.
     """
-    is_known = file.identity() in state.files or (salvaged is not None and bool(state.files))
+    is_known = file.identity() in state.files or bool(damaged and state.files)
     before = state.last_seq
-    if salvaged is not None:
-        restore(file, salvaged, state, is_known=is_known)
-    if not is_known and (salvaged is not None or not is_new(file)):
+    if damaged:
+        restore(file, damaged, state, is_known=is_known)
+    if not is_known and (damaged or not is_new(file)):
         state.join(file, first_seq=_first_seq(source), is_start=source is None)
     elif is_known:
         shift(file, state.shift_seconds)
     if source:
         offset = state.last_seq - before
-        for seq, *event in read(source, "event", state.copied_to if is_known and salvaged is None else 0):
+        for seq, *event in read(source, "event", state.copied_to if is_known and not damaged else 0):
             file.execute("save-event", seq + offset, *event)
         for table in _OTHER_TABLES:
             _copy(source, file, table, keep_numbers=is_known)
-    if salvaged is not None:
+    if damaged:
         note_damage(file, state, was_running=is_known)
     state.is_partial, state.copied_to, state.shift_seconds = False, 0, 0.0
     state.files.add(file.identity())
@@ -46,16 +48,16 @@ def fill_file(file: Database, source: Database | None, state: State, *, salvaged
     state.recount(file)
 
 
-def restore(file: Database, salvaged: Tables, state: State, *, is_known: bool) -> None:
-    """Write the rows of a damaged file; where no cursor was found, its sink gets everything again."""
-    for table in ("event", *_OTHER_TABLES, *(() if is_known else ("meta", "done"))):
-        for row in salvaged[table].values():
-            file.execute(f"save-{table}", *row)
+def restore(file: Database, damaged: Sequence[Path], state: State, *, is_known: bool) -> None:
+    """Write the rows of damaged files; where no cursor is found, its sink gets everything again."""
+    left_out = ("meta", "done") if is_known else ()
+    for path in damaged:
+        for table, row in salvage(path):
+            if table not in left_out:
+                file.execute(f"save-{table}", *row)
     if not is_known:
-        first_seq = min(salvaged["event"], default=1)
-        for sink in state.positions.keys() - {
-            sink for sink, _, is_cursor in salvaged["done"].values() if is_cursor
-        }:
+        first_seq = next((seq for (seq,) in file.execute("seqs-after", 0)), 1)
+        for sink in state.positions.keys() - {sink for sink, _, is_cursor in read(file, "done") if is_cursor}:
             file.execute("save-done", sink, first_seq - 1, 1)
 
 

@@ -139,10 +139,10 @@ def kill(outbox: Outbox, path: Path, image: Path, *, keep: Sequence[str] = ("", 
     return image
 
 
-def older_state(path: Path, *names: str, had: int = 0, image: Path | None = None) -> Path:
+def older_state(path: Path, *names: str, had: int = 0, size: int = 0, image: Path | None = None) -> Path:
     """Leave a state with events of which sink `a` has had `had`; with `image`, as a kill would leave it there."""
     outbox = open_outbox(path)
-    commit(outbox, *names)
+    commit(outbox, *names, size=size)
     if had:
         deliver(outbox, limit=had)
     if image:

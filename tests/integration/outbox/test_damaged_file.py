@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import random
 import sqlite3
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,7 +133,7 @@ def test_a_kill_while_a_damaged_file_is_moved_aside_loses_nothing(
     assert not list(damaged.glob("*unsalvaged*"))
 
 
-@pytest.mark.parametrize("step", ["salvage", "fill_file", "is_new"])
+@pytest.mark.parametrize("step", ["transfer.salvage", "storage.fill_file", "storage.is_new"])
 def test_a_kill_while_a_damaged_file_is_salvaged_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -141,7 +144,7 @@ def test_a_kill_while_a_damaged_file_is_salvaged_loses_nothing(
         raise Killed
 
     for _ in range(2):
-        monkeypatch.setattr(f"bridge.outbox.storage.{step}", be_killed)
+        monkeypatch.setattr(f"bridge.outbox.{step}", be_killed)
         with pytest.raises(Killed):
             open_outbox(tmp_path)
         monkeypatch.undo()
@@ -149,6 +152,54 @@ def test_a_kill_while_a_damaged_file_is_salvaged_loses_nothing(
         assert drain(outbox) == [*map(str, range(5, 20))]
         assert [loss.reason for loss in outbox.losses()] == ["Damage"]
     check_recovered(tmp_path)
+
+
+def test_a_large_file_is_salvaged_in_little_memory(tmp_path: Path) -> None:
+    older_state(tmp_path, *map(str, range(800)), size=10_000)
+    overwrite(tmp_path / "outbox.db", 0, 100)
+    tracemalloc.start()
+    try:
+        with closing(open_outbox(tmp_path)) as outbox:
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert drain(outbox) == [*map(str, range(800))]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * 1024 * 1024
+
+
+def test_a_place_that_the_disk_cannot_read_costs_only_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_state(tmp_path, *map(str, range(50)), size=3000)
+    overwrite(tmp_path / "outbox.db", 0, 100)
+    pread = os.pread
+
+    def fail_once_in_a_while(file: int, size: int, start: int) -> bytes:
+        if start <= 20 * 4096 < start + size:
+            raise OSError(errno.EIO, "Input/output error")
+        return pread(file, size, start)
+
+    monkeypatch.setattr("os.pread", fail_once_in_a_while)
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert outbox.storage_error is None
+        assert len(set(waiting(outbox)) & {*map(str, range(50))}) in (48, 49)
+        assert [loss.count for loss in outbox.losses()] == [50 - len(waiting(outbox))]
+
+
+def test_no_room_for_the_rows_of_a_damaged_file_is_an_error_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_state(tmp_path, "1", "2", size=3000)
+    overwrite(tmp_path / "outbox.db", 0, 100)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert "needed to salvage" in str(outbox.storage_error)
+        commit(outbox, "3")
+        monkeypatch.undo()
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert waiting(outbox) == ["1", "2", "3"]
 
 
 def test_a_file_whose_tables_are_gone_is_damaged(tmp_path: Path) -> None:
