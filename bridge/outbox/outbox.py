@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -204,7 +205,7 @@ class Outbox:
             for (kind, key), value in encoded.items():
                 database.execute("save-record", kind, key, value, now)
 
-        with self._lock:
+        with self._lock, self._undone_on_failure():
             self._state.meta.update(meta)
             self._state.forget_losses(published)
             self._add(((event.id, event.type, body) for event, body in events), write)
@@ -212,7 +213,7 @@ class Outbox:
 
     def repeat(self, bodies: Sequence[bytes]) -> None:
         """Have every sink get events once more that were committed before: as they are stored, else as given."""
-        with self._lock:
+        with self._lock, self._undone_on_failure():
             events = [(event["id"], event["type"], body) for body in bodies for event in [json.loads(body)]]
             # An event has got another number if the file failed when it was committed.
             self._add(
@@ -222,6 +223,16 @@ class Outbox:
     def _stored(self, event_type: str, event_id: str) -> bytes | None:
         row = self._storage.run(lambda database: read_one(database, "first-event", event_type, event_id))
         return stored_event(*row).body if row else None
+
+    @contextmanager
+    def _undone_on_failure(self) -> Iterator[None]:
+        """Forget what was counted for a transaction that another error than the disk's ends, such as MemoryError."""
+        state, meta, last_seq = self._state, dict(self._state.meta), self._state.last_seq
+        try:
+            yield
+        except BaseException:
+            state.meta, state.last_seq = meta, last_seq
+            raise
 
     def _add(
         self,

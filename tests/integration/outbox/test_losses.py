@@ -14,6 +14,7 @@ from bridge.errors import StateError
 from bridge.events.builder import Reporter
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import structured
+from bridge.outbox import outbox as outbox_module
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
@@ -94,6 +95,26 @@ def test_an_event_that_got_another_number_is_repeated_with_it(tmp_path: Path) ->
         first, again = (one.envelope for one in outbox.pending("a", 2)[1])
         assert first == again
         assert first["reporterepoch"] == outbox.meta("epoch") != reporter.epoch
+
+
+def test_a_commit_that_runs_out_of_memory_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with closing(open_outbox(tmp_path, sinks=SINKS)) as outbox:
+        heartbeat(outbox)
+        before = outbox.committed()
+        monkeypatch.setattr(outbox_module, "save_event", fail)
+        built = Reporter(name="web-0", role="forward", epoch=outbox.meta("epoch")).heartbeat(
+            reason="Hourly", version="1", backlog={}, sequence=outbox.count("reporterseq"), at=AT
+        )
+        with pytest.raises(MemoryError):
+            outbox.commit([(built, structured(built))], meta={"watch": "new"})
+        assert (outbox.committed(), outbox.meta("watch")) == (before, "")
+        monkeypatch.undo()
+        assert heartbeat(outbox) == (outbox.meta("epoch"), 2)
 
 
 def test_events_of_others_keep_their_epoch(tmp_path: Path) -> None:
