@@ -203,6 +203,12 @@ def check_relay(topic: Sequence[Envelope], relayed: Sequence[Envelope]) -> Itera
 # What was published
 
 
+def _lost_everywhere(observer: Observer, events: Iterable[Envelope]) -> int:
+    """Return how many events every sink of a process may have lost, as it reports."""
+    dropped = _dropped(events)
+    return min(dropped[sink] + dropped[None] for sink in (*observer.sinks, "bus"))
+
+
 def check_documents(
     observer: Observer, events: Sequence[Envelope], documents: Sequence[Document]
 ) -> Iterator[str]:
@@ -216,8 +222,7 @@ def check_documents(
             yield f"{observer.name} published a document that IMDS did not have: {shown}"
     seen = {envelope["data"]["DocumentIncarnation"] for envelope in published}
     unseen = [one for one in _surely_seen(observer, documents) if one.incarnation not in seen]
-    dropped = _dropped(events)
-    if len(unseen) > min(dropped[sink] for sink in (*observer.sinks, "bus")):
+    if len(unseen) > _lost_everywhere(observer, events):
         yield f"{observer.name} did not publish {[one.incarnation for one in unseen]}, which it was sent"
 
 
@@ -283,12 +288,16 @@ def check_gaps(observer: Observer, events: Sequence[Envelope]) -> Iterator[str]:
         if one["type"] == RECOVERED and one["data"]["BlindFrom"]
     ]
     clean = [poll for poll in observer.polls if poll.is_clean]
-    for last, then in pairwise(clean):
-        seconds = then.at - last.at
-        if seconds < GAP_SECONDS or any(span.overlaps(last.at, then.at) for span in observer.unclear):
-            continue
-        if not any(since < then.wall and until > last.wall for since, until in published):
-            yield f"{observer.name} had no answer for {seconds:.1f} s and did not report it"
+    gaps = [(last, then) for last, then in pairwise(clean) if then.at - last.at >= GAP_SECONDS]
+    unreported = [
+        (last, then)
+        for last, then in gaps
+        if not any(span.overlaps(last.at, then.at) for span in observer.unclear)
+        and not any(since < then.wall and until > last.wall for since, until in published)
+    ]
+    if len(unreported) > _lost_everywhere(observer, events):
+        seconds = [f"{then.at - last.at:.1f} s" for last, then in unreported]
+        yield f"{observer.name} had no answer for {seconds} and did not report it"
 
 
 # What was approved

@@ -18,6 +18,7 @@ from tests.soak.truth import Command
 from tests.support.bus import Sender, command, message
 
 LIVE_EVENTS = 8  # at a time
+LARGE_BYTES, LARGE_SHARE = 180_000, 0.1  # a message of Service Bus has at most 256 KiB
 MOST_SECONDS = 1.4  # between two changes
 RETRY_SECONDS = 1.0
 
@@ -51,7 +52,9 @@ class Changes:
                     self._schedule()
                 else:
                     event = self._rng.choice(events)
-                    self._change(event["EventId"], is_started=event["EventStatus"] == "Started")
+                    is_large = any(len(one["Description"]) > LARGE_BYTES // 2 for one in events)
+                    is_started = event["EventStatus"] == "Started"
+                    self._change(event["EventId"], is_started=is_started, is_large=is_large)
 
     def _schedule(self) -> None:
         named = self._rng.sample(self._group, self._rng.choice([1, 1, 1, 2, 20]))
@@ -69,12 +72,13 @@ class Changes:
             if vm in named or self._rng.random() < 0.1:  # at times for an event of other VMs
                 self._commands.send(vm, event_id, self._rng)
 
-    def _change(self, event_id: str, *, is_started: bool) -> None:
+    def _change(self, event_id: str, *, is_started: bool, is_large: bool) -> None:
         change = self._rng.choice(["update", "update", "end", "end" if is_started else "start"])
         if change == "update":
-            self._imds.update(
-                event_id, Description=f"text {self._rng.random()} " + "x" * self._rng.randint(1, 1_000)
-            )
+            # A large one takes a process that may not grow beyond its limit.
+            most = LARGE_BYTES if self._rng.random() < LARGE_SHARE and not is_large else 1_000
+            text = "x" * self._rng.randint(most // 2, most)
+            self._imds.update(event_id, Description=f"text {self._rng.random()} {text}")
         elif change == "start":
             self._imds.start(event_id)
         elif is_started:

@@ -246,7 +246,7 @@ WRONG: dict[str, tuple[Evidence, str]] = {
     ),
     "a gap that is not reported": (
         only_observer(right(), polls=polls_without(11, 22)),
-        "had no answer for 11.0 s",
+        "had no answer for ['11.0 s']",
     ),
     "the relay lacks an event": (replace(right(), relayed=right().topic[1:]), "relay: 1 events missing"),
     "a command without an answer": (answers(receipt(1, "c1", "Accepted", "approved")), "0 answers"),
