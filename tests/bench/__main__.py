@@ -45,6 +45,7 @@ GROUPS: dict[str, Measure] = {
     "commands": _later("bus_commands"),
     "approve-latency": _later("bus_latency"),
     "bus-memory": _later("bus_memory"),
+    "console": _later("console"),
 }
 HOW_WIDTH = 80
 EXAMPLES = """\
@@ -61,6 +62,7 @@ rows:
   commands         commands a second off Service Bus, against the bare SDK's receive and complete
   approve-latency  a command put on Service Bus to its POST at IMDS
   bus-memory       RSS of `forward` and `listen` with Service Bus and a managed identity
+  console          the console's store, pages, ingest and memory, against a bare insert
 
 examples:
   python -m tests.bench                               the whole table, in about six minutes

@@ -1,0 +1,247 @@
+"""The console with 5,000 VMs: its store, its pages with few and with many events, its ingest, its memory."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from pathlib import Path
+
+import requests
+
+from bridge.console.access import Person
+from bridge.console.pages import Pages, Request
+from bridge.console.queries import Readers
+from bridge.console.store import Store
+from bridge.runtime.clock import Clock
+from tests.bench.measure import Progress, Row, memory_mib, spread
+from tests.support.console import BATCH, ConsoleProcess, FleetVm, batch, event, received
+
+VMS = 5_000
+OPEN = 500
+EVENTS = 200_000
+MANY = 2_000_000
+BATCH_EVENTS = 100
+BATCHES = 100
+DAY = 86_400.0
+RENDERS = 15
+SENDERS = 4
+SEND_SECONDS = 4.0
+LIVE_ROUNDS = 20
+NOW = datetime.now(UTC)
+# Rows that no page reads one by one, made of those that were stored: only their number matters.
+_COPY_EVENTS = """
+INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
+SELECT randomblob(16), random(), kind, '', reason, vm, at, received_at, x'7b7d' FROM event LIMIT ?
+"""
+_COPY_SCHEDULED = """
+INSERT INTO scheduled SELECT hex(randomblob(16)), scope, group_name, shown_id, event_type, event_source, status,
+    is_open, not_before, duration_seconds, description, resources, first_seen_at, last_change_at, started_at,
+    ended_at, notice_seconds, approval FROM scheduled WHERE NOT is_open LIMIT ?
+"""
+_ADD_EVENT = """
+INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+def rows(folder: Path, progress: Progress) -> list[Row]:
+    """Measure the store against a bare insert, then the pages, then the process."""
+    progress.begin(f"console: {BATCHES} batches, and the same as bare inserts")
+    found = [_store_row(folder)]
+    progress.begin(f"console: {VMS:,} VMs are prepared")
+    store = Store(folder / "pages.db")
+    _fill(store)
+    medians: dict[int, dict[str, float]] = {}
+    for size in (EVENTS, MANY):
+        progress.begin(f"console: pages with {size:,} events")
+        _grow(folder / "pages.db", size)
+        medians[size] = _render(store)
+        found += [_page_row(name, size, median) for name, median in medians[size].items()]
+    store.close()
+    progress.begin("console: the process")
+    return [*found, *_process_rows(folder / "process")]
+
+
+def _fleet_events() -> Iterator[bytes]:
+    """Yield what a fleet publishes: of ten events three changes, three documents and four heartbeats."""
+    vms = [FleetVm(f"vm-{number}", f"group-{number % 25}", str(number % 3 + 1)) for number in range(VMS)]
+    turns = itertools.cycle(vms)
+    for number in itertools.count():
+        vm, at = next(turns), NOW - timedelta(seconds=number % 80 * DAY / 10)
+        one = event(f"past{number}", at=at, vms=[vm.name])
+        yield vm.change("scheduled", one, at)
+        yield vm.document(one, [], at)
+        yield vm.change("started", one, at + timedelta(minutes=15), previous=one)
+        yield vm.document(one, [], at + timedelta(minutes=15))
+        yield vm.change("completed", one, at + timedelta(minutes=25), previous=one)
+        yield vm.document(one, [], at + timedelta(minutes=25))
+        yield from (next(turns).heartbeat(at) for _ in range(4))
+
+
+def _store_row(folder: Path) -> Row:
+    bodies = _fleet_events()
+    batches = [received(*itertools.islice(bodies, BATCH_EVENTS), now=NOW) for _ in range(BATCHES)]
+    ours, bare = [], []
+    with closing(Store(folder / "store.db")) as store, closing(_bare(folder / "bare.db")) as database:
+        for events in batches:
+            began = time.perf_counter()
+            store.add(events, received_at=NOW.timestamp())
+            ours.append(time.perf_counter() - began)
+            values = [
+                (
+                    one.key,
+                    one.id_hash,
+                    one.kind,
+                    one.event_id,
+                    "",
+                    one.vm and one.vm.id,
+                    one.at,
+                    one.at,
+                    one.body,
+                )
+                for one in events
+            ]
+            began = time.perf_counter()
+            database.execute("BEGIN IMMEDIATE")
+            database.executemany(_ADD_EVENT, values)
+            database.execute("COMMIT")
+            bare.append(time.perf_counter() - began)
+    return Row(
+        name="console store, rate / bare insert of the events",
+        measured=statistics.median(bare) / statistics.median(ours),
+        unit="x",
+        limit=0.5,
+        at_least=True,
+        how=f"medians of {BATCHES} commits of {BATCH_EVENTS} events in turn; bare: the table of events alone, with "
+        f"its indexes; {BATCH_EVENTS / statistics.median(ours):,.0f} events a second",
+        details={"ours_seconds": spread(ours, digits=5), "bare_seconds": spread(bare, digits=5)},
+    )
+
+
+def _bare(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.executescript(files("bridge.console").joinpath("schema.sql").read_text("utf-8"))
+    return database
+
+
+def _fill(store: Store) -> None:
+    """Store every VM and many events, of which some are open."""
+    vms = [FleetVm(f"vm-{number}", f"group-{number % 25}", str(number % 3 + 1)) for number in range(VMS)]
+    bodies = [vm.heartbeat(NOW) for vm in vms]
+    for number, vm in enumerate(vms[:: VMS // OPEN]):
+        bodies.append(
+            vm.change("scheduled", event(f"open{number}", at=NOW, vms=[vm.name], minutes=number), NOW)
+        )
+    bodies += itertools.islice(_fleet_events(), 10_000)
+    for start in range(0, len(bodies), 500):
+        store.add(received(*bodies[start : start + 500], now=NOW), received_at=NOW.timestamp())
+
+
+def _grow(path: Path, size: int) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        for statement, table, wanted in (
+            (_COPY_EVENTS, "event", size),
+            (_COPY_SCHEDULED, "scheduled", size // 10),
+        ):
+            while (missing := wanted - database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) > 0:  # noqa: S608 - constants
+                if not database.execute(statement, (missing,)).rowcount:
+                    break
+        database.commit()
+
+
+def _render(store: Store) -> dict[str, float]:
+    """Return the median milliseconds of each page."""
+    readers = Readers(store)
+    pages = Pages(readers, clock=Clock(), input_error=str, version=int)
+    request = Request(query={}, person=Person(name="", is_viewer=True, is_approver=False))
+    renders: dict[str, Callable[[Request], str]] = {
+        "Now": pages.now,
+        "Fleet": pages.fleet,
+        "History": pages.history,
+    }
+    medians = {}
+    for name, render in renders.items():
+        took = []
+        for _ in range(RENDERS):
+            began = time.perf_counter()
+            render(request)
+            took.append(1000 * (time.perf_counter() - began))
+        medians[name] = statistics.median(took)
+    readers.close()
+    return medians
+
+
+def _page_row(name: str, size: int, median: float) -> Row:
+    return Row(
+        name=f"console, page {name}, {size:,} events",
+        measured=median,
+        unit="ms",
+        limit=None if name == "History" else 150,
+        how=f"median of {RENDERS}; {VMS:,} VMs, {OPEN} open events",
+    )
+
+
+def _process_rows(folder: Path) -> list[Row]:
+    with ConsoleProcess(folder) as console:
+        bodies = list(itertools.islice(_fleet_events(), 20_000))
+        batches = [batch(bodies[start : start + 50]) for start in range(0, len(bodies), 50)]
+        with ThreadPoolExecutor(SENDERS) as pool:
+            began = time.perf_counter()
+            sent = sum(pool.map(lambda one: _post(console, one), batches))
+            seconds = time.perf_counter() - began
+        visible = [_visible_ms(console, number) for number in range(LIVE_ROUNDS)]
+        assert console.process
+        rss = memory_mib(pid=console.process.pid)
+    return [
+        Row(
+            name="console ingest over HTTP, batches of 50",
+            measured=50 * sent / seconds,
+            unit="/s",
+            limit=2000,
+            at_least=True,
+            how=f"{len(bodies):,} events from {SENDERS} senders on this machine, answered after their commit",
+        ),
+        Row(
+            name="console, sent to visible",
+            measured=statistics.median(visible),
+            unit="ms",
+            limit=300,
+            how=f"median of {LIVE_ROUNDS}: an event is posted, an open stream is notified, the page is fetched again",
+            details=spread(visible),
+        ),
+        Row(
+            name="console, RSS",
+            measured=rss,
+            unit="MiB",
+            limit=120,
+            how="after these events, without Service Bus",
+        ),
+    ]
+
+
+def _post(console: ConsoleProcess, body: bytes) -> bool:
+    answer = requests.post(f"{console.url}/ingest", body, headers=BATCH, timeout=30)
+    return bool(answer.ok)
+
+
+def _visible_ms(console: ConsoleProcess, number: int) -> float:
+    """Return the time from a post to a page that shows it, for an open page."""
+    name = f"visible{number}-"
+    with requests.get(f"{console.url}/live", stream=True, timeout=30) as stream:
+        lines = (line for line in stream.iter_lines(chunk_size=1) if line.startswith(b"data"))
+        next(lines)
+        began = time.perf_counter()
+        at = datetime.now(UTC)
+        _post(console, batch([FleetVm(name).change("scheduled", event(name, at=at, vms=[name]), at)]))
+        next(lines)
+        assert name in requests.get(console.url, timeout=30).text
+        return 1000 * (time.perf_counter() - began)
