@@ -32,16 +32,22 @@ def _check_source(value: str) -> str:
     return value
 
 
+def _check_path(value: Path) -> Path:
+    if "\0" in str(value):
+        raise ValueError("expected a path without NUL")
+    return value
+
+
 class Config(Settings):
     """The whole configuration."""
 
-    state_dir: Path = Path(
+    state_dir: Annotated[Path, AfterValidator(_check_path)] = Path(
         r"C:\ProgramData\imds-bridge\state" if sys.platform == "win32" else "/var/lib/imds-bridge"
     )
     """The folder for the state of each process; it must survive a restart. Example: `"/srv/imds-bridge"`."""
     stop_seconds: float = Field(default=5.0, ge=0, le=600)
     """How long waiting events are still delivered after SIGTERM. Example: `30`."""
-    max_outbox_mb: float = Field(default=1024, gt=0)
+    max_outbox_mb: float = Field(default=1024, gt=0, le=1_000_000)
     """The largest size of the outbox; above it, the oldest events of the sink that has failed longest are dropped,
     logged as an error and published as `bridge.loss`. Example: `256`."""
     retain_seconds: float = Field(default=7 * DAY_SECONDS, ge=0)

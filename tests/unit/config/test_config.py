@@ -225,6 +225,13 @@ def test_an_error_about_a_key_with_brackets_is_reported(file: Path, key: str) ->
 # --- faults ---
 
 
+def test_a_size_or_a_path_that_no_disk_has_is_refused(file: Path) -> None:
+    assert sorted(faults(file, 'max_outbox_mb = 1e308\nstate_dir = "a\\u0000b"')) == [
+        "max_outbox_mb: given 1e+308, expected less than or equal to 1000000",
+        'state_dir: given "a\\u0000b", expected a path without NUL',
+    ]
+
+
 def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expected_one(file: Path) -> None:
     found = faults(
         file,
