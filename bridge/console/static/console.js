@@ -35,11 +35,10 @@
 
   const clock = new Intl.DateTimeFormat(undefined, { day: "2-digit", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
 
-  function localize() {
-    for (const element of document.querySelectorAll("time[data-clock]")) set(element, clock.format(new Date(element.dateTime)));
-    for (const element of document.querySelectorAll("time[data-relative]")) element.title = clock.format(new Date(element.dateTime));
+  function localize(page) {
+    for (const element of page.querySelectorAll("time[data-clock]")) set(element, clock.format(new Date(element.dateTime)));
+    for (const element of page.querySelectorAll("time[data-relative]")) element.title = clock.format(new Date(element.dateTime));
     document.getElementById("zone").textContent = `Times are ${clock.resolvedOptions().timeZone}.`;
-    tick();
   }
 
   function say(text) {
@@ -60,14 +59,17 @@
 
   async function refresh(version) {
     wanted = version;
-    if (busy) return;
+    if (busy || wanted === shown) return;
     busy = true;
+    let asked;
     try {
-      while (wanted !== shown) {
+      do {
+        asked = wanted;
         const response = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
         if (response.status === 401 || response.status === 403) { say("Your session has expired: reload the page."); return; }
         if (!response.ok) { say("The console does not answer; trying again."); return; }
         const fresh = new DOMParser().parseFromString(await response.text(), "text/html");
+        localize(fresh); // before the parts are compared with those on the page
         for (const part of fresh.querySelectorAll("[data-part]")) {
           const current = document.getElementById(part.id);
           if (current) replace(current, part);
@@ -75,10 +77,9 @@
         document.title = fresh.title;
         shown = fresh.body.dataset.version;
         follow(fresh);
-        localize();
+        tick();
         say("Live.");
-        if (shown < wanted) break;
-      }
+      } while (wanted !== asked && wanted !== shown);
     } catch {
       say("The console cannot be reached; trying again.");
     } finally {
@@ -87,7 +88,8 @@
   }
 
   follow(document);
-  localize();
+  localize(document);
+  tick();
   setInterval(tick, 1000);
   // Countdowns pass NotBefore and VMs become silent without any event.
   setInterval(() => { shown = ""; refresh(wanted); }, 60000);

@@ -1,0 +1,328 @@
+"""The console's pages in a browser: what people see, with and without script, and what hostile events cannot do."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from bridge.config.approvals import ApprovalSettings
+from bridge.lab.servicebus import ServiceBusLab
+from tests.support.browser import axe_faults, chromium, opened
+from tests.support.bus import QUEUE
+from tests.support.console import FleetVm, RunningConsole, event, event_id, running_console
+
+NOW = datetime.now(UTC)
+PHONE = {"width": 360, "height": 740}
+HOSTILE = "<img src=x onerror=alert(1)><a href=javascript:alert(2)>http://evil.example\u202e"
+PAGES = (
+    "/",
+    "/?type=Reboot&window=7d",
+    "/fleet",
+    "/fleet?view=table",
+    "/history",
+    f"/event/{event_id('reboot').lower()}",
+    "/no-such-page",
+)
+# Waits for a number of frames, in which a page that fetches itself again and again would.
+FRAMES = "left => new Promise(done => { const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
+SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
+TOKEN = "the-token"  # noqa: S105 - of a test
+ANA = {"X-Proxy-Secret": SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
+    """Return a console with a small fleet; tests that add to it use names of their own."""
+    with running_console(tmp_path_factory.mktemp("console")) as running:
+        running.send(*fleet())
+        yield running
+
+
+@pytest.fixture
+def page(browser: Browser, console: RunningConsole) -> Iterator[Page]:
+    with opened(browser, console.url) as one:
+        yield one
+
+
+def starting(text: str) -> re.Pattern[str]:
+    return re.compile(f"^{re.escape(text)}")
+
+
+def fleet() -> list[bytes]:
+    """Return the events of VMs in every state, and of events of every type."""
+    web, db = [FleetVm(f"web-{number}") for number in range(4)], FleetVm("db-0", group="data", zone="2")
+    long = FleetVm("a-name-of-sixty-four-characters-that-windows-would-never-accept-0")
+    heartbeats = [vm.heartbeat(NOW, backlog=2) for vm in (*web, db, long)]
+    silent = FleetVm("silent-0").heartbeat(NOW - timedelta(hours=3))
+    stopped = FleetVm("stopped-0").heartbeat(NOW, reason="Stopping")
+    unreachable = FleetVm("unreachable-0").unreachable(NOW, since=NOW - timedelta(minutes=4))
+    reboot = event("reboot", at=NOW, vms=["web-0", "web-1"])
+    freeze = event("freeze", at=NOW, vms=["db-0"], type="Freeze", minutes=90, DurationInSeconds=9)
+    redeploy = event("redeploy", at=NOW, vms=[long.name, "never-seen"], type="Redeploy", minutes=3000)
+    preempt = event("preempt", at=NOW, vms=["web-2"], type="Preempt", EventStatus="Started", NotBefore="")
+    gone = event("gone", at=NOW - timedelta(minutes=20), vms=["web-3"], type="Terminate")
+    return [
+        *(*heartbeats, silent, stopped, unreachable, web[0].loss(NOW)),
+        web[0].change("scheduled", reboot, NOW),
+        web[0].receipt(reboot, NOW, outcome="rejected", reason="PolicyDenied"),
+        db.change("scheduled", freeze, NOW),
+        web[0].change("scheduled", redeploy, NOW),
+        web[2].change("started", preempt, NOW),
+        web[3].change("scheduled", gone, NOW - timedelta(minutes=20)),
+        web[3].change("canceled", gone, NOW - timedelta(minutes=10), previous=gone),
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_any_page(browser: Browser, console: RunningConsole, scheme: str) -> None:
+    with opened(browser, console.url, color_scheme=scheme) as page:
+        for path in PAGES:
+            page.goto(path)
+            assert axe_faults(page) == [], path
+
+
+def test_no_page_scrolls_sideways_on_a_phone(browser: Browser, console: RunningConsole) -> None:
+    with opened(browser, console.url, viewport=PHONE) as page:
+        for path in PAGES:
+            page.goto(path)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= PHONE["width"], path
+        assert axe_faults(page) == []
+
+
+def test_pages_are_dark_at_night_and_light_by_day(browser: Browser, console: RunningConsole) -> None:
+    seen = set()
+    for scheme in ("light", "dark"):
+        with opened(browser, console.url, color_scheme=scheme) as page:
+            page.goto("/")
+            seen.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
+
+
+def test_now_shows_the_timeline_and_the_table_with_local_times(page: Page) -> None:
+    page.goto("/")
+    expect(page.locator(".timeline .name", has_text="web-0, web-1")).to_be_visible()
+    row = page.locator("tr", has_text="web-0, web-1")
+    expect(row).to_contain_text("Scheduled")
+    expect(row).to_contain_text("rejected")
+    expect(row.locator("time")).to_have_text(starting("in 1"))
+    expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
+    expect(page.locator("#live")).to_have_text("Live.")
+
+
+def test_filters_are_in_the_address(page: Page) -> None:
+    page.goto("/")
+    page.get_by_label("Type", exact=True).select_option("Freeze")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/?*type=Freeze*")
+    expect(page.locator("table").first).to_contain_text("db-0")
+    expect(page.locator("table").first).not_to_contain_text("web-0")
+    page.reload()
+    expect(page.get_by_label("Type", exact=True)).to_have_value("Freeze")
+    page.get_by_role("link", name="Show all").click()
+    expect(page.locator("table").first).to_contain_text("web-0")
+
+
+def test_the_fleet_shows_every_state_and_a_tile_leads_to_its_vms(page: Page) -> None:
+    page.goto("/fleet")
+    for name, state in (
+        ("silent-0", "silent 3 h"),
+        ("stopped-0", "stopped"),
+        ("unreachable-0", "no IMDS"),
+        ("never-seen", "never reported"),
+        ("web-2", "Preempt now"),
+        ("web-3", "quiet"),
+    ):
+        expect(page.locator(".cell", has_text=name)).to_contain_text(state)
+    page.goto("/")
+    page.get_by_role("link", name="cannot reach IMDS").click()
+    expect(page.locator(".cell")).to_have_text(starting("unreachable-0"))
+
+
+def test_an_event_has_its_story_its_cloudevents_and_a_download(page: Page) -> None:
+    page.goto("/")
+    page.locator("table").get_by_role("link", name="web-0, web-1").click()
+    expect(page.locator(".story")).to_contain_text("Approval rejected")
+    page.locator("summary", has_text="scheduledevent.scheduled").click()
+    expect(page.locator("pre").first).to_contain_text('"specversion": "1.0"')
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download as JSONL").click()
+    assert len(download.value.path().read_text().splitlines()) == 2
+
+
+def test_history_shows_events_and_links_the_csv(page: Page) -> None:
+    page.goto("/history")
+    expect(page.locator("tr", has_text="Terminate").first).to_contain_text("1")
+    page.get_by_role("link", name="90 days").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("The last 90 days")
+    with page.expect_download():
+        page.get_by_role("link", name="CSV").click()
+
+
+def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_parts(
+    page: Page, console: RunningConsole
+) -> None:
+    vm = FleetVm("live-0", group="live")
+    seen = event("live", at=NOW, vms=["live-0"])
+    console.send(vm.change("scheduled", seen, NOW))
+    page.goto(f"/event/{event_id('live').lower()}")
+    page.locator("summary", has_text="scheduledevent.scheduled").click()
+    page.get_by_role("link", name="Download as JSONL").focus()
+    expect(page.locator("#live")).to_have_text("Live.")
+    page.evaluate("window.isSame = true")
+    started = event("live", at=NOW, vms=["live-0"], EventStatus="Started", NotBefore="")
+    console.send(vm.change("started", started, NOW, previous=seen))
+    expect(page.locator("#part-head")).to_contain_text("Started")
+    expect(page.locator("details[open] > summary")).to_contain_text("scheduledevent.scheduled")
+    assert page.evaluate("document.activeElement.textContent") == "Download as JSONL"
+    assert page.evaluate("window.isSame")
+
+
+def test_a_page_is_fetched_once_for_a_message_that_is_older_than_the_page(
+    page: Page, console: RunningConsole
+) -> None:
+    message = "retry: 600000\nevent: version\ndata: 0\n\n"
+    page.route("**/live", lambda route: route.fulfill(body=message, content_type="text/event-stream"))
+    fetches: list[str] = []
+    page.on("request", lambda one: fetches.append(one.url) if one.resource_type == "fetch" else None)
+    with page.expect_request_finished(lambda one: one.resource_type == "fetch"):
+        page.goto("/history")
+    expect(page.locator("#live")).to_have_text("Live.")
+    page.evaluate(FRAMES, 20)
+    assert fetches == [f"{console.url}/history"]
+
+
+def test_countdowns_follow_the_consoles_clock(browser: Browser, console: RunningConsole) -> None:
+    with opened(browser, console.url) as page:
+        page.clock.set_system_time(NOW + timedelta(days=2))
+        page.goto("/")
+        expect(page.locator("tr", has_text="web-0, web-1").locator("time")).to_have_text(starting("in 1"))
+
+
+def test_hostile_text_runs_no_script_and_becomes_no_link(page: Page, console: RunningConsole) -> None:
+    vm = FleetVm("hostile-0", group="hostile")
+    bad = event("bad", at=NOW, vms=[HOSTILE, "hostile-0"], type=HOSTILE, Description=HOSTILE)
+    console.send(vm.change("scheduled", bad, NOW), vm.receipt(bad, NOW, reason=HOSTILE))
+    for path in ("/", f"/event/{event_id('bad').lower()}", "/fleet", "/fleet?view=table", "/history"):
+        page.goto(path)
+        expect(page.locator("main")).to_contain_text("<img src=x onerror=alert(1)>")
+        assert page.locator("main img, main a[href*='javascript'], main a[href*='evil']").count() == 0
+        assert "\u202e" not in page.locator("main").inner_text()
+
+
+def test_everything_is_reached_with_the_keyboard(page: Page) -> None:
+    page.goto("/")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.matches('.timeline .name')"):
+            break
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/event/*")
+    page.locator("summary").last.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("details[open] pre")).to_be_visible()
+
+
+def test_every_page_works_without_script(browser: Browser, console: RunningConsole) -> None:
+    with opened(browser, console.url, java_script_enabled=False) as page:
+        page.goto("/")
+        page.get_by_label("Type", exact=True).select_option("Freeze")
+        page.get_by_role("button", name="Show").click()
+        page.locator("table").get_by_role("link", name="db-0").click()
+        expect(page.locator("h1")).to_contain_text("db-0")
+        expect(page.locator(".facts")).to_contain_text("UTC")
+        page.locator("summary").last.click()
+        expect(page.locator("details[open] pre")).to_be_visible()
+        page.get_by_role("link", name="Fleet").click()
+        expect(page.locator(".cell", has_text="web-0")).to_be_visible()
+        page.get_by_role("link", name="History").click()
+        expect(page.locator("h1")).to_have_text("The last 30 days")
+
+
+# --- approvals ---
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, bus: ServiceBusLab) -> Iterator[RunningConsole]:
+    """Return a console behind a proxy, with approvals and an event of two VMs."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    approvals = ApprovalSettings(connection_string=bus.connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
+    settings: dict[str, Any] = {
+        "listen": address,
+        "auth": "proxy",
+        "public_url": f"http://{address}",
+        "proxy": {"secret": SECRET},
+        "approver_groups": ["ops"],
+        "ingest": {"bearer_token": TOKEN},
+    }
+    with running_console(tmp_path, approvals=approvals, **settings) as running:
+        vm = FleetVm("web-0")
+        ingest(running, vm.heartbeat(NOW), vm.change("scheduled", approvable(), NOW))
+        yield running
+
+
+def approvable() -> Any:
+    return event("approve", at=NOW, vms=["web-0", "web-1"])
+
+
+def ingest(console: RunningConsole, *bodies: bytes) -> None:
+    for body in bodies:
+        headers = {"Content-Type": "application/cloudevents+json", "Authorization": f"Bearer {TOKEN}"}
+        assert console.post(body, headers).status_code == 200
+
+
+def test_an_approval_is_refused_without_the_eventid_and_sent_with_it_and_its_receipt_appears(
+    browser: Browser, guarded: RunningConsole, bus: ServiceBusLab
+) -> None:
+    with opened(browser, guarded.url, extra_http_headers=ANA) as page:
+        page.goto(f"/event/{event_id('approve').lower()}")
+        expect(page.locator(".approve")).to_contain_text("all 2 VMs")
+        assert axe_faults(page) == []
+        approve(page, "0000")
+        expect(page.locator("main")).to_contain_text("not the last 4 characters")
+        assert bus.entity(QUEUE).messages == ()
+        page.goto(f"/event/{event_id('approve').lower()}")
+        approve(page, event_id("approve")[-4:])
+        expect(page.locator("#part-sent")).to_contain_text("Waiting for its receipt")
+        command_id = page.url.partition("sent=")[2]
+        receipt = FleetVm("web-0").receipt(approvable(), NOW).replace(b"order-17", command_id.encode())
+        ingest(guarded, receipt)
+        expect(page.locator("#part-sent")).to_contain_text("has arrived")
+        expect(page.locator(".story")).to_contain_text("Approval accepted")
+
+
+def approve(page: Page, confirm: str) -> None:
+    page.get_by_label("Reason").fill("drained")
+    page.get_by_label("The last 4 characters").fill(confirm)
+    page.get_by_role("button", name="Approve").click()
+
+
+def test_an_expired_session_is_reported_instead_of_a_page_that_stands_still(
+    browser: Browser, guarded: RunningConsole
+) -> None:
+    with opened(browser, guarded.url, extra_http_headers=ANA) as page:
+        page.goto("/")
+        expect(page.locator("#live")).to_have_text("Live.")
+        page.context.set_extra_http_headers({})
+        ingest(guarded, FleetVm("web-1").heartbeat(NOW))
+        expect(page.locator("#live")).to_contain_text("session has expired")
