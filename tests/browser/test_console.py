@@ -36,6 +36,9 @@ SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
 TOKEN = "the-token"  # noqa: S105 - of a test
 ANA = {"X-Proxy-Secret": SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
 
+# Playwright's driver leaves its pipes to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -95,7 +98,7 @@ def test_axe_finds_nothing_on_any_page(browser: Browser, console: RunningConsole
 
 
 def test_no_page_scrolls_sideways_on_a_phone(browser: Browser, console: RunningConsole) -> None:
-    with opened(browser, console.url, viewport=PHONE) as page:
+    with opened(browser, console.url, viewport=PHONE, is_mobile=True) as page:
         for path in PAGES:
             page.goto(path)
             width = page.evaluate("document.documentElement.scrollWidth")
@@ -121,6 +124,9 @@ def test_now_shows_the_timeline_and_the_table_with_local_times(page: Page) -> No
     expect(row.locator("time")).to_have_text(starting("in 1"))
     expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
     expect(page.locator("#live")).to_have_text("Live.")
+    countdown = row.locator("time")
+    before = countdown.inner_text()
+    expect(countdown).not_to_have_text(before)
 
 
 def test_filters_are_in_the_address(page: Page) -> None:
@@ -291,7 +297,7 @@ def ingest(console: RunningConsole, *bodies: bytes) -> None:
         assert console.post(body, headers).status_code == 200
 
 
-def test_an_approval_is_refused_without_the_eventid_and_sent_with_it_and_its_receipt_appears(
+def test_an_approval_is_refused_without_the_eventid_or_the_session_and_sent_with_them_and_its_receipt_appears(
     browser: Browser, guarded: RunningConsole, bus: ServiceBusLab
 ) -> None:
     with opened(browser, guarded.url, extra_http_headers=ANA) as page:
@@ -300,6 +306,11 @@ def test_an_approval_is_refused_without_the_eventid_and_sent_with_it_and_its_rec
         assert axe_faults(page) == []
         approve(page, "0000")
         expect(page.locator("main")).to_contain_text("not the last 4 characters")
+        assert bus.entity(QUEUE).messages == ()
+        page.goto(f"/event/{event_id('approve').lower()}")
+        page.context.clear_cookies()
+        approve(page, event_id("approve")[-4:])
+        expect(page.locator("main")).to_contain_text("session has expired")
         assert bus.entity(QUEUE).messages == ()
         page.goto(f"/event/{event_id('approve').lower()}")
         approve(page, event_id("approve")[-4:])
