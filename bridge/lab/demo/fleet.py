@@ -120,7 +120,7 @@ OPENING: tuple[tuple[Kind, tuple[str, ...], float, float], ...] = (
     (TERMINATE, ("web-5",), 2 * MINUTE, 15 * MINUTE),
     (PREEMPT, ("spot-17",), MINUTE, 30.0),
 )
-SILENT, STOPPED, UNREACHABLE = ("web-9", 2.2 * HOUR), ("spot-31", 5 * HOUR), ("db-4", 4 * MINUTE)
+SILENT, STOPPED, UNREACHABLE = ("web-9", 2.2 * HOUR), ("spot-31", 5 * HOUR), ("db-4", 3.5 * MINUTE)
 BACKLOG, MISSING = "spot-8", "spot-12"
 
 
