@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import expect
+from playwright.sync_api import ViewportSize, expect
 
 from tests.support.browser import chromium
 
 PICTURES = {"console-now": "/", "console-fleet": "/fleet"}
-SIZE = {"width": 1180, "height": 800}
+SIZE: ViewportSize = {"width": 1100, "height": 800}
 STOP_SECONDS = 30
 
 
