@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from pydantic import BaseModel
 
 from bridge import __version__
@@ -33,6 +34,7 @@ from bridge.runtime.terminal import escape
 
 MAX_ROWS = 200
 MAX_RAW = 50
+_KEPT_CELLS = 20_000
 _COMMAND_ID = re.compile("[0-9a-f-]{36}")
 ENDED_SECONDS = 3600.0  # how long Now shows an event after its end
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -98,6 +100,7 @@ class Pages:
             "duration": format_duration,
             "relative": lambda at, at_now: format_relative(at - at_now, exact=at > at_now),
             "css": now.css_class,
+            "cell": _cell,
             "names": now.vm_names,
             "impact": story.impact_text,
             "segment": lambda value: quote(value, safe=""),
@@ -300,6 +303,20 @@ def _chosen(
 
 def _days(request: Request) -> int:
     return history.PERIODS.get(request.query.get("days", ""), 30)
+
+
+def _cell(cell: fleet.Cell) -> Markup:
+    return _cell_html(cell.name, cell.css, cell.note, cell.event.event_id if cell.event else "")
+
+
+@lru_cache(maxsize=_KEPT_CELLS)
+def _cell_html(name: str, css: str, note: str, event_id: str) -> Markup:
+    """Return a cell's HTML; most cells of a large fleet stay as they are."""
+    text = Markup("{}<small>{}</small>").format(name, note)
+    if not event_id:
+        return Markup('<li class="cell {}">{}</li>').format(css, text)
+    address = f"/event/{quote(event_id, safe='')}"
+    return Markup('<li><a class="cell {}" href="{}">{}</a></li>').format(css, address, text)
 
 
 def _filter_context(wanted: Filter, events: Any, vms: Any) -> dict[str, Any]:

@@ -121,9 +121,8 @@ def open_events(connection: sqlite3.Connection, now: float) -> list[EventRow]:
 def ended_events(connection: sqlite3.Connection, since: float, *, limit: int) -> list[EventRow]:
     """Return the events that ended after a time, the last one first."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM scheduled WHERE first_seen_at > ? AND ended_at > ? "  # noqa: S608 - constants
-        "ORDER BY ended_at DESC LIMIT ?",
-        (since - 8 * DAY, since, limit),
+        f"SELECT {_COLUMNS} FROM scheduled WHERE ended_at > ? ORDER BY ended_at DESC LIMIT ?",  # noqa: S608 - constants
+        (since, limit),
     )
     return [_event_row(row) for row in rows]
 

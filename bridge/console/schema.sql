@@ -43,7 +43,9 @@ CREATE TABLE scheduled (
     approval TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX scheduled_open ON scheduled (last_change_at) WHERE is_open;
-CREATE INDEX scheduled_by_time ON scheduled (first_seen_at);
+-- With every column that the history counts by.
+CREATE INDEX scheduled_by_time ON scheduled (first_seen_at, event_type, is_open, status, notice_seconds);
+CREATE INDEX scheduled_by_end ON scheduled (ended_at) WHERE ended_at IS NOT NULL;
 CREATE TABLE vm (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from bridge.console.merge import END_RANK, Report, ScheduledEvent, merge
 from bridge.console.received import Received, clip, hash_text, receive
@@ -98,15 +99,17 @@ class Store:
         """
         unique = {event.key: event for event in events}
         with _transaction(self._connection) as execute:
-            known = self._known(list(unique))
+            known = self._known("key", list(unique))
             new = [event for key, event in unique.items() if key not in known]
+            reported = [event for event in new if event.event_id]
+            before = self._known("event_id", list({event.event_id for event in reported}))
             execute.executemany(_ADD_EVENT, [_event_row(event, received_at) for event in new])
             execute.executemany(_ADD_VM, [_vm_row(event) for event in _newest_of_each_vm(events)])
             execute.executemany(_ADD_SIGHTING, list(_sightings(events)))
             execute.executemany(_ADD_REPORTER, list(_reporters(new)))
             execute.executemany(_ADD_HEARTBEAT, list(_heartbeats(new)))
             execute.executemany(_ADD_IMDS, list(_imds_states(new)))
-            self._merge([event for event in new if event.event_id])
+            self._merge(reported, before)
         return Added(new=len(new), repeated=len(events) - len(new))
 
     def prune(self, before: float) -> int:
@@ -161,28 +164,37 @@ class Store:
         with _transaction(self._connection) as execute:
             execute.execute("INSERT OR REPLACE INTO meta VALUES ('rebuilt', ?)", (json.dumps(note),))
 
-    def _known(self, keys: Sequence[bytes]) -> set[bytes]:
-        known: set[bytes] = set()
-        for start in range(0, len(keys), 500):
-            some = keys[start : start + 500]
+    def _known(self, column: str, values: Sequence[Any]) -> set[Any]:
+        """Return those of some keys or EventIds that events have."""
+        known: set[Any] = set()
+        for start in range(0, len(values), 500):
+            some = values[start : start + 500]
             marks = ",".join("?" * len(some))
-            rows = self._connection.execute(f"SELECT key FROM event WHERE key IN ({marks})", some)  # noqa: S608 - only marks
-            known.update(key for (key,) in rows)
+            rows = self._connection.execute(
+                f"SELECT {column} FROM event WHERE {column} IN ({marks}) AND {column} <> ''",  # noqa: S608 - only marks
+                some,
+            )
+            known.update(value for (value,) in rows)
         return known
 
-    def _merge(self, new: Sequence[Received]) -> None:
-        """Write the merged view of each event that got a report."""
-        by_key = {event.key: event for event in new}
+    def _merge(self, new: Sequence[Received], before: set[str]) -> None:
+        """Write the merged view of each event that got a report.
+
+        Args:
+            new: the reports that were added.
+            before: the EventIds that had reports before.
+        """
+        by_event: dict[str, list[Received]] = {}
+        for event in new:
+            by_event.setdefault(event.event_id, []).append(event)
         rows = []
-        for event_id, newest in {event.event_id: event for event in new}.items():
-            found = self._connection.execute(
-                "SELECT key, kind, at, body FROM event WHERE event_id = ? AND event_id <> '' "
-                "ORDER BY at DESC LIMIT ?",
-                (event_id, MAX_REPORTS),
+        for event_id, added in by_event.items():
+            known = (
+                self._stored(event_id) if event_id in before else [(one.kind, one.at, one) for one in added]
             )
-            known = ((kind, at, by_key.get(key) or body) for key, kind, at, body in found)
-            if merged := merge(list(reports(known))):
-                place = (newest.vm.scope, newest.vm.group) if newest.vm else ("", "")
+            if merged := merge(reports(known)):
+                vm = added[-1].vm
+                place = (vm.scope, vm.group) if vm else ("", "")
                 rows.append((event_id, *place, *_scheduled_row(merged)))
         marks = ",".join("?" * (SCHEDULED_COLUMNS.count(",") + 1))
         self._connection.executemany(
@@ -190,8 +202,14 @@ class Store:
             rows,
         )
 
+    def _stored(self, event_id: str) -> list[tuple[str, float, bytes]]:
+        return self._connection.execute(
+            "SELECT kind, at, body FROM event WHERE event_id = ? AND event_id <> '' ORDER BY at DESC LIMIT ?",
+            (event_id, MAX_REPORTS),
+        ).fetchall()
 
-def reports(rows: Iterable[tuple[str, float, bytes | Received]]) -> Iterator[Report]:
+
+def reports(rows: Sequence[tuple[str, float, Any]]) -> Iterator[Report]:
     """Yield the reports that can be merged, from rows of kind, time and body, which need not be decoded again."""
     for kind, at, event in rows:
         name = kind.removeprefix("scheduledevent.")

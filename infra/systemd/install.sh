@@ -10,7 +10,7 @@ usage: install.sh [--wheel FILE] [--start ROLE]... [--root DIR] [--dry-run]
        install.sh --uninstall [--purge] [--root DIR] [--dry-run]
 
   --wheel FILE   install this wheel (default: build one from the checkout that this script is in)
-  --start ROLE   enable and start forward, listen or relay; may be repeated
+  --start ROLE   enable and start forward, listen, relay or console; may be repeated
   --root DIR     install into this tree, for an image; nothing is started there
   --rollback     exchange the program and its units with the version before, and restart what runs
   --uninstall    stop and remove the program; configuration, secrets and state stay
@@ -28,7 +28,7 @@ local=/usr/local
 # The command, its man page and its completion, each a link to the program's own.
 links="bin/imds-bridge share/man/man1/imds-bridge.1
     share/bash-completion/completions/imds-bridge share/zsh/site-functions/_imds-bridge"
-roles="forward listen relay"
+roles="console forward listen relay"
 min_systemd=252
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -136,7 +136,7 @@ install_program() {
     new=$root$home.new
     rm -rf "$new"
     "$python" -m venv --without-pip "$new"
-    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" 'imds-bridge[websocket]'
+    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" 'imds-bridge[console,websocket]'
     for file in "$new"/bin/* "$new/pyvenv.cfg"; do
         if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
     done

@@ -23,7 +23,7 @@ from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, environment, run, toml, wait_until
 
 FOLDER = ROOT / "infra" / "systemd"
-ROLES = ["forward", "listen", "relay"]
+ROLES = ["console", "forward", "listen", "relay"]
 MAX_EXPOSURE = 2.0
 INSTALL_SECONDS = 600.0
 
@@ -78,12 +78,14 @@ def test_a_unit_exposes_little(role: str) -> None:
     assert float(exposure[1]) <= MAX_EXPOSURE, done.stdout
 
 
-@pytest.mark.parametrize("role", ["listen", "relay"])
-def test_the_units_differ_in_nothing_but_their_role(role: str) -> None:
+@pytest.mark.parametrize("role", ["console", "listen", "relay"])
+def test_the_units_differ_in_nothing_but_their_role_and_the_consoles_port(role: str) -> None:
     def settings(of: str) -> list[str]:
         lines = unit(of).read_text().replace(f" {of} ", " ROLE ").replace(f"-{of}", "-ROLE").splitlines()
         lines = [line.replace(f"/{of}", "/ROLE") for line in lines]
-        return [line for line in lines if line and not line.startswith(("#", "Description="))]
+        return [
+            line for line in lines if line and not line.startswith(("#", "Description=", "SocketBindAllow="))
+        ]
 
     assert settings(role) == settings("forward")
 
@@ -390,7 +392,7 @@ def test_a_dry_run_changes_nothing(copy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (["--start", "nothing"], "--start: given nothing, expected one of: forward listen relay"),
+        (["--start", "nothing"], "--start: given nothing, expected one of: console forward listen relay"),
         (["--wheel"], "--wheel needs a value"),
         (["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
         (["--root", "/nowhere"], "--root: there is no folder /nowhere"),

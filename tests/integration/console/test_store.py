@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bridge.console import queries
-from bridge.console.store import Store
+from bridge.console.store import Store, connect_reader
 from bridge.console.writer import Writer
 from bridge.errors import StateError, Unavailable
 from bridge.runtime.threads import Stop
@@ -231,3 +231,26 @@ def test_readers_and_the_writer_do_not_wait_for_each_other(store: Store) -> None
     with readers.reading() as connection:
         assert len(queries.vms(connection)) == 1
     readers.close()
+
+
+def test_no_query_reads_a_table_that_grows_from_end_to_end(store: Store) -> None:
+    stored(store, *(vm.change("scheduled", event(), NOW) for vm in (FleetVm("web-0"), FleetVm("web-1"))))
+    statements: list[str] = []
+    with closing(connect_reader(store.path)) as connection:
+        connection.set_trace_callback(statements.append)
+        queries.open_events(connection, AT)
+        queries.ended_events(connection, AT, limit=50)
+        queries.vms(connection)
+        queries.count_seen_by(connection, event_id("E").lower())
+        queries.reports_of(connection, event_id("E"))
+        queries.bodies_of_event(connection, event_id("E"))
+        queries.last_received_at(connection)
+        queries.count_by_end(connection, AT)
+        queries.count_receipts(connection, AT)
+        queries.losses_since(connection, AT, limit=50)
+        connection.set_trace_callback(None)
+        plans = [
+            tuple(row)[3] for one in statements for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")
+        ]
+    scans = [plan for plan in plans if plan.startswith(("SCAN event", "SCAN sighting", "SCAN scheduled"))]
+    assert [scan for scan in scans if "USING" not in scan] == ["SCAN event"], scans  # the last row alone
