@@ -18,7 +18,7 @@ from playwright.sync_api import ViewportSize, expect
 from tests.support.browser import chromium
 
 PICTURES = {"console-now": "/", "console-fleet": "/fleet"}
-SIZE: ViewportSize = {"width": 1100, "height": 800}
+SIZE: ViewportSize = {"width": 1100, "height": 900}
 STOP_SECONDS = 30
 
 
@@ -44,7 +44,7 @@ def draw(folder: Path) -> None:
             page = browser.new_page(viewport=SIZE, timezone_id="Europe/Berlin")
             page.goto(f"{address}{path}")
             expect(page.locator("#live")).to_have_text("Live.")
-            page.screenshot(path=folder / f"{name}.png", full_page=True)
+            page.screenshot(path=folder / f"{name}.png")
 
 
 if __name__ == "__main__":
