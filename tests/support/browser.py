@@ -22,7 +22,9 @@ def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=LIMIT_SECONDS * 1000)
     with sync_playwright() as playwright:
         # Root, as in a container, cannot use Chromium's sandbox; the pages are the tests' own.
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-lcd-text"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-lcd-text"]
+        )
         try:
             yield browser
         finally:
