@@ -15,7 +15,7 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm
 from bridge.runtime.clock import Clock
-from bridge.service.command_sender import ApproveCommand, send_command
+from bridge.service.command_sender import ApproveCommand
 from bridge.service.identity import approval_session
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
@@ -75,27 +75,21 @@ def describe(event: ScheduledEvent, now: datetime) -> str:
     return f"{kind} by {source}{when}; releases: {names}  ({event.event_id})"
 
 
-def send(config: Config, request: ApproveCommand) -> str:
-    """Send the command; return its id.
-
-    Raises:
-        UsageError: every listener would refuse the command, or its session cannot be determined.
-        DeliveryError: the bus did not accept it.
-    """
-    settings = settings_of(config)
-    session = _session(config, settings, request)
-    return send_command(settings, request, session=session, requested_by=_user())
-
-
-def _user() -> str:
+def user() -> str:
+    """Name who sends a command."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # the user id has no name, as in some containers
         return socket.gethostname()
 
 
-def _session(config: Config, settings: ApprovalSettings, request: ApproveCommand) -> str:
-    """Fill the session template with the given VM, or with this VM."""
+def session_of(config: Config, request: ApproveCommand) -> str:
+    """Fill the session template with the given VM, or with this VM; return "" without sessions.
+
+    Raises:
+        UsageError: this VM's instance data is needed, and not available.
+    """
+    settings = settings_of(config)
     if not settings.session:
         return ""
     vm = Vm(name=request.vm, resource_group=request.resource_group)

@@ -15,7 +15,7 @@ from bridge.cli.receipts import IgnoredReceipt, Receipt, open_receipts, receipts
 from bridge.config.models import Config
 from bridge.errors import UsageError
 from bridge.runtime.terminal import show
-from bridge.service.command_sender import ApproveCommand
+from bridge.service.command_sender import ApproveCommand, send_command
 
 _EPILOG = """\
 Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
@@ -73,8 +73,11 @@ def _run(arguments: argparse.Namespace) -> int:
         expires_seconds=expires_seconds,
     )
     with open_receipts(settings) if arguments.wait else nullcontext() as receipts:
-        command_id = approve.send(config, request)
-        show(f"sent: command {command_id} for {', '.join(event_ids)}")
+        session = approve.session_of(config, request)
+        command_id = send_command(settings, request, session=session, requested_by=approve.user())
+        to_session = f" to session {session}" if session else ""
+        waiting = "" if receipts is None else "; waiting for the receipt"
+        show(f"sent: command {command_id} for {', '.join(event_ids)}{to_session}{waiting}")
         if receipts is None:
             return OK
         found = receipts.wait(command_id, event_ids, limit_seconds=expires_seconds)

@@ -144,7 +144,9 @@ class Server(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:  # in use or not allowed; or not a port number
-            raise LabError(f"port given: {port}; expected: a free one ({error})") from error
+            raise LabError(
+                f"port given: {port}; expected: a free one ({error}); --port-base chooses others"
+            ) from error
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.02}, name=f"lab-{name}", daemon=True
         )

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 WITHOUT = """\
-Without the Service Bus:
+Without the Service Bus, which needs only python3-venv:
   python3 -m venv .venv && .venv/bin/pip install . && .venv/bin/imds-bridge demo --no-bus"""
 
 

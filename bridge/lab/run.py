@@ -110,7 +110,7 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | 
         f"Event Grid:    {grid.custom_endpoint} or {grid.namespace_endpoint('maintenance')}",
         f"- its keys:    {' or '.join(grid.keys)}",
         f"- delivers to: {inbox.base_url}{PUSH_PATH}",
-        f"Service Bus:   {bus or 'not simulated: pip install imds-bridge[lab]'}",
+        f"Service Bus:   {bus or _NO_BUS}",
         "",
         f"To run as {first}, save this as lab.toml and run: imds-bridge forward --config lab.toml",
         "",
@@ -134,12 +134,15 @@ def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | 
         f"  imds-bridge lab start EVENT_ID{at}",
         f"  imds-bridge lab fault 503 --count 3{at}",
         f"  imds-bridge lab state{at}",
+        *(["  imds-bridge approve EVENT_ID --wait --config lab.toml    # while listen runs"] if bus else ()),
         f"Show what arrived: curl {inbox.base_url}/lab/received",
         "",
-        f"{lab.time_scale:g} lab seconds pass in one second. Ctrl-C stops the lab. What happens:",
+        f"Lab seconds in a real second: {lab.time_scale:g}. Ctrl-C stops the lab. What happens:",
     ]
     show(*lines)
 
+
+_NO_BUS = "not simulated: pip install 'imds-bridge[lab]'"
 
 _BUS_SNIPPET = """
   [sinks.bus]

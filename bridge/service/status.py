@@ -68,7 +68,7 @@ def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
         why = (
             f"{holder} runs, but cannot write there, or has just started"
             if holder
-            else f"`imds-bridge {folder.path.name}` has never run with this state_dir"
+            else f"`imds-bridge {folder.path.name}` has never run with this state_dir, or cannot write there"
         )
     except PermissionError:
         why = "this user may not read it; use sudo, or be the service's user"

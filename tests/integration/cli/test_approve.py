@@ -126,6 +126,7 @@ def test_it_sends_a_signed_command_to_the_session_of_the_vm(
     event = imds.schedule(event_type="Reboot", resources=["web-1"])
     done = run("approve", event, "--vm", "web-1", "--reason", "now", "--config", config)
     assert (done.returncode, done.stderr) == (0, "")
+    assert f"for {event} to session lab.web-1" in done.stdout
     (sent,) = bus.entity(FLEET).messages
     envelope = json.loads(sent.body)
     assert sent.session_id == "lab.web-1"

@@ -68,8 +68,9 @@ class FakeSdk:
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSdk]:
     fake = FakeSdk()
     monkeypatch.setattr(bus_receiver, "connect", lambda *_, **__: fake)
-    for name in ("OPEN_SECONDS", "IDLE_SECONDS", "RETRY_LIMIT_SECONDS", "STOP_SECONDS"):
+    for name in ("IDLE_SECONDS", "RETRY_LIMIT_SECONDS", "STOP_SECONDS"):
         monkeypatch.setattr(bus_receiver, name, 0.02)
+    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", LIMIT_SECONDS)
     yield fake
     fake.released.set()
 
@@ -87,8 +88,13 @@ def receiver(stop: Stop) -> BusReceiver:
 
 @pytest.mark.parametrize("call", ["on_open", "on_receive"])
 def test_calls_that_hang_end_run_once_there_are_too_many(
-    sdk: FakeSdk, receiver: BusReceiver, caplog: pytest.LogCaptureFixture, call: str
+    sdk: FakeSdk,
+    receiver: BusReceiver,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    call: str,
 ) -> None:
+    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", 0.02)
     setattr(sdk, call, sdk.hang)
     with pytest.raises(HungError) as caught:
         receiver.run()
@@ -97,10 +103,7 @@ def test_calls_that_hang_end_run_once_there_are_too_many(
     assert len([line for line in caplog.messages if "no commands can be received" in line]) == 1
 
 
-def test_a_call_that_hangs_does_not_delay_the_stop(
-    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", LIMIT_SECONDS)
+def test_a_call_that_hangs_does_not_delay_the_stop(sdk: FakeSdk, receiver: BusReceiver, stop: Stop) -> None:
     hanging = threading.Event()
 
     def hang() -> None:
