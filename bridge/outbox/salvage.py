@@ -124,7 +124,8 @@ class _Content:
 
     def _read_page(self, start: int, size: int) -> bytes:
         try:
-            return os.pread(self._file.fileno(), size, start)
+            self._file.seek(start)
+            return os.read(self._file.fileno(), size)
         except OSError:
             return bytes(size)
 
