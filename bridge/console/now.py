@@ -70,10 +70,19 @@ def vm_names(event: EventRow, *, max_names: int = MAX_NAMES) -> str:
     return join_names(shown, max_length=400, max_names=max_names) if shown else "no VM is named"
 
 
-def headline(events: Sequence[EventRow], now: float) -> str:
-    """Return what is most urgent in one line."""
+def headline(events: Sequence[EventRow], now: float, *, vms: int, is_filtered: bool) -> str:
+    """Return what is most urgent in one line.
+
+    Args:
+        events: those that are shown.
+        now: seconds since 1970.
+        vms: how many have reported: of none, nothing is known.
+        is_filtered: whether others may be left out.
+    """
+    if not events and is_filtered:
+        return "No open event matches the filter"
     if not events:
-        return "Nothing is scheduled"
+        return "Nothing is scheduled" if vms else "No VM has reported yet"
     started = sum(event.status == "Started" for event in events)
     waiting = [starts_at(event) for event in events if event.status != "Started"]
     coming = [at for at in waiting if at is not None and at > now]

@@ -128,7 +128,7 @@ class Pages:
             request,
             {
                 **base,
-                "headline": now.headline(shown, at),
+                "headline": now.headline(shown, at, vms=len(vms), is_filtered=wanted.is_set),
                 "tiles": now.tiles(every, states),
                 "timeline": now.timeline(shown, at, window),
                 "windows": now.WINDOWS,

@@ -134,9 +134,14 @@ def test_events_after_the_window_are_counted() -> None:
 
 def test_the_headline_says_what_is_next() -> None:
     started = replace(ROW, status="Started", started_at=AT - 5)
-    assert now.headline([], AT) == "Nothing is scheduled"
-    assert now.headline([ROW], AT) == "1 event, the next in 10 min"
-    assert now.headline([started, ROW], AT) == "2 events, 1 in progress, the next in 10 min"
+    assert now.headline([], AT, vms=0, is_filtered=False) == "No VM has reported yet"
+    assert now.headline([], AT, vms=9, is_filtered=True) == "No open event matches the filter"
+    assert now.headline([], AT, vms=9, is_filtered=False) == "Nothing is scheduled"
+    assert now.headline([ROW], AT, vms=9, is_filtered=False) == "1 event, the next in 10 min"
+    assert (
+        now.headline([started, ROW], AT, vms=9, is_filtered=False)
+        == "2 events, 1 in progress, the next in 10 min"
+    )
 
 
 @pytest.mark.parametrize(
