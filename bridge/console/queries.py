@@ -146,7 +146,7 @@ def find_event(connection: sqlite3.Connection, event_id: str) -> EventRow | None
 
 
 def vms(connection: sqlite3.Connection) -> list[VmRow]:
-    """Return every VM that has reported, by group and name.
+    """Return every VM that has reported, in any order.
 
     A VM that was not identified at first is left out once one of its name is.
     """
@@ -156,16 +156,20 @@ def vms(connection: sqlite3.Connection) -> list[VmRow]:
             "WHERE last - first + 1 > received GROUP BY vm"
         ).fetchall()
     )
-    rows = connection.execute(
-        "SELECT id, name, scope, group_name, zone, location, resource_id, first_seen_at, alive_at, "
-        "heartbeat_at, is_stopped, version, backlog, imds_at, unreachable_since FROM vm ORDER BY group_name, name"
-    ).fetchall()
-    identified = {row["name"].lower() for row in rows if row["resource_id"]}
-    return [
-        VmRow._make((*row, missing.get(row["id"], 0)))
-        for row in rows
-        if row["resource_id"] or row["name"].lower() not in identified
+    cursor = connection.cursor()
+    cursor.row_factory = None  # plain tuples: there are thousands
+    found = [
+        VmRow._make((*row, missing.get(row[0], 0)))
+        for row in cursor.execute(
+            "SELECT id, name, scope, group_name, zone, location, resource_id, first_seen_at, alive_at, "
+            "heartbeat_at, is_stopped, version, backlog, imds_at, unreachable_since FROM vm"
+        )
     ]
+    unidentified = {vm.name.lower() for vm in found if not vm.resource_id}
+    if not unidentified:
+        return found
+    identified = {vm.name.lower() for vm in found if vm.resource_id} & unidentified
+    return [vm for vm in found if vm.resource_id or vm.name.lower() not in identified]
 
 
 def reports_of(connection: sqlite3.Connection, event_id: str, *, limit: int = 500) -> list[ReportRow]:
