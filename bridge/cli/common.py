@@ -29,7 +29,7 @@ def add_role(command: argparse.ArgumentParser) -> None:
     """Add `--role`."""
     command.add_argument(
         "--role",
-        choices=("forward", "listen", "relay"),
+        choices=("forward", "listen", "relay", "console"),
         default="forward",
         help="whose state (default: %(default)s)",
     )

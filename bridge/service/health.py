@@ -58,7 +58,7 @@ def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
 
 def _bus_faults(status: Mapping[str, Any]) -> Iterator[str]:
     if reason := bus_error(status):
-        receiver = status.get("commands") or status["relay"]
+        receiver = status.get("commands") or status.get("relay") or status["bus"]
         yield f"nothing is received from {receiver['from']}: {reason}"
 
 

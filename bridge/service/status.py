@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,6 +107,8 @@ def _head(status: dict[str, Any]) -> list[str]:
         if status["running"]
         else _RESPONSE_TEXTS[status["response"]].format(age=age, holder=status["holder"])
     ]
+    if status["role"] == "console":
+        return [*lines, *_console(status)]
     if relay := status.get("relay"):
         lines.append(f"BUS   {relay['from']}, {_relay(relay)}")
     else:
@@ -120,6 +122,17 @@ def _head(status: dict[str, Any]) -> list[str]:
     if status.get("storage_error"):
         lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
     return lines
+
+
+def _console(status: dict[str, Any]) -> Iterator[str]:
+    """Yield what the console receives, and what keeps it from that."""
+    last = status["last_event_at"] or "never"
+    yield f"WEB   {status['url']}, {status['received']} event(s) received, the last {last}"
+    if bus := status["bus"]:
+        error = f"; NOT RECEIVING: {bus['last_error']}" if bus["last_error"] else ""
+        yield f"BUS   {bus['from']}{error}"
+    if status.get("storage_error"):
+        yield f"STATE STORE UNAVAILABLE, senders retry: {status['storage_error']}"
 
 
 def _imds(status: dict[str, Any]) -> str:
@@ -143,7 +156,7 @@ def _relay(relay: dict[str, Any]) -> str:
 
 def _events(status: dict[str, Any]) -> list[str]:
     document = status.get("document")
-    if "commands" in status or "relay" in status:
+    if "commands" in status or "relay" in status or status["role"] == "console":
         return []
     if not document:
         return ["No document received yet."]
@@ -196,7 +209,7 @@ def _backlog(sink: dict[str, Any]) -> str:
 
 def bus_error(status: Mapping[str, Any]) -> str:
     """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
-    return (status.get("commands") or status.get("relay") or {}).get("last_error") or ""
+    return (status.get("commands") or status.get("relay") or status.get("bus") or {}).get("last_error") or ""
 
 
 def headline(status: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.terminal import show
 
-ROLES = ("forward", "listen", "relay")
+ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"
 # The status is written at least every ten seconds.
 STALE_SECONDS = 60.0

@@ -156,6 +156,7 @@ def _grow(path: Path, size: int) -> None:
                 if not database.execute(statement, (missing,)).rowcount:
                     break
         database.commit()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _render(store: Store) -> dict[str, float]:

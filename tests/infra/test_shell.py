@@ -28,7 +28,7 @@ CASES = [
     ("", [*COMMANDS, "--help", "--version", "--config"]),
     ("forward ", ["--help", "--config", "--once"]),
     ("outbox drop --all ", ["--help", "--config", "--role", "--all", "--sink", "--yes"]),
-    ("status --role ", ["forward", "listen", "relay"]),
+    ("status --role ", ["forward", "listen", "relay", "console"]),
     ("lab schedule --status ", ["Scheduled", "Started"]),
     ("completion ", ["bash", "zsh", "--help"]),
 ]

@@ -89,8 +89,11 @@ def test_an_address_that_others_reach_is_refused_without_sign_in(tmp_path: Path)
 def test_a_second_console_on_the_same_state_is_refused(tmp_path: Path) -> None:
     with ConsoleProcess(tmp_path) as console:
         result = run("console", "--config", console.config)
+        status = run("status", "--role", "console", "--config", console.config)
     assert result.returncode == 3
     assert "is held by process" in result.stderr
+    assert status.returncode == 0, status.stderr
+    assert f"WEB   {console.url}, 0 event(s) received, the last never" in status.stdout
 
 
 def test_forward_loads_nothing_of_the_console(tmp_path: Path) -> None:

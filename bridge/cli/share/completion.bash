@@ -7,7 +7,7 @@ _imds_bridge() {
         esac
     done
     case "$command ${COMP_WORDS[COMP_CWORD-1]}" in
-        " status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") words="forward listen relay" ;;
+        " status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") words="forward listen relay console" ;;
         " lab schedule --source") words="Platform User" ;;
         " lab schedule --status") words="Scheduled Started" ;;
         " --config"|" forward --config"|" listen --config"|" relay --config"|" console --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control"|" demo --console"|" demo --minutes") return ;;

@@ -8,7 +8,7 @@ for word in ${words[2,CURRENT-1]}; do
     esac
 done
 case "$command ${words[CURRENT-1]}" in
-    (" status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") list=(forward listen relay) ;;
+    (" status --role"|" outbox list --role"|" outbox show --role"|" outbox retry --role"|" outbox drop --role") list=(forward listen relay console) ;;
     (" lab schedule --source") list=(Platform User) ;;
     (" lab schedule --status") list=(Scheduled Started) ;;
     (" --config"|" forward --config"|" listen --config"|" relay --config"|" console --config"|" approve --config"|" approve --vm"|" approve --resource-group"|" approve --reason"|" approve --expires"|" check --config"|" render --config"|" render --sink"|" render --type"|" status --config"|" status --backlog-seconds"|" outbox --config"|" outbox list --config"|" outbox list --limit"|" outbox list --sink"|" outbox show --config"|" outbox retry --config"|" outbox retry --sink"|" outbox drop --config"|" outbox drop --sink"|" schema --write"|" lab --vm"|" lab --scenario"|" lab --time-scale"|" lab --port-base"|" lab --bus-config"|" lab schedule --control"|" lab schedule --type"|" lab schedule --vm"|" lab schedule --other-vm"|" lab schedule --notice"|" lab schedule --duration"|" lab schedule --impact"|" lab schedule --description"|" lab start --control"|" lab cancel --control"|" lab complete --control"|" lab release --control"|" lab fault --control"|" lab fault --count"|" lab fault --seconds"|" lab fault --retry-after"|" lab state --control"|" demo --console"|" demo --minutes") _files; return ;;
