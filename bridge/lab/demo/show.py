@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import requests
+from pydantic import ValidationError
 
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config
 from bridge.console.process import Console
+from bridge.errors import UsageError
 from bridge.lab.demo.fleet import SimulatedFleet
 from bridge.runtime.clock import Clock
 from bridge.runtime.signals import Signals
@@ -56,11 +58,12 @@ def show_console(*, listen: str, minutes: float) -> int:
         minutes: real ones.
 
     Raises:
-        UsageError: the address cannot be listened on.
+        UsageError: the address cannot be listened on, or others could reach it.
     """
+    settings = _settings(listen)
     with tempfile.TemporaryDirectory(prefix="imds-bridge-console-") as folder, Signals() as signals:
         clock = FastClock(SPEED)
-        console = Console(Config(state_dir=Path(folder), console=ConsoleSettings(listen=listen)), clock=clock)
+        console = Console(Config(state_dir=Path(folder), console=settings), clock=clock)
         threads = [start_thread(name, loop) for name, loop in console.loops().items()]
         try:
             _play(console, clock, signals, minutes)
@@ -70,6 +73,15 @@ def show_console(*, listen: str, minutes: float) -> int:
                 thread.join(_STOP_SECONDS)
             console.close()
     return 0
+
+
+def _settings(listen: str) -> ConsoleSettings:
+    try:
+        return ConsoleSettings(listen=listen)
+    except ValidationError as error:
+        raise UsageError(
+            f"demo: {listen} given; expected a loopback address and a port, such as 127.0.0.1:8080"
+        ) from error
 
 
 def _play(console: Console, clock: FastClock, signals: Signals, minutes: float) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from bridge.errors import UsageError
 from bridge.lab.demo.fleet import DAY, HOUR, OPENING, SILENT, SimulatedFleet
+from bridge.lab.demo.show import show_console
 from tests.support.diff import envelope_of, faults_of
 
 START = 1_800_000_000.0
@@ -57,3 +59,9 @@ def test_a_silent_vm_publishes_nothing_while_others_send_a_heartbeat_every_hour(
     )
     assert SILENT[0] not in beats
     assert beats["web-0"] in (DAY // HOUR, DAY // HOUR + 1)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "nonsense", "127.0.0.1"])
+def test_the_console_of_the_demo_listens_on_loopback_addresses_only(listen: str) -> None:
+    with pytest.raises(UsageError, match="expected a loopback address"):
+        show_console(listen=listen, minutes=1)
