@@ -254,7 +254,7 @@ class Storage:
         """
         found = self._folder.unsalvaged()
         needed = sum(2 * path.stat().st_size for path in found)  # for the log and then for the file
-        if needed > shutil.disk_usage(self._folder.path).free:
+        if found and needed > shutil.disk_usage(self._folder.path).free:
             raise OSError(errno.ENOSPC, f"{needed} bytes are needed to salvage a damaged file")
         return found
 
