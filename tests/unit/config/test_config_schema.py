@@ -151,6 +151,7 @@ def test_every_key_says_what_it_is_for() -> None:
 
 
 def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() -> None:
+    definitions = config_schema()["$defs"]
     for definition, key, text in described():
         has_values = {"enum", "const", "$ref"} & set(text) or text.get("type") in ("boolean", "object")
         is_list_of_tables = "$ref" in text.get("items", {})
@@ -158,7 +159,7 @@ def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() ->
             text.get("$ref")
         ):
             (example,) = text["examples"]
-            schema = {**text, "$defs": config_schema()["$defs"]}
+            schema = {**text, "$defs": definitions}
             assert Draft202012Validator(schema).is_valid(example), (definition, key)
 
 
