@@ -59,6 +59,7 @@ def test_the_listener_dead_letters_each_and_approves_the_command_behind_them(
             payload = with_property(value, b"{}", message_id=name, session_id=session)
             send_encoded(sender, payload, session_id=session)
             send_encoded(sender, with_body(value, message_id=name, session_id=session), session_id=session)
+        wait_until(lambda: bus.entity(queue).dead_letters)  # opening the link has a limit of its own
         sender.send(command(event, id="c", session=session))
         wait_until(lambda: imds.approvals, timeout_seconds=LIMIT_SECONDS)
         assert rig.receipt_of("c")["Reason"] == "approved"
