@@ -18,6 +18,7 @@ from bridge.console.merge import END_RANK, Report, ScheduledEvent, merge
 from bridge.console.received import Received, clip, hash_text, receive
 from bridge.errors import StateError
 from bridge.events.envelope import decode_event
+from bridge.outbox.sqlite import Damaged, is_damage, transaction
 from bridge.runtime.instants import parse_iso
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
 _LOG_PAGES = 4000
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _CHANGE_KINDS = {"scheduled", "started", "updated", *END_RANK}
 
 SCHEDULED_COLUMNS = ", ".join(
@@ -98,7 +98,7 @@ class Store:
             sqlite3.Error: the disk does not allow it, or the file is damaged.
         """
         unique = {event.key: event for event in events}
-        with _transaction(self._connection) as execute:
+        with transaction(self._connection) as execute:
             known = self._known("key", list(unique))
             new = [event for key, event in unique.items() if key not in known]
             reported = [event for event in new if event.event_id]
@@ -118,7 +118,7 @@ class Store:
         Raises:
             sqlite3.Error: the disk does not allow it.
         """
-        with _transaction(self._connection) as execute:
+        with transaction(self._connection) as execute:
             rows = execute.execute(
                 "SELECT n, id_hash, event_id FROM event WHERE received_at < ? ORDER BY received_at LIMIT 2000",
                 (before,),
@@ -161,7 +161,7 @@ class Store:
                 recovered += self.add(events, received_at=received_at).new
         log.error("the store was damaged (%s); moved to %s; %d events recovered", error, aside, recovered)
         note = {"at": stamp.timestamp(), "recovered": recovered, "moved_to": aside.name}
-        with _transaction(self._connection) as execute:
+        with transaction(self._connection) as execute:
             execute.execute("INSERT OR REPLACE INTO meta VALUES ('rebuilt', ?)", (json.dumps(note),))
 
     def _known(self, column: str, values: Sequence[Any]) -> set[Any]:
@@ -231,19 +231,6 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def is_damage(error: Exception) -> bool:
-    """Return whether the file itself is broken, so that trying again cannot help."""
-    return (
-        isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-    )
-
-
-def _damaged(found: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(found)
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error
-
-
 def _open(path: Path) -> sqlite3.Connection:
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -271,20 +258,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if path.stat().st_size < CHECKED_BYTES:
         (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
-            raise _damaged(found)
+            raise Damaged(found)
     connection.execute("SELECT count(*) FROM vm").fetchone()
-
-
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _salvage(path: Path) -> Iterator[dict[float, list[Received]]]:

@@ -10,8 +10,9 @@ from datetime import datetime
 from queue import Empty, SimpleQueue
 
 from bridge.console.received import Received
-from bridge.console.store import Added, Store, is_damage
+from bridge.console.store import Added, Store
 from bridge.errors import Unavailable
+from bridge.outbox.sqlite import is_damage
 from bridge.runtime.clock import Clock
 from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, report_progress

@@ -125,14 +125,8 @@ class Database:
     def transaction(self, *, synced: bool = True) -> Iterator[None]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""
         self._connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._connection):
             yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
-                self._connection.execute("ROLLBACK")
-            raise
         if self._path and log_bytes(self._path) > LOG_LIMIT_BYTES:
             self._empty_log()
 
@@ -140,7 +134,7 @@ class Database:
         """Copy the log into the file and start a new one of no length.
 
         SQLite itself would write over the old log: a process killed between the header of a commit and its page
-        leaves an old page behind a new header, which cannot be told from damage.
+        leaves an old page behind a new header, which looks like damage.
         """
         with contextlib.suppress(sqlite3.Error):  # no room, for example: the log has everything and grows
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -171,6 +165,19 @@ class Database:
 
     def _pragma(self, name: str) -> int:
         return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Commit all that is executed inside, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with contextlib.suppress(sqlite3.Error):  # some errors have rolled back already
+            connection.execute("ROLLBACK")
+        raise
 
 
 def checksum(*values: object) -> int:
