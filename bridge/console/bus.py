@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from itertools import islice
 from typing import Any
 
@@ -10,12 +9,10 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.console.received import Received, receive
 from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
 from bridge.errors import Unavailable
-from bridge.events.envelope import EXPECTED, decode_event
+from bridge.events.envelope import decode_event
 from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
-
-log = logging.getLogger(__name__)
+from bridge.service.refusals import Refusals
 
 PASS_SECONDS = 0.25
 BATCH_EVENTS = 200
@@ -42,8 +39,7 @@ class BusInput:
         self._clock = clock
         self._stop = stop
         self._settled = settled
-        self._log_limit = RepeatLimit(clock)
-        self._malformed = 0
+        self._refusals = Refusals(receiver, clock)
 
     def run(self) -> None:
         """Receive until the stop; messages that are not committed by then are delivered again."""
@@ -63,7 +59,7 @@ class BusInput:
                 body = message.decoded_body()
                 event = receive(decode_event(body), body, now=self._clock.wall())
             except ValueError as error:
-                self._refuse(message, str(error))
+                self._refusals.refuse(message, str(error))
                 continue
             events += [event] if event else []
             readable.append(message)
@@ -73,7 +69,7 @@ class BusInput:
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the bus."""
-        return {**self._receiver.status(), "malformed": self._malformed}
+        return {**self._receiver.status(), "malformed": self._refusals.count}
 
     def _commit(self, events: list[Received]) -> bool:
         """Commit events, again and again while the store fails; return False if the stop comes first."""
@@ -86,11 +82,3 @@ class BusInput:
             else:
                 return True
         return not events
-
-    def _refuse(self, message: ReceivedMessage, fault: str) -> None:
-        self._receiver.settle(
-            message, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
-        )
-        self._malformed += 1
-        if self._log_limit.is_due():
-            log.warning("messages that are not events are dead-lettered: %s", fault)

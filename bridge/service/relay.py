@@ -11,14 +11,14 @@ from itertools import islice
 from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.events.envelope import EXPECTED, Envelope, read_event
+from bridge.events.envelope import Envelope, read_event
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
-from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, report_progress
 from bridge.service.identity import VmIdentity
+from bridge.service.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,7 @@ class Relay:
         self._uncompleted: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
         self._repeated = 0
-        self._malformed = 0
-        self._malformed_logged = 0
-        self._log_limit = RepeatLimit(clock)
+        self._refusals = Refusals(receiver, clock)
         self._last_event_at: datetime | None = None
 
     def run(self) -> None:
@@ -91,7 +89,7 @@ class Relay:
             **self._receiver.status(),
             "relayed": self._relayed,
             "repeated": self._repeated,
-            "malformed": self._malformed,
+            "malformed": self._refusals.count,
             "uncompleted": len(self._uncompleted),
             "last_event_at": iso_utc(self._last_event_at) if self._last_event_at else None,
         }
@@ -104,7 +102,7 @@ class Relay:
             try:
                 envelope = read_event(message.decoded_body())
             except ValueError as error:
-                self._refuse(message, str(error))
+                self._refusals.refuse(message, str(error))
                 continue
             name = (RELAYED, envelope.key)
             if name in records or self._outbox.record(*name) is not None:
@@ -125,17 +123,3 @@ class Relay:
         for message in self._uncompleted.values():
             self._receiver.settle(message, Settlement())
         self._uncompleted.clear()
-
-    def _refuse(self, message: ReceivedMessage, fault: str) -> None:
-        """Dead-letter a message that is not an event; log it once and then rarely."""
-        self._receiver.settle(
-            message, Settlement(dead_letter_reason="malformed", description=f"{fault}; expected {EXPECTED}")
-        )
-        self._malformed += 1
-        if self._log_limit.is_due():
-            new, self._malformed_logged = self._malformed - self._malformed_logged, self._malformed
-            log.warning(
-                "messages that are not events are dead-lettered: %s",
-                fault,
-                extra={"message_id": message.message_id[:128], "count": new},
-            )
