@@ -168,9 +168,10 @@ class Dispatcher:
         self._count_delivered(events)
 
     def _count_delivered(self, events: Sequence[StoredEvent]) -> None:
+        now = self._clock.steady()
         for event in events:
             self._meter.sent(self.name, "delivered")
-            self._meter.delivered(self.name, max(0.0, self._clock.steady() - event.stored_at))
+            self._meter.delivered(self.name, max(0.0, now - event.stored_at))
 
     def _retry_dead_letters(self, *, until: float) -> float | None:
         """Send again what an operator asked for; return how long to wait, at most until then."""
