@@ -7,16 +7,23 @@ import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from bridge.config.approvals import ApprovalSettings
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.browser import axe_faults, chromium, opened
 from tests.support.bus import QUEUE
-from tests.support.console import FleetVm, RunningConsole, event, event_id, running_console
+from tests.support.console import (
+    ANA,
+    FleetVm,
+    RunningConsole,
+    approvable,
+    approval_console,
+    event,
+    event_id,
+    running_console,
+)
 
 NOW = datetime.now(UTC)
 PHONE = {"width": 360, "height": 740}
@@ -32,9 +39,6 @@ PAGES = (
 )
 # Waits for a number of frames, in which a page that fetches itself again and again would.
 FRAMES = "left => new Promise(done => { const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
-SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
-TOKEN = "the-token"  # noqa: S105 - of a test
-ANA = {"X-Proxy-Secret": SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
 
 # Playwright's driver leaves its pipes to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -272,29 +276,10 @@ def guarded(tmp_path: Path, bus: ServiceBusLab) -> Iterator[RunningConsole]:
     """Return a console behind a proxy, with approvals and an event of two VMs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    approvals = ApprovalSettings(connection_string=bus.connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
-    settings: dict[str, Any] = {
-        "listen": address,
-        "auth": "proxy",
-        "public_url": f"http://{address}",
-        "proxy": {"secret": SECRET},
-        "approver_groups": ["ops"],
-        "ingest": {"bearer_token": TOKEN},
-    }
-    with running_console(tmp_path, approvals=approvals, **settings) as running:
-        vm = FleetVm("web-0")
-        ingest(running, vm.heartbeat(NOW), vm.change("scheduled", approvable(), NOW))
+    with approval_console(
+        tmp_path, bus.connection_string, listen=address, public_url=f"http://{address}"
+    ) as running:
         yield running
-
-
-def approvable() -> Any:
-    return event("approve", at=NOW, vms=["web-0", "web-1"])
-
-
-def ingest(console: RunningConsole, *bodies: bytes) -> None:
-    for body in bodies:
-        headers = {"Content-Type": "application/cloudevents+json", "Authorization": f"Bearer {TOKEN}"}
-        assert console.post(body, headers).status_code == 200
 
 
 def test_an_approval_is_refused_without_the_eventid_or_the_session_and_sent_with_them_and_its_receipt_appears(
@@ -316,8 +301,8 @@ def test_an_approval_is_refused_without_the_eventid_or_the_session_and_sent_with
         approve(page, event_id("approve")[-4:])
         expect(page.locator("#part-sent")).to_contain_text("Waiting for its receipt")
         command_id = page.url.partition("sent=")[2]
-        receipt = FleetVm("web-0").receipt(approvable(), NOW).replace(b"order-17", command_id.encode())
-        ingest(guarded, receipt)
+        receipt = FleetVm("web-0").receipt(approvable(NOW), NOW).replace(b"order-17", command_id.encode())
+        guarded.send(receipt)
         expect(page.locator("#part-sent")).to_contain_text("has arrived")
         expect(page.locator(".story")).to_contain_text("Approval accepted")
 
@@ -335,5 +320,5 @@ def test_an_expired_session_is_reported_instead_of_a_page_that_stands_still(
         page.goto("/")
         expect(page.locator("#live")).to_have_text("Live.")
         page.context.set_extra_http_headers({})
-        ingest(guarded, FleetVm("web-1").heartbeat(NOW))
+        guarded.send(FleetVm("web-1").heartbeat(NOW))
         expect(page.locator("#live")).to_contain_text("session has expired")

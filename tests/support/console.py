@@ -30,10 +30,15 @@ from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
+from tests.support.bus import QUEUE
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
 NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
 SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+TOKEN = "the-token"  # noqa: S105 - of a test
+PROXY_SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
+ORIGIN = "https://console.contoso.example"
+ANA = {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
 STRUCTURED = {"Content-Type": "application/cloudevents+json"}
 BATCH = {"Content-Type": "application/cloudevents-batch+json"}
 
@@ -206,7 +211,7 @@ class RunningConsole:
 
     def send(self, *bodies: bytes) -> None:
         """Have events committed."""
-        assert self.post(batch(bodies), BATCH).status_code == 200
+        assert self.post(batch(bodies), {**BATCH, "Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> requests.Response:
         return requests.get(f"{self.url}{path}", headers=headers, timeout=LIMIT_SECONDS)
@@ -234,6 +239,33 @@ def running_console(
             thread.join(LIMIT_SECONDS)
             assert not thread.is_alive(), f"{thread.name} does not stop"
         console.close()
+
+
+def behind_proxy(**more: Any) -> dict[str, Any]:
+    """Return the settings of a console behind a proxy, which takes events with a token."""
+    return {
+        "auth": "proxy",
+        "public_url": ORIGIN,
+        "proxy": {"secret": PROXY_SECRET},
+        "ingest": {"bearer_token": TOKEN},
+        **more,
+    }
+
+
+@contextmanager
+def approval_console(folder: Path, connection_string: str, **more: Any) -> Iterator[RunningConsole]:
+    """Run a console behind a proxy, with approvals for the group `ops` and an event of two VMs."""
+    approvals = ApprovalSettings(connection_string=connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
+    settings = behind_proxy(approver_groups=["ops"], **more)
+    with running_console(folder, approvals=approvals, **settings) as running:
+        vm, now = FleetVm("web-0"), datetime.now(UTC)
+        running.send(vm.heartbeat(now), vm.change("scheduled", approvable(now), now))
+        yield running
+
+
+def approvable(now: datetime) -> ScheduledEvent:
+    """Return the event of a console with approvals."""
+    return event("approve", at=now, vms=["web-0", "web-1"])
 
 
 class ConsoleProcess(Forward):

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.console.api import openapi
-from tests.support.console import FleetVm, RunningConsole, event, event_id, running_console
+from tests.support.console import (
+    TOKEN,
+    FleetVm,
+    RunningConsole,
+    behind_proxy,
+    event,
+    event_id,
+    running_console,
+)
 
 NOW = datetime.now(UTC)
-TOKEN = "the-token"  # noqa: S105 - of a test
-PROXY = {"secret": "a secret that proves the proxy"}
-PUBLIC = {"auth": "proxy", "public_url": "https://console.contoso.example", "proxy": PROXY}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +89,7 @@ def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:
 
 
 def test_a_scraper_shows_the_token_where_people_sign_in(tmp_path_factory: pytest.TempPathFactory) -> None:
-    settings: dict[str, Any] = {**PUBLIC, "ingest": {"bearer_token": TOKEN}}
+    settings = behind_proxy()
     with running_console(tmp_path_factory.mktemp("guarded"), **settings) as guarded:
         statuses = [
             guarded.get("/metrics", headers).status_code

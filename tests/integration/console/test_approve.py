@@ -8,50 +8,24 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 
-from bridge.config.approvals import ApprovalSettings
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE
-from tests.support.console import FleetVm, RunningConsole, event, event_id, running_console
+from tests.support.console import ANA, ORIGIN, FleetVm, RunningConsole, approvable, approval_console, event_id
 
 NOW = datetime.now(UTC)
 PATH = f"/event/{event_id('approve').lower()}"
-SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
-ORIGIN = "https://console.contoso.example"
-TOKEN = "the-token"  # noqa: S105 - of a test
-ANA = {"X-Proxy-Secret": SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
 EVE = {**ANA, "X-Forwarded-User": "eve@contoso.example", "X-Forwarded-Groups": "staff"}
 
 
 @pytest.fixture
 def console(tmp_path: Path, bus: ServiceBusLab) -> Iterator[RunningConsole]:
     """Return a console with approvals and an event of two VMs."""
-    approvals = ApprovalSettings(connection_string=bus.connection_string, queue=QUEUE)  # type: ignore[arg-type] # as in TOML
-    settings: dict[str, Any] = {
-        "auth": "proxy",
-        "public_url": ORIGIN,
-        "proxy": {"secret": SECRET},
-        "approver_groups": ["ops"],
-        "ingest": {"bearer_token": TOKEN},
-    }
-    with running_console(tmp_path, approvals=approvals, **settings) as running:
-        vm = FleetVm("web-0")
-        send(running, vm.heartbeat(NOW), vm.change("scheduled", reboot(), NOW))
+    with approval_console(tmp_path, bus.connection_string) as running:
         yield running
-
-
-def reboot() -> Any:
-    return event("approve", at=NOW, vms=["web-0", "web-1"])
-
-
-def send(console: RunningConsole, *bodies: bytes) -> None:
-    for body in bodies:
-        headers = {"Content-Type": "application/cloudevents+json", "Authorization": f"Bearer {TOKEN}"}
-        assert console.post(body, headers).status_code == HTTPStatus.OK
 
 
 def fields(console: RunningConsole, who: dict[str, str]) -> tuple[dict[str, str], str]:
@@ -84,8 +58,8 @@ def test_an_approval_is_sent_and_its_receipt_appears(console: RunningConsole, bu
     }
     sent = response.headers["Location"]
     assert "Waiting for its receipt" in console.get(sent, ANA).text
-    receipt = FleetVm("web-0").receipt(reboot(), NOW).replace(b"order-17", command["id"].encode())
-    send(console, receipt)
+    receipt = FleetVm("web-0").receipt(approvable(NOW), NOW).replace(b"order-17", command["id"].encode())
+    console.send(receipt)
     page = console.get(sent, ANA).text
     assert "has arrived" in page
     assert "Approval accepted" in page

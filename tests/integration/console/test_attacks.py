@@ -5,15 +5,13 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import pytest
 
 from bridge.console import connections, process
-from tests.support.console import RunningConsole, running_console
+from tests.support.console import PROXY_SECRET, RunningConsole, behind_proxy, running_console
 from tests.support.process import LIMIT_SECONDS
 
-SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -30,13 +28,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
     """Return a console behind a proxy."""
-    settings: dict[str, Any] = {
-        "auth": "proxy",
-        "public_url": "https://console.contoso.example",
-        "proxy": {"secret": SECRET},
-        "ingest": {"bearer_token": "t"},
-    }
-    with running_console(tmp_path_factory.mktemp("guarded"), **settings) as running:
+    with running_console(tmp_path_factory.mktemp("guarded"), **behind_proxy()) as running:
         yield running
 
 
@@ -118,10 +110,10 @@ def test_a_malformed_request_is_refused(console: RunningConsole, request_: bytes
 @pytest.mark.parametrize(
     "lines",
     [
-        [b"X_Proxy_Secret: " + SECRET.encode(), b"X_Forwarded_User: ana"],
-        [b"X-Proxy-Secret : " + SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Other: 1", b" X-Proxy-Secret: " + SECRET.encode(), b"X-Forwarded-User: ana"],
-        [b"X-Proxy-Secret: " + SECRET.encode()],
+        [b"X_Proxy_Secret: " + PROXY_SECRET.encode(), b"X_Forwarded_User: ana"],
+        [b"X-Proxy-Secret : " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
+        [b"X-Other: 1", b" X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode()],
         [b"Connection: X-Forwarded-User", b"X-Forwarded-User: ana"],
     ],
 )

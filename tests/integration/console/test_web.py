@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
@@ -20,10 +19,13 @@ from bridge.formats.cloudevents import binary
 from bridge.http.signing import sign
 from tests.support.console import (
     BATCH,
+    PROXY_SECRET,
     STRUCTURED,
+    TOKEN,
     FleetVm,
     RunningConsole,
     batch,
+    behind_proxy,
     event,
     event_id,
     running_console,
@@ -31,8 +33,6 @@ from tests.support.console import (
 
 NOW = datetime.now(UTC)
 SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-TOKEN = "the-token"  # noqa: S105 - of a test
-PROXY_SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}\u202e"
 PAGES = ("/", "/fleet", "/fleet?view=table", "/history", "/?type=Reboot&window=7d", "/fleet?status=silent")
 
@@ -47,13 +47,8 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
     """Return a console behind a proxy, which takes events with a token or a signature."""
-    settings: dict[str, Any] = {
-        "auth": "proxy",
-        "public_url": "https://console.contoso.example",
-        "proxy": {"secret": PROXY_SECRET},
-        "viewer_groups": ["staff"],
-        "ingest": {"bearer_token": TOKEN, "signing_secret": SIGNING},
-    }
+    ingest = {"bearer_token": TOKEN, "signing_secret": SIGNING}
+    settings = behind_proxy(viewer_groups=["staff"], ingest=ingest)
     with running_console(tmp_path_factory.mktemp("guarded"), **settings) as running:
         yield running
 
