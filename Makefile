@@ -14,7 +14,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo console quick test coverage unit lint format-check types types-windows layers bench mutants soak dist audit lock clean
+.PHONY: help demo console quick test coverage unit lint format-check types types-windows layers bench mutants soak fleet dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -60,6 +60,9 @@ mutants: $(READY) ## make N single mistakes in a copy of the code, and list thos
 
 soak: $(READY) ## run everything at once under random faults for MINUTES=14, then check it (SEED=1 repeats the faults)
 	@$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+
+fleet: $(READY) ## run 200 forwarders and 20 listeners through a storm of events, in at most 10 minutes (VMS=200 LISTENERS=20)
+	@$(BIN)/python -m tests.fleet $(if $(VMS),--vms $(VMS)) $(if $(LISTENERS),--listeners $(LISTENERS))
 
 dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
 	@$(BIN)/python -m infra.packaging.dist

@@ -50,6 +50,7 @@ class Endpoints:
         *,
         vms: Sequence[str],
         scale_set: str,
+        resource_group: str,
         rate_limit: int | None,
         timetable: Timetable,
         faults: Faults,
@@ -60,12 +61,14 @@ class Endpoints:
         Args:
             vms: the names of the VMs.
             scale_set: vmScaleSetName in the instance data; empty for none.
+            resource_group: resourceGroupName in the instance data.
             rate_limit: requests that each VM may send per lab second; None for no limit.
             timetable: the events.
             faults: what to answer wrongly.
             changed: the lock of the timetable; notified after every request.
         """
         self._scale_set = scale_set
+        self._resource_group = resource_group
         self._rate_limit = rate_limit
         self._timetable = timetable
         self._faults = faults
@@ -128,7 +131,7 @@ class Endpoints:
             return refusal
         if path_of(request) == EVENTS_PATH:
             return self._document(request) if request.method == "GET" else self._approve(request)
-        compute = compute_of(request.server, self._scale_set)
+        compute = compute_of(request.server, self._scale_set, self._resource_group)
         return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
 
     def _document(self, request: HttpRequest) -> Answer:

@@ -27,6 +27,7 @@ from bridge.lab.rendering import (
     EVENT_VERSIONS,
     EVENTS_PATH,
     INSTANCE_PATH,
+    RESOURCE_GROUP,
     event_fields,
     render_document,
 )
@@ -59,6 +60,7 @@ class ImdsLab:
         vms: Sequence[str] = ("web-0",),
         time_scale: float = 1.0,
         scale_set: str = "web",
+        resource_group: str = RESOURCE_GROUP,
         approvals: Approvals = "immediate",
         rate_limit: int | None = 5,
         port: int = 0,
@@ -70,6 +72,7 @@ class ImdsLab:
             vms: the names of the VMs.
             time_scale: how many lab seconds pass in one real second.
             scale_set: vmScaleSetName in the instance data; empty for none.
+            resource_group: resourceGroupName in the instance data.
             approvals: whether an approved event starts immediately, or waits ("hold") for NotBefore or `release`.
             rate_limit: requests that each VM may send per lab second; None for no limit.
             port: of the control API; the VMs get the ports that follow. 0 for any free ports.
@@ -92,6 +95,7 @@ class ImdsLab:
         self._endpoints = Endpoints(
             vms=vms,
             scale_set=scale_set,
+            resource_group=resource_group,
             rate_limit=rate_limit,
             timetable=self._timetable,
             faults=self._faults,

@@ -116,9 +116,9 @@ def _iso_time(not_before: Any) -> Any:
     return not_before if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
+def compute_of(vm: str, scale_set: str, resource_group: str) -> dict[str, Any]:
     """Return the VM's instance data; every primitive is a string, as in the real service."""
-    group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{RESOURCE_GROUP}/providers/Microsoft.Compute"
+    group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{resource_group}/providers/Microsoft.Compute"
     set_name, _, number = vm.rpartition("_")
     uniform = bool(scale_set) and set_name == scale_set and number.isalnum()
     return {
@@ -129,7 +129,7 @@ def compute_of(vm: str, scale_set: str) -> dict[str, Any]:
         "placementGroupId": str(uuid.uuid5(NAMES, f"placement/{scale_set}")) if scale_set else "",
         "platformFaultDomain": "0",
         "platformUpdateDomain": "0",
-        "resourceGroupName": RESOURCE_GROUP,
+        "resourceGroupName": resource_group,
         "resourceId": (
             f"{group}/virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
             if uniform

@@ -107,6 +107,12 @@ class Remote:
             self._process.kill()
             self._process.join()
 
+    @property
+    def pid(self) -> int:
+        """Return the id of the simulator's process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
         """Call the simulator's method `name`.
 

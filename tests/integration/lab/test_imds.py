@@ -541,6 +541,13 @@ def test_a_vm_of_a_uniform_scale_set_has_the_resource_id_of_an_instance() -> Non
         assert compute["resourceId"].endswith("/virtualMachineScaleSets/workers/virtualMachines/4")
 
 
+def test_a_lab_can_be_in_another_resource_group() -> None:
+    with ImdsLab(vms=["web-0"], resource_group="shop") as imds:
+        compute = instance(imds, COMPUTE_PATH + "?api-version=2021-02-01", "web-0").json()
+        assert compute["resourceGroupName"] == "shop"
+        assert "/resourceGroups/shop/providers/" in compute["resourceId"]
+
+
 def test_what_does_not_apply_to_a_standalone_vm_is_an_empty_text() -> None:
     with ImdsLab(vms=["alone"], scale_set="") as imds:
         compute = instance(imds, COMPUTE_PATH + "?api-version=2021-02-01", "alone").json()

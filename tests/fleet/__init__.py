@@ -1,0 +1,1 @@
+"""`make fleet`: a fleet of real processes in a storm of events."""

@@ -1,0 +1,57 @@
+"""An open page of the console, as a browser without a window: it follows the stream and fetches the page again."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import requests
+
+EVENT_LINK = re.compile(r"/event/([0-9A-Fa-f-]{36})")
+ANSWER_SECONDS = 30.0
+
+
+class OpenPage:
+    """Notes when each EventId is on the page *Now* for the first time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._seen: dict[str, float] = {}
+        self._is_closed = False
+        self.fetch_seconds: list[float] = []
+        self._thread = threading.Thread(target=self._run, name="page", daemon=True)
+        self._thread.start()
+
+    @property
+    def seen(self) -> Mapping[str, float]:
+        """Return when each EventId was on the page, in seconds since 1970."""
+        return self._seen.copy()
+
+    def close(self) -> None:
+        """Close the page."""
+        self._is_closed = True
+        self._thread.join(2 * ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            with suppress(requests.RequestException), requests.Session() as session:
+                self._follow(session)
+
+    def _follow(self, session: requests.Session) -> None:
+        with session.get(f"{self._url}/live", stream=True, timeout=ANSWER_SECONDS) as stream:
+            for line in stream.iter_lines(chunk_size=1):
+                if self._is_closed:
+                    return
+                if line.startswith(b"data"):
+                    self._fetch(session)
+
+    def _fetch(self, session: requests.Session) -> None:
+        began = time.time()
+        page = session.get(self._url, timeout=ANSWER_SECONDS).text
+        now = time.time()
+        self.fetch_seconds.append(now - began)
+        for event_id in set(EVENT_LINK.findall(page)):
+            self._seen.setdefault(event_id.upper(), now)

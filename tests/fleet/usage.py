@@ -1,0 +1,40 @@
+"""What processes cost, from /proc."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.measure import KIB
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a process has used: CPU since its start, and memory now.
+
+    Attributes:
+        cpu_seconds: in user and in kernel mode.
+        rss_mib: resident, with the pages of libraries that other processes share.
+        pss_mib: the same, where a shared page counts in part only.
+    """
+
+    cpu_seconds: float
+    rss_mib: float
+    pss_mib: float
+
+
+def usage(pid: int) -> Usage:
+    """Return what a process has used; raise OSError if it has exited."""
+    folder = Path(f"/proc/{pid}")
+    # The name of the program, in brackets, may contain blanks.
+    fields = (folder / "stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    lines = (folder / "smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines)}
+    return Usage(
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
+        rss_mib=kib["Rss"] / KIB,
+        pss_mib=kib["Pss"] / KIB,
+    )

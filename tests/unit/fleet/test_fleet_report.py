@@ -1,0 +1,138 @@
+"""The judgment of a run: a good one passes, and each single defect is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.fleet.plan import plan
+from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary
+from tests.fleet.usage import Usage
+
+PLAN = plan(4, 1, seed=1)
+COMMAND = "command-1"
+APPROVED = next(one for one in PLAN.notices if one.is_approved)
+OTHER = next(one for one in PLAN.notices if not one.is_approved)
+
+
+def envelope(name: str, type_: str, subject: str, **more: Any) -> dict[str, Any]:
+    return {
+        "id": name,
+        "type": type_,
+        "subject": subject,
+        "time": "2026-11-20T13:00:00.500Z",
+        "data": {},
+        **more,
+    }
+
+
+def counted(
+    reporter: str, number: int, type_: str = "io.imdsbridge.bridge.heartbeat.v1", **more: Any
+) -> dict[str, Any]:
+    data = {"LastReporterSeq": number, "Reason": "Stopping", **more.pop("data", {})}
+    counter = {"reporter": reporter, "reporterepoch": "1", "reporterseq": f"{number:020}"}
+    return envelope(f"{reporter}-{number}", type_, reporter, data=data, **counter, **more)
+
+
+def good() -> Evidence:
+    stored = [
+        envelope(f"{one.event_id}-{kind}", kind, one.event_id)
+        for one in PLAN.notices
+        for kind in (NOTICES[0], END)
+    ]
+    listener = f"{APPROVED.vms[0].name}/listen"
+    receipt = {"data": {"Outcome": "Accepted"}, "causationid": COMMAND}
+    stored += [
+        *(counted(f"{vm.name}/forward", 1) for vm in PLAN.vms),
+        counted(listener, 1, f"{RECEIPT}accepted.v1", **receipt),
+        counted(listener, 2),
+    ]
+    used = {
+        "web-000/forward": Usage(cpu_seconds=1.0, rss_mib=50, pss_mib=30),
+        "bus": Usage(cpu_seconds=2, rss_mib=40, pss_mib=40),
+    }
+    later = {name: replace(one, cpu_seconds=one.cpu_seconds + 0.3) for name, one in used.items()}
+    window = Window(seconds=30, before=used, after=later)
+    return Evidence(
+        plan=PLAN,
+        appeared={one.event_id: 1795179600.0 for one in PLAN.notices},
+        stored=stored,
+        relayed=stored,
+        visible={one.event_id: 1795179601.0 for one in PLAN.notices},
+        console={one.event_id: "Completed" for one in PLAN.notices},
+        console_vms=[{"name": vm.name, "missing_events": 0} for vm in PLAN.vms],
+        commands={COMMAND: APPROVED.event_id},
+        approved=[(APPROVED.vms[0].name, APPROVED.event_id)],
+        bus={"stored": len(stored), "duplicates": 3, "connections": 6, "dead_letters": 0, "failures": 0},
+        calm=window,
+        storm=window,
+        exits=[],
+        seconds={"calm": 30.0},
+        page_seconds=[0.03],
+    )
+
+
+def without(name: str, kind: str = "") -> list[Envelope]:
+    return [one for one in good().stored if not one["id"].startswith(name) or kind not in one["type"]]
+
+
+def test_a_good_run_has_no_problems() -> None:
+    assert problems(good()) == []
+
+
+@pytest.mark.parametrize(
+    ("damaged", "expected"),
+    [
+        (replace(good(), stored=without(OTHER.event_id, "scheduled.v1")), "is not on the topic"),
+        (replace(good(), relayed=without(OTHER.event_id, "scheduled.v1")), "is not on the relay's receiver"),
+        (replace(good(), visible={}), "is not on the page"),
+        (
+            replace(good(), stored=without(OTHER.event_id, "completed")),
+            f"the end of {OTHER.event_id} is not on the topic",
+        ),
+        (replace(good(), relayed=without(OTHER.event_id, "completed")), "is not on the relay's receiver"),
+        (replace(good(), stored=[*good().stored, good().stored[0]]), "doubled"),
+        (replace(good(), stored=without("web-000/listen-1")), "numbers before 2 cannot be verified"),
+        (replace(good(), stored=without("db-000/forward")), "db-000/forward: no event has arrived"),
+        (replace(good(), commands={}), "approved without a command"),
+        (replace(good(), approved=[]), "was never approved"),
+        (replace(good(), stored=without("web-000/listen-1")), "has the receipts []"),
+        (replace(good(), console_vms=[]), "does not know web-000"),
+        (
+            replace(good(), console_vms=[{"name": "web-000", "missing_events": 2}]),
+            "misses 2 events of web-000",
+        ),
+        (replace(good(), console={}), "as None, expected Completed"),
+        (replace(good(), exits=["web-000/forward exited with 1"]), "exited with 1"),
+        (replace(good(), bus={**good().bus, "failures": 1}), "the simulated bus failed"),
+        (replace(good(), bus={**good().bus, "dead_letters": 1}), "1 commands are dead letters"),
+    ],
+)
+def test_each_defect_is_found(damaged: Evidence, expected: str) -> None:
+    assert any(expected in one for one in problems(damaged)), problems(damaged)
+
+
+def test_an_event_that_a_document_lists_and_that_has_not_arrived_is_found() -> None:
+    listing = counted(
+        "db-000/forward", 2, "io.imdsbridge.document.changed.v1", data={"CloudEventIds": ["gone"]}
+    )
+    found = problems(replace(good(), stored=[*good().stored, json.loads(json.dumps(listing))]))
+    assert found == ["audit: CloudEvent gone, listed by document 2 of db-000/forward 1"]
+
+
+def test_the_summary_has_losses_delays_and_costs() -> None:
+    text = "\n".join(summary(good()))
+    assert "notices lost: 0" in text
+    assert "seen to visible: median 0.50 s, p99 0.50 s" in text
+    assert "IMDS to seen: median 0.50 s" in text
+    assert "forward: 10.0 ms CPU a second in the median" in text
+    assert "bus: 0.01 cores" in text
+
+
+def test_a_process_that_was_started_again_counts_in_no_average() -> None:
+    used = Usage(cpu_seconds=5.0, rss_mib=50, pss_mib=30)
+    window = Window(seconds=10, before={"a": used}, after={"a": replace(used, cpu_seconds=1.0), "b": used})
+    assert (window.cpu("a"), window.cpu("b")) == (None, None)
