@@ -209,7 +209,7 @@ class Pages:
 
     def error(self, request: Request, status: int, title: str, text: str) -> str:
         """Render an error."""
-        context = {"status": status, "title": title, "text": text, **_filter_context(Filter(), [], [])}
+        context = {"code": int(status), "title": title, "text": text, **_filter_context(Filter(), [], [])}
         base = {"now": self._clock.wall(), "rebuilt": None, "last_received_at": None}
         return self._render("error.html", request, {**base, **context, "input_error": ""})
 

@@ -203,6 +203,7 @@ def test_every_answer_has_the_headers_that_protect_it(console: RunningConsole, p
 
 def test_an_unknown_event_is_not_found(console: RunningConsole) -> None:
     assert console.get("/event/unknown").status_code == 404
+    assert "<h1>404 Not Found</h1>" in console.get("/event/unknown").text
     assert console.get("/event/unknown/events.jsonl").status_code == 404
     assert console.get("/static/../../config.toml").status_code == 404
     assert console.get("/event/%2e%2e%2f%00").status_code == 404
