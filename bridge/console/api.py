@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,14 +13,32 @@ from pydantic.json_schema import models_json_schema
 
 from bridge import __version__
 from bridge.console import fleet
-from bridge.console.filters import Filter
-from bridge.console.history import ENDS, History
+from bridge.console.filters import MAX_CHARACTERS, Filter
+from bridge.console.history import ENDS, PERIODS, History
 from bridge.console.queries import EventRow, ReportRow, VmRow
 from bridge.events.envelope import decode_event
 from bridge.runtime.json import Json
 
 BASE = "/api/v1"
+RETRY_AFTER = "Retry-After"
 _REF = "#/components/schemas/{model}"
+_EXAMPLES = {"type": "Reboot", "status": "Scheduled", "source": "Platform", "group": "shop", "vm": "web-0"}
+Parameters = Mapping[str, dict[str, Json]]
+# The parameters of a query, by name, with their schemas.
+FILTERS: Parameters = {
+    field.name: {"type": "string", "maxLength": MAX_CHARACTERS, "examples": [_EXAMPLES[field.name]]}
+    for field in fields(Filter)
+}
+DAYS: Parameters = {"days": {"type": "integer", "enum": [*PERIODS.values()], "default": 30}}
+NONE: Parameters = {}
+_ERRORS = {
+    "400": "A parameter is not valid",
+    "401": "Not signed in",
+    "403": "Not allowed",
+    "421": "The Host header names another machine",
+    "429": "Too many requests of this client",
+    "503": "The store cannot be read, or there are too many requests",
+}
 
 
 class Event(BaseModel):
@@ -158,43 +178,64 @@ def figures(history: History) -> Figures:
     )
 
 
+def query_fault(given: Sequence[tuple[str, str]], parameters: Parameters) -> str:
+    """Say what is wrong with a query, "" if it is as described: a mistyped filter must not return everything.
+
+    Args:
+        given: the names and values of the query.
+        parameters: the known ones.
+    """
+    counts = Counter(name for name, _ in given)
+    if unknown := counts.keys() - parameters.keys():
+        return f"{min(unknown)}: unknown parameter; expected {', '.join(parameters) or 'none'}"
+    for name, value in given:
+        allowed = [str(one) for one in parameters[name].get("enum", ())]
+        if counts[name] > 1:
+            return f"{name}: given more than once"
+        if allowed and value not in allowed:
+            return f"{name}: expected {' or '.join(allowed)}"
+        if len(value) > MAX_CHARACTERS:
+            return f"{name}: expected at most {MAX_CHARACTERS} characters"
+    return ""
+
+
 def openapi() -> dict[str, Json]:
     """Return the OpenAPI document."""
     models: list[type[BaseModel]] = [EventList, EventDetails, VmList, Figures, Error]
     _, generated = models_json_schema([(model, "serialization") for model in models], ref_template=_REF)
-    filters = [_parameter(name) for name in Filter.__dataclass_fields__]
-    days = {**_parameter("days"), "schema": {"type": "integer", "enum": [30, 90], "default": 30}}
-    event_id = {"name": "event_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    event_id = {"type": "string", "examples": ["602d9444-d2cd-49c7-8624-8643e7171297"]}
+    event = _path("One event and its story", EventDetails, NONE)
+    event["get"]["parameters"] = [{"name": "event_id", "in": "path", "required": True, "schema": event_id}]
+    event["get"]["responses"]["404"] = _response("Not known", Error)
     return {
         "openapi": "3.1.0",
         "info": {"title": "imds-bridge console", "version": __version__},
         "paths": {
-            f"{BASE}/events": _path("Open events, filtered", EventList, filters),
-            f"{BASE}/events/{{event_id}}": _path(
-                "One event and its story", EventDetails, [event_id], missing=True
-            ),
-            f"{BASE}/vms": _path("VMs, filtered", VmList, filters),
-            f"{BASE}/history": _path("Figures of the last days", Figures, [days]),
+            f"{BASE}/events": _path("Open events, filtered", EventList, FILTERS),
+            f"{BASE}/events/{{event_id}}": event,
+            f"{BASE}/vms": _path("VMs, filtered", VmList, FILTERS),
+            f"{BASE}/history": _path("Figures of the last days", Figures, DAYS),
         },
         "components": {"schemas": generated["$defs"]},
     }
 
 
-def _parameter(name: str) -> dict[str, Json]:
-    return {"name": name, "in": "query", "required": False, "schema": {"type": "string"}}
-
-
-def _path(summary: str, model: type[BaseModel], parameters: list[Json], *, missing: bool = False) -> Json:
-    errors = {"401": "Not signed in", "403": "Not allowed", "503": "The store cannot be read"}
-    errors |= {"404": "Not known"} if missing else {}
+def _path(summary: str, model: type[BaseModel], parameters: Parameters) -> Any:
+    in_query = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in parameters.items()
+    ]
     responses = {
         "200": _response(summary, model),
-        **{code: _response(text, Error) for code, text in errors.items()},
+        **{code: _response(text, Error) for code, text in _ERRORS.items()},
     }
-    return {"get": {"summary": summary, "parameters": parameters, "responses": responses}}
+    responses["429"]["headers"] = {
+        RETRY_AFTER: {"description": "In seconds", "required": True, "schema": {"type": "integer"}}
+    }
+    return {"get": {"summary": summary, "parameters": in_query, "responses": responses}}
 
 
-def _response(description: str, model: type[BaseModel]) -> Json:
+def _response(description: str, model: type[BaseModel]) -> dict[str, Json]:
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from bridge.console.queries import EventRow, VmRow
 from bridge.imds.document import fold_name
 
-_MAX_CHARACTERS = 200
+MAX_CHARACTERS = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Filter:
 def read_filter(query: Mapping[str, str]) -> Filter:
     """Read a filter from an address; other parts of it do not matter."""
     return Filter(
-        **{field.name: query.get(field.name, "")[:_MAX_CHARACTERS].strip() for field in fields(Filter)}
+        **{field.name: query.get(field.name, "")[:MAX_CHARACTERS].strip() for field in fields(Filter)}
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from bridge.config.console import ConsoleSettings
 from bridge.console import pages
 from bridge.console.access import Person, host_fault, sender_fault, sign_in
-from bridge.console.api import BASE, openapi
+from bridge.console.api import BASE, DAYS, FILTERS, NONE, Parameters, openapi, query_fault
 from bridge.console.approve import NotApproved, new_session, read_session
 from bridge.console.ingest import BODY_SECONDS, Ingest, read_body
 from bridge.console.live import Live
@@ -85,10 +85,10 @@ class Web:
             Route("/event/{event_id}", page(self._event), methods=get),
             Route("/event/{event_id}/approve", self._viewers_only(self._approve), methods=["POST"]),
             Route("/event/{event_id}/events.jsonl", self._viewers_only(self._jsonl), methods=get),
-            Route(f"{BASE}/events", self._api(self._pages.api_events), methods=get),
-            Route(f"{BASE}/events/{{event_id}}", self._api(self._pages.api_event), methods=get),
-            Route(f"{BASE}/vms", self._api(self._pages.api_vms), methods=get),
-            Route(f"{BASE}/history", self._api(self._pages.api_history), methods=get),
+            Route(f"{BASE}/events", self._api(self._pages.api_events, FILTERS), methods=get),
+            Route(f"{BASE}/events/{{event_id}}", self._api(self._pages.api_event, NONE), methods=get),
+            Route(f"{BASE}/vms", self._api(self._pages.api_vms, FILTERS), methods=get),
+            Route(f"{BASE}/history", self._api(self._pages.api_history, DAYS), methods=get),
             Route(f"{BASE}/openapi.json", self._viewers_only(_openapi), methods=get),
             Route("/metrics", self._metrics, methods=get),
             Route("/livez", self._health(stalled_threads), methods=get),
@@ -99,7 +99,9 @@ class Web:
             *(Route(static_url(name), _static(name), methods=get) for name in pages.STATIC),
         ]
         application = Starlette(
-            routes=routes, lifespan=lifespan, exception_handlers={404: self._not_found, 500: _failed}
+            routes=routes,
+            lifespan=lifespan,
+            exception_handlers={404: self._not_found, 405: _not_allowed, 500: _failed},
         )
         return _with_headers(application, self._settings)
 
@@ -118,10 +120,12 @@ class Web:
 
         return self._viewers_only(handle)
 
-    def _api(self, find: Callable[..., BaseModel | None]) -> Handler:
+    def _api(self, find: Callable[..., BaseModel | None], parameters: Parameters) -> Handler:
         """Return a handler that answers with JSON."""
 
         async def handle(http: HttpRequest) -> Response:
+            if fault := query_fault(http.query_params.multi_items(), parameters):
+                return self._error(http, None, HTTPStatus.BAD_REQUEST, fault)
             request = Request(query=http.query_params, person=http.state.person)
             found = await run_in_threadpool(find, request, *http.path_params.values())
             if found is None:
@@ -238,7 +242,7 @@ class Web:
 
     def _error(self, http: HttpRequest, person: Person | None, status: HTTPStatus, text: str) -> Response:
         if http.url.path.startswith(BASE):
-            return JSONResponse({"error": text}, status)
+            return _plain_error(http, status, text)
         nobody = Person(name="", is_viewer=False, is_approver=False)
         request = Request(query=http.query_params, person=person or nobody)
         html = self._pages.error(request, status, status.phrase, text)
@@ -261,8 +265,21 @@ def _static(name: str) -> Handler:
     return handle
 
 
-async def _failed(_: HttpRequest, __: Exception) -> Response:
-    return PlainTextResponse("unexpected error; the log says more\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+async def _failed(http: HttpRequest, _: Exception) -> Response:
+    return _plain_error(http, HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error; the log says more")
+
+
+async def _not_allowed(http: HttpRequest, error: Any) -> Response:
+    return _plain_error(http, HTTPStatus.METHOD_NOT_ALLOWED, "another method is expected", error.headers)
+
+
+def _plain_error(
+    http: HttpRequest, status: HTTPStatus, text: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an error without a page: JSON for the API, else a line of text."""
+    if http.url.path.startswith(BASE):
+        return JSONResponse({"error": text}, status, headers)
+    return PlainTextResponse(f"{text}\n", status, headers)
 
 
 def _with_headers(application: ASGIApp, settings: ConsoleSettings) -> ASGIApp:
@@ -282,7 +299,7 @@ def _with_headers(application: ASGIApp, settings: ConsoleSettings) -> ASGIApp:
 
         host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), "")
         if fault := host_fault(settings, host):
-            refused = PlainTextResponse(f"{fault}\n", HTTPStatus.MISDIRECTED_REQUEST)
+            refused = _plain_error(HttpRequest(scope), HTTPStatus.MISDIRECTED_REQUEST, fault)
             await refused(scope, receive, send_with_headers)
         else:
             await application(scope, receive, send_with_headers)
