@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from bridge.console.received import Received, receive
@@ -24,8 +25,17 @@ class UnsupportedContentError(ValueError):
     """The request holds no CloudEvents at all."""
 
 
-def read_events(headers: Mapping[str, str], body: bytes, *, now: float) -> tuple[list[Received], int]:
-    """Read the events of a request; return those of imds-bridge, and the number of others.
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a request holds: events of imds-bridge, how many others, and what is wrong with those that are invalid."""
+
+    events: list[Received]
+    ignored: int
+    faults: list[str]
+
+
+def read_events(headers: Mapping[str, str], body: bytes, *, now: float) -> Content:
+    """Read the events of a request.
 
     Args:
         headers: with names in lower case.
@@ -34,19 +44,24 @@ def read_events(headers: Mapping[str, str], body: bytes, *, now: float) -> tuple
 
     Raises:
         UnsupportedContentError: the content type is another one.
-        ValueError: an event is not valid; none of the batch counts then.
+        ValueError: it is not valid, or has too much.
     """
+    faults: list[str] = []
+    found: list[Received | None] = []
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type == STRUCTURED:
         found = [receive(decode_event(body), body, now=now)]
     elif content_type == BATCH:
-        found = [_receive_one(number, given, now) for number, given in enumerate(_decode_batch(body))]
+        for number, given in enumerate(_decode_batch(body)):
+            try:
+                found.append(_receive_one(given, now))
+            except ValueError as error:
+                faults.append(f"event {number} of the batch: {error}")
     elif "ce-specversion" in headers:
-        given = _decode_binary(headers, content_type, body)
-        found = [receive(given, _encode(given).encode("ascii"), now=now)]
+        found = [_receive_one(_decode_binary(headers, content_type, body), now)]
     else:
         raise UnsupportedContentError(EXPECTED)
-    return [event for event in found if event], found.count(None)
+    return Content(events=[event for event in found if event], ignored=found.count(None), faults=faults)
 
 
 def is_binary(headers: Mapping[str, str]) -> bool:
@@ -56,13 +71,10 @@ def is_binary(headers: Mapping[str, str]) -> bool:
     )
 
 
-def _receive_one(number: int, given: Json, now: float) -> Received | None:
+def _receive_one(given: Json, now: float) -> Received | None:
     if not isinstance(given, dict):
-        raise ValueError(f"event {number} of the batch is not an object")
-    try:
-        return receive(given, _encode(given).encode("ascii"), now=now)
-    except ValueError as error:
-        raise ValueError(f"event {number} of the batch: {error}") from None
+        raise ValueError("it is not an object")
+    return receive(given, _encode(given).encode("ascii"), now=now)
 
 
 def _decode_batch(body: bytes) -> list[Json]:

@@ -115,16 +115,20 @@ class Ingest:
         if fault:
             raise Refused(HTTPStatus.UNAUTHORIZED, fault, **{"WWW-Authenticate": "Bearer"})
         try:
-            events, ignored = read_events(http.headers, body, now=now.timestamp())
-            if events:
-                await asyncio.wrap_future(self._writer.submit(events))
+            content = read_events(http.headers, body, now=now.timestamp())
+            if content.events:
+                await asyncio.wrap_future(self._writer.submit(content.events))
         except UnsupportedContentError as error:
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, str(error)) from None
         except ValueError as error:
             raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
         except Unavailable as error:
             raise _busy(str(error)) from None
-        return _answer(HTTPStatus.OK, {"accepted": len(events), "ignored": ignored})
+        if content.faults:  # the sender finds out which one it is by sending halves, or gives the batch up
+            raise Refused(
+                HTTPStatus.BAD_REQUEST, f"{content.faults[0]}; {len(content.events)} others were accepted"
+            )
+        return _answer(HTTPStatus.OK, {"accepted": len(content.events), "ignored": content.ignored})
 
 
 async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) -> bytes | None:

@@ -85,7 +85,7 @@ def test_events_of_others_are_acknowledged_and_not_kept(console: RunningConsole)
         (STRUCTURED, b'{"specversion":"1.0"}', 400, "the attribute id is missing"),
         (STRUCTURED, b"[" * 100_000, 400, "nested too deeply"),
         (BATCH, b'[{"specversion":"1.0"}]', 400, "event 0 of the batch: the attribute id"),
-        (BATCH, b"[7]", 400, "event 0 of the batch is not an object"),
+        (BATCH, b"[7]", 400, "event 0 of the batch: it is not an object"),
         (BATCH, b"[" + b"{}," * 5001 + b"{}]", 400, "at most 5000 events"),
         (BATCH, b"{}", 400, "expected a list"),
         ({"ce-specversion": "1.0", "Content-Type": "application/json"}, b"{", 400, "Expecting"),
@@ -101,9 +101,14 @@ def test_what_is_no_event_is_refused_with_the_reason(
     assert error in response.text
 
 
-def test_a_batch_with_one_bad_event_is_refused_as_a_whole(console: RunningConsole) -> None:
-    assert console.post(batch([heartbeat("bad-batch"), b"{}"]), BATCH).status_code == 400
-    assert "bad-batch" not in console.page("/fleet")
+def test_the_valid_events_of_a_batch_are_kept_and_the_invalid_one_is_named(console: RunningConsole) -> None:
+    response = console.post(batch([heartbeat("bad-batch-0"), b"{}", heartbeat("bad-batch-2")]), BATCH)
+    assert response.status_code == 400
+    assert response.json()["error"].startswith(
+        "event 1 of the batch: the attribute specversion is missing; 2 others"
+    )
+    page = console.page("/fleet?vm=bad-batch")
+    assert all(name in page for name in ("bad-batch-0", "bad-batch-2"))
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(console: RunningConsole) -> None:
