@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -52,33 +53,43 @@ class BusInput:
 
     def run_once(self, wait_seconds: float) -> None:
         """Wait up to `wait_seconds` for messages, commit their events, and complete the messages."""
-        events: list[Received] = []
-        readable: list[ReceivedMessage] = []
+        delivered: list[tuple[ReceivedMessage, Received | None]] = []
         for message in islice(self._receiver.messages(wait_seconds), BATCH_EVENTS):
             try:
                 body = message.decoded_body()
-                event = receive(decode_event(body), body, now=self._clock.wall())
+                delivered.append((message, receive(decode_event(body), body, now=self._clock.wall())))
             except ValueError as error:
                 self._refusals.refuse(message, str(error))
-                continue
-            events += [event] if event else []
-            readable.append(message)
-        if self._commit(events):
-            for message in readable:
-                self._receiver.settle(message, Settlement())
+        if delivered:
+            self._commit(delivered)
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the bus."""
         return {**self._receiver.status(), "malformed": self._refusals.count}
 
-    def _commit(self, events: list[Received]) -> bool:
-        """Commit events, again and again while the store fails; return False if the stop comes first."""
-        while events and not self._stop:
+    def _commit(self, delivered: Sequence[tuple[ReceivedMessage, Received | None]]) -> None:
+        """Commit events, again and again while the store fails, and then complete their messages."""
+        events = [event for _, event in delivered if event]
+        while not self._stop:
             extend_deadline(COMMIT_SECONDS)
             try:
                 self._writer.submit(events).result(COMMIT_SECONDS)
             except (Unavailable, TimeoutError):
                 self._stop.wait(RETRY_AFTER_SECONDS)
+            except ValueError as error:
+                self._refuse(delivered, error)
+                return
             else:
-                return True
-        return not events
+                for message, _ in delivered:
+                    self._receiver.settle(message, Settlement())
+                return
+
+    def _refuse(
+        self, delivered: Sequence[tuple[ReceivedMessage, Received | None]], error: ValueError
+    ) -> None:
+        """Dead-letter the one message whose event cannot be stored, and commit the others."""
+        if len(delivered) == 1:
+            self._refusals.refuse(delivered[0][0], str(error))
+            return
+        for one in delivered:
+            self._commit([one])

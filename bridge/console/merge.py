@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.console.received import clip
+from bridge.console.received import clip, read_vm
+from bridge.contract.types import KNOWN_VALUES
 from bridge.formats.text import instant_of
 from bridge.imds.document import names
 from bridge.runtime.json import Json
@@ -15,6 +16,9 @@ from bridge.runtime.json import Json
 END_RANK = {"completed": 3, "ended": 2, "canceled": 1}
 REOPEN_SECONDS = 60.0  # a later report than this after an end means that the event is there again
 MAX_NAMES = 1000
+# What reports of the same time are sorted by.
+_ORDER = ("scheduled", "updated", "started", *reversed(END_RANK))
+_STATUSES = {status.lower(): status for status in KNOWN_VALUES["EventStatus"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,8 @@ class ScheduledEvent:
     """One event as all reports together show it; times are seconds since 1970.
 
     Attributes:
+        scope: of the VMs that reported it, "" if they are not identified.
+        group_name: what people call it.
         shown_id: the EventId as received first.
         event_type: Freeze, Reboot, ..., "" if unknown.
         event_source: Platform or User, "" if unknown.
@@ -49,6 +55,8 @@ class ScheduledEvent:
     """
 
     shown_id: str
+    scope: str = ""
+    group_name: str = ""
     event_type: str = ""
     event_source: str = ""
     status: str = ""
@@ -66,17 +74,22 @@ class ScheduledEvent:
 
 
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
-    """Merge all reports of one EventId; None if there are only receipts."""
+    """Merge all reports of one EventId; None if there is no change that is known here."""
     ordered = sorted(reports, key=lambda report: report.at)
     receipts = [report for report in ordered if report.kind.startswith("approval.")]
-    changes = [report for report in ordered if not report.kind.startswith("approval.")]
+    changes = [report for report in ordered if report.kind in _ORDER]
+    changes.sort(key=lambda change: (change.at, _ORDER.index(change.kind)))
     if not changes:
         return None
     end = _end(changes)
     started = next((change.at for change in changes if change.kind == "started"), None)
     first_notice = next((time for time in map(_not_before, changes) if time is not None), None)
     duration = _last(changes, "DurationInSeconds")
+    vms = (read_vm(change.data.get("Vm")) for change in reversed(changes))
+    vm = next((vm for vm in vms if vm and vm.scope), None)
     return ScheduledEvent(
+        scope=vm.scope if vm else "",
+        group_name=vm.group if vm else "",
         shown_id=clip(_last(changes[:1], "EventId")),
         event_type=clip(_last(changes, "EventType")),
         event_source=clip(_last(changes, "EventSource")),
@@ -87,7 +100,7 @@ def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
         description=clip(_last(changes, "Description")),
         resources=_resources(changes),
         first_seen_at=changes[0].at,
-        last_change_at=ordered[-1].at,
+        last_change_at=max(report.at for report in (*changes, *receipts)),
         started_at=started,
         ended_at=end.at if end else None,
         notice_seconds=None if first_notice is None else first_notice - changes[0].at,
@@ -97,7 +110,7 @@ def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
 
 def resources_of(data: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the names of the VMs in an event's data, without the underscore of old api-versions."""
-    return tuple(name[:64].removeprefix("_") for name in names(data.get("Resources"))[:MAX_NAMES])
+    return tuple(clip(name[:64]).removeprefix("_") for name in names(data.get("Resources"))[:MAX_NAMES])
 
 
 def _end(changes: Sequence[Report]) -> Report | None:
@@ -115,11 +128,16 @@ def _status(changes: Sequence[Report]) -> str:
     """Return Started once any VM has seen it, unless a later report takes the start back."""
     status = ""
     for change in changes:
-        reported = clip(change.data.get("EventStatus"))
-        is_taken_back = clip(change.data.get("PreviousStatus")) == "Started"
+        reported = _status_of(change, "EventStatus")
+        is_taken_back = _status_of(change, "PreviousStatus") == "Started"
         if reported and (status != "Started" or is_taken_back):
             status = reported
     return status
+
+
+def _status_of(change: Report, name: str) -> str:
+    given = clip(change.data.get(name))
+    return _STATUSES.get(given.lower(), given)
 
 
 def _last(changes: Sequence[Report], name: str) -> Any:

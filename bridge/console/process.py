@@ -85,12 +85,15 @@ class Console:
         self._store = _open_store(self._folder)
         self._socket = _listen(self.settings.listen)
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
+        self.live = Live(lambda: self.writer.version)
         self.writer = Writer(
-            self._store, clock=self._clock, stop=self._drained, retain_seconds=self.settings.retain_days * DAY
+            self._store,
+            clock=self._clock,
+            stop=self._drained,
+            retain_seconds=self.settings.retain_days * DAY,
+            on_change=self.live.notify,
         )
         self.bus = self._bus_input()
-        self.live = Live(lambda: self.writer.version)
-        self.writer.on_change(self.live.notify)
         self._readers = Readers(self._store)
         pages = Pages(
             self._readers,

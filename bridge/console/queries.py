@@ -11,8 +11,8 @@ from queue import Empty, LifoQueue
 from typing import Any, NamedTuple
 
 from bridge.console.merge import ScheduledEvent
-from bridge.console.store import SCHEDULED_COLUMNS as _COLUMNS
 from bridge.console.store import Store, connect_reader
+from bridge.console.tables import SCHEDULED_COLUMNS as _COLUMNS
 
 DAY = 86_400.0
 MAX_OPEN = 5000
@@ -25,11 +25,9 @@ _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the conditi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRow(ScheduledEvent):
-    """An event with its EventId in lower case, and the group of the VMs that reported it."""
+    """An event with its EventId in lower case."""
 
     event_id: str
-    scope: str
-    group_name: str
 
 
 class VmRow(NamedTuple):  # a fleet has thousands
@@ -42,13 +40,11 @@ class VmRow(NamedTuple):  # a fleet has thousands
     zone: str
     location: str
     resource_id: str
-    first_seen_at: float
     alive_at: float
     heartbeat_at: float
     is_stopped: bool
     version: str
     backlog: int
-    imds_at: float
     unreachable_since: float | None
     gaps: int
 
@@ -79,9 +75,12 @@ class Readers:
             sqlite3.Error: the store cannot be read.
         """
         generation, connection = self._take()
-        connection.execute("BEGIN")
         try:
+            connection.execute("BEGIN")
             yield connection
+        except sqlite3.Error as error:
+            self._store.report_damage(generation, error)
+            raise
         finally:
             connection.rollback()
             self._give_back(generation, connection)
@@ -99,7 +98,8 @@ class Readers:
                 if generation == self._store.generation:
                     return generation, connection
                 connection.close()
-        return self._store.generation, connect_reader(self._store.path)
+        generation = self._store.generation  # first: a file that is replaced meanwhile is of the next one
+        return generation, connect_reader(self._store.path)
 
     def _give_back(self, generation: int, connection: sqlite3.Connection) -> None:
         if self._idle.full() or generation != self._store.generation:
@@ -148,7 +148,7 @@ def find_event(connection: sqlite3.Connection, event_id: str) -> EventRow | None
 def vms(connection: sqlite3.Connection) -> list[VmRow]:
     """Return every VM that has reported, in any order.
 
-    A VM that was not identified at first is left out once one of its name is.
+    A VM that was not identified for a while is left out once an identified one of its name has reported.
     """
     missing = dict(
         connection.execute(
@@ -161,15 +161,16 @@ def vms(connection: sqlite3.Connection) -> list[VmRow]:
     found = [
         VmRow._make((*row, missing.get(row[0], 0)))
         for row in cursor.execute(
-            "SELECT id, name, scope, group_name, zone, location, resource_id, first_seen_at, alive_at, "
-            "heartbeat_at, is_stopped, version, backlog, imds_at, unreachable_since FROM vm"
+            "SELECT id, name, scope, group_name, zone, location, resource_id, alive_at, heartbeat_at, "
+            "is_stopped, version, backlog, unreachable_since FROM vm"
         )
     ]
-    unidentified = {vm.name.lower() for vm in found if not vm.resource_id}
-    if not unidentified:
-        return found
-    identified = {vm.name.lower() for vm in found if vm.resource_id} & unidentified
-    return [vm for vm in found if vm.resource_id or vm.name.lower() not in identified]
+    alive_at: dict[str, float] = {}
+    if any(not vm.resource_id for vm in found):
+        for vm in found:
+            name = vm.name.lower()
+            alive_at[name] = max(alive_at.get(name, 0.0), vm.alive_at if vm.resource_id else 0.0)
+    return [vm for vm in found if vm.resource_id or vm.alive_at > alive_at[vm.name.lower()]]
 
 
 def reports_of(connection: sqlite3.Connection, event_id: str, *, limit: int = 500) -> list[ReportRow]:

@@ -14,7 +14,9 @@ from bridge.runtime.json import Json
 
 SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
 MAX_TEXT = 300
-_FUTURE_SECONDS = 300.0  # a clock that is further ahead is not believed
+# Clocks that show other times are not believed: then the time of arrival counts.
+_EARLIEST = 1_735_689_600.0  # 2025: no imds-bridge is older
+_FUTURE_SECONDS = 300.0
 _SEQUENCE = re.compile(r"[0-9]{1,18}")  # what SQLite stores
 _GROUP = re.compile(r"(/subscriptions/[^/]+)/resourcegroups/([^/]+)", re.IGNORECASE)
 
@@ -27,7 +29,8 @@ class ReportingVm:
         id: its key in the store.
         name: as in Resources.
         scope: the subscription, resource group and scale set in lower case: the VMs that can share events.
-        group: what people call the scope: the resource group, with the scale set if there is one.
+        group: what people call the scope: the resource group, with the scale set if there is one. In lower case, as
+            Azure gives the VMs of one group different spellings.
         zone: the availability zone, "" without one.
         location: the Azure region.
         resource_id: the ARM id, "" while it is unknown.
@@ -92,7 +95,7 @@ def receive(given: Mapping[str, Json], body: bytes, *, now: float) -> Received |
         kind=kind,
         at=_instant(given.get("time"), now),
         event_id=_event_id(kind, properties),
-        vm=_read_vm(properties.get("Vm")),
+        vm=read_vm(properties.get("Vm")),
         reporter=_read_reporter(given),
         data=properties,
         body=body,
@@ -113,7 +116,7 @@ def clip(value: Json) -> str:
 def _instant(value: Json, now: float) -> float:
     instant = parse_iso(value)
     seconds = instant.timestamp() if instant else now
-    return seconds if 0 < seconds < now + _FUTURE_SECONDS else now
+    return seconds if _EARLIEST < seconds < now + _FUTURE_SECONDS else now
 
 
 def _event_id(kind: str, data: Mapping[str, Json]) -> str:
@@ -121,7 +124,8 @@ def _event_id(kind: str, data: Mapping[str, Json]) -> str:
     return clip(data.get("EventId")).strip().lower() if is_about_event else ""
 
 
-def _read_vm(given: Json) -> ReportingVm | None:
+def read_vm(given: Json) -> ReportingVm | None:
+    """Read an event's `Vm`; None if it names none."""
     vm = given if isinstance(given, dict) else {}
     name = clip(vm.get("Name"))
     if not name:
@@ -133,7 +137,7 @@ def _read_vm(given: Json) -> ReportingVm | None:
         id=hash_text((resource_id or f"urn:imds-bridge:vm:{name}").lower()),
         name=name,
         scope="/".join(filter(None, [found[1] if found else "", *names])).lower(),
-        group="/".join(filter(None, names)),
+        group="/".join(filter(None, names)).lower(),
         zone=clip(vm.get("Zone")),
         location=clip(vm.get("Location")),
         resource_id=resource_id,

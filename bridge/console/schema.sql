@@ -1,4 +1,6 @@
--- Events as received, once for each source and id; every other table is derived from them.
+BEGIN;
+-- Events as received, once for each source and id: the copy of the VM that saw it first. Every other table is derived
+-- from what was received.
 CREATE TABLE event (
     n INTEGER PRIMARY KEY AUTOINCREMENT,
     key BLOB NOT NULL UNIQUE,
@@ -54,8 +56,8 @@ CREATE TABLE vm (
     zone TEXT NOT NULL,
     location TEXT NOT NULL,
     resource_id TEXT NOT NULL,
-    first_seen_at REAL NOT NULL,
     alive_at REAL NOT NULL,
+    received_at REAL NOT NULL,
     heartbeat_at REAL NOT NULL DEFAULT 0,
     is_stopped INTEGER NOT NULL DEFAULT 0,
     version TEXT NOT NULL DEFAULT '',
@@ -71,9 +73,10 @@ CREATE TABLE reporter (
     first INTEGER NOT NULL,
     last INTEGER NOT NULL,
     received INTEGER NOT NULL,
-    last_at REAL NOT NULL,
+    received_at REAL NOT NULL,
     PRIMARY KEY (reporter, epoch)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX reporter_gaps ON reporter (vm) WHERE last - first + 1 > received;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 PRAGMA user_version = 1;
+COMMIT;

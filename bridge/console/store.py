@@ -1,4 +1,4 @@
-"""The console's database: events as received, and the rows that the pages read, in one transaction."""
+"""The console's database file: opened, read beside the writer, and replaced if it is damaged or gone."""
 
 from __future__ import annotations
 
@@ -7,72 +7,42 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-from bridge.console.merge import END_RANK, Report, ScheduledEvent, merge
-from bridge.console.received import Received, clip, hash_text, receive
+from bridge.console import tables
+from bridge.console.received import Received, receive
+from bridge.console.tables import Added
 from bridge.errors import StateError
 from bridge.events.envelope import decode_event
 from bridge.outbox.sqlite import Damaged, is_damage, transaction
-from bridge.runtime.instants import parse_iso
+from bridge.runtime.threads import report_progress
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-MAX_REPORTS = 200  # of one EventId that are merged: the newest
-MAX_LISTED = 1000  # ids of one document
-SALVAGE_ROWS = 200
+SALVAGED_ROWS = 256  # at a time
 CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the start
+_MAX_ROWS = 10**9
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
 _LOG_PAGES = 4000
-_CHANGE_KINDS = {"scheduled", "started", "updated", *END_RANK}
-
-SCHEDULED_COLUMNS = ", ".join(
-    ("event_id", "scope", "group_name", *(field.name for field in fields(ScheduledEvent)))
-)
-_ADD_EVENT = """
-INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_ADD_SIGHTING = (
-    "INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = min(at, excluded.at) "
-    "WHERE excluded.at < at"
-)
-_ADD_REPORTER = """
-INSERT INTO reporter VALUES (?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO UPDATE SET
-    first = min(first, excluded.first), last = max(last, excluded.last), received = received + 1,
-    last_at = max(last_at, excluded.last_at)
-"""
-_ADD_VM = """
-INSERT INTO vm (id, name, scope, group_name, zone, location, resource_id, first_seen_at, alive_at)
-VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT DO UPDATE SET
-    name = excluded.name, zone = excluded.zone, location = excluded.location,
-    first_seen_at = min(first_seen_at, excluded.first_seen_at), alive_at = max(alive_at, excluded.alive_at)
-"""
-_ADD_HEARTBEAT = """
-UPDATE vm SET heartbeat_at = ?2, is_stopped = ?3, version = ?4, backlog = ?5 WHERE id = ?1 AND heartbeat_at < ?2
-"""
-_ADD_IMDS = "UPDATE vm SET imds_at = ?2, unreachable_since = ?3 WHERE id = ?1 AND imds_at < ?2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Added:
-    """What a commit did: how many events were new, and how many were known."""
-
-    new: int
-    repeated: int
+_LOG_BYTES = 32 * 1024 * 1024  # what a long reader makes the log grow beyond is given back afterwards
+_UNREADABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_SUFFIXES = ("-wal", "-shm", "")  # the log is moved first: beside a new file, SQLite would read it
 
 
 class Store:
-    """The database, for one thread that writes; `readers` gives connections that read beside it.
+    """The database, for one thread that writes; `connect_reader` gives connections that read beside it.
 
-    It may be damaged or replaced at any time: then what can be read of it goes into a new one.
+    It may be damaged, deleted or replaced at any time: `rebuild` makes a new one of what can be read.
+
+    Attributes:
+        path: of the file.
+        generation: counts the files.
+        damage: what a reader has found, None if nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,138 +54,110 @@ class Store:
         """
         self.path = path
         self.generation = 0
+        self.damage: Exception | None = None
+        for rebuilt in path.parent.glob(
+            f"{path.name}.rebuilt-*"
+        ):  # a process was killed before it could use it
+            self._replace_file(rebuilt)
         try:
-            self._connection = _open(path)
+            self._open()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
-            self._start_again(error)
+            self._connection = sqlite3.connect(path)
+            self.rebuild(error)
 
     def add(self, events: Sequence[Received], *, received_at: float) -> Added:
         """Commit events and everything that is derived from them, or nothing.
 
         Raises:
-            sqlite3.Error: the disk does not allow it, or the file is damaged.
+            sqlite3.Error: the disk does not allow it, or the file is damaged or gone.
         """
-        unique = {event.key: event for event in events}
-        with transaction(self._connection) as execute:
-            known = self._known("key", list(unique))
-            new = [event for key, event in unique.items() if key not in known]
-            reported = [event for event in new if event.event_id]
-            before = self._known("event_id", list({event.event_id for event in reported}))
-            execute.executemany(_ADD_EVENT, [_event_row(event, received_at) for event in new])
-            execute.executemany(_ADD_VM, [_vm_row(event) for event in _newest_of_each_vm(events)])
-            execute.executemany(_ADD_SIGHTING, list(_sightings(events)))
-            execute.executemany(_ADD_REPORTER, list(_reporters(new)))
-            execute.executemany(_ADD_HEARTBEAT, list(_heartbeats(new)))
-            execute.executemany(_ADD_IMDS, list(_imds_states(new)))
-            self._merge(reported, before)
-        return Added(new=len(new), repeated=len(events) - len(new))
+        with self._transaction() as connection:
+            return tables.add(connection, events, received_at=received_at)
 
     def prune(self, before: float) -> int:
         """Delete some of what was received before a time; return how many events.
 
         Raises:
-            sqlite3.Error: the disk does not allow it.
+            sqlite3.Error: the disk does not allow it, or the file is damaged or gone.
         """
-        with transaction(self._connection) as execute:
-            rows = execute.execute(
-                "SELECT n, id_hash, event_id FROM event WHERE received_at < ? ORDER BY received_at LIMIT 2000",
-                (before,),
-            ).fetchall()
-            execute.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows])
-            execute.executemany("DELETE FROM sighting WHERE id_hash = ?", [row[1:2] for row in rows])
-            execute.executemany(
-                "DELETE FROM scheduled WHERE event_id = ?1 AND last_change_at < ?2",
-                {(row[2], before) for row in rows if row[2]},
-            )
-            execute.execute("DELETE FROM vm WHERE alive_at < ?", (before,))
-            execute.execute("DELETE FROM reporter WHERE last_at < ?", (before,))
-        return len(rows)
+        with self._transaction() as connection:
+            return tables.prune(connection, before)
 
     def rebuild(self, error: Exception) -> None:
-        """Move a damaged file aside and start a new one with every event that can still be read.
+        """Replace the file by a new one with every event that can still be read, and move the old one aside.
+
+        If the process is killed meanwhile, the next one begins again or uses the new file.
 
         Raises:
-            OSError, sqlite3.Error: the disk does not allow it.
+            OSError, sqlite3.Error: the disk does not allow it; the old file is used until it does.
         """
+        unfinished = self.path.with_name(f"{self.path.name}.unfinished")
+        for suffix in _SUFFIXES:
+            Path(f"{unfinished}{suffix}").unlink(missing_ok=True)
+        now = datetime.now(UTC)
+        rebuilt = self.path.with_name(f"{self.path.name}.rebuilt-{now:%Y%m%dT%H%M%S%f}")
+        aside = _aside(rebuilt)
+        with contextlib.closing(_connect(unfinished)) as new:
+            recovered = _copy(self._connection, new)
+            note = {"at": now.timestamp(), "recovered": recovered, "moved_to": aside.name}
+            new.execute("INSERT INTO meta VALUES ('rebuilt', ?)", (json.dumps(note),))
+            new.execute("PRAGMA journal_mode = DELETE")  # all is in the file then
+        unfinished.replace(rebuilt)
         self.close()
-        self._start_again(error)
+        self._replace_file(rebuilt)
+        self._open()
+        self.generation += 1
+        self.damage = None
+        log.error("the store was damaged (%s); moved to %s; %d events recovered", error, aside, recovered)
+
+    def report_damage(self, generation: int, error: sqlite3.Error) -> None:
+        """Have the file rebuilt if an error shows that it is damaged; for any thread that reads.
+
+        Args:
+            generation: of the file that was read.
+            error: what reading it raised.
+        """
+        if generation == self.generation and getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNREADABLE:
+            self.damage = error
 
     def close(self) -> None:
         """Close the file."""
         with contextlib.suppress(sqlite3.Error):
             self._connection.close()
 
-    def _start_again(self, error: Exception) -> None:
-        self.generation += 1
-        stamp = datetime.now(UTC)
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp:%Y%m%dT%H%M%S%f}")
-        for suffix in ("-wal", "-shm", ""):
+    def _open(self) -> None:
+        self._connection = _connect(self.path)
+        self._inodes = self._find_inodes()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with transaction(self._connection) as connection:
+            yield connection
+        if self._find_inodes() != self._inodes:
+            raise Damaged("the file was deleted or replaced")
+
+    def _find_inodes(self) -> list[int]:
+        found = []
+        for path in (self.path, Path(f"{self.path}-wal")):
+            try:
+                found.append(path.stat().st_ino)
+            except FileNotFoundError:
+                found.append(0)
+        return found
+
+    def _replace_file(self, rebuilt: Path) -> None:
+        """Move what is there aside, and have the new file take its place."""
+        for suffix in _SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").replace(f"{aside}{suffix}")
-        self._connection = _open(self.path)
-        recovered = 0
-        for batch in _salvage(aside):
-            for received_at, events in batch.items():
-                recovered += self.add(events, received_at=received_at).new
-        log.error("the store was damaged (%s); moved to %s; %d events recovered", error, aside, recovered)
-        note = {"at": stamp.timestamp(), "recovered": recovered, "moved_to": aside.name}
-        with transaction(self._connection) as execute:
-            execute.execute("INSERT OR REPLACE INTO meta VALUES ('rebuilt', ?)", (json.dumps(note),))
-
-    def _known(self, column: str, values: Sequence[Any]) -> set[Any]:
-        """Return those of some keys or EventIds that events have."""
-        known: set[Any] = set()
-        for start in range(0, len(values), 500):
-            some = values[start : start + 500]
-            marks = ",".join("?" * len(some))
-            rows = self._connection.execute(
-                f"SELECT {column} FROM event WHERE {column} IN ({marks}) AND {column} <> ''",  # noqa: S608 - only marks
-                some,
-            )
-            known.update(value for (value,) in rows)
-        return known
-
-    def _merge(self, new: Sequence[Received], before: set[str]) -> None:
-        """Write the merged view of each event that got a report.
-
-        Args:
-            new: the reports that were added.
-            before: the EventIds that had reports before.
-        """
-        by_event: dict[str, list[Received]] = {}
-        for event in new:
-            by_event.setdefault(event.event_id, []).append(event)
-        rows = []
-        for event_id, added in by_event.items():
-            known = (
-                self._stored(event_id) if event_id in before else [(one.kind, one.at, one) for one in added]
-            )
-            if merged := merge(reports(known)):
-                vm = added[-1].vm
-                place = (vm.scope, vm.group) if vm else ("", "")
-                rows.append((event_id, *place, *_scheduled_row(merged)))
-        marks = ",".join("?" * (SCHEDULED_COLUMNS.count(",") + 1))
-        self._connection.executemany(
-            f"INSERT OR REPLACE INTO scheduled ({SCHEDULED_COLUMNS}) VALUES ({marks})",  # noqa: S608 - constants
-            rows,
-        )
-
-    def _stored(self, event_id: str) -> list[tuple[str, float, bytes]]:
-        return self._connection.execute(
-            "SELECT kind, at, body FROM event WHERE event_id = ? AND event_id <> '' ORDER BY at DESC LIMIT ?",
-            (event_id, MAX_REPORTS),
-        ).fetchall()
+                Path(f"{self.path}{suffix}").replace(f"{_aside(rebuilt)}{suffix}")
+        rebuilt.replace(self.path)
 
 
-def reports(rows: Sequence[tuple[str, float, Any]]) -> Iterator[Report]:
-    """Yield the reports that can be merged, from rows of kind, time and body, which need not be decoded again."""
-    for kind, at, event in rows:
-        name = kind.removeprefix("scheduledevent.")
-        if name in _CHANGE_KINDS or name.startswith("approval."):
-            data = event.data if isinstance(event, Received) else json.loads(event)["data"]
-            yield Report(kind=name, at=at, data=data)
+def _aside(rebuilt: Path) -> Path:
+    """Return where the file goes that a new one replaces."""
+    return rebuilt.with_name(rebuilt.name.replace(".rebuilt-", ".damaged-"))
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -224,14 +166,20 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     Raises:
         sqlite3.Error: the file cannot be opened.
     """
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False)
-    connection.execute("PRAGMA query_only = 1")
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS, check_same_thread=False
+    )
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     connection.row_factory = sqlite3.Row
     return connection
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a database for the writer, or make it.
+
+    Raises:
+        StateError, OSError, sqlite3.Error: as of `Store`.
+    """
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     connection = sqlite3.connect(
@@ -250,6 +198,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise StateError(f"{path} was written by a newer imds-bridge; install that version")
@@ -262,94 +211,45 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("SELECT count(*) FROM vm").fetchone()
 
 
-def _salvage(path: Path) -> Iterator[dict[float, list[Received]]]:
-    """Yield the events of a damaged file by the time of their arrival, and skip what cannot be read."""
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(path)) as damaged:
-        last = damaged.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()[0]
-        for start in range(0, min(int(last), 10**9) + 1, SALVAGE_ROWS):
-            batch: dict[float, list[Received]] = {}
-            with contextlib.suppress(sqlite3.Error):
-                for received_at, body in damaged.execute(
-                    "SELECT received_at, body FROM event WHERE n >= ? AND n < ?",
-                    (start, start + SALVAGE_ROWS),
-                ):
-                    with contextlib.suppress(ValueError, TypeError):
-                        event = receive(decode_event(body), body, now=received_at)
-                        batch.setdefault(received_at, []).extend([event] if event else [])
-            yield batch
+def _copy(old: sqlite3.Connection, new: sqlite3.Connection) -> int:
+    """Copy what can be read; return how many events."""
+    recovered = 0
+    for rows in _salvage(old):
+        report_progress()
+        batches: dict[float, list[Received]] = {}
+        for received_at, body in rows:
+            with contextlib.suppress(ValueError, TypeError):
+                event = receive(decode_event(body), body, now=received_at)
+                batches.setdefault(received_at, []).extend([event] if event else [])
+        with transaction(new):
+            for received_at, events in batches.items():
+                recovered += tables.add(new, events, received_at=received_at).new
+    for table, marks in (("sighting", "?, ?, ?"), ("reporter", "?, ?, ?, ?, ?, ?, ?")):
+        # They also know of copies that were not kept, and of numbers that were deleted.
+        with contextlib.suppress(sqlite3.Error), transaction(new):
+            new.executemany(
+                f"INSERT OR REPLACE INTO {table} VALUES ({marks})",  # noqa: S608 - constants
+                old.execute(f"SELECT * FROM {table}"),  # noqa: S608 - constants
+            )
+    return recovered
 
 
-def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
-    vm = event.vm.id if event.vm else None
-    reason = clip(event.data.get("Reason"))
-    place = (event.key, event.id_hash, event.kind, event.event_id, reason)
-    return (*place, vm, event.at, received_at, event.body)
+def _salvage(old: sqlite3.Connection) -> Iterator[list[tuple[float, bytes]]]:
+    """Yield the times and bodies of a damaged file's events, and skip what cannot be read."""
+    last = 0
+    for find_last in ("SELECT seq FROM sqlite_sequence WHERE name = 'event'", "SELECT max(n) FROM event"):
+        with contextlib.suppress(sqlite3.Error, TypeError, ValueError):
+            last = max(last, int(old.execute(find_last).fetchone()[0]))
+    for start in range(0, min(last, _MAX_ROWS) + 1, SALVAGED_ROWS):
+        yield _read_rows(old, start, start + SALVAGED_ROWS)
 
 
-def _scheduled_row(event: ScheduledEvent) -> Iterator[object]:
-    for field in fields(event):
-        value = getattr(event, field.name)
-        yield json.dumps(value) if isinstance(value, tuple) else value
-
-
-def _newest_of_each_vm(events: Iterable[Received]) -> list[Received]:
-    newest: dict[int, Received] = {}
-    for event in events:
-        if (
-            event.vm
-            and _is_of_forwarder(event)
-            and (event.vm.id not in newest or event.at > newest[event.vm.id].at)
-        ):
-            newest[event.vm.id] = event
-    return list(newest.values())
-
-
-def _is_of_forwarder(event: Received) -> bool:
-    """Return whether the event shows that the VM's forwarder works; changes of events name no process."""
-    return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
-
-
-def _vm_row(event: Received) -> tuple[object, ...]:
-    vm = event.vm
-    assert vm is not None  # noqa: S101 - chosen by it
-    return (vm.id, vm.name, vm.scope, vm.group, vm.zone, vm.location, vm.resource_id, event.at, event.at)
-
-
-def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
-    for event in events:
-        if event.vm is None:
-            continue
-        if event.kind.startswith("scheduledevent."):
-            yield event.id_hash, event.vm.id, event.at
-        listed = event.data.get("CloudEventIds") if event.kind == "document.changed" else None
-        for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
-            if isinstance(one, str):
-                yield hash_text(one), event.vm.id, event.at
-
-
-def _reporters(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
-    for event in events:
-        name, epoch, number = event.reporter
-        if event.vm and name and number is not None:
-            yield name, epoch, event.vm.id, number, number, event.at
-
-
-def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
-    for event in events:
-        if event.kind == "bridge.heartbeat" and event.vm and _is_of_forwarder(event):
-            waiting = event.data.get("Backlog")
-            counts = waiting.values() if isinstance(waiting, dict) else ()
-            backlog = sum(count for count in counts if isinstance(count, int) and abs(count) < 2**31)
-            stopped = event.data.get("Reason") == "Stopping"
-            yield event.vm.id, event.at, stopped, clip(event.data.get("Version")), backlog
-
-
-def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
-    for event in events:
-        if event.vm is None:
-            continue
-        if event.kind == "imds.unreachable":
-            since = parse_iso(event.data.get("Since"))
-            yield event.vm.id, event.at, since.timestamp() if since else event.at
-        elif event.kind in ("imds.recovered", "document.changed"):
-            yield event.vm.id, event.at, None
+def _read_rows(old: sqlite3.Connection, start: int, end: int) -> list[tuple[float, bytes]]:
+    """Return the rows from one number to before another; around a damaged page, all that it does not hold."""
+    try:
+        return old.execute(
+            "SELECT received_at, body FROM event WHERE n >= ? AND n < ?", (start, end)
+        ).fetchall()
+    except sqlite3.Error:
+        middle = (start + end) // 2
+        return [] if middle == start else _read_rows(old, start, middle) + _read_rows(old, middle, end)

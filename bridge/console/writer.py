@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from bridge.console.received import Received
-from bridge.console.store import Added, Store
+from bridge.console.store import Store
 from bridge.errors import Unavailable
 from bridge.outbox.sqlite import is_damage
 from bridge.runtime.clock import Clock
@@ -24,6 +25,9 @@ MAX_EVENTS = 1000  # of one transaction
 PRUNE_SECONDS = 60.0
 RETRY_AFTER_SECONDS = 5.0
 
+# Errors of values, which are the same in every try.
+_UNFIT = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError)
+T = TypeVar("T")
 _Waiting = tuple[Sequence[Received], "Future[None]"]
 
 
@@ -32,13 +36,21 @@ class Writer:
 
     Attributes:
         error: why the store could not be written last time, "" if it could.
-        version: grows with every commit of something new.
+        version: grows with every commit of a change.
         received: how many events were new since the start.
         repeated: how many were known.
         last_received_at: when the last new event was committed.
     """
 
-    def __init__(self, store: Store, *, clock: Clock, stop: Stop, retain_seconds: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        clock: Clock,
+        stop: Stop,
+        retain_seconds: float,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         """Prepare to write.
 
         Args:
@@ -46,15 +58,16 @@ class Writer:
             clock: dates what is received.
             stop: ends `run` after everything that waits is committed.
             retain_seconds: how long events are kept.
+            on_change: is called after each commit of a change, on the thread of `run`.
         """
         self._store = store
         self._clock = clock
         self._stop = stop
         self._retain_seconds = retain_seconds
+        self._on_change = on_change
         self._queue: SimpleQueue[_Waiting] = SimpleQueue()
         self._log_limit = RepeatLimit(clock)
         self._prune_at = 0.0
-        self._listeners: list[Callable[[], None]] = []
         self.error = ""
         self.version = 0
         self.received = 0
@@ -70,10 +83,6 @@ class Writer:
         future: Future[None] = Future()
         self._queue.put((events, future))
         return future
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call a function after each commit of something new, on the writer's thread."""
-        self._listeners.append(listener)
 
     def run(self) -> None:
         """Commit until the stop, and then what waits."""
@@ -106,54 +115,64 @@ class Writer:
     def _commit(self, waiting: list[_Waiting]) -> None:
         events = [event for some, _ in waiting for event in some]
         try:
-            added = self._add(events)
-        except (sqlite3.Error, OSError) as error:
-            self._fail(waiting, error)
-            return
-        except (ValueError, TypeError, OverflowError) as error:
-            self._commit_each(waiting, error)
+            added = self._use(lambda: self._store.add(events, received_at=self._clock.wall()))
+        except Exception as error:  # noqa: BLE001 - no event may end the thread
+            if isinstance(error, sqlite3.Error | OSError | MemoryError) and not isinstance(error, _UNFIT):
+                self._fail(waiting, error)
+            else:
+                self._commit_each(waiting, error)
             return
         self.error = ""
         self.received += added.new
         self.repeated += added.repeated
-        self.last_received_at = self._clock.now()
+        if added.new:
+            self.last_received_at = self._clock.now()
         for _, future in waiting:
             future.set_result(None)
-        self.version += 1
-        for listener in self._listeners:
-            listener()
+        if added.is_change:
+            self.version += 1
+            self._on_change()
 
     def _commit_each(self, waiting: list[_Waiting], error: Exception) -> None:
         """Let one sender's events that cannot be stored hold up no other sender."""
-        if len(waiting) == 1:
-            waiting[0][1].set_exception(ValueError(f"the events cannot be stored: {error}"))
+        if len(waiting) > 1:
+            for one in waiting:
+                self._commit([one])
             return
-        for one in waiting:
-            self._commit([one])
-
-    def _add(self, events: Sequence[Received]) -> Added:
-        """Commit events; into a new file, if this one turns out to be damaged."""
-        try:
-            return self._store.add(events, received_at=self._clock.wall())
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
-                raise
-            self._store.rebuild(error)
-            return self._store.add(events, received_at=self._clock.wall())
+        log.error("events that cannot be stored are refused", exc_info=error)
+        waiting[0][1].set_exception(ValueError(f"the events cannot be stored: {error}"))
 
     def _fail(self, waiting: list[_Waiting], error: Exception) -> None:
-        self.error = str(error)
-        if self._log_limit.is_due(self.error):
-            log.error("the store cannot be written; senders retry: %s", error)
+        self._note(error)
         for _, future in waiting:
             future.set_exception(
                 Unavailable(f"the store cannot be written: {error}", retry_after_seconds=RETRY_AFTER_SECONDS)
             )
 
     def _prune(self) -> None:
+        """Delete what is too old; a clock that jumps ahead makes nothing old."""
         self._prune_at = self._clock.monotonic() + PRUNE_SECONDS
+        before = min(self._clock.wall(), self._clock.steady()) - self._retain_seconds
         try:
-            if self._store.prune(self._clock.wall() - self._retain_seconds):
+            if self._use(lambda: self._store.prune(before)):
                 self._prune_at = self._clock.monotonic()
+            self.error = ""
         except (sqlite3.Error, OSError) as error:
-            self.error = str(error)
+            self._note(error)
+
+    def _use(self, work: Callable[[], T]) -> T:
+        """Do something with the store; with a new file, if this one turns out to be damaged."""
+        try:
+            if self._store.damage:
+                raise self._store.damage
+            return work()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self._store.rebuild(error)
+            return work()
+
+    def _note(self, error: Exception) -> None:
+        self.error = str(error)
+        if self._log_limit.is_due(self.error):
+            log.error("the store cannot be written; senders retry: %s", error)

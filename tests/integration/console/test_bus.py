@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
-from bridge.console import queries
+from bridge.console import queries, tables
 from bridge.console.bus import BusInput
+from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.console.writer import Writer
 from bridge.lab.servicebus import ServiceBusLab
@@ -76,6 +78,44 @@ def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
     rig.bus.run_once(5.0)
     assert len(rig.queue.dead_letters) == 1
     assert rig.bus.status()["malformed"] == 1
+    rig.store.close()
+
+
+def test_an_event_that_cannot_be_stored_is_dead_lettered_and_the_others_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path)
+    for number in range(5):
+        rig.queue.send(FleetVm(f"web-{number}").heartbeat(), message_id=str(number))
+    add = tables.add
+
+    def fail(
+        connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float
+    ) -> tables.Added:
+        if any(b"web-3" in event.body for event in events):
+            raise sqlite3.IntegrityError("NOT NULL constraint failed")
+        return add(connection, events, received_at=received_at)
+
+    monkeypatch.setattr(tables, "add", fail)
+    thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
+    while thread.is_alive():
+        rig.writer.run_once(0.01)
+    assert [one.message_id for one in rig.queue.dead_letters] == ["3"]
+    assert len(rig.queue.completed) == 4
+    rig.store.close()
+
+
+def test_a_message_that_is_delivered_again_counts_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
+    settle = rig.receiver.settle
+    rig.receiver.settle = lambda *_: rig.receiver.disconnect()  # type: ignore[method-assign] # the lock is lost
+    for _ in range(2):
+        thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
+        rig.writer.run_once(5.0)
+        thread.join(10)
+        rig.receiver.settle = settle  # type: ignore[method-assign]
+    assert (len(rig.queue.completed), rig.writer.received, rig.writer.repeated) == (1, 1, 1)
     rig.store.close()
 
 

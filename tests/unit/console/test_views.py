@@ -38,13 +38,11 @@ VM = VmRow(
     zone="1",
     location="westeurope",
     resource_id="/subscriptions/s",
-    first_seen_at=AT - 9000,
     alive_at=AT - 60,
     heartbeat_at=AT - 60,
     is_stopped=False,
     version="0.3.0",
     backlog=0,
-    imds_at=AT,
     unreachable_since=None,
     gaps=0,
 )

@@ -1,0 +1,220 @@
+"""Write events, and the rows that the pages read: they are the same in whatever order the events arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from bridge.console.merge import Report, ScheduledEvent, merge
+from bridge.console.received import Received, clip, hash_text
+from bridge.runtime.instants import parse_iso
+
+MAX_CHANGES = 200  # of one EventId that are merged: the newest
+MAX_LISTED = 1000  # ids of one document
+PRUNED_EVENTS = 2000  # at a time
+_KEYS = 500  # of one query
+
+SCHEDULED_COLUMNS = ", ".join(("event_id", *(field.name for field in fields(ScheduledEvent))))
+# Of copies with the same source and id, the one of the VM that saw it first is kept.
+_ADD_EVENT = """
+INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET vm = excluded.vm, at = excluded.at, body = excluded.body
+WHERE excluded.at < at AND (excluded.kind, excluded.event_id) = (kind, event_id)
+"""
+_ADD_SIGHTING = (
+    "INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at"
+)
+_ADD_REPORTER = """
+INSERT INTO reporter VALUES (?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO UPDATE SET
+    first = min(first, excluded.first), last = max(last, excluded.last), received = received + 1,
+    received_at = excluded.received_at
+"""
+_ADD_VM = """
+INSERT INTO vm (id, name, scope, group_name, zone, location, resource_id, alive_at, received_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    name = excluded.name, zone = excluded.zone, location = excluded.location,
+    alive_at = excluded.alive_at, received_at = excluded.received_at
+WHERE excluded.alive_at > alive_at
+"""
+_ADD_HEARTBEAT = """
+UPDATE vm SET heartbeat_at = ?2, is_stopped = ?3, version = ?4, backlog = ?5 WHERE id = ?1 AND heartbeat_at <= ?2
+"""
+_ADD_IMDS = """
+UPDATE vm SET imds_at = ?2, unreachable_since = ?3
+WHERE id = ?1 AND (imds_at < ?2 OR (imds_at = ?2 AND ?3 IS NOT NULL))
+"""
+_ADD_SCHEDULED = (
+    f"INSERT OR REPLACE INTO scheduled ({SCHEDULED_COLUMNS}) "  # noqa: S608 - constants
+    f"VALUES (?{', ?' * SCHEDULED_COLUMNS.count(',')})"
+)
+# The newest changes, and the last receipt.
+_REPORTS = """
+SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
+    AND kind LIKE 'scheduledevent.%' ORDER BY at DESC, key LIMIT ?2)
+UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
+    AND kind LIKE 'approval.%' ORDER BY at DESC, key LIMIT 1)
+"""
+# What was reported about an EventId stays as long as its last change, or what is still to come, is not too old.
+_TOO_OLD = """
+SELECT n, id_hash, event_id FROM event WHERE received_at < ?1 AND NOT EXISTS (
+    SELECT 1 FROM scheduled WHERE scheduled.event_id = event.event_id
+    AND max(last_change_at, iif(is_open, ifnull(not_before, 0), 0)) >= ?1)
+ORDER BY received_at LIMIT ?2
+"""
+_DELETE_SCHEDULED = """
+DELETE FROM scheduled WHERE event_id = ?1 AND NOT EXISTS (
+    SELECT 1 FROM event WHERE event.event_id = ?1 AND event.event_id <> '')
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Added:
+    """How many events were new, how many were known, and whether any row has changed."""
+
+    new: int
+    repeated: int
+    is_change: bool
+
+
+def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_at: float) -> Added:
+    """Write events and everything that is derived from them.
+
+    Args:
+        connection: in a transaction.
+        events: in any order; any of them may be known.
+        received_at: seconds since 1970.
+    """
+    changes, many = connection.total_changes, connection.executemany
+    known = _known(connection, [event.key for event in events])
+    new = {event.key: event for event in events if event.key not in known}.values()
+    many(_ADD_EVENT, [_event_row(event, received_at) for event in events])
+    many(_ADD_VM, [_vm_row(event, received_at) for event in _newest_of_each_vm(events)])
+    many(_ADD_SIGHTING, list(_sightings(events)))
+    many(_ADD_REPORTER, list(_reporters(new, received_at)))
+    many(_ADD_HEARTBEAT, list(_heartbeats(new)))
+    many(_ADD_IMDS, list(_imds_states(new)))
+    changed = {event.event_id for event in events if event.at < known.get(event.key, math.inf)} - {""}
+    many(_ADD_SCHEDULED, list(_scheduled_rows(connection, changed)))
+    is_change = connection.total_changes > changes
+    return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
+
+
+def prune(connection: sqlite3.Connection, before: float) -> int:
+    """Delete some of what was received before a time; return how many events.
+
+    Args:
+        connection: in a transaction.
+        before: seconds since 1970.
+    """
+    rows = connection.execute(_TOO_OLD, (before, PRUNED_EVENTS)).fetchall()
+    connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows])
+    connection.executemany("DELETE FROM sighting WHERE id_hash = ?", [row[1:2] for row in rows])
+    connection.executemany(_DELETE_SCHEDULED, {row[2:] for row in rows})
+    connection.execute("DELETE FROM vm WHERE received_at < ?", (before,))
+    connection.execute("DELETE FROM reporter WHERE received_at < ?", (before,))
+    return len(rows)
+
+
+def _known(connection: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, float]:
+    """Return the time of each event that is known."""
+    known: dict[bytes, float] = {}
+    for start in range(0, len(keys), _KEYS):
+        some = keys[start : start + _KEYS]
+        marks = ",".join("?" * len(some))
+        known.update(connection.execute(f"SELECT key, at FROM event WHERE key IN ({marks})", some))  # noqa: S608 - only marks
+    return known
+
+
+def _scheduled_rows(connection: sqlite3.Connection, event_ids: Iterable[str]) -> Iterator[tuple[object, ...]]:
+    """Merge what was reported about each of some EventIds."""
+    for event_id in event_ids:
+        if merged := merge(_reports(connection.execute(_REPORTS, (event_id, MAX_CHANGES)))):
+            values = (getattr(merged, field.name) for field in fields(merged))
+            yield event_id, *(json.dumps(value) if isinstance(value, tuple) else value for value in values)
+
+
+def _reports(rows: Iterable[tuple[str, float, bytes]]) -> Iterator[Report]:
+    for kind, at, body in rows:
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # a row that the disk has changed
+            yield Report(kind=kind.removeprefix("scheduledevent."), at=at, data=json.loads(body)["data"])
+
+
+def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
+    vm = event.vm.id if event.vm else None
+    reason = clip(event.data.get("Reason"))
+    place = (event.key, event.id_hash, event.kind, event.event_id, reason)
+    return (*place, vm, event.at, received_at, event.body)
+
+
+def _newest_of_each_vm(events: Iterable[Received]) -> list[Received]:
+    newest: dict[int, Received] = {}
+    for event in events:
+        if (
+            event.vm
+            and _is_of_forwarder(event)
+            and (event.vm.id not in newest or event.at > newest[event.vm.id].at)
+        ):
+            newest[event.vm.id] = event
+    return list(newest.values())
+
+
+def _is_of_forwarder(event: Received) -> bool:
+    """Return whether the event shows that the VM's forwarder works; changes of events name no process."""
+    return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
+
+
+def _vm_row(event: Received, received_at: float) -> tuple[object, ...]:
+    vm = event.vm
+    assert vm is not None  # noqa: S101 - chosen by it
+    place = (vm.scope, vm.group, vm.zone, vm.location, vm.resource_id)
+    return (vm.id, vm.name, *place, event.at, received_at)
+
+
+def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
+    for event in events:
+        if event.vm is None:
+            continue
+        if event.kind.startswith("scheduledevent."):
+            yield event.id_hash, event.vm.id, event.at
+        listed = event.data.get("CloudEventIds") if event.kind == "document.changed" else None
+        for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
+            if isinstance(one, str):
+                yield hash_text(one), event.vm.id, event.at
+
+
+def _reporters(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
+    for event in events:
+        name, epoch, number = event.reporter
+        if event.vm and name and number is not None:
+            yield name, epoch, event.vm.id, number, number, received_at
+
+
+def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
+    for event in events:
+        if event.kind == "bridge.heartbeat" and event.vm and _is_of_forwarder(event):
+            waiting = event.data.get("Backlog")
+            counts = waiting.values() if isinstance(waiting, dict) else ()
+            backlog = sum(count for count in counts if isinstance(count, int) and abs(count) < 2**31)
+            stopped = event.data.get("Reason") == "Stopping"
+            yield event.vm.id, event.at, stopped, clip(event.data.get("Version")), backlog
+
+
+def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
+    """Yield since when IMDS can or cannot be reached: an outage counts from the last usable answer.
+
+    A gap that was noticed at its end is published as an outage and its end at the same time, or nearly.
+    """
+    for event in events:
+        if event.vm is None:
+            continue
+        if event.kind == "imds.unreachable":
+            since = parse_iso(event.data.get("Since"))
+            at = min(event.at, since.timestamp()) if since else event.at
+            yield event.vm.id, at, at
+        elif event.kind in ("imds.recovered", "document.changed"):
+            yield event.vm.id, event.at, None
