@@ -6,6 +6,7 @@ import argparse
 import json
 import sched
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -31,6 +32,7 @@ def main() -> int:
     planned = plan(options.vms, options.listeners, options.seed)
     folder = Path(tempfile.mkdtemp(prefix="imds-bridge-fleet-"))
     print(f"fleet: {options.vms} VMs, seed {options.seed}; at most {LIMIT_SECONDS:.0f} s", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("fleet: stopped"))
     try:
         with ExitStack() as stack:
             evidence = Run(
@@ -113,7 +115,7 @@ class Run:
             appeared=self._appeared,
             stored=[json.loads(body) for body in world.bus("stored")],
             relayed=world.chat("events"),
-            visible=world.page.seen,
+            visible=world.visible(),
             console=console,
             console_vms=console_vms,
             commands=self._commands,
@@ -123,7 +125,7 @@ class Run:
             storm=storm,
             exits=world.exits,
             seconds=self._seconds,
-            page_seconds=world.page.fetch_seconds,
+            page_seconds=world.page_seconds(),
         )
 
     def _storm(self) -> None:
@@ -137,7 +139,7 @@ class Run:
             timetable.enter(at, 0, world.kill, (vm,))
             timetable.enter(at + RESTART_SECONDS, 0, world.restart, (vm,))
         timetable.run()
-        world.settle("all notices on the page", lambda: self._event_ids <= world.page.seen.keys())
+        world.settle("all notices on the page", lambda: self._event_ids <= world.visible().keys())
 
     def _schedule(self, notice: Notice) -> None:
         self._appeared[notice.event_id] = self._world.schedule(notice)

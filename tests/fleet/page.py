@@ -15,10 +15,10 @@ ANSWER_SECONDS = 30.0
 
 
 class OpenPage:
-    """Notes when each EventId is on the page *Now* for the first time."""
+    """Notes when each EventId is on the page *Now* of a group for the first time."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, group: str) -> None:
+        self._url, self._group = url, group
         self._seen: dict[str, float] = {}
         self._is_closed = False
         self.fetch_seconds: list[float] = []
@@ -50,7 +50,7 @@ class OpenPage:
 
     def _fetch(self, session: requests.Session) -> None:
         began = time.time()
-        page = session.get(self._url, timeout=ANSWER_SECONDS).text
+        page = session.get(self._url, params={"group": self._group}, timeout=ANSWER_SECONDS).text
         now = time.time()
         self.fetch_seconds.append(now - began)
         for event_id in set(EVENT_LINK.findall(page)):

@@ -69,12 +69,15 @@ class World:
             for role, settings in self._roles(vm)
         }
         self.services = {"relay": relay, "console": self.console}
-        for process in (*self.services.values(), *self.members.values()):
+        self._watched = {**self.services, **self.members}  # must not exit unless they are killed
+        for process in self._watched.values():
             stack.callback(process.kill)
         relay.start()
         self.console.start()
-        self.page = OpenPage(self.console.url)
-        stack.callback(self.page.close)
+        # The console names a scale set after its resource group and itself.
+        self._pages = [OpenPage(self.console.url, f"{group}/{group}") for group in groups]
+        for page in self._pages:
+            stack.callback(page.close)
         client = stack.enter_context(ServiceBusClient.from_connection_string(self._connection_string))
         self._commands = stack.enter_context(client.get_queue_sender(QUEUE))
 
@@ -189,18 +192,27 @@ class World:
         return bool(status) and not any(sink["backlog"] for sink in status["sinks"].values())
 
     def _pause(self, seconds: float, *, what: str) -> None:
-        self._note_exits({**self.services, **self.members})
+        self._note_exits()
         if time.monotonic() > self._deadline:
             raise FleetError(
                 f"the time is over while waiting for {what}; not settled: {self._unsettled()[:10]}"
             )
         time.sleep(seconds)
 
-    def _note_exits(self, processes: Mapping[str, Forward]) -> None:
-        for name, process in processes.items():
+    def _note_exits(self) -> None:
+        for name, process in {**self._watched}.items():
             code = process.process.poll() if process.process else None
-            if code not in (None, -signal.SIGKILL) and name not in self.exits:
+            if code not in (None, -signal.SIGKILL):
                 self.exits.append(f"{name} exited with {code}")
+                del self._watched[name]
+
+    def visible(self) -> dict[str, float]:
+        """Return when each EventId was on a page for the first time, in seconds since 1970."""
+        return {event_id: at for page in self._pages for event_id, at in page.seen.items()}
+
+    def page_seconds(self) -> list[float]:
+        """Return how long each fetch of a page took."""
+        return [seconds for page in self._pages for seconds in page.fetch_seconds]
 
     def usage(self) -> Mapping[str, Usage]:
         """Return what each process has used so far; the simulators are named after their service."""
@@ -220,11 +232,13 @@ class World:
         self._stop(self.members)
         while self.bus("waiting"):
             self._pause(LOOKS_APART_SECONDS, what="relay and console")
-        self.page.close()
+        for page in self._pages:
+            page.close()
         self._stop(self.services)
 
     def _stop(self, processes: Mapping[str, Forward]) -> None:
-        for process in processes.values():
+        for name, process in processes.items():
+            self._watched.pop(name, None)
             process.signal()
         end = time.monotonic() + STOP_SECONDS
         for name, process in processes.items():
