@@ -31,7 +31,7 @@ class OpenPage:
         return self._seen.copy()
 
     def close(self) -> None:
-        """Close the page."""
+        """Close the page, at the next message of its stream or at the end of the console."""
         self._is_closed = True
         self._thread.join(2 * ANSWER_SECONDS)
 

@@ -69,15 +69,15 @@ class World:
             for role, settings in self._roles(vm)
         }
         self.services = {"relay": relay, "console": self.console}
+        self._pages: list[OpenPage] = []
+        stack.callback(self._close_pages)  # after the console has ended, and with it their streams
         self._watched = {**self.services, **self.members}  # must not exit unless they are killed
         for process in self._watched.values():
             stack.callback(process.kill)
         relay.start()
         self.console.start()
         # The console names a scale set after its resource group and itself.
-        self._pages = [OpenPage(self.console.url, f"{group}/{group}") for group in groups]
-        for page in self._pages:
-            stack.callback(page.close)
+        self._pages += [OpenPage(self.console.url, f"{group}/{group}") for group in groups]
         client = stack.enter_context(ServiceBusClient.from_connection_string(self._connection_string))
         self._commands = stack.enter_context(client.get_queue_sender(QUEUE))
 
@@ -232,9 +232,11 @@ class World:
         self._stop(self.members)
         while self.bus("waiting"):
             self._pause(LOOKS_APART_SECONDS, what="relay and console")
+        self._stop(self.services)
+
+    def _close_pages(self) -> None:
         for page in self._pages:
             page.close()
-        self._stop(self.services)
 
     def _stop(self, processes: Mapping[str, Forward]) -> None:
         for name, process in processes.items():
