@@ -29,7 +29,7 @@ FILTERS: Parameters = {
     field.name: {"type": "string", "maxLength": MAX_CHARACTERS, "examples": [_EXAMPLES[field.name]]}
     for field in fields(Filter)
 }
-DAYS: Parameters = {"days": {"type": "integer", "enum": [*PERIODS.values()], "default": 30}}
+PERIOD: Parameters = {"days": {"type": "integer", "enum": [*PERIODS.values()], "default": 30}, **FILTERS}
 NONE: Parameters = {}
 _ERRORS = {
     "400": "A parameter is not valid",
@@ -214,7 +214,7 @@ def openapi() -> dict[str, Json]:
             f"{BASE}/events": _path("Open events, filtered", EventList, FILTERS),
             f"{BASE}/events/{{event_id}}": event,
             f"{BASE}/vms": _path("VMs, filtered", VmList, FILTERS),
-            f"{BASE}/history": _path("Figures of the last days", Figures, DAYS),
+            f"{BASE}/history": _path("Figures of the last days, filtered", Figures, PERIOD),
         },
         "components": {"schemas": generated["$defs"]},
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
-from bridge.console.queries import EventRow, VmRow
+from bridge.console.queries import EventRow, VmRow, Where
 from bridge.imds.document import fold_name
 
 MAX_CHARACTERS = 200
@@ -41,8 +41,25 @@ class Filter:
         """Return whether to show a VM."""
         return self.group in ("", vm.group_name) and fold_name(self.vm) in vm.name.casefold()
 
+    def of_events(self) -> Where:
+        """Return the filter as a condition on the table `scheduled`; the status of open events is also Open."""
+        equal = {"event_type": self.type, "event_source": self.source, "group_name": self.group}
+        found = [(f"{column} = ?", [value]) for column, value in equal.items() if value]
+        if self.status:
+            found.append(("? IN (status, iif(is_open, 'Open', ''))", [self.status]))
+        if wanted := fold_name(self.vm):
+            found.append(("(instr(event_id, ?) = 1 OR instr(lower(resources), ?))", [wanted, wanted]))
+        return _all_of(found)
+
+    def of_vms(self) -> Where:
+        """Return the filter as a condition on the table `vm`."""
+        found = [("group_name = ?", [self.group])] if self.group else []
+        if wanted := fold_name(self.vm):
+            found.append(("instr(lower(name), ?)", [wanted]))
+        return _all_of(found)
+
     def query(self, **changes: str) -> str:
-        """Return the filter, with changes, as the end of an address: `?type=Reboot`, "" if nothing is filtered."""
+        """Return the filter, with changes, as the end of an address: `?type=Reboot`, "" if there is none."""
         values = {field.name: getattr(self, field.name) for field in fields(self)} | changes
         encoded = urlencode({name: value for name, value in values.items() if value})
         return f"?{encoded}" if encoded else ""
@@ -56,6 +73,13 @@ def read_filter(query: Mapping[str, str]) -> Filter:
     """Read a filter from an address; other parts of it do not matter."""
     return Filter(
         **{field.name: query.get(field.name, "")[:MAX_CHARACTERS].strip() for field in fields(Filter)}
+    )
+
+
+def _all_of(conditions: Sequence[tuple[str, list[str]]]) -> Where:
+    return Where(
+        " AND ".join(condition for condition, _ in conditions) or "1",
+        tuple(value for _, values in conditions for value in values),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from bridge.console import queries
+from bridge.console.filters import Filter
 from bridge.console.now import css_class
 from bridge.console.queries import DAY, EventRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
@@ -22,6 +23,7 @@ PERIODS = {"30": 30, "90": 90}
 ENDS = ("Completed", "Ended", "Canceled", "Open")
 NOTICE_LIMITS = (30.0, 60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, DAY)
 _SHOWN_LOSSES = 50
+_SHOWN_EVENTS = 50
 _CSV_COLUMNS = (
     *("EventId", "EventType", "EventSource", "Status", "Group", "Resources", "FirstSeen", "NotBefore"),
     *("Started", "Ended", "NoticeSeconds", "DurationInSeconds", "Approval"),
@@ -36,12 +38,14 @@ class Notice:
         minimum: Microsoft's, in words.
         counts: text, number, width in percent and whether it is below the minimum, for each of NOTICE_LIMITS.
         short: how many events had less than the minimum.
+        total: how many named a NotBefore.
     """
 
     event_type: str
     minimum: str
     counts: tuple[tuple[str, int, float, bool], ...]
     short: int
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,33 +65,46 @@ class History:
         days: its length.
         ends: a line for each type with the count of each of ENDS, and the sum.
         per_day: for each day, oldest first: parts of a column as style, place and height in percent, and a text.
+        highest: how many events the day with most of them had.
         notices: of each type.
         receipts: outcome, reason and count.
         losses: the newest ones.
+        events: the newest ones.
     """
 
     days: int
     ends: tuple[tuple[str, tuple[int, ...], int], ...]
     per_day: tuple[tuple[tuple[tuple[str, float, float], ...], str], ...]
+    highest: int
     notices: tuple[Notice, ...]
     receipts: tuple[tuple[str, str, int], ...]
     losses: tuple[Loss, ...]
+    events: tuple[EventRow, ...]
+
+    @property
+    def total(self) -> int:
+        """How many events there were."""
+        return sum(total for _, _, total in self.ends)
 
 
-def read_history(connection: sqlite3.Connection, days: int, now: float) -> History:
-    """Read the figures of the last days."""
-    since = now - days * DAY
-    losses = queries.losses_since(connection, since, limit=_SHOWN_LOSSES)
-    receipts = queries.count_receipts(connection, since)
+def read_history(connection: sqlite3.Connection, days: int, now: float, wanted: Filter) -> History:
+    """Read the figures of the last days, of the events and VMs that a filter chooses."""
+    since, where = now - days * DAY, wanted.of_events()
+    per_day = _by_day(queries.count_by_day(connection, since, now, where))
+    highest = max((sum(day.values()) for day in per_day.values()), default=0)
+    losses = queries.losses_since(connection, since, wanted.of_vms(), limit=_SHOWN_LOSSES)
+    receipts = queries.count_receipts(connection, since, where)
     return History(
         days=days,
-        ends=tuple(_ends(queries.count_by_end(connection, since))),
-        per_day=tuple(_columns(queries.count_by_day(connection, since, now), days)),
-        notices=tuple(_notices(queries.count_by_notice(connection, since, NOTICE_LIMITS))),
+        ends=tuple(_ends(queries.count_by_end(connection, since, where))),
+        per_day=tuple(_columns(per_day, days, highest)),
+        highest=highest,
+        notices=tuple(_notices(queries.count_by_notice(connection, since, NOTICE_LIMITS, where))),
         receipts=tuple(
             (kind.removeprefix("approval."), sanitize(reason, 60), count) for kind, reason, count in receipts
         ),
         losses=tuple(_loss(row) for row in losses),
+        events=tuple(queries.events_since(connection, since, where, limit=_SHOWN_EVENTS)),
     )
 
 
@@ -137,21 +154,26 @@ def _ends(counts: Iterable[tuple[str, str, int]]) -> Iterator[tuple[str, tuple[i
         yield sanitize(event_type, 40) or "unknown", found, sum(ends.values())
 
 
-def _columns(
-    counts: Iterable[tuple[int, str, int]], days: int
-) -> Iterator[tuple[tuple[tuple[str, float, float], ...], str]]:
+def _by_day(counts: Iterable[tuple[int, str, int]]) -> dict[int, dict[str, int]]:
     by_day: dict[int, dict[str, int]] = defaultdict(dict)
     for day, event_type, count in counts:
         by_day[day][event_type] = count
-    highest = max((sum(day.values()) for day in by_day.values()), default=1)
+    return by_day
+
+
+def _columns(
+    by_day: Mapping[int, Mapping[str, int]], days: int, highest: int
+) -> Iterator[tuple[tuple[tuple[str, float, float], ...], str]]:
     for day in range(days - 1, -1, -1):
         parts, top = [], 100.0
-        for event_type, count in sorted(by_day[day].items()):
+        counts = sorted(by_day.get(day, {}).items())
+        for event_type, count in counts:
             height = 100 * count / highest
             top -= height
             parts.append((css_class(event_type), round(top, 2), round(height, 2)))
-        total = sum(by_day[day].values())
-        yield tuple(parts), f"{total} {'today' if day == 0 else f'{day} d ago'}"
+        counted = [f"{count} {sanitize(event_type, 40) or 'unknown'}" for event_type, count in counts]
+        when = f"{day} d ago" if day else "last 24 h"
+        yield tuple(parts), f"{when}: {', '.join(counted) or 'none'}"
 
 
 def _notices(counts: Iterable[tuple[str, int, int]]) -> Iterator[Notice]:
@@ -175,6 +197,7 @@ def _notice(event_type: str, steps: Mapping[int, int], minimum: float | None) ->
             for step, text in enumerate(_notice_labels())
         ),
         short=sum(count for step, count in steps.items() if is_short[step]),
+        total=sum(steps.values()),
     )
 
 

@@ -23,6 +23,16 @@ _RECEIPTS = "'approval.accepted', 'approval.rejected', 'approval.failed'"
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
 
 
+class Where(NamedTuple):
+    """A condition of constants and marks, and the values of the marks."""
+
+    condition: str
+    values: tuple[str, ...]
+
+
+EVERY = Where("1", ())
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventRow(ScheduledEvent):
     """An event with its EventId in lower case."""
@@ -127,11 +137,14 @@ def ended_events(connection: sqlite3.Connection, since: float, *, limit: int) ->
     return [_event_row(row) for row in rows]
 
 
-def events_since(connection: sqlite3.Connection, since: float) -> Iterator[EventRow]:
-    """Yield the events that were first seen after a time, the last one first."""
+def events_since(
+    connection: sqlite3.Connection, since: float, where: Where = EVERY, *, limit: int = -1
+) -> Iterator[EventRow]:
+    """Yield the events that were first seen after a time, the last one first; all of them without a limit."""
     rows = connection.execute(
-        f"SELECT {_COLUMNS} FROM scheduled WHERE first_seen_at > ? ORDER BY first_seen_at DESC",  # noqa: S608 - constants
-        (since,),
+        f"SELECT {_COLUMNS} FROM scheduled WHERE first_seen_at > ? AND {where.condition} "  # noqa: S608 - constants
+        "ORDER BY first_seen_at DESC LIMIT ?",
+        (since, *where.values, limit),
     )
     return map(_event_row, rows)
 
@@ -211,28 +224,32 @@ def bodies_of_event(connection: sqlite3.Connection, event_id: str) -> list[bytes
     return [bytes(body) for (body,) in rows]
 
 
-def count_by_end(connection: sqlite3.Connection, since: float) -> list[tuple[str, str, int]]:
+def count_by_end(
+    connection: sqlite3.Connection, since: float, where: Where = EVERY
+) -> list[tuple[str, str, int]]:
     """Count the events that were first seen after a time, by type and end; an open one's end is Open."""
     rows = connection.execute(
-        "SELECT event_type, iif(is_open, 'Open', status), count(*) FROM scheduled WHERE first_seen_at > ? "
-        "GROUP BY 1, 2",
-        (since,),
+        "SELECT event_type, iif(is_open, 'Open', status), count(*) FROM scheduled WHERE first_seen_at > ? "  # noqa: S608 - constants
+        f"AND {where.condition} GROUP BY 1, 2",
+        (since, *where.values),
     )
     return [tuple(row) for row in rows]
 
 
-def count_by_day(connection: sqlite3.Connection, since: float, now: float) -> list[tuple[int, str, int]]:
+def count_by_day(
+    connection: sqlite3.Connection, since: float, now: float, where: Where = EVERY
+) -> list[tuple[int, str, int]]:
     """Count the events that were first seen after a time, by days before now and by type."""
     rows = connection.execute(
-        "SELECT CAST((? - first_seen_at) / 86400 AS INTEGER), event_type, count(*) FROM scheduled "
-        "WHERE first_seen_at > ? GROUP BY 1, 2",
-        (now, since),
+        "SELECT CAST((? - first_seen_at) / 86400 AS INTEGER), event_type, count(*) FROM scheduled "  # noqa: S608 - constants
+        f"WHERE first_seen_at > ? AND {where.condition} GROUP BY 1, 2",
+        (now, since, *where.values),
     )
     return [tuple(row) for row in rows]
 
 
 def count_by_notice(
-    connection: sqlite3.Connection, since: float, limits: Sequence[float]
+    connection: sqlite3.Connection, since: float, limits: Sequence[float], where: Where = EVERY
 ) -> list[tuple[str, int, int]]:
     """Count events by type and notice: the number of the first limit that is larger, or that of all limits."""
     steps = " ".join(
@@ -241,29 +258,34 @@ def count_by_notice(
     )
     rows = connection.execute(
         f"SELECT event_type, CASE {steps} ELSE {len(limits)} END, count(*) FROM scheduled "  # noqa: S608 - numbers
-        "WHERE first_seen_at > ? AND notice_seconds IS NOT NULL GROUP BY 1, 2",
-        (since,),
+        f"WHERE first_seen_at > ? AND notice_seconds IS NOT NULL AND {where.condition} GROUP BY 1, 2",
+        (since, *where.values),
     )
     return [tuple(row) for row in rows]
 
 
-def count_receipts(connection: sqlite3.Connection, since: float) -> list[tuple[str, str, int]]:
-    """Count the receipts after a time, by kind and reason."""
+def count_receipts(
+    connection: sqlite3.Connection, since: float, where: Where = EVERY
+) -> list[tuple[str, str, int]]:
+    """Count the receipts after a time for some events, by kind and reason."""
+    chosen = f"event_id IN (SELECT event_id FROM scheduled WHERE {where.condition})"  # noqa: S608 - constants
     rows = connection.execute(
         f"SELECT kind, reason, count(*) FROM event WHERE kind IN ({_RECEIPTS}) AND at > ? AND {_INDEXED} "  # noqa: S608 - constants
-        "GROUP BY 1, 2 ORDER BY 1, 3 DESC",
-        (since,),
+        f"AND {'1' if where == EVERY else chosen} GROUP BY 1, 2 ORDER BY 1, 3 DESC",
+        (since, *where.values),
     )
     return [tuple(row) for row in rows]
 
 
-def losses_since(connection: sqlite3.Connection, since: float, *, limit: int) -> list[ReportRow]:
-    """Return the newest events that say that others were lost, or that IMDS was not watched."""
+def losses_since(
+    connection: sqlite3.Connection, since: float, where: Where = EVERY, *, limit: int
+) -> list[ReportRow]:
+    """Return the newest events of some VMs that say that others were lost, or that IMDS was not watched."""
     rows = connection.execute(
         "SELECT kind, event.at, body, vm.name FROM event LEFT JOIN vm ON vm.id = event.vm "  # noqa: S608 - constants
         f"WHERE kind IN ('bridge.loss', 'imds.recovered') AND event.at > ? AND {_INDEXED} "
-        "ORDER BY event.at DESC LIMIT ?",
-        (since, limit),
+        f"AND {where.condition} ORDER BY event.at DESC LIMIT ?",
+        (since, *where.values, limit),
     )
     return [
         ReportRow(kind=kind, at=at, vm=name or "", body=body, seen_by=()) for kind, at, body, name in rows

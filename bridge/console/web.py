@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from bridge.config.console import ConsoleSettings
 from bridge.console import pages
 from bridge.console.access import Person, host_fault, sender_fault, sign_in
-from bridge.console.api import BASE, DAYS, FILTERS, NONE, Parameters, openapi, query_fault
+from bridge.console.api import BASE, FILTERS, NONE, PERIOD, Parameters, openapi, query_fault
 from bridge.console.approve import NotApproved, new_session, read_session
 from bridge.console.ingest import BODY_SECONDS, Ingest, read_body
 from bridge.console.live import Live
@@ -88,7 +88,7 @@ class Web:
             Route(f"{BASE}/events", self._api(self._pages.api_events, FILTERS), methods=get),
             Route(f"{BASE}/events/{{event_id}}", self._api(self._pages.api_event, NONE), methods=get),
             Route(f"{BASE}/vms", self._api(self._pages.api_vms, FILTERS), methods=get),
-            Route(f"{BASE}/history", self._api(self._pages.api_history, DAYS), methods=get),
+            Route(f"{BASE}/history", self._api(self._pages.api_history, PERIOD), methods=get),
             Route(f"{BASE}/openapi.json", self._viewers_only(_openapi), methods=get),
             Route("/metrics", self._metrics, methods=get),
             Route("/livez", self._health(stalled_threads), methods=get),
@@ -224,9 +224,9 @@ class Web:
         return Response(body, media_type="application/jsonl", headers=headers)
 
     async def _csv(self, http: HttpRequest) -> Response:
-        days = 90 if http.query_params.get("days") == "90" else 30
-        headers = {"content-disposition": f'attachment; filename="scheduled-events-{days}-days.csv"'}
-        text = await run_in_threadpool(self._pages.csv, days)
+        request = Request(query=http.query_params, person=http.state.person)
+        name, text = await run_in_threadpool(self._pages.csv, request)
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(text, media_type="text/csv", headers=headers)
 
     async def _stream(self, http: HttpRequest) -> Response:
