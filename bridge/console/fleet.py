@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from bridge.console.now import css_class, starts_at
+from bridge.console.now import css_class, starts_at, urgency
 from bridge.console.queries import EventRow, VmRow
 from bridge.formats.text import format_duration, sanitize
 from bridge.imds.document import fold_name
@@ -51,6 +51,7 @@ class Group:
         zone: "" if there is none.
         location: the region.
         cells: its VMs.
+        states: the states that are not quiet, with the number of VMs in each.
         versions: of imds-bridge, with the number of VMs that have each.
         backlog: events that wait for delivery on these VMs.
         gaps: events of these VMs that were published and have not arrived.
@@ -61,6 +62,7 @@ class Group:
     zone: str
     location: str
     cells: tuple[Cell, ...]
+    states: tuple[tuple[str, int], ...]
     versions: tuple[tuple[str, int], ...]
     backlog: int
     gaps: int
@@ -125,19 +127,21 @@ def state_of(vm: VmRow, now: float) -> tuple[str, str]:
     return "quiet", "quiet"
 
 
+def unwatched(vms: Iterable[VmRow], now: float) -> list[tuple[VmRow, str, str]]:
+    """Return the VMs on which events may be missed, with the state and its words, the last heard of first."""
+    found = [(vm, *state_of(vm, now)) for vm in vms]
+    return sorted((one for one in found if one[1] != "quiet"), key=lambda one: -one[0].alive_at)
+
+
 def _events_by_vm(events: Iterable[EventRow]) -> dict[tuple[str, str], EventRow]:
     """Return the most urgent event of each VM that an event names."""
     found: dict[tuple[str, str], EventRow] = {}
     for event in events:
         for name in event.resources:
             place = (event.scope, fold_name(name))
-            if place not in found or _urgency(event) < _urgency(found[place]):
+            if place not in found or urgency(event) < urgency(found[place]):
                 found[place] = event
     return found
-
-
-def _urgency(event: EventRow) -> tuple[bool, float]:
-    return event.status != "Started", starts_at(event) or 0.0
 
 
 def _place(vm: VmRow) -> tuple[str, str]:
@@ -189,12 +193,14 @@ def _group(key: tuple[str, str, str, str], cells: list[Cell]) -> Group:
     name, scope, zone, location = key
     known = [cell.vm for cell in cells if cell.vm]
     versions = Counter(vm.version for vm in known if vm.version)
+    counts = Counter(cell.state for cell in cells)
     return Group(
-        name=sanitize(name, _NAME_LENGTH) or "no group",
+        name=sanitize(name, 90) or "no group",
         subscription=scope.removeprefix("/subscriptions/").partition("/")[0][:8],
         zone=sanitize(zone, 20),
         location=sanitize(location, 40),
         cells=tuple(cells),
+        states=tuple((state, counts[state]) for state in STATES[:-1] if counts[state]),
         versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common(3)),
         backlog=sum(vm.backlog for vm in known),
         gaps=sum(vm.gaps for vm in known),

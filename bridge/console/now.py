@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 from bridge.console.queries import DAY, EventRow
 from bridge.formats.text import format_duration, join_names, sanitize
+from bridge.imds.document import fold_name
 
 HOUR = 3600.0
 WINDOWS = {"4h": 4 * HOUR, "24h": DAY, "7d": 7 * DAY}
@@ -22,7 +22,7 @@ _TICKS = {
 _NOW_X = 4.0  # percent of the width that is left for what has started
 _UNKNOWN_SECONDS = 600.0  # how long a bar is whose duration is unknown
 _LEAST_WIDTH = 0.8
-MAX_BARS = 60
+MAX_BARS = 40
 MAX_NAMES = 3
 _KNOWN_TYPES = {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
@@ -92,31 +92,53 @@ def headline(events: Sequence[EventRow], now: float, *, vms: int, is_filtered: b
     return ", ".join([total, *parts])
 
 
+def urgency(event: EventRow) -> tuple[bool, float]:
+    """Return a key that sorts what has started first, then by the start; an unknown one may be at any time."""
+    return event.status != "Started", starts_at(event) or 0.0
+
+
 def starts_at(event: EventRow) -> float | None:
     """Return when an event starts or has started, None if that is unknown."""
     return event.started_at if event.status == "Started" and event.started_at else event.not_before
 
 
-def tiles(events: Sequence[EventRow], states: Mapping[str, int]) -> list[tuple[int, str, str, str]]:
-    """Return the figures at the top: a number, its text, its style and its address.
+def tiles(
+    events: Sequence[EventRow], states: Mapping[str, int], now: float
+) -> list[tuple[int, str, str, str, str]]:
+    """Return the figures at the top: a number, its text, a detail, its style and its address.
 
     Args:
         events: the open ones.
         states: the number of VMs by state.
+        now: seconds since 1970.
     """
-    statuses = Counter(event.status for event in events)
+    started = [event for event in events if event.status == "Started"]
+    waiting = [event for event in events if event.status != "Started"]
+    soon = [event for event in waiting if (starts_at(event) or 0.0) < now + HOUR]
+    later = [event for event in waiting if (starts_at(event) or 0.0) >= now + HOUR]
+    silent = states.get("silent", 0) + states.get("stopped", 0)
+    known = sum(states.values()) - states.get("unknown", 0)
     return [
-        (statuses["Started"], "in progress", "bad", "/?status=Started"),
-        (statuses["Scheduled"], "scheduled", "warn", "/?status=Scheduled"),
-        (states.get("quiet", 0), "VMs quiet", "good", "/fleet?status=quiet"),
-        (states.get("unreachable", 0), "cannot reach IMDS", "warn", "/fleet?status=unreachable"),
+        (len(started), "in progress", _extent(started), "bad", "/?status=Started"),
+        (len(soon), "due within 1 h", _extent(soon), "warn", "/?status=Scheduled"),
+        (len(later), "due later", _extent(later), "plain", "/?status=Scheduled"),
+        (states.get("quiet", 0), "VMs quiet", f"of {known} known", "good", "/fleet?status=quiet"),
         (
-            states.get("silent", 0) + states.get("stopped", 0),
-            "silent or stopped",
-            "grey",
-            "/fleet?status=silent",
+            states.get("unreachable", 0),
+            "cannot reach IMDS",
+            "may miss events",
+            "warn",
+            "/fleet?status=unreachable",
         ),
+        (silent, "silent or stopped", "not watched", "grey", "/fleet?status=silent"),
     ]
+
+
+def _extent(events: Sequence[EventRow]) -> str:
+    """Return on how many VMs events are, and how many of them users caused."""
+    vms = len({(event.scope, fold_name(name)) for event in events for name in event.resources})
+    users = sum(event.event_source == "User" for event in events)
+    return f"on {vms} VM{'s' * (vms != 1)}" + (f", {users} by users" if users else "")
 
 
 def timeline(events: Sequence[EventRow], now: float, window: str) -> Timeline:

@@ -61,6 +61,23 @@ class Request:
     session: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """How events reach the console, for who connects VMs.
+
+    Attributes:
+        url: where they are posted, "" if they cannot be.
+        is_local: whether only this machine reaches that.
+        secret_key: the key of a webhook sink that proves the sender, "" if none is needed.
+        bus: the topic or queue that is received from, "" if none is.
+    """
+
+    url: str = ""
+    is_local: bool = False
+    secret_key: str = ""
+    bus: str = ""
+
+
 class Pages:
     """Renders pages, for any thread; every method may raise sqlite3.Error."""
 
@@ -72,6 +89,7 @@ class Pages:
         approvals: Approvals | None = None,
         input_error: Callable[[], str],
         version: Callable[[], int],
+        inputs: Inputs = Inputs(),
     ) -> None:
         """Prepare the templates.
 
@@ -81,6 +99,7 @@ class Pages:
             approvals: offers them; None if the console approves nothing.
             input_error: returns why no events are received at the moment, "" if they are.
             version: returns a number that changes with every commit.
+            inputs: how VMs are connected.
         """
         self._readers = readers
         self._clock = clock
@@ -105,7 +124,12 @@ class Pages:
             "impact": story.impact_text,
             "segment": lambda value: quote(value, safe=""),
         }
-        self._templates.globals |= {"static_url": static_url, "app_version": __version__}
+        self._templates.globals |= {
+            "static_url": static_url,
+            "app_version": __version__,
+            "starts_at": now.starts_at,
+            "inputs": inputs,
+        }
 
     def now(self, request: Request) -> str:
         """Render what is open."""
@@ -119,7 +143,7 @@ class Pages:
                 for one in queries.ended_events(store, at - ENDED_SECONDS, limit=50)
                 if wanted.matches(one)
             ]
-            shown = [event for event in every if wanted.matches(event)]
+            shown = sorted((event for event in every if wanted.matches(event)), key=now.urgency)
             seen = {one.event_id: queries.count_seen_by(store, one.event_id) for one in shown[:MAX_ROWS]}
             base = self._base(store, at)
         states = fleet.count_states(vms, every, at)
@@ -129,7 +153,8 @@ class Pages:
             {
                 **base,
                 "headline": now.headline(shown, at, vms=len(vms), is_filtered=wanted.is_set),
-                "tiles": now.tiles(every, states),
+                "is_empty": not (vms or every),
+                "tiles": now.tiles(every, states, at),
                 "timeline": now.timeline(shown, at, window),
                 "windows": now.WINDOWS,
                 "rows": shown[:MAX_ROWS],
@@ -138,6 +163,7 @@ class Pages:
                 "seen": seen,
                 "sizes": Counter(vm.scope for vm in vms),
                 "vms": len(vms),
+                "unwatched": fleet.unwatched(filter(wanted.matches_vm, vms), at),
                 **_filter_context(wanted, every, vms),
             },
         )
@@ -176,42 +202,45 @@ class Pages:
                 return None
             reports, vms = queries.reports_of(store, event_id), queries.vms(store)
             base = self._base(store, at)
+        seen = story.witnesses(event, reports, vms)
         return self._render(
             "event.html",
             request,
             {
                 **base,
                 "event": event,
-                "starts_at": now.starts_at(event),
                 "notice": story.notice_text(event),
                 "steps": story.story(event, reports),
-                "witnesses": story.witnesses(event, reports, vms),
+                "affected": [one for one in seen if one.is_affected],
+                "others": [one for one in seen if not one.is_affected],
                 "raw": [_raw(report) for report in reports[:MAX_RAW]],
                 "total": len(reports),
+                "can_approve": self._approvals is not None,
                 "form": self._approvals and self._approvals.form(event, vms, request.person, request.session),
                 "sent": sent if _COMMAND_ID.fullmatch(sent := request.query.get("sent", "")) else "",
                 "receipts": "".join(
                     raw for kind, _, raw in map(_raw, reports) if kind.startswith("approval.")
                 ),
-                **_filter_context(Filter(), [], vms),
             },
         )
 
     def history(self, request: Request) -> str:
         """Render the figures of the last days."""
-        at = self._clock.wall()
+        at, wanted = self._clock.wall(), read_filter(request.query)
         with self._readers.reading() as store:
-            found = history.read_history(store, _days(request), at)
+            found = history.read_history(store, _days(request), at, wanted)
             vms, base = queries.vms(store), self._base(store, at)
-        gaps = sorted((vm for vm in vms if vm.gaps), key=lambda vm: -vm.gaps)[:MAX_RAW]
-        context = {**base, "history": found, "ends": history.ENDS, "gaps": gaps}
-        return self._render("history.html", request, {**context, **_filter_context(Filter(), [], vms)})
+        gaps = sorted(filter(lambda vm: vm.gaps and wanted.matches_vm(vm), vms), key=lambda vm: -vm.gaps)
+        context = {**base, "history": found, "ends": history.ENDS, "gaps": gaps[:MAX_RAW]}
+        return self._render(
+            "history.html", request, {**context, **_filter_context(wanted, found.events, vms)}
+        )
 
     def error(self, request: Request, status: int, title: str, text: str) -> str:
         """Render an error."""
-        context = {"code": int(status), "title": title, "text": text, **_filter_context(Filter(), [], [])}
-        base = {"now": self._clock.wall(), "rebuilt": None, "last_received_at": None}
-        return self._render("error.html", request, {**base, **context, "input_error": ""})
+        context = {"code": int(status), "title": title, "text": text}
+        base = {"now": self._clock.wall(), "rebuilt": None, "is_quiet": False, "input_error": ""}
+        return self._render("error.html", request, {**base, **context})
 
     def approve(self, request: Request, event_id: str, given: Mapping[str, str]) -> str | None:
         """Send an approval; return the command's id, None if the event is not known.
@@ -251,7 +280,8 @@ class Pages:
     def api_history(self, request: Request) -> BaseModel:
         """Return the figures of the last days."""
         with self._readers.reading() as store:
-            return api.figures(history.read_history(store, _days(request), self._clock.wall()))
+            wanted = read_filter(request.query)
+            return api.figures(history.read_history(store, _days(request), self._clock.wall(), wanted))
 
     def metrics(self, accept: str, status: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the content type and the text of the metrics."""
@@ -261,10 +291,12 @@ class Pages:
         states = fleet.count_states(vms, events, at)
         return render_metrics(accept, status=status, states=states, events=events)
 
-    def csv(self, days: int) -> str:
-        """Write the events of the last days as CSV."""
+    def csv(self, request: Request) -> tuple[str, str]:
+        """Return a file's name, and the events of the last days as CSV."""
+        days, where = _days(request), read_filter(request.query).of_events()
         with self._readers.reading() as store:
-            return "".join(history.write_csv(queries.events_since(store, self._clock.wall() - days * DAY)))
+            events = queries.events_since(store, self._clock.wall() - days * DAY, where)
+            return f"scheduled-events-{days}-days.csv", "".join(history.write_csv(events))
 
     def jsonl(self, event_id: str) -> bytes:
         """Return every CloudEvent about an event, one a line; nothing for an unknown one."""
@@ -273,10 +305,12 @@ class Pages:
         return b"".join(json.dumps(decode_event(body)).encode() + b"\n" for body in bodies)
 
     def _base(self, store: Any, at: float) -> dict[str, Any]:
+        last_received_at = queries.last_received_at(store)
         return {
             "now": at,
             "rebuilt": queries.rebuilt_note(store),
-            "last_received_at": queries.last_received_at(store),
+            "last_received_at": last_received_at,
+            "is_quiet": last_received_at is not None and at - last_received_at > fleet.SILENT_SECONDS,
             "input_error": sanitize(self._input_error()),
         }
 

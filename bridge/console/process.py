@@ -24,7 +24,7 @@ from bridge.console.bus import BusInput
 from bridge.console.connections import LimitedProtocol
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
-from bridge.console.pages import Pages
+from bridge.console.pages import Inputs, Pages
 from bridge.console.queries import DAY, Readers
 from bridge.console.store import Store
 from bridge.console.web import Web
@@ -101,6 +101,7 @@ class Console:
             approvals=self._approvals(config),
             input_error=self._input_error,
             version=lambda: self.writer.version,
+            inputs=self._inputs(),
         )
         ingest = Ingest(self.settings, writer=self.writer, clock=self._clock)
         web = Web(self.settings, pages=pages, live=self.live, ingest=ingest, status=self.status)
@@ -210,6 +211,16 @@ class Console:
             return send_command(settings, command, session=session, requested_by=person)
 
         return Approvals(send=send, clock=self._clock)
+
+    def _inputs(self) -> Inputs:
+        settings, bus = self.settings, self.settings.bus
+        key = "bearer_token_file" if settings.ingest.bearer_token else "signing_secret_file"
+        return Inputs(
+            url=f"{settings.public_url or self.address}/ingest" if settings.takes_ingest else "",
+            is_local=settings.is_local and not settings.public_url,
+            secret_key=key if settings.ingest.has_secret else "",
+            bus=(bus.topic or bus.queue) if bus else "",
+        )
 
     def _input_error(self) -> str:
         if self.writer.error:

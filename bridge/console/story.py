@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,10 @@ _TITLES = {
     "approval.rejected": "Approval rejected",
     "approval.failed": "Approval failed",
 }
+Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
+
+_SHOWN_DELAY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,7 @@ class Step:
     at: float
     title: str
     seen_by: str
-    lines: tuple[str, ...]
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +52,19 @@ class Witness:
         place: its group and zone, "" while it has never reported.
         is_affected: whether the event names it.
         first_at: when it saw the event first, None if it did not.
-        last_kind: what it saw last.
+        saw: what it saw, and how much later than the first VM that saw the same.
     """
 
     name: str
     place: str
     is_affected: bool
     first_at: float | None
-    last_kind: str
+    saw: str
 
 
 def story(event: EventRow, reports: Sequence[ReportRow]) -> list[Step]:
     """Return what happened to an event, in the order of time."""
-    steps = [step for report in reports if (step := _step(event, report))]
+    steps = [step for report in reports if (step := _step(report))]
     if event.is_open:
         wait = "the end" if event.status == "Started" else "NotBefore, or an approval"
         steps.append(Step(css="waiting", at=0.0, title=f"Waiting for {wait}", seen_by="", lines=()))
@@ -68,26 +72,27 @@ def story(event: EventRow, reports: Sequence[ReportRow]) -> list[Step]:
 
 
 def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow]) -> list[Witness]:
-    """Return every VM that is affected or saw the event, the affected ones first."""
+    """Return every VM that is affected or saw the event: first the affected ones, and of them those that did not."""
     places = {fold_name(vm.name): vm for vm in vms if vm.scope == event.scope}
     names = {fold_name(name): name for name in event.resources}
     affected = set(names)
     first: dict[str, float] = {}
-    last: dict[str, str] = {}
+    saw: dict[str, list[str]] = defaultdict(list)
     for report in reports:
+        title = _TITLES.get(report.kind.removeprefix("scheduledevent."), "")
         for name, at in report.seen_by:
-            key = fold_name(name)
+            key, delay = fold_name(name), at - report.seen_by[0][1]
             names.setdefault(key, name)
             first[key] = min(first.get(key, at), at)
-            last[key] = _TITLES.get(report.kind.removeprefix("scheduledevent."), "")
-    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, float("inf")), key))
+            saw[key].append(f"{title} +{delay:.1f} s" if delay >= _SHOWN_DELAY_SECONDS else title)
+    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, 0.0), key))
     return [
         Witness(
             name=sanitize(names[key], 64),
             place=_describe_place(places.get(key)),
             is_affected=key in affected,
             first_at=first.get(key),
-            last_kind=last.get(key, ""),
+            saw=", ".join(saw[key]),
         )
         for key in ordered
     ]
@@ -120,14 +125,14 @@ def _describe_place(vm: VmRow | None) -> str:
     return f"{sanitize(vm.group_name, 64) or 'no group'}{zone}"
 
 
-def _step(event: EventRow, report: ReportRow) -> Step | None:
+def _step(report: ReportRow) -> Step | None:
     kind = report.kind.removeprefix("scheduledevent.")
     title = _TITLES.get(kind)
     if title is None:
         return None
     data = decode_event(report.body)["data"]
     is_receipt = kind.startswith("approval.")
-    lines = _receipt_lines(data) if is_receipt else _change_lines(event, kind, data)
+    lines = [(line,) for line in _receipt_lines(data)] if is_receipt else _change_lines(kind, data)
     return Step(
         css=kind.replace(".", "-"),
         at=report.at,
@@ -146,19 +151,22 @@ def _describe_witnesses(report: ReportRow) -> str:
     return f"{text}, last by {sanitize(seen[-1][0], 64)}" if spread > 1 else text
 
 
-def _change_lines(event: EventRow, kind: str, data: Mapping[str, Json]) -> list[str]:
-    lines = []
+def _change_lines(kind: str, data: Mapping[str, Json]) -> list[Line]:
+    lines: list[Line] = []
     if kind == "scheduled":
-        lines = [notice_text(event), f"Impact: {impact_text(event.duration_seconds)}"]
+        impact = _value("DurationInSeconds", data.get("DurationInSeconds"))
+        lines = [("NotBefore: ", _value("NotBefore", data.get("NotBefore")), "; impact: ", impact)]
     previous = data.get("Previous")
     if kind == "updated" and isinstance(previous, dict):
-        for name in _SHOWN_CHANGES:
-            if name in previous:
-                lines.append(f"{name}: {_value(name, previous[name])} → {_value(name, data.get(name))}")
+        lines = [
+            (f"{name}: ", _value(name, previous[name]), " → ", _value(name, data.get(name)))
+            for name in _SHOWN_CHANGES
+            if name in previous
+        ]
     if isinstance(reason := data.get("EndReason"), str):
-        lines.append(f"Whether it happened is unknown: {sanitize(reason, 60)}")
+        lines.append((f"Whether it happened is unknown: {sanitize(reason, 60)}",))
     if data.get("VmRebooted") is True:
-        lines.append("The VM that reports this has rebooted")
+        lines.append(("The VM that reports this has rebooted",))
     return lines
 
 
@@ -177,11 +185,12 @@ def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
     return lines
 
 
-def _value(name: str, value: Json) -> str:
+def _value(name: str, value: Json) -> str | float:
+    """Return a property's value as a text, or a time in seconds since 1970."""
     if isinstance(value, list):
         return ", ".join(sanitize(one, 64) for one in value[:20]) or "none"
     if name == "NotBefore" and (instant := instant_of(value)):
-        return f"{instant:%d %b %H:%M:%S} UTC"
-    if name == "DurationInSeconds" and isinstance(value, int):
-        return impact_text(value)
+        return instant.timestamp()
+    if name == "DurationInSeconds":
+        return impact_text(value if isinstance(value, int) else None)
     return sanitize(value) or "nothing"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from bridge.lab.servicebus import ServiceBusLab
 from tests.support.browser import axe_faults, chromium, opened
@@ -26,8 +26,8 @@ from tests.support.console import (
 )
 
 NOW = datetime.now(UTC)
-PHONE = {"width": 360, "height": 740}
-HOSTILE = "<img src=x onerror=alert(1)><a href=javascript:alert(2)>http://evil.example\u202e"
+PHONE: ViewportSize = {"width": 320, "height": 640}  # also a desktop of 1280 pixels at 400%: WCAG 1.4.10
+HOSTILE = f"<img src=x onerror=alert(1)><a href=javascript:alert(2)>http://evil.example\u202e{'x' * 300}"
 PAGES = (
     "/",
     "/?type=Reboot&window=7d",
@@ -39,6 +39,18 @@ PAGES = (
 )
 # Waits for a number of frames, in which a page that fetches itself again and again would.
 FRAMES = "left => new Promise(done => { const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
+
+# A stream of events in the hands of the test.
+OTHER_STREAM = """
+window.streams = [];
+window.EventSource = class extends EventTarget {
+  static CLOSED = 2;
+  readyState = 1;
+  constructor() { super(); streams.push(this); }
+  say(version) { this.dispatchEvent(new MessageEvent("version", { data: version })); }
+  close() { this.readyState = 2; }
+};
+"""
 
 # Playwright's driver leaves its pipes to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -62,6 +74,11 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 def page(browser: Browser, console: RunningConsole) -> Iterator[Page]:
     with opened(browser, console.url) as one:
         yield one
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def starting(text: str) -> re.Pattern[str]:
@@ -91,6 +108,18 @@ def fleet() -> list[bytes]:
         web[3].change("scheduled", gone, NOW - timedelta(minutes=20)),
         web[3].change("canceled", gone, NOW - timedelta(minutes=10), previous=gone),
     ]
+
+
+def test_an_empty_console_says_how_to_connect_vms(browser: Browser, tmp_path: Path) -> None:
+    with running_console(tmp_path) as running, opened(browser, running.url) as page:
+        page.goto("/fleet")
+        page.get_by_role("link", name="How to connect VMs").click()
+        expect(page.locator("h1")).to_have_text("No VM has reported yet")
+        expect(page.locator("pre")).to_contain_text(f'url = "{running.url}/ingest"')
+        assert axe_faults(page) == []
+        running.send(FleetVm("first-0").heartbeat(NOW))
+        expect(page.locator("h1")).to_have_text("Nothing is scheduled")
+        expect(page.locator("main")).not_to_contain_text("Connect your VMs")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -125,10 +154,10 @@ def test_now_shows_the_timeline_and_the_table_with_local_times(page: Page) -> No
     row = page.locator("tr", has_text="web-0, web-1")
     expect(row).to_contain_text("Scheduled")
     expect(row).to_contain_text("rejected")
-    expect(row.locator("time")).to_have_text(starting("in 1"))
+    expect(row.locator("time[data-relative]")).to_have_text(starting("in 1"))
     expect(page.locator("#zone")).to_have_text("Times are Europe/Berlin.")
-    expect(page.locator("#live")).to_have_text("Live.")
-    countdown = row.locator("time")
+    expect(page.locator("#live")).to_have_text("Live")
+    countdown = row.locator("time[data-relative]")
     before = countdown.inner_text()
     expect(countdown).not_to_have_text(before)
 
@@ -173,6 +202,28 @@ def test_an_event_has_its_story_its_cloudevents_and_a_download(page: Page) -> No
     assert len(download.value.path().read_text().splitlines()) == 2
 
 
+def test_an_event_of_300_vms_shows_those_that_did_not_see_it_and_folds_the_others(
+    page: Page, console: RunningConsole
+) -> None:
+    vms = [FleetVm(f"node-{number}", group="hpc") for number in range(300)]
+    large = event("large", at=NOW, vms=[vm.name for vm in vms])
+    console.send(*(vm.change("scheduled", large, NOW) for vm in vms[:-1]))
+    page.goto(f"/event/{event_id('large').lower()}")
+    expect(page.locator("#part-seen")).to_contain_text("Seen by 299 of 300 affected VMs")
+    expect(page.locator("#part-seen tbody tr").first).to_contain_text("node-299")
+    expect(page.locator("#part-seen tr:visible")).to_have_count(1 + 12)
+    page.locator("summary", has_text="288 more affected VMs").click()
+    expect(page.locator("#part-seen tr:visible")).to_have_count(1 + 300 + 1)
+
+
+def test_an_event_says_what_an_approval_would_do_where_the_console_sends_none(page: Page) -> None:
+    page.goto(f"/event/{event_id('reboot').lower()}")
+    expect(page.locator(".approve")).to_contain_text("lets the reboot start at once")
+    expect(page.locator(".approve")).to_contain_text("all 2 VMs: web-0, web-1")
+    expect(page.locator(".approve")).to_contain_text(f"imds-bridge approve {event_id('reboot')}")
+    expect(page.locator(".approve form")).to_have_count(0)
+
+
 def test_history_shows_events_and_links_the_csv(page: Page) -> None:
     page.goto("/history")
     expect(page.locator("tr", has_text="Terminate").first).to_contain_text("1")
@@ -180,6 +231,22 @@ def test_history_shows_events_and_links_the_csv(page: Page) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("The last 90 days")
     with page.expect_download():
         page.get_by_role("link", name="CSV").click()
+
+
+def test_history_finds_the_past_events_of_a_vm_and_of_a_type(page: Page) -> None:
+    page.goto("/history")
+    page.get_by_label("VM or EventId").fill("WEB-3")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**/history?*vm=WEB-3*")
+    events = page.get_by_role("table", name="Events", exact=True)
+    expect(events.locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("table", name="By type and end").locator("tbody tr")).to_have_count(1)
+    page.goto("/history")
+    row = page.get_by_role("table", name="By type and end").locator("tr", has_text="Terminate")
+    row.get_by_role("link").first.click()
+    expect(page.get_by_label("End", exact=True)).to_have_value("Canceled")
+    events.get_by_role("link", name="web-3").click()
+    expect(page.locator(".story")).to_contain_text("Canceled")
 
 
 def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_parts(
@@ -191,7 +258,7 @@ def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_par
     page.goto(f"/event/{event_id('live').lower()}")
     page.locator("summary", has_text="scheduledevent.scheduled").click()
     page.get_by_role("link", name="Download as JSONL").focus()
-    expect(page.locator("#live")).to_have_text("Live.")
+    expect(page.locator("#live")).to_have_text("Live")
     page.evaluate("window.isSame = true")
     started = event("live", at=NOW, vms=["live-0"], EventStatus="Started", NotBefore="")
     console.send(vm.change("started", started, NOW, previous=seen))
@@ -204,22 +271,99 @@ def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_par
 def test_a_page_is_fetched_once_for_a_message_that_is_older_than_the_page(
     page: Page, console: RunningConsole
 ) -> None:
-    message = "retry: 600000\nevent: version\ndata: 0\n\n"
-    page.route("**/live", lambda route: route.fulfill(body=message, content_type="text/event-stream"))
+    page.add_init_script(OTHER_STREAM)
     fetches: list[str] = []
     page.on("request", lambda one: fetches.append(one.url) if one.resource_type == "fetch" else None)
+    page.goto("/history")
     with page.expect_request_finished(lambda one: one.resource_type == "fetch"):
-        page.goto("/history")
-    expect(page.locator("#live")).to_have_text("Live.")
+        page.evaluate("streams[0].say('0')")
     page.evaluate(FRAMES, 20)
     assert fetches == [f"{console.url}/history"]
+
+
+# --- what a page says while it cannot follow the store ---
+
+
+def test_a_page_is_not_live_while_the_console_is_away_and_live_again_without_a_reload(
+    browser: Browser, tmp_path: Path
+) -> None:
+    address = free_address()
+    with opened(browser, f"http://{address}") as page:
+        with running_console(tmp_path, listen=address):
+            page.goto("/")
+            expect(page.locator("#live")).to_have_text("Live")
+            page.evaluate("window.isSame = true")
+        expect(page.locator("#live")).to_have_text(starting("Not live"))
+        expect(page.locator("#age")).to_have_text(starting("The page is "))
+        expect(page).to_have_title(starting("Not live: "))
+        assert page.evaluate("getComputedStyle(document.querySelector('header')).position") == "sticky"
+        assert axe_faults(page) == []
+        with running_console(tmp_path, listen=address) as again:
+            again.send(FleetVm("back-0").heartbeat(NOW))
+            expect(page.locator("#live")).to_have_text("Live")
+            expect(page.locator("main")).to_contain_text("1 VM has reported")
+            expect(page.locator("#age")).to_be_empty()
+            assert page.evaluate("window.isSame")
+
+
+def test_a_page_knows_that_it_is_old_after_the_machine_slept(page: Page) -> None:
+    page.clock.install()
+    page.goto("/")
+    expect(page.locator("#live")).to_have_text("Live")
+    page.context.set_offline(True)
+    page.clock.fast_forward("01:00:00")
+    expect(page.locator("#live")).to_have_text(starting("Not live"))
+    expect(page.locator("#age")).to_have_text(starting("The page is 1 h"))
+    page.context.set_offline(False)
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_a_page_is_not_live_if_its_stream_hangs_and_the_console_does_not_answer(page: Page) -> None:
+    page.add_init_script(OTHER_STREAM)
+    page.clock.install()
+    page.goto("/")
+    page.route("**/", lambda _: None)
+    page.clock.fast_forward("00:13")
+    expect(page.locator("#live")).to_have_text(starting("Not live"))
+
+
+def test_a_page_polls_where_a_proxy_refuses_the_stream(page: Page, console: RunningConsole) -> None:
+    page.clock.install()
+    page.route("**/live", lambda route: route.fulfill(status=503))
+    page.goto("/fleet")
+    page.clock.fast_forward("00:13")
+    expect(page.locator("#live")).to_have_text("Updated every 10 s")
+    console.send(FleetVm("polled-0", group="polled").heartbeat(NOW))
+    page.clock.fast_forward("00:11")
+    expect(page.locator("main")).to_contain_text("polled-0")
+    expect(page.locator("#live")).to_have_text("Updated every 10 s")
+
+
+def test_a_redirect_to_a_sign_in_is_an_expired_session(page: Page) -> None:
+    page.add_init_script(OTHER_STREAM)
+    page.goto("/")
+    page.route("**/", lambda route: route.fulfill(status=302, headers={"location": "/oauth2/sign_in"}))
+    page.evaluate("streams[0].say('another')")
+    expect(page.locator("#live")).to_contain_text("session has expired")
+
+
+def test_an_update_keeps_what_did_not_change(page: Page, console: RunningConsole) -> None:
+    page.goto("/")
+    page.evaluate("document.querySelector('.timeline .name').isSame = true")
+    page.evaluate("document.querySelector('.timeline .name').focus()")
+    console.send(FleetVm("another-0", group="another").heartbeat(NOW))
+    expect(page.locator("#part-summary")).to_contain_text(
+        f"{console.page('/').partition(' VMs have reported')[0].rpartition('>')[2]} VMs"
+    )
+    assert page.evaluate("document.activeElement.isSame")
 
 
 def test_countdowns_follow_the_consoles_clock(browser: Browser, console: RunningConsole) -> None:
     with opened(browser, console.url) as page:
         page.clock.set_system_time(NOW + timedelta(days=2))
         page.goto("/")
-        expect(page.locator("tr", has_text="web-0, web-1").locator("time")).to_have_text(starting("in 1"))
+        countdown = page.locator("tr", has_text="web-0, web-1").locator("time[data-relative]")
+        expect(countdown).to_have_text(starting("in 1"))
 
 
 def test_hostile_text_runs_no_script_and_becomes_no_link(page: Page, console: RunningConsole) -> None:
@@ -231,6 +375,8 @@ def test_hostile_text_runs_no_script_and_becomes_no_link(page: Page, console: Ru
         expect(page.locator("main")).to_contain_text("<img src=x onerror=alert(1)>")
         assert page.locator("main img, main a[href*='javascript'], main a[href*='evil']").count() == 0
         assert "\u202e" not in page.locator("main").inner_text()
+        page.set_viewport_size(PHONE)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
 
 
 def test_everything_is_reached_with_the_keyboard(page: Page) -> None:
@@ -274,8 +420,7 @@ def test_every_page_works_without_script(browser: Browser, console: RunningConso
 @pytest.fixture
 def guarded(tmp_path: Path, bus: ServiceBusLab) -> Iterator[RunningConsole]:
     """Return a console behind a proxy, with approvals and an event of two VMs."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     with approval_console(
         tmp_path, bus.connection_string, listen=address, public_url=f"http://{address}"
     ) as running:
@@ -318,7 +463,7 @@ def test_an_expired_session_is_reported_instead_of_a_page_that_stands_still(
 ) -> None:
     with opened(browser, guarded.url, extra_http_headers=ANA) as page:
         page.goto("/")
-        expect(page.locator("#live")).to_have_text("Live.")
+        expect(page.locator("#live")).to_have_text("Live")
         page.context.set_extra_http_headers({})
         guarded.send(FleetVm("web-1").heartbeat(NOW))
         expect(page.locator("#live")).to_contain_text("session has expired")

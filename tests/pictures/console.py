@@ -43,7 +43,7 @@ def draw(folder: Path) -> None:
         for name, path in PICTURES.items():
             page = browser.new_page(viewport=SIZE, timezone_id="Europe/Berlin")
             page.goto(f"{address}{path}")
-            expect(page.locator("#live")).to_have_text("Live.")
+            expect(page.locator("#live")).to_have_text("Live")
             page.screenshot(path=folder / f"{name}.png")
 
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.console import fleet, history, queries
+from bridge.console.filters import Filter
 from bridge.console.store import Store
 from bridge.imds.diff import ChangeKind
 from tests.support.console import NOW, FleetVm, event, event_id, stored
@@ -71,7 +72,7 @@ def shown(batches: Sequence[Sequence[bytes]]) -> dict[str, Any]:
                 "events": known,
                 "open": {one.event_id for one in queries.open_events(reader, at)},
                 "fleet": fleet.fleet(vms, queries.open_events(reader, at), at),
-                "history": history.read_history(reader, 30, at),
+                "history": history.read_history(reader, 30, at, Filter()),
                 "stories": [
                     sorted(
                         (one.at, one.kind, *one.seen_by) for one in queries.reports_of(reader, event_id(name))

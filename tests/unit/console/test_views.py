@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -130,6 +131,49 @@ def test_events_after_the_window_are_counted() -> None:
     assert (len(found.bars), found.later) == (1, 1)
 
 
+def test_the_tiles_say_what_is_due_within_the_hour_on_how_many_vms_and_how_much_of_it_users_caused() -> None:
+    hour = replace(ROW, event_id="e-2", not_before=AT + 3600, event_source="User", resources=("web-2",))
+    started = replace(ROW, event_id="e-3", status="Started", started_at=AT - 5)
+    unknown = replace(ROW, event_id="e-4", not_before=None, resources=("WEB-1",))
+    found = now.tiles(
+        [started, ROW, unknown, hour], {"quiet": 7, "silent": 1, "stopped": 2, "unknown": 1}, AT
+    )
+    assert [(number, text, detail) for number, text, detail, _, _ in found] == [
+        (1, "in progress", "on 2 VMs"),
+        (2, "due within 1 h", "on 2 VMs"),
+        (1, "due later", "on 1 VM, 1 by users"),
+        (7, "VMs quiet", "of 10 known"),
+        (0, "cannot reach IMDS", "may miss events"),
+        (3, "silent or stopped", "not watched"),
+    ]
+
+
+def test_what_has_started_comes_first_and_then_the_earliest_start() -> None:
+    started = replace(ROW, event_id="started", status="Started", started_at=AT - 9000)
+    later = replace(ROW, event_id="later", not_before=AT + 9000)
+    unknown = replace(ROW, event_id="unknown", not_before=None)
+    ordered = sorted([later, ROW, unknown, started], key=now.urgency)
+    assert [one.event_id for one in ordered] == ["started", "unknown", "e-1", "later"]
+
+
+def test_vms_on_which_events_may_be_missed_are_listed_the_last_heard_of_first() -> None:
+    stopped = VM._replace(id=2, name="stopped", is_stopped=True, alive_at=AT - 99, heartbeat_at=AT - 99)
+    silent = VM._replace(id=3, name="silent", alive_at=AT - 7200)
+    blind = VM._replace(id=4, name="blind", unreachable_since=AT - 180)
+    found = fleet.unwatched([VM, silent, stopped, blind], AT)
+    assert [(vm.name, note) for vm, _, note in found] == [
+        ("blind", "no IMDS 3 min"),
+        ("stopped", "stopped 1 min 39 s"),
+        ("silent", "silent 2 h"),
+    ]
+
+
+def test_a_group_says_how_many_of_its_vms_are_not_quiet() -> None:
+    vms = [VM, VM._replace(id=2, name="db", alive_at=AT - 7200), VM._replace(id=3, name="x")]
+    (group,) = fleet.fleet(vms, [ROW], AT)
+    assert group.states == (("Scheduled", 1), ("silent", 1), ("unknown", 1))
+
+
 def test_the_headline_says_what_is_next() -> None:
     started = replace(ROW, status="Started", started_at=AT - 5)
     assert now.headline([], AT, vms=0, is_filtered=False) == "No VM has reported yet"
@@ -170,6 +214,7 @@ def test_a_short_notice_is_named_as_one() -> None:
 
 def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     vm, before = FleetVm("web-0"), event()
+    planned = datetime(2026, 11, 20, 13, 15, tzinfo=UTC).timestamp()
     after = event(minutes=10)
     (change,) = received(vm.change("updated", after, previous=before, changed=["NotBefore"]))
     report = ReportRow(
@@ -177,11 +222,19 @@ def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
     )
     updated, waiting = story(ROW, [report])
     assert updated.seen_by == "seen by 2 VMs within 4.0 s, last by web-1"
-    assert updated.lines == ("NotBefore: 20 Nov 13:15:00 UTC → 20 Nov 13:10:00 UTC",)
+    assert updated.lines == (("NotBefore: ", planned, " → ", planned - 300),)
     assert waiting.title == "Waiting for NotBefore, or an approval"
     affected, other = witnesses(replace(ROW, resources=("web-1",)), [report], [VM])
     assert (affected.name, affected.is_affected, affected.place) == ("web-1", True, "")
     assert (other.name, other.is_affected, other.place) == ("web-0", False, "shop, zone 1")
+    assert (affected.saw, other.saw) == ("Updated +4.0 s", "Updated")
+
+
+def test_an_affected_vm_that_did_not_see_the_event_comes_first() -> None:
+    (change,) = received(FleetVm("web-0").change("scheduled", event()))
+    report = ReportRow(kind=change.kind, at=AT, vm="web-0", body=change.body, seen_by=(("web-0", AT),))
+    found = witnesses(ROW, [report], [VM])
+    assert [(one.name, one.first_at) for one in found] == [("web-1", None), ("web-0", AT)]
 
 
 def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
@@ -189,7 +242,7 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
     report = ReportRow(kind=receipt.kind, at=AT, vm="web-0", body=receipt.body, seen_by=())
     step = story(replace(ROW, is_open=False), [report])[0]
     assert (step.title, step.seen_by) == ("Approval rejected", "by web-0")
-    assert step.lines == ("denied", "Requested by ana@contoso.example: drained", "Releases web-0")
+    assert step.lines == (("denied",), ("Requested by ana@contoso.example: drained",), ("Releases web-0",))
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\tx"])
