@@ -3,7 +3,7 @@
     python health.py            it runs, and every loop makes progress
     python health.py --ready    and IMDS, or the bus, answers
 
-It asks the port of `[metrics]`, if that is on and answers; otherwise it reads the status file.
+It asks the port of `[metrics]`, or the console's own, if that is on and answers; otherwise it reads the status file.
 Role and configuration are read from the command line of process 1; --role sets it if that is another process.
 """
 
@@ -25,6 +25,7 @@ from bridge.runtime.terminal import show
 
 ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"
+CONSOLE_LISTEN = "127.0.0.1:8080"
 # The status is written at least every ten seconds.
 STALE_SECONDS = 60.0
 CONFIG = Path("/etc/imds-bridge/config.toml")
@@ -39,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     words = Path("/proc/1/cmdline").read_text(encoding="utf-8").split("\0")
     role = arguments.role or next((word for word in words if word in ROLES), ROLES[0])
-    reason = _ask_port(role, read_listen(words), "/readyz" if arguments.ready else "/livez")
+    reason = _ask_port(role, read_listen(words, role), "/readyz" if arguments.ready else "/livez")
     if reason is None:
         reason = _read_files(role, ready=arguments.ready)
     show(reason or "healthy")
@@ -56,22 +57,26 @@ def _ask_port(role: str, listen: str, path: str) -> str | None:
             answer = json.loads(connection.getresponse().read())
             # Another process may have the port.
             if answer["role"] == role:
-                return "; ".join(answer["reasons"])
+                # The console, which others can ask, gives no reasons.
+                return "" if answer["ok"] else "; ".join(answer.get("reasons", [f"{path} of {role} fails"]))
     return None
 
 
-def read_listen(words: list[str]) -> str:
+def read_listen(words: list[str], role: str) -> str:
     """Return the address of the port, "" if it is off or the configuration cannot be read.
 
     Args:
         words: the command line of the process.
+        role: of the process.
     """
-    if "IMDS_BRIDGE__METRICS__LISTEN" in os.environ:
-        return os.environ["IMDS_BRIDGE__METRICS__LISTEN"]
+    section, default = ("console", CONSOLE_LISTEN) if role == "console" else ("metrics", "")
+    if (variable := f"IMDS_BRIDGE__{section.upper()}__LISTEN") in os.environ:
+        return os.environ[variable]
     path = Path(words[words.index("--config") + 1]) if "--config" in words else CONFIG
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return str(tomllib.loads(path.read_text(encoding="utf-8-sig")).get("metrics", {}).get("listen", ""))
-    return ""
+        settings = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return str(settings.get(section, {}).get("listen", default))
+    return default
 
 
 def _read_files(role: str, *, ready: bool) -> str:
@@ -96,7 +101,7 @@ def _input_error(status: dict[str, Any]) -> str:
     """Return the error of the process's input, or an empty text."""
     if status["role"] == "forward" and not status["last_good_at"]:
         return "IMDS has given no good answer yet"
-    parts = (status, status.get("commands"), status.get("relay"))
+    parts = (status, status.get("commands"), status.get("relay"), status.get("bus"))
     return "; ".join(part["last_error"] for part in parts if part and part.get("last_error"))
 
 

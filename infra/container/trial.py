@@ -1,4 +1,4 @@
-"""Build the image and run `imds-bridge forward` from it, read-only and not as root, against the lab.
+"""Build the image and run `imds-bridge forward` and the console from it, read-only and not as root, against the lab.
 
     python -m infra.container.trial                     with Docker or Podman where one works, else Buildah (as root)
     python -m infra.container.trial --base IMAGE        on another base image
@@ -15,6 +15,7 @@ import ast
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Thread
+from urllib.request import urlopen
 
 from bridge import __version__
 from bridge.lab.imds import ImdsLab
@@ -107,11 +110,23 @@ def try_forward(engine: Client | Buildah) -> tuple[float, float]:
         expect(shown == f"imds-bridge {__version__}\n", f"built {__version__}, runs {shown}")
         listening = engine.call(*health, "--role", "listen")
         expect(listening.returncode == 1, f"healthy without a listener: {listening.stdout}")
+        try_console(engine, health)
         stopped_at = time.monotonic()
         code = engine.stop(STOP_SECONDS + SLACK_SECONDS)
         expect(code == 0, f"SIGTERM ended it with exit code {code}")
         expect(not inbox.problems, f"the inbox refuses: {inbox.problems}")
     return delivered_seconds, time.monotonic() - stopped_at
+
+
+def try_console(engine: Client | Buildah, health: list[str]) -> None:
+    """Run the console beside the forwarder, and look at its page; it ends with the container."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    setting = ["env", f"IMDS_BRIDGE__CONSOLE__LISTEN={listen}"]
+    Thread(target=engine.call, args=(*setting, "imds-bridge", "console"), daemon=True).start()
+    wait_until(lambda: engine.call(*setting, *health, "--role", "console", "--ready").returncode == 0)
+    with urlopen(f"http://{listen}/") as page:
+        expect(b"imds-bridge" in page.read(), "the console shows no page")
 
 
 def wait_until(predicate: Callable[[], bool]) -> None:

@@ -6,17 +6,20 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.cli.main import main
+from bridge.config.console import ConsoleSettings
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
@@ -24,6 +27,7 @@ from bridge.runtime.instants import iso_utc
 from bridge.service.metrics_server import MetricsServer
 from infra.container.engines import call
 from infra.container.health import read_listen
+from tests.support.console import running_console
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
 
@@ -93,6 +97,7 @@ def health(state_dir: Path, *arguments: str, listen: str = "") -> subprocess.Com
     variables = {
         "IMDS_BRIDGE__STATE_DIR": str(state_dir),
         "IMDS_BRIDGE__METRICS__LISTEN": listen,
+        "IMDS_BRIDGE__CONSOLE__LISTEN": listen,
         "PYTHONPATH": str(ROOT),
     }
     return subprocess.run(
@@ -168,6 +173,7 @@ def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFold
         {"last_error": "IMDS: 503"},
         {"commands": {"last_error": "no role"}},
         {"relay": {"last_error": "no role"}},
+        {"role": "console", "bus": {"last_error": "no role"}},
     ],
 )
 def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
@@ -214,8 +220,39 @@ def test_the_port_is_the_one_in_the_configuration_of_the_process(
 ) -> None:
     config = tmp_path / "listen.toml"
     config.write_text(text)
-    assert read_listen(["imds-bridge", "listen", "--config", str(config)]) == expected
-    assert read_listen(["imds-bridge", "listen", "--config", str(tmp_path / "missing.toml")]) == ""
+    assert read_listen(["imds-bridge", "listen", "--config", str(config)], "listen") == expected
+    assert read_listen(["imds-bridge", "listen", "--config", str(tmp_path / "missing.toml")], "listen") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[console]\nlisten = "0.0.0.0:80"', "0.0.0.0:80"),
+        ("", ConsoleSettings().listen),
+        ("[", ConsoleSettings().listen),
+    ],
+)
+def test_the_console_is_asked_on_the_port_of_its_pages(tmp_path: Path, text: str, expected: str) -> None:
+    config = tmp_path / "console.toml"
+    config.write_text(text)
+    assert read_listen(["imds-bridge", "console", "--config", str(config)], "console") == expected
+
+
+def test_the_health_check_asks_a_console_and_sees_that_its_bus_cannot_be_reached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    key = "SharedAccessKeyName=a;SharedAccessKey=b"
+    bus = {
+        "connection_string": f"Endpoint=sb://{place};{key};UseDevelopmentEmulator=true;",
+        "queue": "events",
+    }
+    with running_console(tmp_path / "elsewhere", bus=bus) as running:
+        listen = running.url.removeprefix("http://")
+        wait_until(lambda: running.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE)
+        alive = health(tmp_path, "--role", "console", listen=listen)
+        ready = health(tmp_path, "--role", "console", "--ready", listen=listen)
+    assert (alive.returncode, alive.stdout) == (0, "healthy\n")
+    assert (ready.returncode, ready.stdout) == (1, "/readyz of console fails\n")
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
