@@ -1,4 +1,4 @@
-metadata description = 'The Azure resources of imds-bridge: Service Bus, and optionally Event Grid, a Logic App and a Function.'
+metadata description = 'The Azure resources of imds-bridge: Service Bus, and optionally Event Grid, a Logic App, a Function and the console.'
 
 @description('Name of the Service Bus namespace, unique in all of Azure.')
 @minLength(6)
@@ -60,6 +60,28 @@ param functionName string = ''
 @minLength(3)
 @maxLength(24)
 param functionStorageName string = 'audit${uniqueString(resourceGroup().id, functionName)}'
+
+@description('Name of a console on Container Apps, and of its managed identity, which has to exist; empty: none.')
+@maxLength(32)
+param consoleName string = ''
+
+@description('The image that the Dockerfile builds.')
+param consoleImage string = ''
+
+@description('Login server of the registry that the console\'s identity may pull from; empty: the image is public.')
+param consoleRegistry string = ''
+
+@description('Client id of the app registration with which people sign in to the console.')
+param consoleClientId string = ''
+
+@description('App roles or group ids that may look at the console; empty: everybody who may sign in.')
+param consoleViewers string[] = []
+
+@description('App roles or group ids that may approve in the console; empty: approvals are off there.')
+param consoleApprovers string[] = []
+
+@description('URL of the Key Vault secret that signs the console\'s commands; empty: they are not signed.')
+param consoleSigningSecretUrl string = ''
 
 @description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string = ''
@@ -174,7 +196,28 @@ module function 'modules/function.bicep' = if (!empty(functionName)) {
   }
 }
 
+module console 'modules/console.bicep' = if (!empty(consoleName)) {
+  name: 'imds-bridge-console'
+  params: {
+    name: consoleName
+    location: location
+    tags: tags
+    namespaceName: namespaceName
+    hostName: bus.outputs.hostName
+    topicName: topicName
+    queueName: queueName
+    image: consoleImage
+    registry: consoleRegistry
+    clientId: consoleClientId
+    viewers: consoleViewers
+    approvers: consoleApprovers
+    signingSecretUrl: consoleSigningSecretUrl
+    workspaceId: workspaceId
+  }
+}
+
 output namespace string = bus.outputs.hostName
 output topic string = topicName
 output queue string = queueName
 output eventGridEndpoint string = empty(eventGridTopicName) ? '' : grid!.outputs.endpoint
+output consoleUrl string = empty(consoleName) ? '' : console!.outputs.url

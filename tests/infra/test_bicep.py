@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pycep import BicepParser
 
 from bridge.config.loader import load
 from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import Sql
 from bridge.sinks.servicebus import to_message
-from tests.support.paths import ROOT
+from tests.support.bicep import FILES, FOLDER, body, properties, resources, tree
 
-FOLDER = ROOT / "infra" / "bicep"
-FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.bicep"))
 README = (FOLDER / "README.md").read_text()
 
 KEYWORDS = {"true", "false", "null", "if", "for", "in", "existing"}
 BUS = "Microsoft.ServiceBus/namespaces"
+APP = "Microsoft.App/containerApps"
 ROLE = "Microsoft.Authorization/roleAssignments"
 SENDER = "69a216fc-b8fb-44d8-bc22-1f3c2cd27a39"  # Azure Service Bus Data Sender
 RECEIVER = "4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0"  # Azure Service Bus Data Receiver
@@ -37,11 +35,15 @@ METRICS_PUBLISHER = "3913510d-42f4-4e42-8a64-420c390055eb"  # Monitoring Metrics
 # Each version, and every property in the files, was looked up in Azure/bicep-types-az.
 LOOKED_UP = {
     ROLE: "2022-04-01",
+    APP: "2025-01-01",
+    f"{APP}/authConfigs": "2025-01-01",
+    "Microsoft.App/managedEnvironments": "2025-01-01",
     "Microsoft.Compute/virtualMachineScaleSets": "2024-11-01",
     "Microsoft.EventGrid/topics": "2025-02-15",
     "Microsoft.Insights/components": "2020-02-02",
     "Microsoft.Insights/diagnosticSettings": "2021-05-01-preview",
     "Microsoft.Logic/workflows": "2019-05-01",
+    "Microsoft.ManagedIdentity/userAssignedIdentities": "2023-01-31",
     BUS: "2024-01-01",
     f"{BUS}/queues": "2024-01-01",
     f"{BUS}/topics": "2024-01-01",
@@ -63,44 +65,11 @@ ROLES = {
     ("modules/subscription.bicep", "receiverIds", RECEIVER, f"{BUS}/topics/subscriptions"),
     ("modules/eventgrid.bicep", "publisherIds", GRID_SENDER, "Microsoft.EventGrid/topics"),
     ("modules/logicapp.bicep", "workflow", SENDER, f"{BUS}/queues"),
+    ("modules/console.bicep", "identity", SENDER, f"{BUS}/queues"),
     ("modules/function.bicep", "app", BLOB_OWNER, "Microsoft.Storage/storageAccounts"),
     ("modules/function.bicep", "app", TABLE_CONTRIBUTOR, "Microsoft.Storage/storageAccounts"),
     ("modules/function.bicep", "app", METRICS_PUBLISHER, "Microsoft.Insights/components"),
 }
-
-
-@cache
-def parser() -> BicepParser:
-    return BicepParser(cache=False)
-
-
-@cache
-def tree(file: str) -> dict[str, Any]:
-    return dict(parser().parse(text=(FOLDER / file).read_text()))
-
-
-def body(part: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a resource or module, without its loop or condition."""
-    config: dict[str, Any] = part["config"]
-    inner: dict[str, Any] = config.get("config", {})
-    return inner if {"condition", "loop_type"} & config.keys() else config
-
-
-def resources(type_: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return every resource of the type: its file, its symbolic name and its body."""
-    return [
-        (file, name, body(resource))
-        for file in FILES
-        for name, resource in tree(file).get("resources", {}).items()
-        if resource["type"] == type_ and not resource["existing"]
-    ]
-
-
-def properties(type_: str) -> dict[str, Any]:
-    """Return the properties of the only resource of the type."""
-    [(_, _, config)] = resources(type_)
-    found: dict[str, Any] = config["properties"]
-    return found
 
 
 def decorators(file: str, parameter: str) -> dict[str, Any]:
@@ -252,6 +221,7 @@ def filled(text: str, values: dict[str, Any]) -> str:
     [
         ("audit", ["*"]),
         ("function", ["*"]),
+        ("console", ["*"]),
         ("relay", ["scheduledevent.*", "approval.*"]),
         ("receipts", ["approval.*"]),
         ("logicapp", ["scheduledevent.scheduled.v1"]),
@@ -270,7 +240,13 @@ def test_a_subscription_receives_the_events_that_it_is_for(name: str, patterns: 
 
 def test_every_subscription_is_looked_at_here_and_what_records_is_kept_beyond_its_time() -> None:
     kept = {name: given.get("deadLetterExpired", True) for name, given in subscriptions().items()}
-    assert kept == {"audit": True, "function": True, "relay": False, "receipts": False, "logicapp": False}
+    assert {name for name, is_kept in kept.items() if is_kept} == {"audit", "function"}
+    assert {name for name, is_kept in kept.items() if not is_kept} == {
+        "console",
+        "relay",
+        "receipts",
+        "logicapp",
+    }
 
 
 # --- role assignments ---

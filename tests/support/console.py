@@ -229,7 +229,14 @@ def running_console(
 ) -> Iterator[RunningConsole]:
     """Run the console with settings of its section."""
     section = ConsoleSettings.model_validate({"listen": "127.0.0.1:0", **settings})
-    console = Console(Config(state_dir=folder, console=section, approvals=approvals), clock=clock)
+    with running(Config(state_dir=folder, console=section, approvals=approvals), clock=clock) as found:
+        yield found
+
+
+@contextmanager
+def running(config: Config, *, clock: Clock | None = None) -> Iterator[RunningConsole]:
+    """Run the console with a whole configuration."""
+    console = Console(config, clock=clock)
     threads = [start_thread(name, loop) for name, loop in console.loops().items()]
     try:
         yield RunningConsole(console)

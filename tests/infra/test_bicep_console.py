@@ -1,0 +1,204 @@
+"""The console on Container Apps: its module, and the console itself with the environment that the module sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from bridge.config.loader import load
+from bridge.config.models import Config
+from bridge.console.process import STOP_SECONDS
+from tests.support.bicep import FOLDER, evaluate, properties, tree
+from tests.support.console import ORIGIN, STRUCTURED, TOKEN, FleetVm, running_console
+from tests.support.deployed import (
+    NAMESPACE,
+    QUEUE,
+    SUBSCRIPTION,
+    TOPIC,
+    bus_of_the_templates,
+    deployed_console,
+)
+from tests.support.process import LIMIT_SECONDS
+
+README = (FOLDER / "README.md").read_text()
+MODULE = "modules/console.bicep"
+APP = "Microsoft.App/containerApps"
+CLIENT_ID = "11111111-1111-1111-1111-111111111111"
+PARAMETERS: Mapping[str, Any] = {
+    "name": "imds-console",
+    "hostName": NAMESPACE,
+    "topicName": TOPIC,
+    "queueName": QUEUE,
+    "viewers": ["viewer"],
+    "approvers": [],
+    "signingSecretUrl": "",
+    "registry": "",
+    "identity": {"id": "/id", "properties": {"clientId": CLIENT_ID}},
+    "managedEnvironment": {
+        "properties": {"defaultDomain": "a-b-1.westeurope.azurecontainerapps.io"},
+        "id": "/env",
+    },
+}
+SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SIGNED: Mapping[str, Any] = {"approvers": ["approver"], "signingSecretUrl": "https://vault/secrets/signing"}
+
+
+def console(**parameters: Any) -> dict[str, Any]:
+    """Return the properties of the container app, with the values of expressions."""
+    variables = {name: part["value"] for name, part in tree(MODULE)["variables"].items()}
+    found: dict[str, Any] = evaluate(properties(APP), {**variables, **PARAMETERS, **parameters})
+    return found
+
+
+def environment(**parameters: Any) -> dict[str, str]:
+    """Return the environment that the console gets, with the values of its secrets."""
+    [container] = console(**parameters)["template"]["containers"]
+    return {one["name"]: one.get("value", SIGNING) for one in container["env"]}
+
+
+def loaded(folder: Path, variables: Mapping[str, str]) -> Config:
+    file = folder / "config.toml"
+    file.touch()
+    return load(file, variables)
+
+
+def signed_in(*roles: str, **claims: str) -> dict[str, str]:
+    """Return the header in which Container Apps says who is signed in."""
+    given = [
+        ("preferred_username", "ana@contoso.example"),
+        *claims.items(),
+        *(("roles", role) for role in roles),
+    ]
+    principal = {"auth_typ": "aad", "claims": [{"typ": kind, "val": value} for kind, value in given]}
+    return {"X-MS-CLIENT-PRINCIPAL": b64encode(json.dumps(principal).encode()).decode()}
+
+
+def test_the_environment_of_the_console_is_a_valid_configuration(tmp_path: Path) -> None:
+    config = loaded(tmp_path, environment())
+    assert config.console
+    assert config.console.bus
+    ingress = console()["configuration"]["ingress"]
+    assert config.console.listen == f"0.0.0.0:{ingress['targetPort']}"
+    [container] = console()["template"]["containers"]
+    assert {probe["httpGet"]["port"] for probe in container["probes"]} == {ingress["targetPort"]}
+    assert (config.console.auth, config.console.viewer_groups) == ("easyauth", ("viewer",))
+    assert config.console.public_url == "https://imds-console.a-b-1.westeurope.azurecontainerapps.io"
+    assert not config.console.takes_ingest
+    bus = config.console.bus
+    assert (bus.namespace, bus.topic, bus.subscription) == (NAMESPACE, TOPIC, SUBSCRIPTION)
+    assert bus.client_id == CLIENT_ID
+
+
+def test_the_console_may_send_commands_only_if_somebody_may_approve(tmp_path: Path) -> None:
+    assert loaded(tmp_path, environment()).approvals is None
+    config = loaded(tmp_path, environment(**SIGNED))
+    assert config.console
+    assert config.approvals
+    assert config.console.approver_groups == ("approver",)
+    assert config.approvals.signing_secrets
+    assert config.approvals.client_id == CLIENT_ID
+    assert (config.approvals.namespace, config.approvals.queue) == (NAMESPACE, QUEUE)
+    assert f'session = "{config.approvals.session}"' in README  # as forward and listen have it
+    assert tree(MODULE)["resources"]["sends"]["config"]["condition"] == "approves"
+
+
+def test_the_identity_signs_in_for_the_app_registration_which_accepts_only_its_own_tokens() -> None:
+    names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
+    auth = evaluate(properties(f"{APP}/authConfigs"), {**names, "environment": "", "tenant": ""})
+    entra = auth["identityProviders"]["azureActiveDirectory"]
+    [secret] = console()["configuration"]["secrets"]
+    assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
+    assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
+
+
+def test_the_secret_that_signs_commands_stays_in_the_key_vault() -> None:
+    [_, secret] = console(**SIGNED)["configuration"]["secrets"]
+    [container] = console(**SIGNED)["template"]["containers"]
+    assert secret["keyVaultUrl"] == SIGNED["signingSecretUrl"]
+    assert secret["identity"] == PARAMETERS["identity"]["id"]
+    assert [one["secretRef"] for one in container["env"] if "secretRef" in one] == [secret["name"]]
+    assert environment(signingSecretUrl=SIGNED["signingSecretUrl"]) == environment()
+
+
+def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
+    given = json.loads(re.findall(r"```json\n(.*?)```", README, re.DOTALL)[-1])
+    assert given.keys() <= tree("main.bicep")["parameters"].keys()
+    roles = json.loads(README.partition("> roles.json <<'EOF'\n")[2].partition("EOF")[0])
+    named = [*given["consoleViewers"]["value"], *given["consoleApprovers"]["value"]]
+    assert [role["value"] for role in roles] == named
+
+
+def test_people_sign_in_before_they_reach_the_console_on_every_path() -> None:
+    auth = properties(f"{APP}/authConfigs")
+    assert auth["platform"] == {"enabled": True}
+    assert auth["httpSettings"] == {"requireHttps": True}
+    assert auth["globalValidation"] == {
+        "unauthenticatedClientAction": "RedirectToLoginPage",
+        "redirectToProvider": "azureactivedirectory",
+    }
+    assert console()["configuration"]["ingress"]["allowInsecure"] is False
+
+
+def test_the_console_may_receive_and_send_only_once_its_sign_in_is_there() -> None:
+    assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]
+    assert tree(MODULE)["resources"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
+
+
+def test_one_replica_of_the_console_keeps_its_state_on_a_local_volume() -> None:
+    template = console()["template"]
+    assert template["scale"] == {"minReplicas": 1, "maxReplicas": 1}
+    assert console()["configuration"]["activeRevisionsMode"] == "Single"
+    assert template["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
+    [volume] = template["volumes"]
+    [mount] = template["containers"][0]["volumeMounts"]
+    assert volume == {"name": mount["volumeName"], "storageType": "EmptyDir"}
+    assert mount["mountPath"] == str(Config().state_dir)
+    assert template["containers"][0]["args"] == ["console"]
+
+
+def test_the_console_of_container_apps_shows_the_fleet_to_who_is_signed_in(tmp_path: Path) -> None:
+    variables = environment(approvers=["approver"])
+    for section in ("CONSOLE__BUS", "APPROVALS"):
+        del variables[f"IMDS_BRIDGE__{section}__NAMESPACE"], variables[f"IMDS_BRIDGE__{section}__CLIENT_ID"]
+    with bus_of_the_templates() as bus:
+        for section in ("CONSOLE__BUS", "APPROVALS"):
+            variables[f"IMDS_BRIDGE__{section}__CONNECTION_STRING"] = bus.connection_string
+        variables |= {"IMDS_BRIDGE__CONSOLE__LISTEN": "127.0.0.1:0", "IMDS_BRIDGE__STATE_DIR": str(tmp_path)}
+        viewer, approver = signed_in("viewer"), signed_in("viewer", "approver")
+        with deployed_console(loaded(tmp_path, variables), bus, viewer) as found:
+            assert (found.get("/"), found.get("/", signed_in())) == (401, 403)
+            too_many_groups = {"_claim_names": '{"groups":"src1"}', "hasgroups": "true"}
+            assert found.get("/", signed_in(**too_many_groups)) == 403
+            assert found.approve(viewer) == 403
+            assert found.approve(approver) == 303
+            assert found.commands() == ["shop.web-0"]
+            [container] = console()["template"]["containers"]
+            probes = {probe["type"]: found.get(probe["httpGet"]["path"]) for probe in container["probes"]}
+            assert probes == {"Startup": 200, "Liveness": 200, "Readiness": 200}
+
+
+def test_no_principal_is_believed_on_a_path_that_may_pass_the_sign_in(tmp_path: Path) -> None:
+    forged = signed_in("viewer", "approver")
+    settings: dict[str, Any] = {"auth": "easyauth", "public_url": ORIGIN, "ingest": {"bearer_token": TOKEN}}
+    with running_console(tmp_path, **settings) as found:
+        assert found.post(FleetVm("web-0").heartbeat(), {**STRUCTURED, **forged}).status_code == 401
+        for path in ("/livez", "/readyz"):
+            assert found.get(path, forged).text == found.get(path).text
+        host = found.url.removeprefix("http://")
+        for path in (
+            "/ingest",
+            "/ingest/",
+            "/ingest/../fleet",
+            "/livez/..%2ffleet",
+            "//fleet",
+            "/livez;/fleet",
+        ):
+            with closing(HTTPConnection(host, timeout=LIMIT_SECONDS)) as connection:
+                connection.request("GET", path, headers=forged)
+                assert connection.getresponse().status in (307, 404, 405), path
