@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -16,7 +17,6 @@ from bridge.console import fleet
 from bridge.console.filters import MAX_CHARACTERS, Filter
 from bridge.console.history import ENDS, PERIODS, History
 from bridge.console.queries import EventRow, ReportRow, VmRow
-from bridge.events.envelope import decode_event
 from bridge.runtime.json import Json
 
 BASE = "/api/v1"
@@ -141,6 +141,11 @@ class Error(BaseModel):
     error: str
 
 
+def write(answer: BaseModel) -> str:
+    """Write an answer as JSON; an event may hold halves of surrogate pairs, which pydantic does not write."""
+    return json.dumps(answer.model_dump(mode="json"))
+
+
 def event_list(events: Iterable[EventRow]) -> EventList:
     """Write open events."""
     return EventList(events=[_event(row) for row in events])
@@ -152,7 +157,7 @@ def event_details(row: EventRow, reports: Sequence[ReportRow]) -> EventDetails:
         Report(
             at=_time(report.at),
             seen_by=[Sighting(vm=name, at=_time(at)) for name, at in report.seen_by],
-            cloudevent=decode_event(report.body),
+            cloudevent=report.event,
         )
         for report in reports
     ]

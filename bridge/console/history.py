@@ -15,7 +15,6 @@ from bridge.console.filters import Filter
 from bridge.console.now import css_class
 from bridge.console.queries import DAY, EventRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
-from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration, sanitize
 from bridge.runtime.instants import iso_utc
 
@@ -202,7 +201,7 @@ def _notice(event_type: str, steps: Mapping[int, int], minimum: float | None) ->
 
 
 def _loss(row: queries.ReportRow) -> Loss:
-    data = decode_event(row.body).get("data") or {}
+    data = row.data
     if row.kind == "bridge.loss":
         count = data.get("Count") if isinstance(data.get("Count"), int) else "an unknown number of"
         text = f"{count} event(s) lost: {sanitize(data.get('Reason'), 60)}"

@@ -366,7 +366,7 @@ def _filter_context(wanted: Filter, events: Any, vms: Any) -> dict[str, Any]:
 
 def _raw(report: queries.ReportRow) -> tuple[str, float, str]:
     """Return a CloudEvent's kind, time and indented text, in which nothing from outside reorders or hides text."""
-    text = json.dumps(decode_event(report.body), indent=2, ensure_ascii=False)
+    text = json.dumps(report.event, indent=2, ensure_ascii=False)
     return report.kind, report.at, "\n".join(map(escape, text.split("\n")))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, LifoQueue
@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from bridge.console.merge import ScheduledEvent
 from bridge.console.store import Store, connect_reader
 from bridge.console.tables import SCHEDULED_COLUMNS as _COLUMNS
+from bridge.events.envelope import decode_event
+from bridge.runtime.json import Json
 
 DAY = 86_400.0
 MAX_OPEN = 5000
@@ -68,6 +70,20 @@ class ReportRow:
     vm: str
     body: bytes
     seen_by: tuple[tuple[str, float], ...]
+
+    @property
+    def event(self) -> dict[str, Json]:
+        """The CloudEvent, decoded; {} if the disk has changed it."""
+        try:
+            return decode_event(self.body)
+        except ValueError:
+            return {}
+
+    @property
+    def data(self) -> Mapping[str, Json]:
+        """The event's data, {} if it is not an object."""
+        data = self.event.get("data")
+        return data if isinstance(data, dict) else {}
 
 
 class Readers:

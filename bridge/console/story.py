@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from bridge.console.merge import resources_of
 from bridge.console.queries import NOTICE_TOLERANCE_SECONDS, EventRow, ReportRow, VmRow
-from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration, instant_of, sanitize
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
@@ -130,7 +129,7 @@ def _step(report: ReportRow) -> Step | None:
     title = _TITLES.get(kind)
     if title is None:
         return None
-    data = decode_event(report.body)["data"]
+    data = report.data
     is_receipt = kind.startswith("approval.")
     lines = [(line,) for line in _receipt_lines(data)] if is_receipt else _change_lines(kind, data)
     return Step(

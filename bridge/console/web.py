@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from bridge.config.console import ConsoleSettings
 from bridge.console import pages
 from bridge.console.access import Person, host_fault, sender_fault, sign_in
-from bridge.console.api import BASE, FILTERS, NONE, PERIOD, Parameters, openapi, query_fault
+from bridge.console.api import BASE, FILTERS, NONE, PERIOD, Parameters, openapi, query_fault, write
 from bridge.console.approve import NotApproved, new_session, read_session
 from bridge.console.ingest import BODY_SECONDS, Ingest, read_body
 from bridge.console.live import Live
@@ -130,7 +130,7 @@ class Web:
             found = await run_in_threadpool(find, request, *http.path_params.values())
             if found is None:
                 return self._error(http, None, HTTPStatus.NOT_FOUND, "There is no such event.")
-            return Response(found.model_dump_json(), media_type="application/json")
+            return Response(write(found), media_type="application/json")
 
         return self._viewers_only(handle)
 
