@@ -106,6 +106,7 @@ class Pages:
         self._approvals = approvals
         self._input_error = input_error
         self._version = version
+        self._inputs = inputs
         self._templates = Environment(
             loader=PackageLoader("bridge.console"),
             autoescape=True,
@@ -239,8 +240,8 @@ class Pages:
     def error(self, request: Request, status: int, title: str, text: str) -> str:
         """Render an error."""
         context = {"code": int(status), "title": title, "text": text}
-        base = {"now": self._clock.wall(), "rebuilt": None, "is_quiet": False, "input_error": ""}
-        return self._render("error.html", request, {**base, **context})
+        base = {"rebuilt": None, "new_since": None, "is_quiet": False, "input_error": ""}
+        return self._render("error.html", request, {"now": self._clock.wall(), **base, **context})
 
     def approve(self, request: Request, event_id: str, given: Mapping[str, str]) -> str | None:
         """Send an approval; return the command's id, None if the event is not known.
@@ -309,10 +310,16 @@ class Pages:
         return {
             "now": at,
             "rebuilt": queries.rebuilt_note(store),
+            "new_since": self._new_since(store, at),
             "last_received_at": last_received_at,
             "is_quiet": last_received_at is not None and at - last_received_at > fleet.SILENT_SECONDS,
             "input_error": sanitize(self._input_error()),
         }
+
+    def _new_since(self, store: Any, at: float) -> float | None:
+        """Return since when a new store has events, if the bus gave earlier ones to a store that is gone."""
+        first = queries.first_received_at(store) if self._inputs.bus else None
+        return first if first is not None and at - first < DAY else None
 
     def _render(self, template: str, request: Request, context: Mapping[str, Any]) -> str:
         common = {"person": request.person, "page": template.partition(".")[0], "version": self._version()}

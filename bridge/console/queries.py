@@ -314,6 +314,12 @@ def rebuilt_note(connection: sqlite3.Connection) -> dict[str, Any] | None:
     return dict(json.loads(row[0])) if row else None
 
 
+def first_received_at(connection: sqlite3.Connection) -> float | None:
+    """Return when the oldest event that is kept was received."""
+    row = connection.execute("SELECT received_at FROM event ORDER BY received_at LIMIT 1").fetchone()
+    return float(row[0]) if row else None
+
+
 def last_received_at(connection: sqlite3.Connection) -> float | None:
     """Return when the last event was received."""
     row = connection.execute("SELECT received_at FROM event ORDER BY n DESC LIMIT 1").fetchone()

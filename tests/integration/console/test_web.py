@@ -8,6 +8,7 @@ import socket
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,8 +16,12 @@ import pytest
 import requests
 
 from bridge.console import ingest, queries
+from bridge.console.access import Person
+from bridge.console.pages import Inputs, Pages, Request
+from bridge.console.store import Store
 from bridge.formats.cloudevents import binary
 from bridge.http.signing import sign
+from tests.support.clock import MovedClock
 from tests.support.console import (
     BATCH,
     PROXY_SECRET,
@@ -29,6 +34,7 @@ from tests.support.console import (
     event,
     event_id,
     running_console,
+    stored,
 )
 
 NOW = datetime.now(UTC)
@@ -55,6 +61,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 
 def heartbeat(name: str) -> bytes:
     return FleetVm(name).heartbeat(NOW)
+
+
+def test_a_new_store_that_a_bus_feeds_says_since_when_it_has_events(tmp_path: Path) -> None:
+    clock = MovedClock(NOW.timestamp())
+    request = Request(query={}, person=Person(name="", is_viewer=True, is_approver=False))
+    with closing(Store(tmp_path / "console.db")) as store, closing(queries.Readers(store)) as readers:
+        stored(store, heartbeat("web-0"), now=NOW)
+        fed, posted = (
+            Pages(readers, clock=clock, input_error=str, version=int, inputs=Inputs(bus=bus))
+            for bus in ("scheduled-events", "")
+        )
+        assert "The store is new" in fed.fleet(request)
+        assert "The store is new" not in posted.fleet(request)
+        clock.advance(queries.DAY)
+        assert "The store is new" not in fed.fleet(request)
 
 
 # --- ingest ---
