@@ -73,9 +73,18 @@ def host_fault(settings: ConsoleSettings, host: str) -> str:
 
     Without sign-in only this machine may look: another website's name that points to it (DNS rebinding) is refused.
     """
-    if settings.auth != "none" or is_loopback(urlsplit(f"//{host}").hostname or ""):
+    if settings.auth != "none" or is_loopback(_host_name(host)):
         return ""
     return "expected a loopback address as the Host, such as 127.0.0.1 or localhost"
+
+
+def _host_name(host: str) -> str:
+    """Return the name in a Host header, "" if it holds anything else than a name and a port."""
+    try:
+        parts = urlsplit(f"//{host}")
+    except ValueError:
+        return ""
+    return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
 
 
 def _from_proxy(settings: ConsoleSettings, headers: Headers) -> tuple[str, set[str]] | None:

@@ -6,9 +6,12 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -24,8 +27,11 @@ from bridge.runtime.repeat_limit import RepeatLimit
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 32 * 1024 * 1024  # of all requests together
+MAX_PENDING_BYTES = 32 * 1024 * 1024  # of all requests together, beyond which only small ones are read
+SMALL_BYTES = 64 * 1024
+_LARGE_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
+_HANDSHAKE = "SubscriptionValidation"
 _CODE = re.compile(r"[A-Za-z0-9-]{1,100}")
 _ORIGIN = re.compile(r"[A-Za-z0-9.:/_-]{1,200}")
 
@@ -54,7 +60,9 @@ class Ingest:
         self._writer = writer
         self._clock = clock
         self._pending_bytes = 0
-        self._log_limit = RepeatLimit(clock)
+        self._large = asyncio.Lock()
+        self._secret_log_limit = RepeatLimit(clock)
+        self._log_limits: dict[HTTPStatus, RepeatLimit] = {}
         self.refused = 0
 
     async def options(self, http: HttpRequest) -> Response:
@@ -71,7 +79,7 @@ class Ingest:
             return await self._post(http)
         except Refused as refused:
             self.refused += 1
-            if self._log_limit.is_due(refused.status):
+            if self._log_limits.setdefault(refused.status, RepeatLimit(self._clock)).is_due():
                 log.warning("events are refused: %s", refused, extra={"status": refused.status})
             return _answer(refused.status, {"error": str(refused)}, **refused.headers)
         except ClientDisconnect:
@@ -84,38 +92,60 @@ class Ingest:
             )
         if "origin" in http.headers:
             raise Refused(HTTPStatus.FORBIDDEN, "browsers may not send events")
-        body = await self._read(http)
+        if http.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a body without Content-Encoding")
+        if http.headers.get("aeg-event-type") == _HANDSHAKE:
+            body = await self._read(http, SMALL_BYTES)
+            return _answer(HTTPStatus.OK, {"validationResponse": _validation_code(body)})
+        needs_body = self._settings.ingest.signing_secrets is not None
+        if not needs_body:
+            self._authenticate(http, b"")
+        size = 0
+
+        def count(more: int) -> None:
+            nonlocal size
+            size += more
+            self._pending_bytes += more
+            if self._pending_bytes > MAX_PENDING_BYTES and size > SMALL_BYTES:
+                raise _busy("too many requests at the same time")
+
         try:
-            if (code := _validation_code(http, body)) is not None:
-                return _answer(HTTPStatus.OK, {"validationResponse": code})
+            body = await self._read(http, MAX_BODY_BYTES, count)
+            if needs_body:
+                self._authenticate(http, body)
             return await self._commit(http, body)
         finally:
-            self._pending_bytes -= len(body)
+            self._pending_bytes -= size
 
-    async def _read(self, http: HttpRequest) -> bytes:
-        """Read the body, and count it among the pending ones."""
-        if self._pending_bytes > MAX_PENDING_BYTES:
-            raise _busy("too many requests at the same time")
+    async def _read(
+        self, http: HttpRequest, max_bytes: int, count: Callable[[int], None] | None = None
+    ) -> bytes:
         try:
-            body = await read_body(http, max_bytes=MAX_BODY_BYTES, limit_seconds=BODY_SECONDS)
+            body = await read_body(http, max_bytes=max_bytes, limit_seconds=BODY_SECONDS, count=count)
         except TimeoutError:
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
         if body is None:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {MAX_BODY_BYTES} bytes")
-        self._pending_bytes += len(body)
+            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {max_bytes} bytes")
         return body
 
-    async def _commit(self, http: HttpRequest, body: bytes) -> Response:
-        now = self._clock.now()
+    def _authenticate(self, http: HttpRequest, body: bytes) -> None:
         try:
-            fault = sender_fault(self._settings.ingest, http.headers, body, now)
+            fault = sender_fault(self._settings.ingest, http.headers, body, self._clock.now())
         except (OSError, ValueError) as error:
-            log.error("a secret of [console.ingest] cannot be read: %s", error)  # noqa: TRY400 - the text is enough
+            if self._secret_log_limit.is_due():
+                log.error("a secret of [console.ingest] cannot be read: %s", error)  # noqa: TRY400 - the text is enough
             raise _busy("senders cannot be authenticated at the moment") from None
         if fault:
             raise Refused(HTTPStatus.UNAUTHORIZED, fault, **{"WWW-Authenticate": "Bearer"})
+
+    async def _commit(self, http: HttpRequest, body: bytes) -> Response:
+        read = partial(read_events, http.headers, body, now=self._clock.wall())
         try:
-            content = read_events(http.headers, body, now=now.timestamp())
+            if len(body) > _LARGE_BYTES:  # decoding takes long, and memory
+                async with self._large:
+                    content = await run_in_threadpool(read)
+            else:
+                content = read()
             if content.events:
                 await asyncio.wrap_future(self._writer.submit(content.events))
         except UnsupportedContentError as error:
@@ -131,8 +161,12 @@ class Ingest:
         return _answer(HTTPStatus.OK, {"accepted": len(content.events), "ignored": content.ignored})
 
 
-async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) -> bytes | None:
+async def read_body(
+    http: HttpRequest, *, max_bytes: int, limit_seconds: float, count: Callable[[int], None] | None = None
+) -> bytes | None:
     """Read a body within limits; None if it is larger.
+
+    `count` is called with the size of each part.
 
     Raises:
         TimeoutError: it does not arrive in time.
@@ -146,14 +180,14 @@ async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) 
             size += len(part)
             if size > max_bytes:
                 return None
+            if count:
+                count(len(part))
             parts.append(part)
     return b"".join(parts)
 
 
-def _validation_code(http: HttpRequest, body: bytes) -> str | None:
+def _validation_code(body: bytes) -> str:
     """Return the code that Event Grid's handshake wants back; it proves only that events can be sent here."""
-    if http.headers.get("aeg-event-type") != "SubscriptionValidation":
-        return None
     try:
         code = json.loads(body)[0]["data"]["validationCode"]
     except (ValueError, LookupError, TypeError):

@@ -2,85 +2,102 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from bridge.console.fleet import STATES
-from bridge.console.queries import EventRow
+from bridge import __version__
+from bridge.console import queries
+from bridge.console.fleet import STATES, count_states
+from bridge.console.queries import EventRow, Readers
 from bridge.contract.types import KNOWN_VALUES
+from bridge.runtime.clock import Clock
+from bridge.runtime.threads import progress_ages
 
 _STATUSES = ("Scheduled", "Started")
 _OTHER = "other"  # what Azure may add
 
 
-class _Figures(Collector):
-    def __init__(
-        self, status: Mapping[str, Any], states: Mapping[str, int], events: Iterable[EventRow]
-    ) -> None:
+class Figures(Collector):
+    """Reads from the status and the store, at each scrape, how things are."""
+
+    def __init__(self, status: Callable[[], Mapping[str, Any]], readers: Readers, clock: Clock) -> None:
+        """Prepare to read.
+
+        Args:
+            status: returns what the status file shows.
+            readers: read the store.
+            clock: decides which events are current and which VMs are silent.
+        """
         self._status = status
-        self._states = states
-        self._events = events
+        self._readers = readers
+        self._clock = clock
 
     def describe(self) -> Iterable[Metric]:
+        """Return nothing: the store is not read before the first scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the figures of this moment; those of the store only if it can be read."""
+        status, at = self._status(), self._clock.wall()
+        build = GaugeMetricFamily("imds_bridge_build_info", "Always 1.", labels=["version"])
+        build.add_metric([__version__], 1)
+        yield build
         for name, text in (
             ("received", "New events that were committed."),
             ("repeated", "Events that were known."),
         ):
-            yield CounterMetricFamily(f"imds_bridge_console_{name}", text, value=self._status[name])
-        yield GaugeMetricFamily(
-            "imds_bridge_storage_available",
-            "0 while the store cannot be written.",
-            not self._status["storage_error"],
-        )
-        if bus := self._status["bus"]:
+            yield CounterMetricFamily(f"imds_bridge_console_{name}", text, value=status[name])
+        if bus := status["bus"]:
             text = "1 while messages can be received."
             yield GaugeMetricFamily("imds_bridge_bus_connected", text, not bus["last_error"])
-        states = GaugeMetricFamily("imds_bridge_console_vms", "VMs by state.", labels=["state"])
-        for state in STATES:
-            states.add_metric([state], self._states.get(state, 0))
-        yield states
-        yield self._open_events()
-
-    def _open_events(self) -> Metric:
-        types = KNOWN_VALUES["EventType"]
-        counts = Counter(
-            (
-                event.event_type if event.event_type in types else _OTHER,
-                event.status if event.status in _STATUSES else _OTHER,
-            )
-            for event in self._events
+        ages = GaugeMetricFamily(
+            "imds_bridge_loop_progress_age_seconds", "Since a loop last made progress.", labels=["loop"]
         )
-        family = GaugeMetricFamily(
-            "imds_bridge_console_open_events", "Open events.", labels=["type", "status"]
+        for loop, seconds in progress_ages().items():
+            ages.add_metric([loop], seconds)
+        yield ages
+        available = not status["storage_error"]
+        try:
+            with self._readers.reading() as store:
+                events, vms = queries.open_events(store, at), queries.vms(store)
+        except sqlite3.Error:
+            available = False
+        else:
+            states = GaugeMetricFamily("imds_bridge_console_vms", "VMs by state.", labels=["state"])
+            counts = count_states(vms, events, at)
+            for state in STATES:
+                states.add_metric([state], counts.get(state, 0))
+            yield states
+            yield _open_events(events)
+        text = "0 while the store cannot be written or read."
+        yield GaugeMetricFamily("imds_bridge_storage_available", text, available)
+
+
+def _open_events(events: Iterable[EventRow]) -> Metric:
+    types = KNOWN_VALUES["EventType"]
+    counts = Counter(
+        (
+            event.event_type if event.event_type in types else _OTHER,
+            event.status if event.status in _STATUSES else _OTHER,
         )
-        for event_type in (*types, _OTHER):
-            for status in (*_STATUSES, _OTHER):
-                family.add_metric([event_type, status], counts[event_type, status])
-        return family
+        for event in events
+    )
+    family = GaugeMetricFamily("imds_bridge_console_open_events", "Open events.", labels=["type", "status"])
+    for event_type in (*types, _OTHER):
+        for status in (*_STATUSES, _OTHER):
+            family.add_metric([event_type, status], counts[event_type, status])
+    return family
 
 
-def render_metrics(
-    accept: str, *, status: Mapping[str, Any], states: Mapping[str, int], events: Iterable[EventRow]
-) -> tuple[str, bytes]:
-    """Return the content type and the text of all metrics.
-
-    Args:
-        accept: the request's Accept header.
-        status: of the process.
-        states: the number of VMs by state.
-        events: the open ones.
-    """
+def new_registry(figures: Figures) -> CollectorRegistry:
+    """Return all metrics of the console."""
     registry = CollectorRegistry()
-    registry.register(_Figures(status, states, events))
+    registry.register(figures)
     ProcessCollector(registry=registry)
-    encode, content_type = choose_encoder(accept)
-    return content_type, encode(registry)
+    return registry

@@ -23,7 +23,6 @@ from bridge.console import api, fleet, history, now, queries, story
 from bridge.console.access import Person
 from bridge.console.approve import Approvals, NotApproved
 from bridge.console.filters import Filter, choices, read_filter
-from bridge.console.metrics import render_metrics
 from bridge.console.queries import DAY, Readers
 from bridge.contract.types import KNOWN_VALUES
 from bridge.events.envelope import decode_event
@@ -283,14 +282,6 @@ class Pages:
         with self._readers.reading() as store:
             wanted = read_filter(request.query)
             return api.figures(history.read_history(store, _days(request), self._clock.wall(), wanted))
-
-    def metrics(self, accept: str, status: Mapping[str, Any]) -> tuple[str, bytes]:
-        """Return the content type and the text of the metrics."""
-        at = self._clock.wall()
-        with self._readers.reading() as store:
-            events, vms = queries.open_events(store, at), queries.vms(store)
-        states = fleet.count_states(vms, events, at)
-        return render_metrics(accept, status=status, states=states, events=events)
 
     def csv(self, request: Request) -> tuple[str, str]:
         """Return a file's name, and the events of the last days as CSV."""

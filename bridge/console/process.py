@@ -9,9 +9,10 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from bridge import __version__
@@ -21,9 +22,10 @@ from bridge.config.models import Config
 from bridge.config.permissions import find_exposed
 from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
-from bridge.console.connections import LimitedProtocol
+from bridge.console.connections import LimitedProtocol, RareLog
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
+from bridge.console.metrics import Figures, new_registry
 from bridge.console.pages import Inputs, Pages
 from bridge.console.queries import DAY, Readers
 from bridge.console.store import Store
@@ -38,6 +40,9 @@ from bridge.runtime.instants import iso_utc
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.signals import Signals
 from bridge.runtime.threads import Stop, stalled_threads, start_thread
+
+if TYPE_CHECKING:
+    from bridge.service.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +63,8 @@ def run_console(config: Config) -> int:
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(RareLog(Clock()))
     for path in find_exposed(config, "console"):
         log.error(
             "everybody may write %s, and so change what this process does; remove that permission", path
@@ -104,7 +111,17 @@ class Console:
             inputs=self._inputs(),
         )
         ingest = Ingest(self.settings, writer=self.writer, clock=self._clock)
-        web = Web(self.settings, pages=pages, live=self.live, ingest=ingest, status=self.status)
+        registry = new_registry(Figures(self.status, self._readers, self._clock))
+        self._metrics = self._metrics_server(config, registry)
+        web = Web(
+            self.settings,
+            pages=pages,
+            live=self.live,
+            ingest=ingest,
+            registry=registry,
+            status=self.status,
+            clock=self._clock,
+        )
         self._server = _server(web, self.live)
         self._started_at = self._clock.now()
 
@@ -123,6 +140,8 @@ class Console:
             "imds-bridge %s: console started on %s", __version__, self.address, extra={"url": self.address}
         )
         supervisor.ready()
+        if self._metrics:
+            self._metrics.start(self.status)
         signal = None
         while signal is None and all(thread.is_alive() for thread in threads):
             if not stalled_threads():
@@ -135,6 +154,8 @@ class Console:
         for thread in threads:
             thread.join(STOP_SECONDS)
         self._write_status(running=False)
+        if self._metrics:
+            self._metrics.close()
         self.close()
         log.info("stopped")
         return 0 if signal else 1
@@ -182,6 +203,15 @@ class Console:
         finally:
             self._settled.wait(STOP_SECONDS)
             self._drained.set()
+
+    def _metrics_server(self, config: Config, registry: CollectorRegistry) -> MetricsServer | None:
+        if not config.metrics.listen:
+            return None
+        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415 - few consoles need it
+
+        return MetricsServer(
+            config.metrics.listen, role="console", registry=registry, collector=None, clock=self._clock
+        )
 
     def _bus_input(self) -> BusInput | None:
         if self.settings.bus is None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bridge.config.bus import RelaySettings
     from bridge.imds.port import Imds
     from bridge.service.dispatcher import Dispatcher
+    from bridge.service.metrics import Meter
     from bridge.service.metrics_server import MetricsServer
     from bridge.sinks.base import Sink
 
@@ -167,8 +168,7 @@ class Parts:
         # A faulty template must end the process before it publishes; other sinks are built after the first poll.
         self._checked = build_sinks({name: one for name, one in self.settings.items() if one.is_chat_format})
         self.folder = state_folder(config, role)
-        self.metrics = self._metrics()
-        self.meter = self.metrics.meter if self.metrics else NoMeter()
+        self.meter, self.metrics = self._metrics()
         self.outbox = MeasuredOutbox(
             self.folder,
             meter=self.meter,
@@ -178,14 +178,18 @@ class Parts:
             retain_seconds=config.retain_seconds,
         )
 
-    def _metrics(self) -> MetricsServer | None:
-        if not self.config.metrics.listen:
-            return None
-        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415 - few processes need it
+    def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
+        listen = self.config.metrics.listen
+        if not listen:
+            return NoMeter(), None
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
-        return MetricsServer(
-            self.config.metrics.listen, role=self.role, sinks=self.settings, clock=self.clock
-        )
+        from bridge.service.metrics import Meter  # noqa: PLC0415
+        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415
+
+        registry = CollectorRegistry()
+        meter = Meter(registry, self.settings)
+        return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
 
     def imds(self) -> Imds:
         """Build the client of IMDS."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,12 +15,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from bridge.config.metrics import socket_address
 from bridge.runtime.clock import Clock
 from bridge.runtime.threads import stalled_threads
 from bridge.service.health import find_stalled, find_unready
-from bridge.service.metrics import Meter, Status, StatusCollector
+from bridge.service.metrics import Status, StatusCollector
 
 log = logging.getLogger(__name__)
 
@@ -38,20 +39,29 @@ class _Answer:
 class MetricsServer:
     """Serves `/metrics`, `/livez` and `/readyz` from threads of its own."""
 
-    def __init__(self, listen: str, *, role: str, sinks: Iterable[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        listen: str,
+        *,
+        role: str,
+        registry: CollectorRegistry,
+        collector: Callable[[Callable[[], Status], Clock], Collector] | None = StatusCollector,
+        clock: Clock,
+    ) -> None:
         """Prepare to serve.
 
         Args:
             listen: the address, as configured; port 0 takes a free one.
             role: which process it is; a health check may reach another one on the same port.
-            sinks: the names of the sinks.
+            registry: has the metrics of what happens.
+            collector: reads the metrics of how things are from the status; None if the registry has them.
             clock: for ages.
         """
         self._listen = listen
         self._role = role
         self._clock = clock
-        self._registry = CollectorRegistry()
-        self.meter = Meter(self._registry, sinks)
+        self._registry = registry
+        self._collector = collector
         self._server: _Server | None = None
 
     @property
@@ -66,7 +76,8 @@ class MetricsServer:
             status: returns what the status file shows.
         """
         self._status = status
-        self._registry.register(StatusCollector(status, self._clock))
+        if self._collector:
+            self._registry.register(self._collector(status, self._clock))
         try:
             self._server = _Server(self._listen, self._handler())
         except OSError as error:

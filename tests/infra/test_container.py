@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bridge.cli.main import main
 from bridge.config.console import ConsoleSettings
@@ -188,7 +189,9 @@ def test_a_process_without_successful_answers_is_not_ready_and_gives_the_reason(
 
 
 def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) -> None:
-    with closing(MetricsServer("127.0.0.1:0", role="forward", sinks=[], clock=Clock())) as server:
+    with closing(
+        MetricsServer("127.0.0.1:0", role="forward", registry=CollectorRegistry(), clock=Clock())
+    ) as server:
         server.start(lambda: status(last_good_at=None, last_error="503", storage_error=None, sinks={}))
         listen = f"127.0.0.1:{server.port}"
         assert health(tmp_path, listen=listen).stdout == "healthy\n"

@@ -259,6 +259,11 @@ def behind_proxy(**more: Any) -> dict[str, Any]:
     }
 
 
+def signed_in(name: str) -> dict[str, str]:
+    """Return the headers with which the proxy says who is signed in."""
+    return {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": name}
+
+
 @contextmanager
 def approval_console(folder: Path, connection_string: str, **more: Any) -> Iterator[RunningConsole]:
     """Run a console behind a proxy, with approvals for the group `ops` and an event of two VMs."""

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bridge import __version__
 from bridge.cli import probes
@@ -605,7 +606,7 @@ def test_a_check_finds_a_metrics_port_that_another_program_uses(
     (row,) = [row for row in done.json if row["result"] == "FAIL"]
     assert (row["check"], done.code) == ("metrics", 3)
     assert row["message"] == f"{port} cannot be listened on: Address already in use"
-    server = MetricsServer("127.0.0.1:0", role="forward", sinks=(), clock=Clock())
+    server = MetricsServer("127.0.0.1:0", role="forward", registry=CollectorRegistry(), clock=Clock())
     server.start(dict)
     config.write_text(toml({**given, "metrics": {"listen": f"127.0.0.1:{server.port}"}}))
     done = call("check", "--json", "--config", config)

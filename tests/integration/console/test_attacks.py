@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import gzip
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Thread
 
 import pytest
+import requests
 
-from bridge.console import connections, process
-from tests.support.console import PROXY_SECRET, RunningConsole, behind_proxy, running_console
-from tests.support.process import LIMIT_SECONDS
+from bridge.console import connections, ingest, limits, process
+from bridge.console.pages import static_url
+from tests.support.console import (
+    BATCH,
+    PROXY_SECRET,
+    FleetVm,
+    RunningConsole,
+    behind_proxy,
+    running_console,
+    signed_in,
+)
+from tests.support.process import LIMIT_SECONDS, wait_until
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+FOREIGN_HOSTS = (
+    b"evil.example",
+    b"evil.example, localhost",
+    b"localhost@evil.example",
+    b"localhost/evil.example",
+    b"127.0.0.1.evil.example",
+    b"[",
+    b"",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +59,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
 def connect(console: RunningConsole) -> socket.socket:
     host, _, port = console.url.removeprefix("http://").partition(":")
     return socket.create_connection((host, int(port)), LIMIT_SECONDS)
+
+
+def send(client: socket.socket, data: bytes) -> None:
+    with suppress(OSError):  # the console may close the connection
+        client.sendall(data)
 
 
 def read_all(client: socket.socket) -> bytes:
@@ -86,6 +115,67 @@ def test_thousands_of_requests_on_one_connection_are_answered_one_by_one(console
     assert console.get("/livez").status_code == 200
 
 
+def test_a_new_connection_takes_the_place_of_the_one_that_has_waited_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "MAX_CONNECTIONS", 20)
+    with running_console(tmp_path) as console, ExitStack() as stack:
+        idle = [stack.enter_context(connect(console)) for _ in range(60)]
+        idle[-1].sendall(GET)
+        assert idle[-1].recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_all(idle[0]) == b""
+
+
+def test_answers_that_nobody_reads_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "READ_SECONDS", 0.1)
+    request = f"GET {static_url('console.css')} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with running_console(tmp_path) as console, connect(console) as client:
+        sender = Thread(target=send, args=(client, request * 5000), daemon=True)
+        sender.start()
+        state = console.console._server.server_state
+        wait_until(lambda: state.total_requests > 0 and not state.connections)
+        sender.join(LIMIT_SECONDS)
+        assert state.total_requests < 5000
+
+
+def test_one_client_cannot_take_all_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_OPEN", 3)
+    with running_console(tmp_path, **behind_proxy()) as guarded, ExitStack() as stack:
+
+        def stream(name: str) -> requests.Response:
+            answer = requests.get(
+                f"{guarded.url}/live", headers=signed_in(name), stream=True, timeout=LIMIT_SECONDS
+            )
+            return stack.enter_context(answer)
+
+        first, *_ = (stream("mallory") for _ in range(3))
+        refused = stream("mallory")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert stream("ana").status_code == 200
+        assert guarded.get("/", signed_in("mallory")).status_code == 200
+        first.close()
+        wait_until(lambda: stream("mallory").status_code == 200)
+
+
+def test_a_client_that_asks_without_end_is_refused_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BURST_SECONDS", 0.05)
+    monkeypatch.setattr(limits, "SHARE", 0.001)
+    with running_console(tmp_path, **behind_proxy()) as guarded:
+        wait_until(lambda: guarded.get("/fleet", signed_in("mallory")).status_code == 429)
+        for path in ("/", "/api/v1/vms", "/history.csv", "/metrics", "/nowhere"):
+            refused = guarded.get(path, signed_in("mallory"))
+            assert refused.status_code == 429
+            assert int(refused.headers["Retry-After"]) > 0
+        assert guarded.get("/api/v1/vms", signed_in("mallory")).json() == {
+            "error": "Too many requests: wait a moment."
+        }
+        assert guarded.get("/fleet", signed_in("ana")).status_code == 200
+        assert guarded.get("/livez").status_code == 200
+        guarded.send(FleetVm("sender").heartbeat(datetime.now(UTC)))
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -95,7 +185,15 @@ def test_thousands_of_requests_on_one_connection_are_answered_one_by_one(console
         b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
         b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /livez\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\rX-A: b\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\n" + b"X-A: b\r\n" * 100_000 + b"\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
         b"\x16\x03\x01\x02\x00",
+        *(
+            b"GET /livez HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n"
+            for host in FOREIGN_HOSTS
+        ),
     ],
 )
 def test_a_malformed_request_is_refused(console: RunningConsole, request_: bytes) -> None:
@@ -114,6 +212,17 @@ def test_a_malformed_request_is_refused(console: RunningConsole, request_: bytes
         [b"X-Proxy-Secret : " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
         [b"X-Other: 1", b" X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
         [b"X-Proxy-Secret: " + PROXY_SECRET.encode()],
+        [b"X-Proxy-Secret\t: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"x-proxy-SECRET: x", b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana", b"x-forwarded-user: root"],
+        [b"X-Proxy-Secret: x, " + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode().upper(), b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode()[:-1], b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: \xff" + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret:", b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: x\x00", b"X-Forwarded-User: ana"],
+        [b"X-Proxy-Secret: " + PROXY_SECRET.encode(), b"X-Forwarded-User:", b"X-Forwarded-Email: ana"],
+        [b"Cookie: X-Proxy-Secret=" + PROXY_SECRET.encode(), b"X-Forwarded-User: ana"],
         [b"Connection: X-Forwarded-User", b"X-Forwarded-User: ana"],
     ],
 )
@@ -123,3 +232,107 @@ def test_no_spelling_of_headers_replaces_the_proxys(guarded: RunningConsole, lin
         client.sendall(b"\r\n".join(head))
         answer = read_all(client)
     assert b"HTTP/1.1 200" not in answer
+
+
+def test_the_request_that_the_headers_are_tried_on_is_answered_with_them(guarded: RunningConsole) -> None:
+    assert guarded.get("/", signed_in("ana")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"Content-Length: 60\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 60",
+        b"Transfer-Encoding: xchunked",
+        b"Transfer-Encoding: gzip, chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        b"Transfer-Encoding : chunked",
+        b"Transfer-Encoding:\x0bchunked",
+        b"Content-Length: +5",
+        b"Content-Length: 5, 6",
+        b"Content-Length: 0x5",
+    ],
+)
+def test_no_second_request_is_hidden_in_a_body(console: RunningConsole, framing: bytes) -> None:
+    head = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/cloudevents+json\r\n"
+    with connect(console) as client:
+        client.sendall(head + framing + b"\r\n\r\n0\r\n\r\n" + GET)
+        answer = read_all(client)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET http://evil.example/ HTTP/1.1", 404),
+        (b"CONNECT evil.example:443 HTTP/1.1", 404),
+        (b"TRACE / HTTP/1.1", 405),
+        (b"OPTIONS * HTTP/1.1", 404),
+        (b"GET /static/../../console.db HTTP/1.1", 404),
+        (b"GET /static/%2e%2e/%2e%2e/console.db HTTP/1.1", 404),
+        (b"GET /static/%c0%ae%c0%ae%c0%af/x HTTP/1.1", 404),
+        (b"GET //fleet HTTP/1.1", 404),
+        (b"GET /FLEET HTTP/1.1", 404),
+        (b"GET /fleet%00 HTTP/1.1", 404),
+        (b"GET /fleet;/livez HTTP/1.1", 404),
+        (b"GET /event/%00%ff%ed%a0%80 HTTP/1.1", 404),
+        (b"GET /api/v1/events/%00%ff HTTP/1.1", 404),
+        (b"GET /?vm=" + b"%00%ff" * 4000 + b" HTTP/1.1", 200),
+        (b"GET /fleet?" + b"a&" * 10_000 + b" HTTP/1.1", 200),
+        (b"GET /live HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: eA==", 200),
+        (
+            b"GET / HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAM",
+            200,
+        ),
+    ],
+)
+def test_a_strange_request_is_answered_as_any_other(
+    console: RunningConsole, request_: bytes, status: int
+) -> None:
+    with connect(console) as client:
+        client.sendall(request_ + b"\r\nHost: localhost\r\n\r\n")
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
+    "body", [b"zz\r\n", b"5\r\nhello\r\nzz\r\n", b"-1\r\n", b"f" * 30 + b"\r\n", b"5;" + b"x" * 100_000]
+)
+@pytest.mark.parametrize("path", [b"/ingest", b"/fleet", b"/nowhere"])
+def test_chunks_that_are_none_end_the_connection_and_no_error_is_logged(
+    console: RunningConsole, caplog: pytest.LogCaptureFixture, path: bytes, body: bytes
+) -> None:
+    with connect(console) as client:
+        with suppress(OSError):  # it may be refused before it is sent
+            client.sendall(
+                b"POST %s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" % path + body
+            )
+        read_all(client)
+    assert console.get("/livez").status_code == 200
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_a_compressed_body_is_not_expanded(console: RunningConsole) -> None:
+    bomb = gzip.compress(b"[" + b" " * 50_000_000 + b"]")
+    answer = console.post(bomb, {**BATCH, "Content-Encoding": "gzip"})
+    assert (answer.status_code, answer.json()) == (415, {"error": "expected a body without Content-Encoding"})
+
+
+def test_a_body_of_somebody_without_the_token_is_not_read(guarded: RunningConsole) -> None:
+    with connect(guarded) as client:
+        client.sendall(b"POST /ingest HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
+
+
+def test_large_bodies_wait_while_too_much_is_pending_and_small_ones_do_not(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "MAX_PENDING_BYTES", 200_000)
+    head = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+    heartbeat = FleetVm("pending").heartbeat(datetime.now(UTC))
+    with connect(console) as client:
+        client.sendall(head + b" " * 190_000)
+        wait_until(lambda: console.post(b" " * 150_000).status_code == 503)
+        assert console.post(heartbeat).status_code == 200
+    wait_until(lambda: console.post(b" " * 150_000 + heartbeat).status_code == 200)

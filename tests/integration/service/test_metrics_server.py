@@ -11,9 +11,11 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from bridge.runtime.instants import iso_utc
 from bridge.service import metrics_server
+from bridge.service.metrics import Meter
 from bridge.service.metrics_server import MAX_CONNECTIONS, MetricsServer
 from tests.support.clock import MovedClock
 
@@ -32,7 +34,9 @@ class Rig:
             "last_error": None,
             "sinks": {},
         }
-        self.server = MetricsServer(listen, role="forward", sinks=["ops"], clock=self.clock)
+        registry = CollectorRegistry()
+        Meter(registry, ["ops"])
+        self.server = MetricsServer(listen, role="forward", registry=registry, clock=self.clock)
         self.server.start(lambda: self.status)
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, bytes]:
