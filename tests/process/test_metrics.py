@@ -10,10 +10,12 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import requests
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
+from tests.support.console import STRUCTURED, TOKEN, ConsoleProcess, FleetVm, behind_proxy
 from tests.support.process import Forward, wait_until
 
 
@@ -82,3 +84,25 @@ def test_a_change_is_counted_from_imds_to_the_receiver(lab: ImdsLab, inbox: Inbo
         [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=30
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_console_serves_the_same_port_as_the_others(tmp_path: Path) -> None:
+    with ConsoleProcess(tmp_path, metrics="127.0.0.1:0", **behind_proxy()) as console:
+        port = wait_until(lambda: served_port(console))
+        authorization = {"Authorization": f"Bearer {TOKEN}"}
+        requests.post(
+            f"{console.url}/ingest",
+            FleetVm("web-0").heartbeat(),
+            headers={**STRUCTURED, **authorization},
+            timeout=10,
+        )
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            found = samples(answer.read().decode())
+        assert found["console_received_total", ()] == 1
+        assert found["storage_available", ()] == 1
+        assert found["loop_progress_age_seconds", ("write",)] < 60
+        own = requests.get(f"{console.url}/metrics", headers=authorization, timeout=10).text
+        assert samples(own).keys() == found.keys()
+        for path in ("livez", "readyz"):
+            with urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+                assert json.load(answer) == {"ok": True, "role": "console", "reasons": []}

@@ -283,10 +283,11 @@ def approvable(now: datetime) -> ScheduledEvent:
 class ConsoleProcess(Forward):
     """`imds-bridge console` as a process of its own, on a port that stays the same when it is started again."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, metrics: str = "", **settings: Any) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        super().__init__(folder, {"console": {"listen": f"127.0.0.1:{port}", **settings}})
+        console = {"listen": f"127.0.0.1:{port}", **settings}
+        super().__init__(folder, {"console": console, "metrics": {"listen": metrics}})
         self.url = f"http://127.0.0.1:{port}"
         self.state = folder / "state" / "console"
         self._command[self._command.index("forward")] = "console"
@@ -299,6 +300,6 @@ class ConsoleProcess(Forward):
 
     def _answers(self) -> bool:
         try:
-            return requests.get(self.url, timeout=LIMIT_SECONDS).status_code == HTTPStatus.OK
+            return requests.get(f"{self.url}/livez", timeout=LIMIT_SECONDS).status_code == HTTPStatus.OK
         except requests.ConnectionError:
             return False
