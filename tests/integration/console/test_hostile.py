@@ -11,10 +11,12 @@ from typing import Any
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 
 from bridge.console.access import Person
 from bridge.console.api import write
 from bridge.console.content import BATCH, read_events
+from bridge.console.metrics import Figures, new_registry
 from bridge.console.pages import Pages, Request
 from bridge.console.queries import Readers
 from bridge.console.received import Received
@@ -110,7 +112,8 @@ def show_everything(pages: Pages) -> None:
             render(request).encode()
         for answer in (pages.api_events, pages.api_vms, pages.api_history):
             write(answer(request)).encode()
-    pages.metrics("", {"received": 0, "repeated": 0, "storage_error": None, "bus": None})
+    status = {"received": 0, "repeated": 0, "storage_error": None, "bus": None}
+    generate_latest(new_registry(Figures(lambda: status, pages._readers, CLOCK)))
     "".join(pages.csv(request)).encode()
     for event_id in ("e-1", "", "\x00", "\ufffd"):
         (pages.event(request, event_id) or "").encode()
