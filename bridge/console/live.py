@@ -46,14 +46,18 @@ class Live:
         changed = asyncio.Event()
         self._streams.add(changed)
         try:
+            yield self._message()
             while not self._is_closed:
-                changed.clear()
-                yield f"event: version\ndata: {self._version()}\n\n"
-                await asyncio.sleep(APART_SECONDS)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
+                changed.clear()
+                yield self._message()
+                await asyncio.sleep(APART_SECONDS)
         finally:
             self._streams.discard(changed)
+
+    def _message(self) -> str:
+        return f"event: version\ndata: {self._version()}\n\n"
 
     def _wake(self) -> None:
         for stream in self._streams:

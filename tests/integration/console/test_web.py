@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from bridge.console import ingest, queries
+from bridge.console import ingest, live, queries
 from bridge.console.access import Person
 from bridge.console.pages import Inputs, Pages, Request
 from bridge.console.store import Store
@@ -289,12 +290,22 @@ def test_the_history_counts_and_is_there_as_csv(console: RunningConsole) -> None
 
 def test_open_pages_hear_of_a_change(console: RunningConsole) -> None:
     with requests.get(f"{console.url}/live", stream=True, timeout=30) as stream:
-        lines = (
-            line for line in stream.iter_lines(chunk_size=1, decode_unicode=True) if line.startswith("data: ")
-        )
-        first = int(next(lines).removeprefix("data: "))
+        lines = stream.iter_lines(chunk_size=1, decode_unicode=True)
+        versions = (int(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+        first = next(versions)
         console.send(heartbeat("live"))
-        assert int(next(lines).removeprefix("data: ")) > first
+        assert next(version for version in versions if version != first) > first
+
+
+def test_open_pages_hear_again_and_again_that_nothing_has_changed(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "REPEAT_SECONDS", 0.01)
+    with requests.get(f"{console.url}/live", stream=True, timeout=30) as stream:
+        lines = stream.iter_lines(chunk_size=1, decode_unicode=True)
+        versions = [line for line in itertools.islice(lines, 12) if line.startswith("data: ")]
+    assert len(versions) == 4
+    assert len(set(versions)) == 1
 
 
 def test_a_store_that_was_rebuilt_is_shown_as_such(tmp_path: Path) -> None:
