@@ -129,7 +129,11 @@ def state_of(vm: VmRow, now: float) -> tuple[str, str]:
 
 def unwatched(vms: Iterable[VmRow], now: float) -> list[tuple[VmRow, str, str]]:
     """Return the VMs on which events may be missed, with the state and its words, the last heard of first."""
-    found = [(vm, *state_of(vm, now)) for vm in vms]
+    found = [
+        (vm, *state_of(vm, now))
+        for vm in vms
+        if now - vm.alive_at > SILENT_SECONDS or vm.is_stopped or vm.unreachable_since is not None
+    ]
     return sorted((one for one in found if one[1] != "quiet"), key=lambda one: -one[0].alive_at)
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -31,7 +32,8 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.terminal import escape
 
-MAX_ROWS = 200
+MAX_ROWS = 100
+MAX_TABLE_VMS = 1000
 MAX_RAW = 50
 _KEPT_CELLS = 20_000
 _COMMAND_ID = re.compile("[0-9a-f-]{36}")
@@ -163,7 +165,7 @@ class Pages:
                 "seen": seen,
                 "sizes": Counter(vm.scope for vm in vms),
                 "vms": len(vms),
-                "unwatched": fleet.unwatched(filter(wanted.matches_vm, vms), at),
+                "unwatched": [one for one in fleet.unwatched(vms, at) if wanted.matches_vm(one[0])],
                 **_filter_context(wanted, every, vms),
             },
         )
@@ -176,6 +178,7 @@ class Pages:
             base = self._base(store, at)
         whole = fleet.fleet(vms, every, at)
         groups = _chosen(whole, wanted, vms, every, at)
+        is_table = request.query.get("view") == "table"
         return self._render(
             "fleet.html",
             request,
@@ -184,10 +187,9 @@ class Pages:
                 "groups": groups,
                 "figures": fleet.summary(whole),
                 "states": fleet.STATES,
-                "is_table": request.query.get("view") == "table",
-                "table": list(fleet.rows(groups))[: MAX_ROWS * 5]
-                if request.query.get("view") == "table"
-                else [],
+                "is_table": is_table,
+                "table": list(islice(fleet.rows(groups), MAX_TABLE_VMS)) if is_table else [],
+                "total": sum(len(group.cells) for group in groups),
                 "silent_minutes": round(fleet.SILENT_SECONDS / 60),
                 **_filter_context(wanted, every, vms),
             },

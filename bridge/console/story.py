@@ -173,7 +173,7 @@ def _receipt_lines(data: Mapping[str, Json]) -> list[str]:
     command = data.get("Command")
     given = command if isinstance(command, dict) else {}
     detail = sanitize(data.get("Detail"))
-    lines = [sanitize(data.get("Reason"), 60) + (f": {detail}" if detail else "")]
+    lines = [f"Reason: {sanitize(data.get('Reason'), 60)}" + (f": {detail}" if detail else "")]
     if who := sanitize(given.get("RequestedBy"), 200):
         why = sanitize(given.get("Reason"))
         lines.append(f"Requested by {who}" + (f": {why}" if why else ""))

@@ -164,8 +164,8 @@
     const isSilent = now - heardAt > SILENT_MS;
     const isStale = failures > 0 || now - confirmedAt > SILENT_MS;
     document.body.classList.toggle("stale", isStale);
-    if (isExpired) set("live", "Not live: your session has expired; reload the page");
-    else if (isStale) set("live", "Not live: the console does not answer; trying again");
+    if (isExpired) set("live", "Not live: your session has expired; reload the page.");
+    else if (isStale) set("live", "Not live: the console does not answer; trying again.");
     else set("live", isSilent ? "Updated every 10 s" : "Live");
     set("age", isStale ? `The page is ${duration((now - confirmedAt) / 1000, false)} old.` : "");
     document.title = isStale ? `Not live: ${title}` : title;

@@ -242,7 +242,11 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
     report = ReportRow(kind=receipt.kind, at=AT, vm="web-0", body=receipt.body, seen_by=())
     step = story(replace(ROW, is_open=False), [report])[0]
     assert (step.title, step.seen_by) == ("Approval rejected", "by web-0")
-    assert step.lines == (("denied",), ("Requested by ana@contoso.example: drained",), ("Releases web-0",))
+    assert step.lines == (
+        ("Reason: denied",),
+        ("Requested by ana@contoso.example: drained",),
+        ("Releases web-0",),
+    )
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\tx"])
