@@ -34,16 +34,6 @@ class Deployed:
         """Return the status that a path answers with."""
         return self.running.get(path, headers).status_code
 
-    def post(self, path: str, headers: Headers) -> int:
-        """Return the status that an event gets."""
-        response = requests.post(
-            f"{self.running.url}{path}",
-            data=FleetVm("web-0").heartbeat(),
-            headers=headers,
-            timeout=LIMIT_SECONDS,
-        )
-        return response.status_code
-
     def approve(self, person: Headers) -> int:
         """Approve the event as a browser does; return the status."""
         page = self.running.get(PAGE, person)
