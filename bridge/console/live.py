@@ -8,7 +8,9 @@ from contextlib import suppress
 
 MAX_STREAMS = 200
 REPEAT_SECONDS = 5.0  # a page that hears nothing for longer than twice that says that it is not live
-APART_SECONDS = 0.2  # between two messages: a page fetches itself after each
+# Between two messages to a page, which fetches itself after each: at least, and for each open page.
+APART_SECONDS = 0.2
+PAGE_SECONDS = 0.05
 
 
 class Live:
@@ -52,7 +54,9 @@ class Live:
                     await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
                 changed.clear()
                 yield self._message()
-                await asyncio.sleep(APART_SECONDS)
+                await asyncio.sleep(
+                    min(REPEAT_SECONDS, max(APART_SECONDS, PAGE_SECONDS * len(self._streams)))
+                )
         finally:
             self._streams.discard(changed)
 

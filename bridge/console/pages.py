@@ -220,9 +220,9 @@ class Pages:
                 "can_approve": self._approvals is not None,
                 "form": self._approvals and self._approvals.form(event, vms, request.person, request.session),
                 "sent": sent if _COMMAND_ID.fullmatch(sent := request.query.get("sent", "")) else "",
-                "receipts": "".join(
-                    raw for kind, _, raw in map(_raw, reports) if kind.startswith("approval.")
-                ),
+                "receipts": {
+                    one.event.get("causationid") for one in reports if one.kind.startswith("approval.")
+                },
             },
         )
 

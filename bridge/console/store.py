@@ -17,6 +17,7 @@ from bridge.console.received import Received, receive
 from bridge.console.tables import Added
 from bridge.errors import StateError
 from bridge.events.envelope import decode_event
+from bridge.outbox.image import log_bytes, log_of
 from bridge.outbox.sqlite import Damaged, is_damage, transaction
 from bridge.runtime.threads import report_progress
 
@@ -29,7 +30,7 @@ _MAX_ROWS = 10**9
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
 _LOG_PAGES = 4000
-_LOG_BYTES = 32 * 1024 * 1024  # what a long reader makes the log grow beyond is given back afterwards
+_LOG_BYTES = 32 * 1024 * 1024  # of which the log is emptied
 _UNREADABLE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SUFFIXES = ("-wal", "-shm", "")  # the log is moved first: beside a new file, SQLite would read it
 
@@ -130,6 +131,7 @@ class Store:
     def _open(self) -> None:
         self._connection = _connect(self.path)
         self._inodes = self._find_inodes()
+        self._log_limit = _LOG_BYTES
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -137,10 +139,17 @@ class Store:
             yield connection
         if self._find_inodes() != self._inodes:
             raise Damaged("the file was deleted or replaced")
+        if (size := log_bytes(self.path)) > self._log_limit:
+            self._empty_log(size)
+
+    def _empty_log(self, size: int) -> None:
+        """Wait for the readers of the log, and empty it: SQLite does that alone only while nobody reads."""
+        is_busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        self._log_limit = 2 * size if is_busy else _LOG_BYTES
 
     def _find_inodes(self) -> list[int]:
         found = []
-        for path in (self.path, Path(f"{self.path}-wal")):
+        for path in (self.path, log_of(self.path)):
             try:
                 found.append(path.stat().st_ino)
             except FileNotFoundError:
@@ -198,7 +207,6 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
-    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version > VERSION:
         raise StateError(f"{path} was written by a newer imds-bridge; install that version")

@@ -58,8 +58,10 @@ def test_an_approval_is_sent_and_its_receipt_appears(console: RunningConsole, bu
     }
     sent = response.headers["Location"]
     assert "Waiting for its receipt" in console.get(sent, ANA).text
-    receipt = FleetVm("web-0").receipt(approvable(NOW), NOW).replace(b"order-17", command["id"].encode())
-    console.send(receipt)
+    receipt = FleetVm("web-0").receipt(approvable(NOW), NOW)
+    console.send(receipt.replace(b"drained", b"instead of " + command["id"].encode()))
+    assert "Waiting for its receipt" in console.get(sent, ANA).text  # it is of another command
+    console.send(receipt.replace(b"order-17", command["id"].encode()).replace(b'"id":"', b'"id":"2'))
     page = console.get(sent, ANA).text
     assert "has arrived" in page
     assert "Approval accepted" in page

@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from bridge.console import queries, tables
+from bridge.console import store as store_module
 from bridge.console.fleet import SILENT_SECONDS, fleet, state_of
 from bridge.console.received import Received
 from bridge.console.store import Store, connect_reader
 from bridge.console.writer import Writer
 from bridge.errors import StateError, Unavailable
+from bridge.outbox.image import log_bytes
 from bridge.runtime.threads import Stop
 from tests.support.clock import MovedClock
 from tests.support.console import NOW, FleetVm, event, event_id, received, stored
@@ -515,6 +517,25 @@ def test_readers_and_the_writer_do_not_wait_for_each_other(store: Store) -> None
     with readers.reading() as connection:
         assert len(queries.vms(connection)) == 1
     readers.close()
+
+
+def test_a_log_that_a_long_reader_made_grow_is_emptied_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_LOG_BYTES", 200_000)
+    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.01)
+    path = tmp_path / "console.db"
+    with closing(Store(path)) as store, closing(queries.Readers(store)) as readers:
+        with readers.reading() as reader:
+            assert queries.vms(reader) == []
+            for number in range(50):
+                stored(store, FleetVm(f"web-{number}").change("scheduled", event(f"E{number}")))
+            assert log_bytes(path) > 400_000
+            assert queries.vms(reader) == []
+        while log_bytes(path) > 0:
+            number += 1
+            stored(store, FleetVm(f"web-{number}").heartbeat())
+            assert number < 1000
 
 
 def test_no_query_reads_a_table_that_grows_from_end_to_end(store: Store) -> None:
