@@ -170,7 +170,7 @@ class ApprovalSettings(ReceiverSettings):
             if not rule.criteria():
                 yield f"{key}: the rule has no criteria and matches every event"
         if not self.policy.allow and not self.auto:
-            yield "policy: no allow rule and no auto rule, so every command is denied"
+            yield "policy: no allow rule and no auto rule, so `imds-bridge listen` denies every command"
         if self.queue and not self.session and self.policy.scope == "self":
             yield (
                 "session: without sessions, a command reaches any of the listeners that share the queue; "
