@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import requests
@@ -51,7 +53,18 @@ class Sender(threading.Thread):
         return answer.status_code == 200
 
 
-def test_after_kill_9_under_load_nothing_acknowledged_is_missing_and_nothing_is_doubled(
+def end_in_time(console: ConsoleProcess) -> None:
+    """Have the console stop beside a page that reads nothing."""
+    host, port = console.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as page:
+        page.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert page.recv(1)
+        began = time.monotonic()
+        assert console.stop() == 0
+        assert time.monotonic() - began < 30
+
+
+def test_after_kill_9_and_sigterm_under_load_nothing_acknowledged_is_missing_and_nothing_is_doubled(
     tmp_path: Path,
 ) -> None:
     stop = threading.Event()
@@ -59,9 +72,9 @@ def test_after_kill_9_under_load_nothing_acknowledged_is_missing_and_nothing_is_
         senders = [Sender(console, number, stop) for number in range(SENDERS)]
         for sender in senders:
             sender.start()
-        for kills in range(1, 3):
-            wait_until(lambda: min(len(sender.acknowledged) for sender in senders) >= 20 * kills)  # noqa: B023 - called at once
-            console.kill()
+        for number, end in enumerate((console.kill, lambda: end_in_time(console), console.kill), 1):
+            wait_until(lambda: min(len(sender.acknowledged) for sender in senders) >= 20 * number)  # noqa: B023 - called at once
+            end()
             console.start()
         stop.set()
         for sender in senders:

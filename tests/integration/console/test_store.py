@@ -25,6 +25,7 @@ from bridge.outbox.image import log_bytes
 from bridge.runtime.threads import Stop
 from tests.support.clock import MovedClock
 from tests.support.console import NOW, FleetVm, event, event_id, received, stored
+from tests.support.disk import small_disk
 
 AT = NOW.timestamp()
 SCHEMA = Path(queries.__file__).with_name("schema.sql")
@@ -493,6 +494,60 @@ def test_what_changes_nothing_wakes_no_page(tmp_path: Path) -> None:
         writer.submit(received(FleetVm("web-1").change("scheduled", event())))
         writer.run_once(0)
         assert writer.version == 2  # another VM has seen it
+
+
+def test_a_full_disk_costs_nothing_and_works_again_without_a_restart(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        store = Store(disk.path / "console.db")
+        writer, readers = (
+            Writer(store, clock=MovedClock(), stop=Stop(), retain_seconds=1e9),
+            queries.Readers(store),
+        )
+        acknowledged: list[int] = []
+
+        def send(number: int) -> None:
+            future = writer.submit(received(FleetVm(f"web-{number}").heartbeat()))
+            writer.run_once(0)
+            if future.exception(0) is None:
+                acknowledged.append(number)
+
+        for number in range(5000):
+            send(number)
+            if number == 100:
+                disk.fill()
+            if len(acknowledged) < number:
+                break
+        assert writer.error
+        with readers.reading() as reader:
+            assert len(queries.vms(reader)) == len(acknowledged)
+        disk.free()
+        send(number)
+        assert acknowledged[-1] == number
+        assert writer.error == ""
+        with readers.reading() as reader:
+            assert len(queries.vms(reader)) == len(acknowledged)
+            assert queries.rebuilt_note(reader) is None
+        readers.close()
+        store.close()
+
+
+def test_a_file_that_another_program_locks_is_written_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.01)
+    path = tmp_path / "console.db"
+    with closing(Store(path)) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        writer = Writer(store, clock=MovedClock(), stop=Stop(), retain_seconds=1e9)
+        other.execute("BEGIN IMMEDIATE")
+        refused = writer.submit(received(FleetVm("web-0").heartbeat()))
+        writer.run_once(0)
+        with pytest.raises(Unavailable, match="locked"):
+            refused.result(0)
+        other.execute("ROLLBACK")
+        committed = writer.submit(received(FleetVm("web-0").heartbeat()))
+        writer.run_once(0)
+        assert committed.result(0) is None
+        assert (writer.received, store.generation) == (1, 0)
 
 
 def test_senders_of_the_same_moment_share_a_transaction(tmp_path: Path) -> None:
