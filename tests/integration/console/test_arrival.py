@@ -37,7 +37,8 @@ def fleets(draw: st.DrawFn) -> list[bytes]:
 
 
 def _drawn(draw: st.DrawFn, vm: FleetVm, at: datetime) -> bytes:
-    one = event(draw(st.sampled_from(NAMES)), vms=[vm.name], minutes=draw(st.sampled_from([10, 15])))
+    minutes = draw(st.sampled_from([10, 15]))
+    one = event(draw(st.sampled_from(NAMES)), vms=["web-0", "web-1"], minutes=minutes)
     if draw(st.booleans()):
         one = event("E", vms=["web-0", "web-1"], EventId=event_id("E").swapcase())
     other = draw(

@@ -52,9 +52,10 @@ def test_an_event_of_several_vms_is_one_with_what_each_saw(store: Store, reader:
         at = NOW + timedelta(seconds=2 - number)
         stored(store, vm.change("scheduled", event(), at))
     (row,) = queries.open_events(reader, AT)
-    assert row.event_id == event_id("E").lower()
+    assert (row.event_id, row.first_seen_at) == (event_id("E").lower(), AT)
     (report,) = queries.reports_of(reader, row.event_id)
     assert report.seen_by == (("web-0", AT), ("web-1", AT + 1), ("web-2", AT + 2))
+    assert (report.at, report.vm, report.data["Vm"]["Name"]) == (AT, "web-0", "web-0")
     assert queries.count_seen_by(reader, row.event_id) == 3
 
 
@@ -113,6 +114,17 @@ def test_imds_is_unreachable_until_the_vm_says_otherwise(store: Store, reader: s
     stored(store, recovered)
     stored(store, vm.heartbeat(), unreachable)
     assert queries.vms(reader)[0].unreachable_since is None
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_imds_that_fails_right_after_a_document_is_unreachable(
+    store: Store, reader: sqlite3.Connection, is_late: bool
+) -> None:
+    vm = FleetVm("web-0")
+    bodies = [vm.document(event(), [], NOW), vm.unreachable(NOW + timedelta(seconds=10), since=NOW)]
+    for body in reversed(bodies) if is_late else bodies:
+        stored(store, body, now=NOW + timedelta(seconds=20))
+    assert queries.vms(reader)[0].unreachable_since == AT
 
 
 @pytest.mark.parametrize("late_seconds", [0, 0.001, 20])
