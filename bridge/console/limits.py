@@ -41,12 +41,14 @@ class Client:
         used_seconds: processor time, less the SHARE of the time that has passed.
         at: when that was so (monotonic).
         open: how many requests are not answered completely.
+        last_seconds: the processor time of its last request.
         turn: one request of a client is worked on at a time.
     """
 
     used_seconds: float = 0.0
     at: float = -math.inf
     open: int = 0
+    last_seconds: float = 0.0
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -88,7 +90,8 @@ class Limits:
             try:
                 return work()
             finally:
-                client.used_seconds += time.thread_time() - began
+                client.last_seconds = time.thread_time() - began
+                client.used_seconds += client.last_seconds
 
         async with client.turn:
             return await to_thread.run_sync(measured, limiter=self._threads)

@@ -8,20 +8,24 @@ from contextlib import suppress
 
 MAX_STREAMS = 200
 REPEAT_SECONDS = 5.0  # a page that hears nothing for longer than twice that says that it is not live
-# Between two messages to a page, which fetches itself after each: at least, and for each open page.
-APART_SECONDS = 0.2
-PAGE_SECONDS = 0.05
+APART_SECONDS = 0.2  # at least, between two messages: a page fetches itself after each
+SHARE = 0.2  # of one processor, for what all open pages fetch after messages
 
 
 class Live:
-    """The streams of open pages; for the thread of the event loop, but `notify` may be called from any."""
+    """The streams of open pages; for the thread of the event loop, but `notify` may be called from any.
+
+    Attributes:
+        page_seconds: the processor time of a page: the more it takes, the rarer are the messages of a storm.
+    """
 
     def __init__(self, version: Callable[[], int]) -> None:
         """Prepare streams; `version` returns a number that changes with every commit."""
         self._version = version
         self._streams: set[asyncio.Event] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_closed = False
+        self._closed = asyncio.Event()
+        self.page_seconds = 0.0
 
     def start(self) -> None:
         """Use the loop of this thread."""
@@ -35,7 +39,7 @@ class Live:
 
     def close(self) -> None:
         """End all streams."""
-        self._is_closed = True
+        self._closed.set()
         self._wake()
 
     @property
@@ -43,20 +47,23 @@ class Live:
         """Whether there are too many streams."""
         return len(self._streams) >= MAX_STREAMS
 
+    def apart_seconds(self) -> float:
+        """Return how long a stream waits after a message."""
+        return min(max(APART_SECONDS, len(self._streams) * self.page_seconds / SHARE), REPEAT_SECONDS)
+
     async def stream(self) -> AsyncIterator[str]:
         """Yield the version now, after each change, and again and again in between."""
         changed = asyncio.Event()
         self._streams.add(changed)
         try:
             yield self._message()
-            while not self._is_closed:
+            while not self._closed.is_set():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), REPEAT_SECONDS)
                 changed.clear()
                 yield self._message()
-                await asyncio.sleep(
-                    min(REPEAT_SECONDS, max(APART_SECONDS, PAGE_SECONDS * len(self._streams)))
-                )
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closed.wait(), self.apart_seconds())
         finally:
             self._streams.discard(changed)
 

@@ -137,6 +137,7 @@ class Web:
                 session, cookie = new_session()
             request = Request(query=http.query_params, person=http.state.person, session=session)
             html = await self._run(http, lambda: render(request, http))
+            self._live.page_seconds = http.state.client.last_seconds
             if html is None:
                 return self._not_found(http)
             return Response(html, media_type="text/html", headers={"set-cookie": cookie} if cookie else None)
