@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import sqlite3
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +26,18 @@ from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.runtime.clock import Clock
 from tests.bench.measure import Progress, Row, memory_mib, spread
-from tests.support.console import BATCH, ConsoleProcess, FleetVm, batch, event, received
+from tests.support.console import (
+    BATCH,
+    TOKEN,
+    ConsoleProcess,
+    FleetVm,
+    batch,
+    behind_proxy,
+    event,
+    received,
+    signed_in,
+)
+from tests.support.process import wait_until
 
 VMS = 5_000
 OPEN = 500
@@ -33,8 +48,9 @@ BATCHES = 100
 DAY = 86_400.0
 RENDERS = 15
 SENDERS = 4
-SEND_SECONDS = 4.0
 LIVE_ROUNDS = 20
+ABUSERS = 8
+ABUSE_ROUNDS = 60
 NOW = datetime.now(UTC)
 # Rows that no page reads one by one, made of those that were stored: only their number matters.
 _COPY_EVENTS = """
@@ -74,10 +90,13 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     return [*found, *_process_rows(folder / "process")]
 
 
+def _vms() -> list[FleetVm]:
+    return [FleetVm(f"vm-{number}", f"group-{number % 25}", str(number % 3 + 1)) for number in range(VMS)]
+
+
 def _fleet_events() -> Iterator[bytes]:
     """Yield what a fleet publishes: of ten events three changes, three documents and four heartbeats."""
-    vms = [FleetVm(f"vm-{number}", f"group-{number % 25}", str(number % 3 + 1)) for number in range(VMS)]
-    turns = itertools.cycle(vms)
+    turns = itertools.cycle(_vms())
     for number in itertools.count():
         vm, at = next(turns), NOW - timedelta(seconds=number % 80 * DAY / 10)
         one = event(f"past{number}", at=at, vms=[vm.name])
@@ -138,7 +157,7 @@ def _bare(path: Path) -> sqlite3.Connection:
 
 def _fill(store: Store) -> None:
     """Store every VM and many events, of which some are open."""
-    vms = [FleetVm(f"vm-{number}", f"group-{number % 25}", str(number % 3 + 1)) for number in range(VMS)]
+    vms = _vms()
     bodies = [vm.heartbeat(NOW) for vm in vms]
     for number, vm in enumerate(vms[:: VMS // OPEN]):
         bodies.append(
@@ -195,25 +214,43 @@ def _page_row(name: str, size: int, median: float) -> Row:
 
 
 def _process_rows(folder: Path) -> list[Row]:
-    with ConsoleProcess(folder) as console:
-        bodies = list(itertools.islice(_fleet_events(), 20_000))
-        batches = [batch(bodies[start : start + 50]) for start in range(0, len(bodies), 50)]
-        with ThreadPoolExecutor(SENDERS) as pool:
-            began = time.perf_counter()
-            sent = sum(pool.map(lambda one: _post(console, one), batches))
-            seconds = time.perf_counter() - began
-        visible = [_visible_ms(console, number) for number in range(LIVE_ROUNDS)]
+    bodies = [*itertools.islice(_fleet_events(), 15_000), *(vm.heartbeat(NOW) for vm in _vms())]
+    batches = [batch(bodies[start : start + 50]) for start in range(0, len(bodies), 50)]
+    with ConsoleProcess(folder, **behind_proxy()) as console:
+        rate = 50 * _posts_per_second(console.url, batches)
+        visible = [_visible_ms(console.url, number) for number in range(LIVE_ROUNDS)]
         assert console.process
         rss = memory_mib(pid=console.process.pid)
+        page = _page_bytes(console.url)
+        now = [_ms(_get, console.url, "ana") for _ in range(RENDERS)]
+        abused = _abused(console.url)
+    with _bare_app(page) as url:
+        bare_rate = 50 * _posts_per_second(url, batches)
+        bare_page = [_ms(_get, url, "ana") for _ in range(RENDERS)]
     return [
         Row(
             name="console ingest over HTTP, batches of 50",
-            measured=50 * sent / seconds,
+            measured=rate,
             unit="/s",
             limit=2000,
             at_least=True,
             how=f"{len(bodies):,} events from {SENDERS} senders on this machine, answered after their commit",
         ),
+        Row(
+            name="console ingest, rate / bare Starlette",
+            measured=rate / bare_rate,
+            unit="x",
+            how=f"an app that reads the same bodies and keeps nothing: {bare_rate:,.0f} events a second",
+        ),
+        Row(
+            name="console, page Now over HTTP",
+            measured=statistics.median(now),
+            unit="ms",
+            how=f"median of {RENDERS}; {VMS:,} VMs, {page / 1024:.0f} KiB; "
+            f"a static page of a bare Starlette app: {statistics.median(bare_page):.1f} ms",
+            details={"ours": spread(now), "bare": spread(bare_page)},
+        ),
+        *abused,
         Row(
             name="console, sent to visible",
             measured=statistics.median(visible),
@@ -232,20 +269,93 @@ def _process_rows(folder: Path) -> list[Row]:
     ]
 
 
-def _post(console: ConsoleProcess, body: bytes) -> bool:
-    answer = requests.post(f"{console.url}/ingest", body, headers=BATCH, timeout=30)
-    return bool(answer.ok)
+def _abused(url: str) -> list[Row]:
+    """Measure what others notice of a client that asks for the most expensive page without end."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            _get(f"{url}/fleet", "mallory")
+
+    heartbeats = [batch([FleetVm(f"abuse{number}").heartbeat(NOW)]) for number in range(ABUSE_ROUNDS)]
+    with ThreadPoolExecutor(ABUSERS) as pool:
+        for _ in range(ABUSERS):
+            pool.submit(ask)
+        took = [(_ms(_post, url, body), _ms(_get, url, "ana")) for body in heartbeats]
+        stop.set()
+    how = f"median of {ABUSE_ROUNDS}, while one client asks for Fleet on {ABUSERS} connections without end"
+    return [
+        Row(
+            name=name,
+            measured=statistics.median(figures),
+            unit="ms",
+            limit=limit,
+            how=how,
+            details=spread(figures),
+        )
+        for name, limit, figures in (
+            ("console ingest, abused", 100, [ingest for ingest, _ in took]),
+            ("console, page Now, abused", 300, [page for _, page in took]),
+        )
+    ]
 
 
-def _visible_ms(console: ConsoleProcess, number: int) -> float:
+@contextmanager
+def _bare_app(page_bytes: int) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.bench.bare_app", str(port), str(page_bytes)]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(command) as process:
+        try:
+            wait_until(lambda: _answers(url))
+            yield url
+        finally:
+            process.terminate()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return _page_bytes(url) > 0
+    except requests.ConnectionError:
+        return False
+
+
+def _posts_per_second(url: str, bodies: Sequence[bytes]) -> float:
+    with ThreadPoolExecutor(SENDERS) as pool:
+        began = time.perf_counter()
+        sent = sum(pool.map(lambda one: _post(url, one), bodies))
+        return sent / (time.perf_counter() - began)
+
+
+def _ms(act: Callable[..., object], *arguments: object) -> float:
+    began = time.perf_counter()
+    act(*arguments)
+    return 1000 * (time.perf_counter() - began)
+
+
+def _post(url: str, body: bytes) -> bool:
+    headers = {**BATCH, "Authorization": f"Bearer {TOKEN}"}
+    return requests.post(f"{url}/ingest", body, headers=headers, timeout=30).ok
+
+
+def _get(url: str, name: str) -> str:
+    return requests.get(url, headers=signed_in(name), timeout=30).text
+
+
+def _page_bytes(url: str) -> int:
+    return len(requests.get(url, headers=signed_in("ana"), timeout=30).content)
+
+
+def _visible_ms(url: str, number: int) -> float:
     """Return the time from a post to a page that shows it, for an open page."""
     name = f"visible{number}-"
-    with requests.get(f"{console.url}/live", stream=True, timeout=30) as stream:
+    with requests.get(f"{url}/live", headers=signed_in("ana"), stream=True, timeout=30) as stream:
         lines = (line for line in stream.iter_lines(chunk_size=1) if line.startswith(b"data"))
         next(lines)
         began = time.perf_counter()
         at = datetime.now(UTC)
-        _post(console, batch([FleetVm(name).change("scheduled", event(name, at=at, vms=[name]), at)]))
+        _post(url, batch([FleetVm(name).change("scheduled", event(name, at=at, vms=[name]), at)]))
         next(lines)
-        assert name in requests.get(console.url, timeout=30).text
+        assert name in _get(url, "ana")
         return 1000 * (time.perf_counter() - began)

@@ -293,6 +293,8 @@ def test_open_pages_hear_of_a_change(console: RunningConsole) -> None:
         lines = stream.iter_lines(chunk_size=1, decode_unicode=True)
         versions = (int(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
         first = next(versions)
+        console.page("/")
+        assert console.console.live.page_seconds > 0
         console.send(heartbeat("live"))
         assert next(version for version in versions if version != first) > first
 
