@@ -174,6 +174,7 @@ class Web:
             return await self._viewers_only(answer)(http)
         if fault := sender_fault(self._settings.ingest, http.headers, b"", self._clock.now()):
             return PlainTextResponse(f"{fault}\n", HTTPStatus.UNAUTHORIZED)
+        http.state.person = None
         return await self._limited(http, "sender", answer)
 
     def _viewers_only(self, handle: Handler, *, kind: str = "page") -> Handler:
