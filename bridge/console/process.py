@@ -50,6 +50,7 @@ DATABASE = "console.db"
 TICK_SECONDS = 1.0
 MAX_CONNECTIONS = 500
 MAX_HEADER_BYTES = 32 * 1024
+KEEP_ALIVE_SECONDS = 15
 STOP_SECONDS = 10.0
 
 
@@ -307,7 +308,7 @@ def _server(web: Web, live: Live) -> uvicorn.Server:
             server_header=False,
             limit_concurrency=MAX_CONNECTIONS,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            timeout_keep_alive=15,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=3,
         )
     )
