@@ -6,25 +6,26 @@ import contextlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from bridge.console.merge import Report, ScheduledEvent, merge
 from bridge.console.received import Received, clip, hash_text
 from bridge.runtime.instants import parse_iso
+from bridge.runtime.json import Json
 
 MAX_CHANGES = 200  # of one EventId that are merged: the newest
 MAX_LISTED = 1000  # ids of one document
 PRUNED_EVENTS = 2000  # at a time
-_KEYS = 500  # of one query
 
 SCHEDULED_COLUMNS = ", ".join(("event_id", *(field.name for field in fields(ScheduledEvent))))
+_LAST = (math.inf, b"")
 # Of copies with the same source and id, the one of the VM that saw it first is kept.
 _ADD_EVENT = """
 INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET vm = excluded.vm, at = excluded.at, body = excluded.body
-WHERE excluded.at < at AND (excluded.kind, excluded.event_id) = (kind, event_id)
+WHERE (excluded.at, excluded.body) < (at, body) AND (excluded.kind, excluded.event_id) = (kind, event_id)
 """
 _ADD_SIGHTING = (
     "INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at"
@@ -90,16 +91,17 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
         received_at: seconds since 1970.
     """
     changes, many = connection.total_changes, connection.executemany
-    known = _known(connection, [event.key for event in events])
+    known = _known(connection, events)
     new = {event.key: event for event in events if event.key not in known}.values()
     many(_ADD_EVENT, [_event_row(event, received_at) for event in events])
-    many(_ADD_VM, [_vm_row(event, received_at) for event in _newest_of_each_vm(events)])
+    many(_ADD_VM, list(_vm_rows(events, received_at)))
     many(_ADD_SIGHTING, list(_sightings(events)))
     many(_ADD_REPORTER, list(_reporters(new, received_at)))
     many(_ADD_HEARTBEAT, list(_heartbeats(new)))
     many(_ADD_IMDS, list(_imds_states(new)))
-    changed = {event.event_id for event in events if event.at < known.get(event.key, math.inf)} - {""}
-    many(_ADD_SCHEDULED, list(_scheduled_rows(connection, changed)))
+    changed = {event.event_id for event in events if _order(event) < known.get(event.key, _LAST)} - {""}
+    decoded = {event.body: event.data for event in events}
+    many(_ADD_SCHEDULED, list(_scheduled_rows(connection, changed, decoded)))
     is_change = connection.total_changes > changes
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
@@ -120,28 +122,35 @@ def prune(connection: sqlite3.Connection, before: float) -> int:
     return len(rows)
 
 
-def _known(connection: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, float]:
-    """Return the time of each event that is known."""
-    known: dict[bytes, float] = {}
-    for start in range(0, len(keys), _KEYS):
-        some = keys[start : start + _KEYS]
-        marks = ",".join("?" * len(some))
-        known.update(connection.execute(f"SELECT key, at FROM event WHERE key IN ({marks})", some))  # noqa: S608 - only marks
-    return known
+def _order(event: Received) -> tuple[float, bytes]:
+    """Return what decides which copy of an event is kept: the least."""
+    return event.at, event.body
 
 
-def _scheduled_rows(connection: sqlite3.Connection, event_ids: Iterable[str]) -> Iterator[tuple[object, ...]]:
-    """Merge what was reported about each of some EventIds."""
+def _known(connection: sqlite3.Connection, events: Iterable[Received]) -> dict[bytes, tuple[float, bytes]]:
+    """Return the kept copies of those events that are known, by their keys."""
+    find = "SELECT at, body FROM event WHERE key = ?"
+    return {event.key: row for event in events for row in connection.execute(find, (event.key,))}
+
+
+def _scheduled_rows(
+    connection: sqlite3.Connection, event_ids: Iterable[str], decoded: Mapping[bytes, Mapping[str, Json]]
+) -> Iterator[tuple[object, ...]]:
+    """Merge what was reported about each of some EventIds; `decoded` has the data of some bodies."""
     for event_id in event_ids:
-        if merged := merge(_reports(connection.execute(_REPORTS, (event_id, MAX_CHANGES)))):
+        rows = connection.execute(_REPORTS, (event_id, MAX_CHANGES))
+        if merged := merge(_reports(rows, decoded)):
             values = (getattr(merged, field.name) for field in fields(merged))
             yield event_id, *(json.dumps(value) if isinstance(value, tuple) else value for value in values)
 
 
-def _reports(rows: Iterable[tuple[str, float, bytes]]) -> Iterator[Report]:
+def _reports(
+    rows: Iterable[tuple[str, float, bytes]], decoded: Mapping[bytes, Mapping[str, Json]]
+) -> Iterator[Report]:
     for kind, at, body in rows:
         with contextlib.suppress(ValueError, LookupError, TypeError):  # a row that the disk has changed
-            yield Report(kind=kind.removeprefix("scheduledevent."), at=at, data=json.loads(body)["data"])
+            data = decoded[body] if body in decoded else json.loads(body)["data"]
+            yield Report(kind=kind.removeprefix("scheduledevent."), at=at, data=data)
 
 
 def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
@@ -151,28 +160,16 @@ def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
     return (*place, vm, event.at, received_at, event.body)
 
 
-def _newest_of_each_vm(events: Iterable[Received]) -> list[Received]:
-    newest: dict[int, Received] = {}
-    for event in events:
-        if (
-            event.vm
-            and _is_of_forwarder(event)
-            and (event.vm.id not in newest or event.at > newest[event.vm.id].at)
-        ):
-            newest[event.vm.id] = event
-    return list(newest.values())
-
-
 def _is_of_forwarder(event: Received) -> bool:
     """Return whether the event shows that the VM's forwarder works; changes of events name no process."""
     return event.reporter[0].endswith("/forward") or event.kind.startswith("scheduledevent.")
 
 
-def _vm_row(event: Received, received_at: float) -> tuple[object, ...]:
-    vm = event.vm
-    assert vm is not None  # noqa: S101 - chosen by it
-    place = (vm.scope, vm.group, vm.zone, vm.location, vm.resource_id)
-    return (vm.id, vm.name, *place, event.at, received_at)
+def _vm_rows(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
+    for event in events:
+        if (vm := event.vm) and _is_of_forwarder(event):
+            place = (vm.scope, vm.group, vm.zone, vm.location, vm.resource_id)
+            yield vm.id, vm.name, *place, event.at, received_at
 
 
 def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:

@@ -423,9 +423,10 @@ def test_receipts_do_not_push_out_what_was_reported(store: Store, reader: sqlite
     stored(store, vm.change("scheduled", event()))
     for number in range(1, 301):
         stored(store, vm.receipt(event(), NOW + timedelta(seconds=number), outcome="rejected"))
+    stored(store, vm.change("started", event(EventStatus="Started"), NOW + timedelta(seconds=400)))
     row = queries.find_event(reader, event_id("E"))
     assert row
-    assert (row.first_seen_at, row.approval, row.resources) == (AT, "rejected", ("web-0",))
+    assert (row.first_seen_at, row.approval, row.status) == (AT, "rejected", "Started")
 
 
 def test_a_stored_event_that_the_disk_has_changed_stops_no_other(

@@ -102,3 +102,23 @@ def test_receipts_alone_are_no_event() -> None:
 )
 def test_a_property_may_have_any_value(name: str, value: object) -> None:
     merged(Report(kind="scheduled", at=START, data={"EventId": "E-1", name: value}))
+
+
+def test_reports_of_the_same_time_are_in_the_order_of_an_events_life() -> None:
+    reports = [
+        report("scheduled", Resources=["web-0"]),
+        report("updated", Resources=["web-0", "web-1"]),
+        report("started", Resources=["web-0", "web-1", "web-2"]),
+    ]
+    views = {merged(*order) for order in itertools.permutations(reports)}
+    assert [view.resources for view in views] == [("web-0", "web-1", "web-2")]
+
+
+def test_the_group_is_that_of_a_vm_that_is_identified() -> None:
+    known = {"Name": "web-0", "ResourceId": "/subscriptions/S/resourceGroups/Shop/providers/x"}
+    found = merged(report("scheduled", Vm=known), report("started", 5, Vm={"Name": "web-1"}))
+    assert (found.scope, found.group_name) == ("/subscriptions/s/shop", "shop")
+
+
+def test_a_status_is_read_in_any_case() -> None:
+    assert merged(report("scheduled"), report("started", 5, EventStatus="STARTED")).status == "Started"
