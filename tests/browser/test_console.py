@@ -327,6 +327,20 @@ def test_a_page_is_not_live_if_its_stream_hangs_and_the_console_does_not_answer(
     expect(page.locator("#live")).to_have_text(starting("Not live"))
 
 
+def test_a_page_retries_less_and_less_often(page: Page) -> None:
+    page.clock.install()
+    page.add_init_script(OTHER_STREAM)
+    page.goto("/")
+    tries: list[str] = []
+    page.on("request", lambda one: tries.append(one.url) if one.resource_type == "fetch" else None)
+    page.route("**/", lambda route: route.abort())
+    page.clock.fast_forward("00:13")
+    expect(page.locator("#live")).to_have_text(starting("Not live"))
+    for _ in range(60):
+        page.clock.run_for(1000)
+    assert 4 <= len(tries) <= 10  # 1, 2, 4, 8, 16 and 30 s apart, or half of that
+
+
 def test_a_page_polls_where_a_proxy_refuses_the_stream(page: Page, console: RunningConsole) -> None:
     page.clock.install()
     page.route("**/live", lambda route: route.fulfill(status=503))
@@ -450,6 +464,22 @@ def test_an_approval_is_refused_without_the_eventid_or_the_session_and_sent_with
         guarded.send(receipt)
         expect(page.locator("#part-sent")).to_contain_text("has arrived")
         expect(page.locator(".story")).to_contain_text("Approval accepted")
+
+
+def test_a_form_keeps_what_was_typed_until_the_event_changes(
+    browser: Browser, guarded: RunningConsole
+) -> None:
+    with opened(browser, guarded.url, extra_http_headers=ANA) as page:
+        page.goto(f"/event/{event_id('approve').lower()}")
+        page.get_by_label("Reason").fill("drained")
+        seen = approvable(NOW)
+        guarded.send(FleetVm("web-0").receipt(seen, NOW, outcome="rejected", reason="denied"))
+        expect(page.locator(".story")).to_contain_text("Approval rejected")
+        expect(page.get_by_label("Reason")).to_have_value("drained")
+        started = event("approve", at=NOW, vms=["web-0", "web-1"], EventStatus="Started", NotBefore="")
+        guarded.send(FleetVm("web-0").change("started", started, datetime.now(UTC), previous=seen))
+        expect(page.locator("#part-head")).to_contain_text("Started")
+        expect(page.get_by_role("button", name="Approve")).to_have_count(0)
 
 
 def approve(page: Page, confirm: str) -> None:
