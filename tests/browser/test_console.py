@@ -37,9 +37,6 @@ PAGES = (
     f"/event/{event_id('reboot').lower()}",
     "/no-such-page",
 )
-# Waits for a number of frames, in which a page that fetches itself again and again would.
-FRAMES = "left => new Promise(done => { const next = () => left-- ? requestAnimationFrame(next) : done(); next(); })"
-
 # A stream of events in the hands of the test.
 OTHER_STREAM = """
 window.streams = [];
@@ -271,13 +268,14 @@ def test_a_committed_event_appears_without_a_reload_and_keeps_focus_and_open_par
 def test_a_page_is_fetched_once_for_a_message_that_is_older_than_the_page(
     page: Page, console: RunningConsole
 ) -> None:
+    page.clock.install()
     page.add_init_script(OTHER_STREAM)
     fetches: list[str] = []
     page.on("request", lambda one: fetches.append(one.url) if one.resource_type == "fetch" else None)
     page.goto("/history")
     with page.expect_request_finished(lambda one: one.resource_type == "fetch"):
         page.evaluate("streams[0].say('0')")
-    page.evaluate(FRAMES, 20)
+    page.clock.run_for(10_000)
     assert fetches == [f"{console.url}/history"]
 
 
@@ -300,6 +298,7 @@ def test_a_page_is_not_live_while_the_console_is_away_and_live_again_without_a_r
         assert axe_faults(page) == []
         with running_console(tmp_path, listen=address) as again:
             again.send(FleetVm("back-0").heartbeat(NOW))
+            page.wait_for_event("response", lambda one: one.url.endswith("/live"))
             expect(page.locator("#live")).to_have_text("Live")
             expect(page.locator("main")).to_contain_text("1 VM has reported")
             expect(page.locator("#age")).to_be_empty()
@@ -324,7 +323,9 @@ def test_a_page_is_not_live_if_its_stream_hangs_and_the_console_does_not_answer(
     page.goto("/")
     page.route("**/", lambda _: None)
     page.clock.fast_forward("00:13")
-    expect(page.locator("#live")).to_have_text(starting("Not live"))
+    expect(page.locator("#live")).to_have_text(
+        starting("Not live"), timeout=5000
+    )  # before the fetch times out
 
 
 def test_a_page_retries_less_and_less_often(page: Page) -> None:
@@ -341,15 +342,21 @@ def test_a_page_retries_less_and_less_often(page: Page) -> None:
     assert 4 <= len(tries) <= 10  # 1, 2, 4, 8, 16 and 30 s apart, or half of that
 
 
-def test_a_page_polls_where_a_proxy_refuses_the_stream(page: Page, console: RunningConsole) -> None:
+@pytest.mark.parametrize("stream", ["refused", "silent"])
+def test_a_page_polls_where_a_proxy_lets_no_stream_through(
+    page: Page, console: RunningConsole, stream: str
+) -> None:
     page.clock.install()
-    page.route("**/live", lambda route: route.fulfill(status=503))
+    if stream == "refused":
+        page.route("**/live", lambda route: route.fulfill(status=503))
+    else:
+        page.add_init_script(OTHER_STREAM)
     page.goto("/fleet")
     page.clock.fast_forward("00:13")
     expect(page.locator("#live")).to_have_text("Updated every 10 s")
-    console.send(FleetVm("polled-0", group="polled").heartbeat(NOW))
+    console.send(FleetVm(f"{stream}-0", group="polled").heartbeat(NOW))
     page.clock.fast_forward("00:11")
-    expect(page.locator("main")).to_contain_text("polled-0")
+    expect(page.locator("main")).to_contain_text(f"{stream}-0")
     expect(page.locator("#live")).to_have_text("Updated every 10 s")
 
 
@@ -480,6 +487,18 @@ def test_a_form_keeps_what_was_typed_until_the_event_changes(
         guarded.send(FleetVm("web-0").change("started", started, datetime.now(UTC), previous=seen))
         expect(page.locator("#part-head")).to_contain_text("Started")
         expect(page.get_by_role("button", name="Approve")).to_have_count(0)
+
+
+def test_a_form_is_to_be_filled_in_again_once_its_event_has_changed(
+    browser: Browser, guarded: RunningConsole
+) -> None:
+    with opened(browser, guarded.url, extra_http_headers=ANA) as page:
+        page.goto(f"/event/{event_id('approve').lower()}")
+        page.get_by_label("The last 4 characters").fill(event_id("approve")[-4:])
+        more = event("approve", at=NOW, vms=["web-0", "web-1", "web-2"])
+        guarded.send(FleetVm("web-0").change("updated", more, datetime.now(UTC), previous=approvable(NOW)))
+        expect(page.locator(".approve")).to_contain_text("all 3 VMs")
+        expect(page.get_by_label("The last 4 characters")).to_have_value("")
 
 
 def approve(page: Page, confirm: str) -> None:

@@ -76,8 +76,7 @@
     for (const one of page.querySelectorAll("details")) one.open = open.has(name(one));
     for (const part of page.querySelectorAll("[data-part]")) {
       const current = document.getElementById(part.id);
-      const isForm = part.dataset.part && part.dataset.part === current?.dataset.part; // somebody may be filling it in
-      if (current && !isForm) update(current, part);
+      if (current) update(current, part);
     }
     if (focused.isConnected) return;
     const alike = (one) => (focused.href ? one.href === focused.href : one.textContent === focused.textContent);
