@@ -238,6 +238,9 @@ def test_history_finds_the_past_events_of_a_vm_and_of_a_type(page: Page) -> None
     events = page.get_by_role("table", name="Events", exact=True)
     expect(events.locator("tbody tr")).to_have_count(1)
     expect(page.get_by_role("table", name="By type and end").locator("tbody tr")).to_have_count(1)
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").click()
+    assert len(download.value.path().read_text().splitlines()) == 2
     page.goto("/history")
     row = page.get_by_role("table", name="By type and end").locator("tr", has_text="Terminate")
     row.get_by_role("link").first.click()
