@@ -56,9 +56,7 @@ class Store:
         self.path = path
         self.generation = 0
         self.damage: Exception | None = None
-        for rebuilt in path.parent.glob(
-            f"{path.name}.rebuilt-*"
-        ):  # a process was killed before it could use it
+        for rebuilt in path.parent.glob(f"{path.name}.rebuilt-*"):  # by a process that was killed then
             self._replace_file(rebuilt)
         try:
             self._open()
