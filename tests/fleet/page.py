@@ -41,12 +41,14 @@ class OpenPage:
                 self._follow(session)
 
     def _follow(self, session: requests.Session) -> None:
+        shown = b""
         with session.get(f"{self._url}/live", stream=True, timeout=ANSWER_SECONDS) as stream:
             for line in stream.iter_lines(chunk_size=1):
                 if self._is_closed:
                     return
-                if line.startswith(b"data"):
+                if line.startswith(b"data") and line != shown:  # a version that the page does not show
                     self._fetch(session)
+                    shown = line
 
     def _fetch(self, session: requests.Session) -> None:
         began = time.time()
