@@ -49,7 +49,8 @@ def main() -> int:
     if found:
         print(f"fleet: FAILED with {len(found)} problems; logs are in {folder}")
         return 1
-    shutil.rmtree(folder, ignore_errors=True)
+    if not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
     print("fleet: nothing lost, nothing doubled")
     return 0
 
@@ -64,6 +65,7 @@ def _options() -> argparse.Namespace:
         help="how many of them listen for commands (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=1, help="chooses events and kills (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep logs and states also of a good run")
     return parser.parse_args()
 
 
@@ -114,6 +116,7 @@ class Run:
             plan=self._plan,
             appeared=self._appeared,
             stored=[json.loads(body) for body in world.bus("stored")],
+            stored_at=world.bus("stored_at"),
             relayed=world.chat("events"),
             visible=world.visible(),
             console=console,

@@ -50,6 +50,7 @@ class Evidence:
     Attributes:
         appeared: when each event was added to the documents, in seconds since 1970, by EventId.
         stored: what the topic has stored, in order.
+        stored_at: when the topic stored each id, in seconds since 1970.
         relayed: what the relay has delivered.
         visible: when each EventId was on the page, in seconds since 1970.
         console: the status of each event in the console at the end, by EventId.
@@ -66,6 +67,7 @@ class Evidence:
     plan: Plan
     appeared: Mapping[str, float]
     stored: Sequence[Envelope]
+    stored_at: Mapping[str, float]
     relayed: Sequence[Envelope]
     visible: Mapping[str, float]
     console: Mapping[str, str]
@@ -198,9 +200,11 @@ def summary(evidence: Evidence) -> Iterator[str]:
 
 def _latencies(evidence: Evidence) -> Iterator[str]:
     seen: dict[str, float] = {}
+    stored: dict[str, float] = {}
     for one in evidence.stored:
-        if one["type"] in NOTICES:
-            seen.setdefault(one["subject"].upper(), _seconds(one["time"]))
+        if one["type"] in NOTICES and one["subject"].upper() not in seen:
+            seen[one["subject"].upper()] = datetime.fromisoformat(one["time"]).timestamp()
+            stored[one["subject"].upper()] = evidence.stored_at[one["id"]]
     killed = {vm.name for _, vm in evidence.plan.kills}
     for name, is_killed in (("VMs that were not killed", False), ("VMs that were killed", True)):
         ids = [
@@ -212,8 +216,10 @@ def _latencies(evidence: Evidence) -> Iterator[str]:
             and one.event_id in evidence.visible
         ]
         if ids:
-            yield f"{name}: IMDS to seen: {_spread([seen[one] - evidence.appeared[one] for one in ids])}"
-            yield f"{name}: seen to visible: {_spread([evidence.visible[one] - seen[one] for one in ids])}"
+            yield f"{name}:"
+            yield f"  IMDS to seen: {_spread([seen[one] - evidence.appeared[one] for one in ids])}"
+            yield f"  seen to topic: {_spread([stored[one] - seen[one] for one in ids])}"
+            yield f"  seen to visible: {_spread([evidence.visible[one] - seen[one] for one in ids])}"
 
 
 def _costs(name: str, window: Window) -> Iterator[str]:
@@ -243,7 +249,3 @@ def _spread(seconds: Sequence[float]) -> str:
     values = sorted(seconds)
     p99 = values[math.ceil(0.99 * len(values)) - 1]
     return f"median {statistics.median(values):.2f} s, p99 {p99:.2f} s ({len(values)})"
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

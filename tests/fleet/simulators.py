@@ -88,6 +88,11 @@ class Bus(ServiceBusLab):
         """Return the body of each message that the topic has stored, in order."""
         return [one.body for one in self.entity(f"{TOPIC}/Subscriptions/audit").messages]
 
+    def stored_at(self) -> Mapping[str, float]:
+        """Return when the topic stored each id, in seconds since 1970."""
+        messages = self.entity(f"{TOPIC}/Subscriptions/audit").messages
+        return {one.message_id: one.enqueued_at for one in messages}
+
     def figures(self) -> Mapping[str, int]:
         """Return how many messages the topic stored, how many it dropped as duplicates, and the connections."""
         counts = self.entity(TOPIC).counts

@@ -51,6 +51,7 @@ def _drawn(draw: st.DrawFn, vm: FleetVm, at: datetime) -> bytes:
     if other == "document":
         return vm.document(one, ["an-id"], at)
     if other == "receipt":
+        at += timedelta(milliseconds=10 * vm.receipts)  # no two receipts of a VM are the same
         return vm.receipt(one, at, outcome=draw(st.sampled_from(["accepted", "rejected"])))
     at += timedelta(milliseconds=10 * vm.sequence)  # a VM's heartbeats have times of their own
     return vm.heartbeat(at, reason="Stopping" if other == "stopping" else "Hourly")

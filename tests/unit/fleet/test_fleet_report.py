@@ -60,6 +60,7 @@ def good() -> Evidence:
         plan=PLAN,
         appeared={one.event_id: 1795179600.0 for one in PLAN.notices},
         stored=stored,
+        stored_at={one["id"]: 1795179600.75 for one in stored},
         relayed=stored,
         visible={one.event_id: 1795179601.0 for one in PLAN.notices},
         console={one.event_id: "Completed" for one in PLAN.notices},
@@ -126,6 +127,7 @@ def test_an_event_that_a_document_lists_and_that_has_not_arrived_is_found() -> N
 def test_the_summary_has_losses_delays_and_costs() -> None:
     text = "\n".join(summary(good()))
     assert "notices lost: 0" in text
+    assert "seen to topic: median 0.25 s" in text
     assert "seen to visible: median 0.50 s, p99 0.50 s" in text
     assert "IMDS to seen: median 0.50 s" in text
     assert "forward: 10.0 ms CPU a second in the median" in text
