@@ -5,6 +5,7 @@ BridgeError
 ├── UsageError         a command was called wrongly           the process exits 2
 ├── StateError         the state folder cannot be used        the process exits 3
 ├── Incomplete         `forward --once` did not finish          the process exits 3
+├── Stopped            the outbox is closed               ends a thread that nobody waited for
 ├── HungError          a library's call does not return       retried; the process exits 1 if it is final
 ├── HttpFailure        no HTTP response arrived               mapped to ImdsError or DeliveryError
 ├── ImdsError          no valid answer from IMDS              retried, never an exit
@@ -55,6 +56,10 @@ class UsageError(BridgeError):
 
 class StateError(BridgeError):
     """The state folder is held by another process or belongs to a newer version."""
+
+
+class Stopped(BridgeError):
+    """The process has stopped without waiting longer for this thread, which may do no more."""
 
 
 class Incomplete(BridgeError):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bridge.errors import StateError
+from bridge.errors import StateError, Stopped
 from bridge.outbox.image import log_of
 from bridge.outbox.rows import read
 from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
@@ -57,8 +57,13 @@ class Storage:
 
     @property
     def database(self) -> Database:
-        """The database that is used now."""
-        assert self._database is not None, "open comes first"  # noqa: S101 - for the type checker
+        """The database that is used now.
+
+        Raises:
+            Stopped: it is closed.
+        """
+        if self._database is None:
+            raise Stopped("the outbox is closed")
         return self._database
 
     def open(self) -> None:

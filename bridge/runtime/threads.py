@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from bridge.errors import Stopped
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -84,6 +86,8 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
     def run() -> None:
         try:
             target()
+        except Stopped:
+            pass  # what it was about to do is done at the next start
         except Exception:
             log.exception("thread %s ended unexpectedly", name)
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Stopped, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
+from bridge.runtime.threads import start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks.memory import MemorySink
@@ -105,6 +106,33 @@ def unavailable(*, status: int | None = 503, **more: Any) -> Unavailable:
 
 
 # --- what arrives ---
+
+
+def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_error(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make()
+    is_sending, may_answer = threading.Event(), threading.Event()
+
+    def hang(_: StoredEvent) -> None:
+        is_sending.set()
+        may_answer.wait(LIMIT_SECONDS)
+
+    rig.sink.refuse = hang
+    rig.commit("1")
+    thread = start_thread("sink-a", rig.dispatcher.run)
+    assert is_sending.wait(LIMIT_SECONDS)
+    rig.outbox.close()
+    may_answer.set()
+    thread.join(LIMIT_SECONDS)
+    assert not thread.is_alive()
+    assert caplog.records == []
+    assert rig.received() == ["1"]
+    with pytest.raises(Stopped):
+        rig.outbox.pending("a", 1)
+    again = open_outbox(rig.folder.path, sinks={"a": (Filter(), True)}, clock=rig.clock)
+    assert [one.id for one in again.pending("a", 1)[1]] == ["1"]
+    again.close()
 
 
 def test_events_arrive_in_their_order(make: Make) -> None:
