@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_coverage")
 
 KILLS = 60
 LANES = 6
+REQUESTS_PER_CHANGE = 3  # a change is two events; with faults, some need more than one request
 PREFIX = "io.imdsbridge.scheduledevent."
 INBOX_FAULTS = ("503", "503", "drop", "drop", "lost_answer", "lost_answer", "slow", "slow", "timeout")
 IMDS_FAULTS = ("500", "drop", "garbage", "slow", "empty")
@@ -41,8 +42,8 @@ class Step:
 class Changes:
     """A stream of changes: several events at a time, each going on once its last step has arrived.
 
-    `expected` lists every step. Beside it one event changes all the time, waiting for nothing, and the
-    receiver and IMDS misbehave.
+    `expected` lists every step. Beside it one event changes all the time, but never faster than what a slow machine
+    delivers, and the receiver and IMDS misbehave.
     """
 
     def __init__(self, lab: ImdsLab, inbox: Inbox, rng: random.Random) -> None:
@@ -51,7 +52,7 @@ class Changes:
         self._inbox = inbox
         self._rng = rng
         self._arrived: dict[str, tuple[str, str]] = {}
-        self._looked_at = 0
+        self._looked_at = self._next_change_at = 0
         self._restless = lab.schedule(event_type="Freeze", resources=["web-0"], notice_seconds=86_400)
         self._stop_when_drained = threading.Event()
         self._pause = threading.Event()
@@ -82,7 +83,8 @@ class Changes:
                     steps[place] = next(lanes[place])
             if self._stop_when_drained.is_set():
                 self._behave()
-            else:
+            elif self._looked_at >= self._next_change_at:
+                self._next_change_at = self._looked_at + REQUESTS_PER_CHANGE
                 self._lab.update(self._restless, Description=f"{self._rng.random()}")
             self._pause.wait(0.02)
 
