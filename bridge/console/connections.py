@@ -123,6 +123,6 @@ class RareLog(logging.Filter):
         self._limits: dict[object, RepeatLimit] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to log a message: kinds are told apart by the line of code and the type of the exception."""
+        """Return whether to log a message: a kind is a line of code and the type of an exception."""
         kind = record.pathname, record.lineno, record.exc_info and record.exc_info[0]
         return self._limits.setdefault(kind, RepeatLimit(self._clock)).is_due()

@@ -83,7 +83,7 @@ class Evidence:
 
 
 def problems(evidence: Evidence) -> list[str]:
-    """Return what is lost, doubled or wrong; nothing if all is as it should be."""
+    """Return what is lost, doubled or wrong; nothing if all is correct."""
     return [
         *lost_notices(evidence),
         *_lost_ends(evidence),
@@ -132,7 +132,7 @@ def _incomplete(evidence: Evidence) -> Iterator[str]:
     expected += [f"{vm.name}/listen" for vm in evidence.plan.vms if vm.listens]
     for one in audit.missing(audit.latest, [], expected):
         yield f"audit: {SENTENCES[one['kind']].format(**one)}"
-    # Each process began with an empty state and keeps it, so that none starts anew or later than at number 1.
+    # Each process began with an empty state and keeps it, so that no counter starts twice or later than at number 1.
     yield from (f"audit: {one}" for one in audit.remarks() if one not in audit.unreachable)
 
 

@@ -35,9 +35,9 @@ NAMES = (
 TEXTS = ("", "\x00", "\ud800", "x" * 5000, "E-1", "Started", "\u202e", "=1", "1e999")
 TIMES = ("", "x", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59+14:00", "2027-01-15T08:00:00Z")
 NUMBERS = (0, -1, 2**31, 2**63, 2**200, 1e308, True, None)
-STRANGE = st.sampled_from([*TEXTS, *TIMES, *NUMBERS])
+UNUSUAL = st.sampled_from([*TEXTS, *TIMES, *NUMBERS])
 VALUES = st.recursive(
-    STRANGE,
+    UNUSUAL,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=6,
 )
@@ -70,7 +70,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Rig:
-    """Pages whose templates are read once, of a store that each example makes anew."""
+    """Pages whose templates are read once, of a store that each example makes new."""
 
     def __init__(self) -> None:
         self.pages = Pages(None, clock=CLOCK, input_error=str, version=int)  # type: ignore[arg-type] # set by `stored`

@@ -159,10 +159,10 @@ def test_what_has_started_comes_first_and_then_the_earliest_start() -> None:
 def test_vms_on_which_events_may_be_missed_are_listed_the_last_heard_of_first() -> None:
     stopped = VM._replace(id=2, name="stopped", is_stopped=True, alive_at=AT - 99, heartbeat_at=AT - 99)
     silent = VM._replace(id=3, name="silent", alive_at=AT - 7200)
-    blind = VM._replace(id=4, name="blind", unreachable_since=AT - 180)
-    found = fleet.unwatched([VM, silent, stopped, blind], AT)
+    unreachable = VM._replace(id=4, name="unreachable", unreachable_since=AT - 180)
+    found = fleet.unwatched([VM, silent, stopped, unreachable], AT)
     assert [(vm.name, note) for vm, _, note in found] == [
-        ("blind", "no IMDS 3 min"),
+        ("unreachable", "no IMDS 3 min"),
         ("stopped", "stopped 1 min 39 s"),
         ("silent", "silent 2 h"),
     ]
