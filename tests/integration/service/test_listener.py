@@ -179,6 +179,7 @@ def test_a_command_waits_until_imds_answers_again(
 # Many messages, locks and the stop
 
 
+@pytest.mark.timeout(600)  # 2,000 commands, on a slow machine
 @pytest.mark.parametrize("queue", [QUEUE, FLEET])
 def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, queue: str
@@ -190,6 +191,7 @@ def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
         sender.send(command(event, id="c", session=session))
     options: dict[str, Any] = {"queue": queue, "session": "{vm}" if session else ""}
     with Rig(tmp_path, imds, bus, grace_seconds=600, **options) as rig:
+        rig.wait_for(lambda found: "approved" in reasons(found), timeout_seconds=3 * LIMIT_SECONDS)
         assert rig.receipt_of("c")["Reason"] == "approved"
         wait_until(lambda: bus.entity(queue).counts.dead_letters >= 2000 - MAX_WAITING - 100)
         counted = Counter(reasons(rig.receipts()))
@@ -199,6 +201,7 @@ def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
     assert {(one.locked, one.delivery_count) for one in waiting} == {(False, 0)}
 
 
+@pytest.mark.timeout(600)
 def test_a_thousand_commands_half_of_them_nonsense_are_all_settled_and_answered(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
