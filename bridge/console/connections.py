@@ -47,7 +47,7 @@ class LimitedProtocol(H11Protocol):
         """Wait for the next request."""
         self._waits_since = self.loop.time()
         super().on_response_complete()
-        if self.conn.trailing_data[0] and not self._is_answering():  # the next one has begun to arrive
+        if self.conn.trailing_data[0] and not self._is_answering():  # the next one is arriving
             self._expect_request()
 
     def pause_writing(self) -> None:

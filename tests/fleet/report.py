@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from infra.consumers.audit.audit import SENTENCES, Audit
-from tests.fleet.plan import Plan
+from tests.fleet.plan import STORM_SECONDS, Plan
 from tests.fleet.usage import Usage
 
 Envelope = Mapping[str, Any]
@@ -177,7 +177,7 @@ def summary(evidence: Evidence) -> Iterator[str]:
         f"{bus['connections']} connections to one bus"
     )
     yield (
-        f"storm: {len(plan.notices)} events in 10 s, {shared} of them in all documents of a group; "
+        f"storm: {len(plan.notices)} events in {STORM_SECONDS:.0f} s, {shared} of them in all documents of a group; "
         f"{len(plan.kills)} VMs killed with -9 meanwhile"
     )
     yield f"notices lost: {len([*lost_notices(evidence)])}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import NAMESPACE_URL, uuid5
 
+import pytest
 import requests
 
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config
+from bridge.console import queries
 from bridge.console.process import Console
 from bridge.console.received import Received, receive
 from bridge.console.store import Store
@@ -246,6 +249,15 @@ def running(config: Config, *, clock: Clock | None = None) -> Iterator[RunningCo
             thread.join(LIMIT_SECONDS)
             assert not thread.is_alive(), f"{thread.name} does not stop"
         console.close()
+
+
+def break_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk fail whoever reads the VMs."""
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(queries, "vms", fail)
 
 
 def behind_proxy(**more: Any) -> dict[str, Any]:

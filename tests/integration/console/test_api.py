@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.console import queries
 from bridge.console.api import openapi
 from tests.support.console import (
     TOKEN,
     FleetVm,
     RunningConsole,
     behind_proxy,
+    break_readers,
     event,
     running_console,
 )
@@ -99,11 +98,8 @@ def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:
 def test_metrics_are_there_while_the_store_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
     with running_console(tmp_path) as console:
-        monkeypatch.setattr(queries, "vms", fail)
+        break_readers(monkeypatch)
         answer = console.get("/metrics")
     assert answer.status_code == 200
     assert "\nimds_bridge_storage_available 0.0\n" in answer.text

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import socket
-import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -32,6 +31,7 @@ from tests.support.console import (
     RunningConsole,
     batch,
     behind_proxy,
+    break_readers,
     event,
     event_id,
     running_console,
@@ -351,11 +351,8 @@ def test_a_second_secret_header_does_not_smuggle_anything_past_the_proxy(guarded
 def test_readers_that_fail_are_an_answer_and_no_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
-
     with running_console(tmp_path) as console:
-        monkeypatch.setattr(queries, "vms", fail)
+        break_readers(monkeypatch)
         response = console.get("/")
     assert response.status_code == 503
     assert "senders retry" in response.text
