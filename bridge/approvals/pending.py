@@ -10,8 +10,8 @@ from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
-from bridge.approvals.receipts import Answer, command_data
 from bridge.azure.receiver import ReceivedMessage, Settlement
+from bridge.events.envelope import Envelope
 from bridge.events.model import CloudEvent
 
 REFUSED_RECEIPTS_PER_MINUTE = 10
@@ -33,7 +33,7 @@ class Pending:
         messages: what has to be settled once the command is decided.
         is_auto: an auto rule made it; there is no message.
         decisions: what may still change.
-        answers: what the receipts so far say.
+        receipts: those so far, as they were published.
         unanswered: rejections that have no receipt, because there were too many.
         is_recorded: whether there is a record of it.
         judged_by: when the document was read by which it was judged last, monotonic.
@@ -46,7 +46,7 @@ class Pending:
     messages: list[ReceivedMessage] = field(default_factory=list)
     is_auto: bool = False
     decisions: dict[str, Decision] = field(default_factory=dict)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    receipts: dict[str, str] = field(default_factory=dict)
     unanswered: dict[str, Decision] = field(default_factory=dict)
     intended: set[str] = field(default_factory=set)
     is_recorded: bool = False
@@ -55,24 +55,22 @@ class Pending:
     @property
     def open_ids(self) -> list[str]:
         """The EventIds that are not decided yet, as the command spells them."""
-        decided = self.answers.keys() | self.unanswered.keys()
+        decided = self.receipts.keys() | self.unanswered.keys()
         return [event_id for event_id in self.command.event_ids if event_id.lower() not in decided]
 
     @property
     def record(self) -> dict[str, Any]:
         """What is stored of the command."""
         return {
-            "answers": list(self.answers.values()),
-            "command": command_data(self.command),
-            "intended": sorted(self.intended - self.answers.keys()),
+            "receipts": self.receipts,
+            "intended": sorted(self.intended - self.receipts.keys()),
             "done": not self.open_ids,
         }
 
     def continue_from(self, record: Mapping[str, Any] | None) -> None:
         """Take over what an earlier process, or an earlier delivery, has recorded."""
         if record:
-            answers = [Answer(*row) for row in record["answers"]]
-            self.answers = {answer.event_id.lower(): answer for answer in answers}
+            self.receipts = dict(record["receipts"])
             self.intended = set(record["intended"])
             self.is_recorded = True
 
@@ -86,8 +84,7 @@ class Pending:
 class Batch:
     """What one pass has decided: committed in one transaction, and settled only after it."""
 
-    events: list[tuple[CloudEvent, bytes]] = field(default_factory=list)
-    repeated: list[bytes] = field(default_factory=list)
+    events: list[tuple[CloudEvent | Envelope, bytes]] = field(default_factory=list)
     records: dict[tuple[str, str], Any] = field(default_factory=dict)
     settlements: list[tuple[ReceivedMessage, Settlement]] = field(default_factory=list)
 

@@ -1,9 +1,6 @@
-"""What a receipt says, in the short form that a command's record keeps: it is enough to write the receipt again."""
+"""What a receipt says."""
 
 from __future__ import annotations
-
-from datetime import datetime
-from typing import NamedTuple
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
@@ -11,44 +8,25 @@ from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 
 
-class Answer(NamedTuple):
-    """The decision about one EventId, with what identifies its receipt; a record has it as a JSON list."""
-
-    outcome: str
-    reason: str
-    detail: str
-    event_id: str
-    event_type: Json
-    not_before: str | None
-    resources: list[str]
-    epoch: str
-    sequence: int
-    at: str
-
-
-def answer(decision: Decision, event_id: str, *, epoch: str, sequence: int, at: datetime) -> Answer:
-    """Return what the receipt of a decision says.
+def receipt_data(decision: Decision, command: Json, *, dry_run: bool, count: int = 0) -> dict[str, Json]:
+    """Return the data of a receipt.
 
     Args:
         decision: what was decided.
-        event_id: the EventId as the command spells it, "" if there is none; IMDS's spelling replaces it.
-        epoch: the `reporterepoch` of the receipt.
-        sequence: its `reporterseq`.
-        at: when it was decided.
+        command: what the receipt repeats of the command.
+        dry_run: whether nothing was POSTed.
+        count: how many messages it answers, if they are several.
     """
     event = decision.event
-    return Answer(
-        outcome=decision.outcome,
-        reason=decision.reason,
-        detail=decision.detail,
-        event_id=event.event_id if event else event_id,
-        event_type=event.raw.get("EventType") if event else None,
-        not_before=iso_utc(event.not_before) if event and event.not_before else None,
-        resources=list(event.resources) if event else [],
-        epoch=epoch,
-        sequence=sequence,
-        at=iso_utc(at),
-    )
+    data: dict[str, Json] = {
+        "Reason": decision.reason,
+        "Detail": decision.detail,
+        "Command": command,
+        "EventType": event.raw.get("EventType") if event else None,
+        "NotBeforeUtc": iso_utc(event.not_before) if event and event.not_before else None,
+        "DryRun": dry_run,
+    }
+    return {**data, "Count": count} if count else data
 
 
 def command_data(command: Command) -> dict[str, Json]:

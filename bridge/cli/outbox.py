@@ -1,4 +1,4 @@
-"""The command `outbox`: list and show stored events, retry and drop dead letters."""
+"""The command `outbox`: list and show stored events, retry, drop and move them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from bridge.cli.common import add_config, add_json, add_role, json_lines, state_folder
-from bridge.cli.exit_codes import FAILED, OK
+from bridge.cli.exit_codes import OK
 from bridge.errors import UsageError
 from bridge.formats.table import table
+from bridge.formats.text import format_duration
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.terminal import show
@@ -19,14 +21,18 @@ from bridge.runtime.terminal import show
 _EPILOG = """\
 examples:
   imds-bridge outbox list                 the newest events
+  imds-bridge outbox list --waiting       what waits for a sink, the oldest first
   imds-bridge outbox list --dead          dead letters with the reason
   imds-bridge outbox show 5f0c...         one event as it is sent
   imds-bridge outbox retry 3 4            send dead letters 3 and 4 again
   imds-bridge outbox retry --all --sink ops
   imds-bridge outbox drop 3               delete dead letter 3
   imds-bridge outbox drop --all --yes
+  imds-bridge outbox drop --waiting --sink old --yes
+  imds-bridge outbox move --from old --to new
 """
 _DEAD_LETTER_KEYS = ("number", "sink", "dead_at", "reason", "retry", "id", "detail")
+_WAITING_KEYS = ("seq", "sink", "age", "type", "subject", "last_error")
 _EVENT_KEYS = ("seq", "stored_at", "id", "type")
 
 # Argparse's own type for what add_subparsers returns is private.
@@ -40,11 +46,15 @@ def configure(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(metavar="ACTION", required=True)
     _add_list(actions)
     _add_show(actions)
-    _add_change(
-        actions, "retry", "send dead letters again; a running process does so within seconds", "mark-retry"
-    )
-    drop = _add_change(actions, "drop", "delete dead letters for good", "drop-dead-letter")
-    drop.add_argument("--yes", action="store_true", help="with --all: do not ask")
+    retry = _add_action(actions, "retry", "send dead letters again; a running process does so within seconds")
+    _add_numbers(retry)
+    retry.set_defaults(run=_retry)
+    drop = _add_action(actions, "drop", "delete dead letters, or what waits for a sink, for good")
+    _add_numbers(drop)
+    drop.add_argument("--waiting", action="store_true", help="everything that waits for --sink, instead")
+    drop.add_argument("--yes", action="store_true", help="with --all or --waiting: do not ask")
+    drop.set_defaults(run=_drop)
+    _add_move(actions)
 
 
 def _add_action(actions: Actions, name: str, text: str) -> argparse.ArgumentParser:
@@ -57,15 +67,15 @@ def _add_action(actions: Actions, name: str, text: str) -> argparse.ArgumentPars
     return action
 
 
-def _add_sink(action: argparse.ArgumentParser) -> None:
-    action.add_argument("--sink", metavar="NAME", help="only this sink's dead letters")
-
-
 def _add_list(actions: Actions) -> None:
-    action = _add_action(actions, "list", "list the newest events, or the dead letters")
-    action.add_argument("--dead", action="store_true", help="list dead letters")
+    action = _add_action(actions, "list", "list the newest events, what waits, or the dead letters")
+    kind = action.add_mutually_exclusive_group()
+    kind.add_argument("--dead", action="store_true", help="list dead letters")
+    kind.add_argument("--waiting", action="store_true", help="list what waits for a sink, the oldest first")
     action.add_argument("--limit", type=int, default=50, metavar="N", help="how many events (default: 50)")
-    _add_sink(action)
+    action.add_argument(
+        "--sink", metavar="NAME", help="only what is this sink's; without --waiting, its dead letters"
+    )
     add_json(action)
     action.set_defaults(run=_list)
 
@@ -77,15 +87,23 @@ def _add_show(actions: Actions) -> None:
     action.set_defaults(run=_show)
 
 
-def _add_change(actions: Actions, name: str, text: str, statement: str) -> argparse.ArgumentParser:
-    action = _add_action(actions, name, text)
+def _add_numbers(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "numbers", nargs="*", type=int, metavar="NUMBER", help="as `outbox list --dead` shows"
     )
     action.add_argument("--all", action="store_true", help="all of them, or all of --sink")
-    _add_sink(action)
-    action.set_defaults(run=_change, statement=statement, verb=name, yes=name == "retry")
-    return action
+    action.add_argument("--sink", metavar="NAME", help="only what is this sink's")
+
+
+def _add_move(actions: Actions) -> None:
+    action = _add_action(actions, "move", "hand what waits for one sink to another one")
+    action.add_argument(
+        "--from", dest="sink", metavar="NAME", required=True, help="the sink that gets it no more"
+    )
+    action.add_argument(
+        "--to", dest="target", metavar="NAME", required=True, help="the sink that gets it instead"
+    )
+    action.set_defaults(run=_move)
 
 
 def _folder(arguments: argparse.Namespace) -> StateFolder:
@@ -97,18 +115,16 @@ def _folder(arguments: argparse.Namespace) -> StateFolder:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    folder = _folder(arguments)
-    if arguments.dead or arguments.sink:
-        _print(
-            inspect.dead_letters(folder, arguments.sink),
-            _DEAD_LETTER_KEYS,
-            "no dead letters",
-            as_json=arguments.json,
-        )
+    folder, limit = _folder(arguments), max(1, arguments.limit)
+    if arguments.waiting:
+        rows = inspect.waiting(folder, arguments.sink, limit, datetime.now(UTC))
+        shown = [{**row, "age": format_duration(row["age_seconds"], exact=True)} for row in rows]
+        _print(rows if arguments.json else shown, _WAITING_KEYS, "nothing waits", as_json=arguments.json)
+    elif arguments.dead or arguments.sink:
+        rows = inspect.dead_letters(folder, arguments.sink)
+        _print(rows, _DEAD_LETTER_KEYS, "no dead letters", as_json=arguments.json)
     else:
-        _print(
-            inspect.newest(folder, max(1, arguments.limit)), _EVENT_KEYS, "no events", as_json=arguments.json
-        )
+        _print(inspect.newest(folder, limit), _EVENT_KEYS, "no events", as_json=arguments.json)
     return OK
 
 
@@ -116,7 +132,8 @@ def _print(rows: Sequence[dict[str, Any]], keys: Sequence[str], nothing: str, *,
     if as_json:
         show(*json_lines(rows))
     elif rows:
-        show(*table([key.upper() for key in keys], [[str(row[key]) for key in keys] for row in rows]))
+        shown = [["-" if row[key] in (None, "") else str(row[key]) for key in keys] for row in rows]
+        show(*table([key.upper().replace("_", " ") for key in keys], shown))
     else:
         show(nothing)
 
@@ -127,30 +144,78 @@ def _show(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _change(arguments: argparse.Namespace) -> int:
+def _retry(arguments: argparse.Namespace) -> int:
+    folder, numbers = _chosen(arguments, "retry")
+    show(f"{inspect.retry(folder, numbers)} dead letter(s) will be sent again")
+    return OK
+
+
+def _drop(arguments: argparse.Namespace) -> int:
+    if arguments.waiting:
+        return _drop_waiting(arguments)
+    folder, numbers = _chosen(arguments, "drop")
+    if arguments.all and numbers and not _is_confirmed(arguments, f"{len(numbers)} dead letter(s)"):
+        return OK
+    show(f"{inspect.drop(folder, numbers)} dead letter(s) dropped")
+    return OK
+
+
+def _drop_waiting(arguments: argparse.Namespace) -> int:
+    if arguments.numbers or arguments.all or not arguments.sink:
+        raise UsageError(
+            "outbox drop --waiting: give --sink and no numbers, for example --waiting --sink ops"
+        )
+    folder = _folder(arguments)
+    count = inspect.waiting_counts(folder).get(arguments.sink, 0)
+    if count and not _is_confirmed(arguments, f"{count} event(s) that wait for {arguments.sink}"):
+        return OK
+    show(f"{inspect.drop_waiting(folder, arguments.sink)} event(s) dropped that waited for {arguments.sink}")
+    return OK
+
+
+def _move(arguments: argparse.Namespace) -> int:
+    folder = _folder(arguments)
+    if arguments.target == arguments.sink:
+        raise UsageError(f"outbox move: given --from and --to {arguments.sink}, expected two different sinks")
+    configured = (folder.read_status() or {}).get("sinks", {})
+    moved = inspect.move(folder, arguments.sink, arguments.target)
+    note = (
+        ""
+        if arguments.target in configured
+        else "; no running process has this sink: restart it with the new configuration"
+    )
+    show(f"{moved} event(s) wait for {arguments.target} now{note}")
+    return OK
+
+
+def _chosen(arguments: argparse.Namespace, verb: str) -> tuple[StateFolder, list[int]]:
+    """Return the folder and the numbers of the dead letters that are meant.
+
+    Raises:
+        UsageError: none are given, or one that is not there.
+    """
     if bool(arguments.numbers) == arguments.all:
-        raise UsageError(f"outbox {arguments.verb}: give the numbers of dead letters, or --all")
+        raise UsageError(f"outbox {verb}: give the numbers of dead letters, or --all")
     folder = _folder(arguments)
     known = [row["number"] for row in inspect.dead_letters(folder, arguments.sink)]
     if missing := [number for number in arguments.numbers if number not in known]:
         raise UsageError(
             f"unknown dead letter: {', '.join(map(str, missing))}; see `imds-bridge outbox list --dead`"
         )
-    chosen = known if arguments.all else arguments.numbers
-    if chosen and arguments.all and not arguments.yes and not _confirm(len(chosen)):
-        show("nothing dropped")
-        return OK
-    changed = inspect.mark(folder, arguments.statement, chosen)
-    done = "will be sent again" if arguments.verb == "retry" else "dropped"
-    show(f"{changed} dead letter(s) {done}{_impossible(len(chosen) - changed)}")
-    return OK if changed == len(chosen) else FAILED
+    return folder, known if arguments.all else arguments.numbers
 
 
-def _confirm(count: int) -> bool:
+def _is_confirmed(arguments: argparse.Namespace, what: str) -> bool:
+    """Ask before much is deleted for good; without an answer, say that nothing is.
+
+    Raises:
+        UsageError: there is nobody to ask.
+    """
+    if arguments.yes:
+        return True
     if not sys.stdin.isatty():
         raise UsageError("outbox drop: without a terminal it cannot ask; give --yes to drop all")
-    return input(f"Delete {count} dead letter(s) for good? [y/N] ").strip().lower() in ("y", "yes")
-
-
-def _impossible(count: int) -> str:
-    return f"; {count} cannot be sent: the size limit left no space for the body" if count else ""
+    if input(f"Delete {what} for good? [y/N] ").strip().lower() in ("y", "yes"):
+        return True
+    show("nothing dropped")
+    return False

@@ -35,6 +35,7 @@ from bridge.http.client import HttpClient
 from bridge.imds.client import ImdsClient
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
+from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
@@ -69,6 +70,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         ("settings", lambda: _settings(config)),
         ("permissions", lambda: _permissions(config)),
         ("state", lambda: (_state(state_folder(config, role)) for role in configured_roles(config))),
+        ("outbox", lambda: _left_sinks(config)),
         ("metrics", lambda: _metrics(config)),
         ("imds", lambda: _imds(config) if _needs_imds(config) else ()),
         ("sinks", lambda: _sinks(config, send=send)),
@@ -181,6 +183,17 @@ def _state(folder: StateFolder) -> Finding:
     return _process(name, folder)
 
 
+def _left_sinks(config: Config) -> Iterator[Finding]:
+    """Name the sinks that events wait for although they are not configured."""
+    for role in configured_roles(config):
+        folder = state_folder(config, role)
+        waiting = waiting_counts(folder) if folder.database.exists() else {}
+        for name in sorted(waiting.keys() - sinks_of(config).keys()):
+            remedy = f"imds-bridge outbox move --role {role} --from {name} --to ..., or outbox drop --waiting"
+            message = f"{role}: {waiting[name]} event(s) wait for sink {name}, which is not configured"
+            yield Finding(check=f"outbox {role}", result="warn", message=message, remedy=remedy)
+
+
 def _process(name: str, folder: StateFolder) -> Finding:
     """Report what the process that holds a folder says of itself."""
     holder = folder.holder()
@@ -259,7 +272,7 @@ def _is_ours(listen: str) -> bool:
 def _find_damage(folder: StateFolder) -> str | None:
     if not folder.database.exists():
         return None
-    with closing(Database(folder.database, read_only=True)) as database:
+    with closing(Database(folder.database, mode="read")) as database:
         return database.find_damage()
 
 

@@ -17,8 +17,7 @@ from bridge.console.received import Received, receive
 from bridge.console.tables import Added
 from bridge.errors import StateError
 from bridge.events.envelope import decode_event
-from bridge.outbox.image import log_bytes, log_of
-from bridge.outbox.sqlite import Damaged, is_damage, transaction
+from bridge.outbox.sqlite import Damaged, is_damage, log_bytes, log_of, transaction
 from bridge.runtime.threads import report_progress
 
 log = logging.getLogger(__name__)

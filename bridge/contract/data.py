@@ -243,8 +243,8 @@ class DocumentChangedData(Part):
 
 
 _cause = _property(
-    "Why there was no usable answer: NoAnswer (IMDS gave none), Suspended (imds-bridge or the VM did not run) or "
-    "Restart (of imds-bridge).",
+    "Why there was no usable answer: NoAnswer (IMDS gave none), NotPolled (imds-bridge did not ask in that time: the "
+    "VM was suspended, or the disk or the CPU held it up) or Restart (of imds-bridge).",
     *("NoAnswer", "Restart"),
     default=None,
 )
@@ -289,7 +289,7 @@ class BridgeHeartbeatData(Part):
     )
     Version: str = _property("The version of imds-bridge.", "0.1.0")
     LastReporterSeq: int = _property(
-        "The highest `reporterseq` assigned in this `reporterepoch`, which is that of this event.",
+        "The highest `reporterseq` assigned in this `reporterepoch`, which is that of this event, as a number.",
         4,
         unit="a count",
         ge=0,
@@ -298,6 +298,15 @@ class BridgeHeartbeatData(Part):
         "The number of events that waited for each sink before this one, by the name of the sink.",
         {"audit": 0},
         unit="events",
+    )
+    PreviousEpoch: str | None = _optional(
+        "On Started: the `reporterepoch` of the run before; null if there was none, or if it cannot be known.",
+        *("0c2f4a2e7a532d2b8f3652f0f2f3c7aa", None),
+    )
+    PreviousLastReporterSeq: int | None = _optional(
+        "On Started: the last `reporterseq` of the run before that was committed.",
+        *(17, None),
+        unit="a count",
     )
     Vm: ReportingVm
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha1, sha256
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 from uuid import UUID
 
-from bridge.contract.types import TYPE_PREFIX, schema_id, type_of
+from bridge.contract.types import schema_id, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
@@ -29,7 +29,7 @@ NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 # EventStatus of an event that is gone; Microsoft's preview of Event Grid uses the same values.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
 # Why there was no usable answer of IMDS for a while.
-GapCause = Literal["NoAnswer", "Suspended", "Restart"]
+GapCause = Literal["NoAnswer", "NotPolled", "Restart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,9 @@ class Reporter:
     """Builds the events of one process on one VM.
 
     Args:
-        name: the VM's name, or the host's while that is unknown.
+        name: the VM's name, or the host's if that was unknown at the start: it stays the same within a run.
         role: the process; `{name}/{role}` is the attribute `reporter`.
-        epoch: the id of the state that counts `reporterseq`.
+        epoch: the id of the run of the process in which `reporterseq` is counted.
         vm: who the VM is; None while unknown.
         group_source: replaces the source of scheduledevents.
         vm_source: replaces the source of the VM's own events.
@@ -195,7 +195,14 @@ class Reporter:
         )
 
     def heartbeat(
-        self, *, reason: str, version: str, backlog: Mapping[str, int], sequence: int, at: datetime
+        self,
+        *,
+        reason: str,
+        version: str,
+        backlog: Mapping[str, int],
+        sequence: int,
+        at: datetime,
+        previous: tuple[str | None, int | None] | None = None,
     ) -> CloudEvent:
         """Build the event that reports that the process is running.
 
@@ -205,8 +212,12 @@ class Reporter:
             backlog: how many events wait, by sink.
             sequence: this event's `reporterseq`.
             at: now.
+            previous: the epoch of the run before and its last committed number; only Started has them.
         """
-        data = {"Reason": reason, "Version": version, "LastReporterSeq": sequence, "Backlog": dict(backlog)}
+        data: dict[str, Json] = {"Reason": reason, "Version": version, "LastReporterSeq": sequence}
+        data["Backlog"] = dict(backlog)
+        if previous:
+            data["PreviousEpoch"], data["PreviousLastReporterSeq"] = previous
         return self._own("bridge.heartbeat", sequence=sequence, at=at, data=data)
 
     def loss(
@@ -251,11 +262,7 @@ class Reporter:
         return replace(event, id=_uuid5(f"{event.source}:test:{iso_utc(at)}"), extensions={})
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
-        """Build one of the VM's own events, which only this VM publishes and which have a gapless counter.
-
-        A state that was restored from a copy counts some numbers twice: the content and the time make each id that of
-        one event.
-        """
+        """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
         vm_id = self.vm.vm_id if self.vm else ""
         return CloudEvent(
             id=_own_id(f"{vm_id}:{self.epoch}:{sequence}", [name, iso_utc(at), data]),
@@ -329,25 +336,6 @@ class Reporter:
             "ScaleSet": vm.scale_set,
             "Tags": dict(vm.tags),
         }
-
-
-def renumber(envelope: Mapping[str, Any], *, epoch: str, sequence: int) -> dict[str, Json]:
-    """Return one of the VM's own events, as a dictionary, with another epoch and number.
-
-    Args:
-        envelope: the event, which has a `reporterseq`.
-        epoch: its new `reporterepoch`.
-        sequence: its new `reporterseq`.
-    """
-    data: dict[str, Json] = dict(envelope["data"])
-    if "LastReporterSeq" in data:
-        data["LastReporterSeq"] = sequence
-    changed = {**envelope, "reporterepoch": epoch, "reporterseq": f"{sequence:012d}", "data": data}
-    name = str(envelope["type"]).removeprefix(TYPE_PREFIX).removesuffix(".v1")
-    if not name.startswith("approval."):
-        vm_id, content = data["Vm"]["VmId"], {key: value for key, value in data.items() if key != "Vm"}
-        changed["id"] = _own_id(f"{vm_id}:{epoch}:{sequence}", [name, envelope["time"], content])
-    return changed
 
 
 def _own_id(place: str, content: Json) -> str:

@@ -87,7 +87,7 @@ def _describe_unreachable(view: EventView, context: RenderContext) -> Message:
     since = instant_of(view.data.get("Since"))
     duration = f"for {format_duration(context.seconds_until(since))}" if since else "since it started"
     fields = [context.field("Unreachable since", since)] if since else []
-    did_not_run = view.get("Cause") in ("Restart", "Suspended")
+    did_not_run = view.get("Cause") in ("Restart", "NotPolled")
     return Message(
         tone="attention",
         title=f"{view.short_vm} has not seen its Scheduled Events {duration}",

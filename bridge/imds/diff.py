@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, read_document
+from bridge.runtime.json import Json
 
 # An impact can be over within seconds: after a longer gap it is unknown whether it happened.
 CONTINUOUS_SECONDS = 5.0
@@ -80,20 +81,19 @@ class Watch:
     missing: Mapping[str, MissingEvent] = field(default_factory=dict)
     boot_id: str = ""
 
-    def dump(self) -> str:
-        """Write the watch as JSON."""
+    def dump(self) -> dict[str, Json]:
+        """Return the watch as JSON."""
         missing = {
             key: {**asdict(missing), "event": missing.event.raw} for key, missing in self.missing.items()
         }
         document = self.document.raw if self.document else None
-        return json.dumps({"document": document, "missing": missing, "boot_id": self.boot_id})
+        return {"document": document, "missing": missing, "boot_id": self.boot_id}
 
     @classmethod
-    def load(cls, text: str) -> Watch:
-        """Read what `dump` wrote; an empty text is an empty watch."""
-        if not text:
+    def load(cls, saved: Mapping[str, Any] | None) -> Watch:
+        """Read what `dump` returned; None is an empty watch."""
+        if not saved:
             return cls()
-        saved = json.loads(text)
         missing = {
             key: MissingEvent(**{**missing, "event": ScheduledEvent(raw=missing["event"])})
             for key, missing in saved["missing"].items()
@@ -119,16 +119,16 @@ class Observation:
 
     Args:
         at: the time in steady seconds.
+        wall: the wall clock, in seconds since 1970; after a jump of it, whichever is later counts.
         gap_seconds: the time since the last usable answer, None if that was in another process.
         service_was_off: the call turned the service on, so events may be missing from the document.
-        identity_unconfirmed: what was known before may belong to another VM, so nothing ends yet.
         boot_id: the machine's, "" if unknown.
     """
 
     at: float
     gap_seconds: float | None
+    wall: float = 0.0
     service_was_off: bool = False
-    identity_unconfirmed: bool = False
     boot_id: str = ""
 
 
@@ -155,7 +155,7 @@ def compare(previous: Watch, current: Document, observation: Observation) -> tup
         for key, event in known.items()
         if key not in current.events
     }
-    missing = {key: one for key, one in gone.items() if _may_come_back(one, observation)}
+    missing = {key: one for key, one in gone.items() if observation.at < one.expires_at}
     ends = [_end(one, observation) for key, one in gone.items() if key not in missing]
     watch = Watch(document=current, missing=missing, boot_id=observation.boot_id)
     return watch, (*present, *ends)
@@ -172,10 +172,6 @@ def _missed(
         reason="Reset" if is_incomplete else _doubt(event, previous, current, observation),
         boot_id=previous.boot_id,
     )
-
-
-def _may_come_back(missing: MissingEvent, observation: Observation) -> bool:
-    return observation.identity_unconfirmed or observation.at < missing.expires_at
 
 
 def _transition(before: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
@@ -248,5 +244,5 @@ def _document_doubt(previous: Watch, current: Document) -> EndReason | None:
 def _start_doubt(event: ScheduledEvent, observation: Observation) -> EndReason | None:
     if event.not_before is None:
         return "NotBeforeUnknown"
-    has_passed = datetime.fromtimestamp(observation.at, UTC) >= event.not_before
-    return "NotBeforePassed" if has_passed else None
+    latest = datetime.fromtimestamp(max(observation.at, observation.wall), UTC)
+    return "NotBeforePassed" if latest >= event.not_before else None

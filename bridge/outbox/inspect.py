@@ -1,30 +1,36 @@
-"""What `imds-bridge outbox` does: look at stored events and dead letters, beside a running process."""
+"""What `imds-bridge outbox` does: look at events and dead letters and change what waits, beside the process."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import closing
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any
 
 from bridge.config.names import nearest
 from bridge.errors import StateError, UsageError
-from bridge.outbox.sqlite import ERRORS, Database
+from bridge.outbox.rows import SINKS, STATE, read_record
+from bridge.outbox.sqlite import ERRORS, Database, Mode
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 
-T = TypeVar("T")
+BUSY_SECONDS = 10.0
+# So that the process never waits long for the lock.
+CHANGED_ROWS = 500
 _SEQ = re.compile(r"[0-9]{1,18}")
 
 
-def _read(folder: StateFolder, query: Callable[[Database], T]) -> T:
-    """Ask the file, also beside the process that holds it.
+@contextmanager
+def _open(folder: StateFolder, mode: Mode) -> Iterator[Database]:
+    """Open the file, also beside the process that uses it.
 
     Raises:
         UsageError: there is no file.
-        StateError: it cannot be read.
+        StateError: it cannot be used.
     """
     path = folder.database
     try:
@@ -32,47 +38,73 @@ def _read(folder: StateFolder, query: Callable[[Database], T]) -> T:
             raise UsageError(
                 f"there is no outbox in {folder.path}: has `imds-bridge forward` run with this state_dir?"
             )
-        with closing(Database(path, read_only=True)) as database:
-            return query(database)
+        with closing(Database(path, mode=mode, busy_seconds=BUSY_SECONDS)) as database:
+            yield database
     except PermissionError:
         raise StateError(f"{path}: you may not read it; try as root or as its owner") from None
     except (OSError, *ERRORS) as error:
         raise StateError(f"{path}: {error}") from error
 
 
+def _rows(folder: StateFolder, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Read everything before anything is printed: a reader that waits would keep SQLite's log from being emptied."""
+    with _open(folder, "read") as database:
+        return database.execute(statement, *values).fetchall()
+
+
 def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
     """Return the newest events, oldest of them first, without their bodies."""
-    rows = _read(folder, lambda database: database.execute("newest-events", limit).fetchall())
     return [
         {"seq": seq, "id": event_id, "type": event_type, "stored_at": _time(stored_at), "bytes": size}
-        for seq, event_id, event_type, stored_at, size in reversed(rows)
+        for seq, event_id, event_type, stored_at, size in reversed(_rows(folder, "newest-events", limit))
+    ]
+
+
+def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) -> list[dict[str, Any]]:
+    """Return what waits for one sink or all, the oldest first, with its age in seconds and the sink's last error."""
+    sinks = (folder.read_status() or {}).get("sinks", {})
+    return [
+        {
+            "sink": name,
+            "seq": seq,
+            "id": event_id,
+            "type": event_type,
+            "subject": _subject(body),
+            "age_seconds": max(0, round(now.timestamp() - stored_at)),
+            "last_error": sinks.get(name, {}).get("last_error"),
+        }
+        for name, seq, event_id, event_type, stored_at, body in _rows(folder, "list-waiting", sink, limit)
     ]
 
 
 def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str, Any]]:
     """Return the dead letters, of one sink or all, without their bodies."""
-    names = ("number", "sink", "id", "type", "reason", "detail", "dead_at", "retry", "can_be_sent")
-    rows = _read(folder, lambda database: database.execute("dead-letters").fetchall())
-    requested = set(folder.requests())
-    found = []
-    for row in rows:
-        dead = dict(zip(names, row, strict=True))
-        dead["dead_at"] = _time(dead["dead_at"])
-        dead["retry"] = bool(dead["retry"]) or ("mark-retry", dead["number"]) in requested
-        dead["can_be_sent"] = bool(dead["can_be_sent"])
-        if sink in (None, dead["sink"]) and ("drop-dead-letter", dead["number"]) not in requested:
-            found.append(dead)
-    return found
+    names = ("number", "sink", "id", "type", "reason", "detail", "dead_at", "retry")
+    rows = [dict(zip(names, row, strict=True)) for row in _rows(folder, "list-dead-letters")]
+    return [
+        {**row, "dead_at": _time(row["dead_at"]), "retry": bool(row["retry"])}
+        for row in rows
+        if sink in (None, row["sink"])
+    ]
+
+
+def waiting_counts(folder: StateFolder) -> dict[str, int]:
+    """Return how many events wait for each sink that any wait for, configured or not."""
+    return dict(_rows(folder, "count-waiting"))
 
 
 def check_sink(folder: StateFolder, sink: str) -> None:
-    """Refuse the name of a sink that has never had an event.
+    """Refuse the name of a sink that is not configured and has nothing in the outbox.
 
     Raises:
         UsageError: with the names that there are.
     """
-    stored = {name for (name,) in _read(folder, lambda database: database.execute("sinks").fetchall())}
-    known = sorted(stored | set((folder.read_status() or {}).get("sinks", ())))
+    with _open(folder, "read") as database:
+        begun = read_record(database, STATE, SINKS) or ()
+        stored = (
+            database.execute("count-waiting").fetchall() + database.execute("count-dead-letters").fetchall()
+        )
+    known = sorted({*begun, *dict(stored)})
     if sink not in known:
         expected = ", ".join(known) or "none: no sink has had an event yet"
         raise UsageError(f"outbox: given --sink {sink}, expected {expected}{nearest(sink, known)}")
@@ -81,38 +113,65 @@ def check_sink(folder: StateFolder, sink: str) -> None:
 def show(folder: StateFolder, which: str) -> dict[str, Any]:
     """Return a stored event, by its CloudEvents id or its seq, as the CloudEvent that is sent."""
     seq = int(which) if _SEQ.fullmatch(which) else -1
-    row = _read(
-        folder,
-        lambda database: (
-            database.execute("event-body", which, seq).fetchone()
-            or database.execute("dead-letter-body", which).fetchone()
-        ),
-    )
-    if row is None:
+    found = _rows(folder, "event-body", which, seq) or _rows(folder, "dead-letter-body", which)
+    if not found:
         raise UsageError(f"{which}: no such event is stored; `imds-bridge outbox list` shows which are")
     try:
-        event: dict[str, Any] = json.loads(row[0])
+        event: dict[str, Any] = json.loads(found[0][0])
     except ValueError as error:
         raise StateError(f"{folder.database}: the event is damaged: {error}") from error
     return event
 
 
-def mark(folder: StateFolder, action: str, numbers: list[int]) -> int:
-    """Have dead letters sent again ("mark-retry") or forget them ("drop-dead-letter"); return how many.
+def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
+    """Have dead letters sent again, by the process within a second or two, or when it starts; return how many."""
+    return _change(folder, iter(numbers), lambda database, number: database.execute("mark-retry", number))
 
-    The process does so within a second or two, or when it starts.
-    """
-    found = [
-        dead["number"]
-        for dead in dead_letters(folder)
-        if dead["number"] in numbers and (dead["can_be_sent"] or action != "mark-retry")
-    ]
-    for number in found:
-        try:
-            folder.request(action, number)
-        except OSError as error:
-            raise StateError(f"{folder.path}: {error.strerror or error}") from error
-    return len(found)
+
+def drop(folder: StateFolder, numbers: Sequence[int]) -> int:
+    """Delete dead letters; return how many."""
+    return _change(
+        folder, iter(numbers), lambda database, number: database.execute("delete-dead-letter", number)
+    )
+
+
+def drop_waiting(folder: StateFolder, sink: str) -> int:
+    """Delete what waits for a sink; return how many events."""
+    return _change(
+        folder, _seqs(folder, sink), lambda database, seq: database.execute("delete-waiting", sink, seq)
+    )
+
+
+def move(folder: StateFolder, sink: str, target: str) -> int:
+    """Let what waits for a sink wait for another one; return how many events."""
+
+    def change(database: Database, seq: int) -> sqlite3.Cursor:
+        database.execute("save-waiting", target, seq)
+        return database.execute("delete-waiting", sink, seq)
+
+    return _change(folder, _seqs(folder, sink), change)
+
+
+def _seqs(folder: StateFolder, sink: str) -> Iterator[int]:
+    return iter([seq for (seq,) in _rows(folder, "waiting-seqs", sink)])
+
+
+def _change(
+    folder: StateFolder, numbers: Iterator[int], change: Callable[[Database, int], sqlite3.Cursor]
+) -> int:
+    changed = 0
+    with _open(folder, "write") as database:
+        while some := list(islice(numbers, CHANGED_ROWS)):
+            with database.transaction():
+                changed += sum(change(database, number).rowcount for number in some)
+    return changed
+
+
+def _subject(body: bytes) -> str:
+    try:
+        return str(json.loads(body).get("subject") or "")
+    except (ValueError, AttributeError):
+        return ""
 
 
 def _time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The outbox: everything that must not be lost, with a cursor for each sink.
+"""The outbox: everything that must not be lost, and which sink still waits for what.
 
 A change of the document and its events are one synced transaction, before anything is sent. While the file cannot
 be used the same goes on in memory, and what the file lacks is written once it works again.
@@ -6,53 +6,60 @@ be used the same goes on in memory, and what the file lacks is written once it w
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from itertools import takewhile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from uuid import uuid4
 
+from bridge.config.base import DAY_SECONDS
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.outbox import retention
-from bridge.outbox.retention import OVERFLOW
+from bridge.outbox.retention import make_room
 from bridge.outbox.rows import (
+    DAMAGE,
+    OCCURRENCE,
+    OTHER_VM,
+    RUN,
+    SINKS,
+    STATE,
+    STATE_FOLDER_GONE,
     DeadLetter,
-    dead_letter,
-    newest_events,
-    read,
+    Loss,
+    losses,
+    note_losses,
     read_events,
-    read_one,
-    read_retries,
+    read_record,
     save_dead_letter,
     save_event,
+    save_losses,
+    save_record,
+    stored_dead_letter,
     stored_event,
 )
-from bridge.outbox.sqlite import Database
-from bridge.outbox.state import DAMAGE, OTHER_VM, Loss, Position, State
+from bridge.outbox.sqlite import LOG_BYTES, Database
 from bridge.outbox.state_dir import StateFolder
-from bridge.outbox.storage import OTHER_VM_FILE, Storage
-from bridge.outbox.transfer import shift
+from bridge.outbox.storage import Storage
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
+from bridge.runtime.repeat_limit import RepeatLimit
 
-__all__ = ["DAMAGE", "EXPIRED", "OVERFLOW", "REJECTED", "DeadLetter", "Loss", "Outbox", "dead_letter"]
+__all__ = ["DAMAGE", "EXPIRED", "OCCURRENCE", "REJECTED", "STATE", "STATE_FOLDER_GONE", "Loss", "Outbox"]
 
 log = logging.getLogger(__name__)
 
 REJECTED, EXPIRED = "rejected", "expired"
 
 # How often a transition was seen must be remembered for longer than any duplicate detection (7 days).
-OCCURRENCE_SECONDS = 30 * 86_400.0
-DEAD_LETTER_SECONDS = 30 * 86_400.0
-RECORD_SECONDS = 30 * 86_400.0
-# A longer time between the last event and the start is believed only after the clock has run for a while.
-UNCERTAIN_GAP_SECONDS = 2 * 3600.0
-CERTAIN_SECONDS = 600.0
+RECORD_SECONDS = DEAD_LETTER_SECONDS = 30 * DAY_SECONDS
+# How long events wait for a sink that is not configured any more.
+LEFT_SECONDS = 7 * DAY_SECONDS
+# This much is buffered in memory while the file cannot be used.
+MEMORY_BYTES = 32 * 1024 * 1024
+CHUNK_ROWS = 1000
+OTHER_VM_FILE = "other-vm"
 
 
 class Named(Protocol):
@@ -68,9 +75,17 @@ class Named(Protocol):
 
 
 class Outbox:
-    """Snapshot, events, cursors and dead letters of one process; every method may be called from any thread.
+    """Events, what waits, dead letters and records of one process; every method may be called from any thread.
 
-    No method raises because of the disk: `storage_error` says what is wrong with it, None when it works.
+    No method raises because of the disk: `storage_error` says what is wrong with it, None when it works. Damage in
+    the file in use raises StateError, which ends the process.
+
+    Attributes:
+        epoch: the id of this run of the process, in which it counts its own events.
+        previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
+        changes: counts what ends a wait.
+        generation: counts how often `pending` must be read again from the start.
+        earlier_seq: the last number that was given in an earlier run.
     """
 
     def __init__(
@@ -88,7 +103,7 @@ class Outbox:
             folder: where it is kept.
             clock: ages are counted on its steady time.
             sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
-            max_bytes: how large the file may become before the longest-failing sink loses events.
+            max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
             retain_seconds: for how long events are kept that every sink has had.
 
         Raises:
@@ -96,28 +111,41 @@ class Outbox:
         """
         self._folder = folder
         self._clock = clock
+        self._sinks = dict(sinks)
         self._max_bytes = max_bytes
         self._retain_seconds = retain_seconds
-        self._lock = threading.RLock()
-        self._grown = threading.Condition(self._lock)
-        self._opened_at = clock.steady()
-        positions = {
-            name: Position(filter=wanted, from_start=start) for name, (wanted, start) in sinks.items()
-        }
-        self._storage = Storage(folder, State(positions))
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: Counter[str] = Counter()
+        self._dead: Counter[str] = Counter()
+        self._has_delivered = True  # there may be events that no sink waits for
+        self._has_retries = False  # which are still marked
+        self._drops = RepeatLimit(clock)
+        self.changes = self.generation = 0
+        self.epoch = uuid4().hex
+        self._number = 0
+        self._storage = Storage(folder, wanted_by=self._wanted_by)
         try:
             self._storage.open()
         except BaseException:
             folder.release()
             raise
-        self._uncertain_seconds = 0.0
-        self._certain_at = clock.monotonic() + CERTAIN_SECONDS
-        self._release_at = 0.0
-        self._leave_out_downtime()
+        self._begin()
 
-    @property
-    def _state(self) -> State:
-        return self._storage.state
+    def _begin(self) -> None:
+        """Begin this run with what is stored."""
+        run = self.record(STATE, RUN) or {}
+        self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
+        self.earlier_seq = self._storage.last_seq
+        self._load()
+        for sink, count in self.left_sinks().items():
+            log.warning(
+                "%d event(s) wait for sink %s, which is not configured: `imds-bridge outbox move` hands them to "
+                "another sink, `imds-bridge outbox drop --waiting` deletes them",
+                *(count, sink),
+            )
+
+    def _wanted_by(self, event: StoredEvent) -> list[str]:
+        return [name for name, (wanted, _) in self._sinks.items() if wanted.matches(event)]
 
     @property
     def storage_error(self) -> str | None:
@@ -129,57 +157,28 @@ class Outbox:
         """How often the file could not be used; while it fails, each attempt counts."""
         return self._storage.errors
 
-    @property
-    def generation(self) -> int:
-        """A number that changes when what `pending` gave must be read again."""
-        return self._state.generation
-
     # What is remembered between two documents
 
-    def meta(self, key: str, default: str = "") -> str:
-        """Return a remembered value."""
-        with self._lock:
-            return {**self._state.meta, **self._state.counted}.get(key, default)
+    def record(self, kind: str, key: str) -> Any:
+        """Return a value that was committed under `kind` and `key`, None if there is none."""
+        with self._changed:
+            return self._storage.run(lambda database: read_record(database, kind, key))
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""
-        with self._lock:
-            return self._state.losses()
+        with self._changed:
+            return self._storage.run(losses)
 
-    def committed(self) -> dict[str, str]:
-        """Return the epoch and the last number of it that was committed: a restored file may have older ones."""
-        with self._lock:
-            return {key: self._state.meta[key] for key in ("epoch", "reporterseq")}
-
-    def set_meta(self, values: Mapping[str, str], *, synced: bool = False) -> None:
-        """Remember values; a process that dies keeps them, a VM that dies may lose those not `synced`."""
-        with self._lock:
-            self._state.meta.update(values)
-            self._storage.run(lambda database: self._state.save_meta(database, values), synced=synced)
-
-    def count(self, key: str) -> int:
-        """Count one further under `key`; the next commit stores it, and nothing does so ahead of its event."""
-        with self._lock:
-            return self._state.count(key)
-
-    def occurrences(self, fingerprint: str) -> int:
-        """Return how often a transition was seen."""
-        with self._lock:
-            row = self._storage.run(lambda database: read_one(database, "occurrence", fingerprint))
-            return row[1] if row else 0
-
-    def record(self, kind: str, key: str) -> Json:
-        """Return a value that was committed under `kind` and `key`, None if there is none."""
-        with self._lock:
-            row = self._storage.run(lambda database: read_one(database, "record", kind, key))
-            return json.loads(row[2]) if row else None
+    def next_number(self) -> int:
+        """Return the number of the next event that this process counts; it counts once the event is committed."""
+        with self._changed:
+            self._number += 1
+            return self._number
 
     def commit(
         self,
         events: Sequence[tuple[Named, bytes]],
         *,
-        meta: Mapping[str, str],
-        occurrences: Mapping[str, int] | None = None,
         records: Mapping[tuple[str, str], Json] | None = None,
         published: Sequence[Loss] = (),
     ) -> bool:
@@ -187,324 +186,256 @@ class Outbox:
 
         Args:
             events: new events, each with its encoding.
-            meta: what is remembered.
-            occurrences: how often transitions were seen, by fingerprint.
-            records: values by kind and key, which are kept for 30 days; at the size limit, those that are
-                objects whose `done` is true are deleted before any event.
+            records: values by kind and key. They are kept for 30 days, those of the kind STATE for ever; at the size
+                limit, those that are objects whose `done` is true are deleted before any event.
             published: losses that the events report.
 
         Returns:
             Whether the file has it all; False: only the memory has.
         """
-        encoded = {name: json.dumps(value) for name, value in (records or {}).items()}
-
-        def write(database: Database, now: float) -> None:
-            self._state.save_meta(database, meta)
-            for fingerprint, count in (occurrences or {}).items():
-                database.execute("save-occurrence", fingerprint, count, now)
-            for (kind, key), value in encoded.items():
-                database.execute("save-record", kind, key, value, now)
-
-        with self._lock, self._undone_on_failure():
-            self._state.meta.update(meta)
-            self._state.forget_losses(published)
-            self._add(((event.id, event.type, body) for event, body in events), write)
-            return self._storage.error is None
-
-    def repeat(self, bodies: Sequence[bytes]) -> None:
-        """Have every sink get events once more that were committed before: as they are stored, else as given."""
-        with self._lock, self._undone_on_failure():
-            events = [(event["id"], event["type"], body) for body in bodies for event in [json.loads(body)]]
-            # An event has got another number if the file failed when it was committed.
-            self._add(
-                ((id_, type_, self._stored(type_, id_) or body) for id_, type_, body in events), are_new=False
-            )
-
-    def _stored(self, event_type: str, event_id: str) -> bytes | None:
-        row = self._storage.run(lambda database: read_one(database, "first-event", event_type, event_id))
-        return stored_event(*row).body if row else None
-
-    @contextmanager
-    def _undone_on_failure(self) -> Iterator[None]:
-        """Forget what was counted for a transaction that another error than the disk's ends, such as MemoryError."""
-        state, meta, last_seq = self._state, dict(self._state.meta), self._state.last_seq
-        try:
-            yield
-        except BaseException:
-            state.meta, state.last_seq = meta, last_seq
-            raise
-
-    def _add(
-        self,
-        events: Iterable[tuple[str, str, bytes]],
-        write: Callable[[Database, float], None] = lambda *_: None,
-        *,
-        are_new: bool = True,
-    ) -> None:
         now = self._clock.steady()
-        counted = {*self._state.counted, "reporterseq", "last_seq"}
-        added = self._state.add(events, stored_at=now)
+        with self._changed:
+            added = [
+                StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=body)
+                for seq, (event, body) in enumerate(events, self._storage.last_seq + 1)
+            ]
+            waiting = [(sink, event.seq) for event in added for sink in self._wanted_by(event)]
+            values = dict(records or {})
+            if added:
+                values[STATE, RUN] = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
 
-        def work(database: Database) -> None:
-            for event in added:
-                save_event(database, self._state.renumbered(event) if are_new else event)
-            self._state.save_meta(database, counted | {"losses"} & self._state.meta.keys())
-            write(database, now)
+            def work(database: Database) -> None:
+                for event in added:
+                    save_event(database, event)
+                for row in waiting:
+                    database.execute("save-waiting", *row)
+                for (kind, key), value in values.items():
+                    save_record(database, kind, key, value, at=now)
+                if published:
+                    save_losses(database, [loss for loss in losses(database) if loss not in published])
 
-        self._storage.run(work, synced=True)
-        self._enforce_size_limit()
-        self._grown.notify_all()
+            self._storage.run(work, synced=True)
+            self._storage.last_seq += len(added)
+            self._waiting.update(sink for sink, _ in waiting)
+            self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
+            self._make_room()
+            self._storage.note_number()
+            self.wake()
+            return self._storage.error is None
 
     # What a sink asks
 
-    def pending(self, sink: str, limit: int, *, after: int = 0) -> tuple[int, list[StoredEvent]]:
-        """Return the oldest events that the sink is not done with, wanted or not, in their order.
-
-        The number before them names the generation of the outbox: `acknowledge` takes it back, and what
-        was read in an older `generation` must be read again.
-
-        Args:
-            sink: the sink's name.
-            limit: how many events to return at most.
-            after: the number of the last event that need not be read again.
-        """
-
-        def work(database: Database) -> list[StoredEvent]:
-            position = self._state.positions[sink]
-            position.looked_at = self._state.last_seq
-            first = max(after, self._state.read_from(sink))
-            return read_events(database, after=first, but=position.ahead, limit=limit)
-
-        with self._lock:
-            events = self._storage.run(work)
-            return self._state.generation, events
-
-    def has_recent(self, sink: str, since: float, is_meant: Callable[[StoredEvent], bool]) -> bool:
-        """Return whether an event that `is_meant` waits for the sink, stored after `since` (steady seconds)."""
-
-        def work(database: Database) -> bool:
-            position = self._state.positions[sink]
-            position.looked_at = self._state.last_seq
-            recent = takewhile(
-                lambda event: event.stored_at > since, newest_events(database, self._state.read_from(sink))
+    def pending(self, sink: str, limit: int, *, after: int = 0) -> list[StoredEvent]:
+        """Return the oldest events that wait for the sink behind the number `after`, in their order."""
+        with self._changed:
+            return self._storage.run(
+                lambda database: read_events(database.execute("pending", sink, after), limit=limit)
             )
-            return any(event.seq not in position.ahead and is_meant(event) for event in recent)
 
-        with self._lock:
-            return self._storage.run(work)
+    def has_waiting(self, sink: str, *, since: float, types: tuple[str, str]) -> bool:
+        """Return whether an event whose type begins so waits for the sink, stored after `since` (steady seconds)."""
+        patterns = [f"{beginning}*" for beginning in types]
+        with self._changed:
+            if not self._waiting[sink]:
+                return False
+            return self._storage.run(
+                lambda database: (
+                    database.execute("has-waiting-since", since, *patterns, sink).fetchone() is not None
+                )
+            )
 
-    def is_from_earlier(self, event: StoredEvent) -> bool:
-        """Return whether an earlier process stored the event, and may have delivered it."""
-        return event.seq <= self._state.kept_to
-
-    def wait(self, sink: str, seconds: float) -> None:
-        """Wait until there is more than `pending` or `has_recent` last saw, at most `seconds`."""
-        with self._grown:
-            if self._state.positions[sink].looked_at == self._state.last_seq:
-                self._grown.wait(max(0.0, seconds))
+    def wait(self, seen: int, seconds: float) -> None:
+        """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.changes != seen, max(0.0, seconds))
 
     def wake(self) -> None:
         """End every wait now."""
-        with self._grown:
-            self._grown.notify_all()
+        with self._changed:
+            self.changes += 1
+            self._changed.notify_all()
 
     def acknowledge(
-        self,
-        sink: str,
-        generation: int,
-        events: Sequence[StoredEvent],
-        *,
-        dead_lettered: DeadLetter | None = None,
+        self, sink: str, events: Sequence[StoredEvent], *, dead: tuple[str, str] | None = None
     ) -> None:
-        """Note that the sink is done with events, in whatever order.
+        """Note that the sink has had events, in whatever order.
 
         A VM that dies may lose the note, and the sink gets the events again, with the same ids.
 
         Args:
             sink: the sink's name.
-            generation: what `pending` gave with the events; nothing is noted if it is an older one.
-            events: what the sink has had, or does not want.
-            dead_lettered: one of them that becomes a dead letter.
+            events: what it has had.
+            dead: why it will never get them: the reason, and a text for a person; then they become dead letters.
         """
+        now = self._clock.steady()
 
-        def work(database: Database) -> None:
-            self._state.save_position(database, sink, [event.seq for event in events])
-            if dead_lettered:
-                save_dead_letter(database, dead_lettered)
+        def work(database: Database) -> int:
+            for event in events if dead else ():
+                letter = DeadLetter(sink, event.id, event.type, *(dead or ("", "")), now, event.body)
+                save_dead_letter(database, letter)
+            return sum(database.execute("delete-waiting", sink, event.seq).rowcount for event in events)
 
-        with self._lock:
-            if generation == self._state.generation:
-                self._state.positions[sink].acknowledge(events)
-                self._storage.run(work, synced=dead_lettered is not None)
+        def is_delivered(database: Database) -> bool:
+            return any(database.execute("sinks-waiting-for", one.seq).fetchone() is None for one in events)
 
-    def failing(self, sink: str, *, since: float | None) -> None:
-        """Note since when (steady seconds) the sink fails; None: it does not."""
-        with self._lock:
-            self._state.positions[sink].failing_since = since
-
-    def size_bytes(self) -> int:
-        """Return how much the events, records and dead letters take up."""
-        with self._lock:
-            return self._storage.run(lambda database: database.used_bytes())
+        with self._changed:
+            self._waiting[sink] -= self._storage.run(work, synced=dead is not None)
+            if dead:
+                self._dead[sink] += len(events)
+            self._has_delivered = self._has_delivered or self._storage.run(is_delivered)
+            self._storage.note_done(sink, (event.seq for event in events))
+            self._storage.note_number()
 
     def backlog(self, sink: str) -> tuple[int, float | None]:
         """Return how many events wait for the sink, and since when (steady seconds) the oldest does."""
-        with self._lock:
-            position = self._state.positions[sink]
-            if position.cursor >= self._state.last_seq:
-                position.backlog = 0
-            if position.backlog <= 0:
+        with self._changed:
+            if not (count := self._waiting[sink]):
                 return 0, None
-            row = self._storage.run(
-                lambda database: database.execute("oldest-stored-at", position.cursor).fetchone()
-            )
-            return position.backlog, row[0] if row else None
+            row = self._storage.run(lambda database: database.execute("oldest-waiting", sink).fetchone())
+            return count, row[0] if row else None
 
     def backlogs(self) -> dict[str, int]:
         """Return how many events wait for each sink."""
-        with self._lock:
-            return {sink: self.backlog(sink)[0] for sink in self._state.positions}
+        with self._changed:
+            return {sink: self._waiting[sink] for sink in self._sinks}
 
-    # Dead letters
-
-    def retries(self, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
-        """Return the sink's dead letters that an operator wants sent again, with their numbers."""
-        with self._lock:
-            if self._state.is_held:
-                return []
-            return self._storage.run(lambda database: read_retries(database, sink, limit))
-
-    def settle_retry(self, number: int, *, detail: str | None = None) -> None:
-        """Forget a dead letter that was delivered after all, or keep it with a new `detail`."""
-
-        def work(database: Database) -> None:
-            if detail is None:
-                database.execute("drop-dead-letter", number)
-            else:
-                database.execute("dead-letter-again", number, detail, self._clock.steady())
-
-        with self._lock:
-            self._storage.run(work, synced=True)
+    def left_sinks(self) -> dict[str, int]:
+        """Return how many events wait for sinks that are not configured."""
+        with self._changed:
+            return {
+                sink: count for sink, count in self._waiting.items() if count > 0 and sink not in self._sinks
+            }
 
     def dead_letter_counts(self) -> dict[str, int]:
         """Return the number of dead letters of each sink."""
-        with self._lock:
-            return dict(self._storage.run(lambda database: database.execute("count-dead-letters").fetchall()))
+        with self._changed:
+            return dict(self._dead)
+
+    def size_bytes(self) -> int:
+        """Return how much the events, records and dead letters take up."""
+        with self._changed:
+            return self._storage.run(Database.used_bytes)
 
     # Whose the state is
 
-    def hold_kept(self, seconds: float) -> None:
-        """Keep the events of earlier processes from the sinks until `release_kept`, for so long at most."""
-        with self._lock:
-            self._state.is_held = True
-            self._release_at = self._clock.monotonic() + seconds
-            if waiting := max(self.backlogs().values(), default=0):
-                log.info(
-                    "waiting events are held until the VM's identity is confirmed", extra={"events": waiting}
-                )
-
-    def has_held(self) -> bool:
-        """Return whether events wait that are held."""
-        with self._lock:
-            return self._state.is_held and self._state.done_seq() < self._state.kept_to
-
-    def release_kept(self) -> None:
-        """Let the sinks have what is held."""
-        with self._lock:
-            if self._state.is_held:
-                self._state.is_held = False
-                self._state.generation += 1
-                self._grown.notify_all()
-
-    def move_aside(self) -> Path:
+    def replace(self) -> Path:
         """Move the state of another VM aside and start a new one; return where the old one is now.
 
-        What waits of the other VM is a loss; what waits of this process is in the new state.
+        What waited there is a loss. Nothing may have been committed before.
         """
-
-        def read_own(database: Database) -> list[StoredEvent]:
-            found = (stored_event(*row) for row in read(database, "event", self._state.kept_to))
-            return [e for e in found if any(p.waits_for(e) for p in self._state.positions.values())]
-
-        with self._lock:
-            own = self._storage.run(read_own)
-            waiting = {sink: self.backlog(sink) for sink in self._state.positions}
-            wanted = {sink: sum(p.waits_for(e) for e in own) for sink, p in self._state.positions.items()}
-            target = self._storage.move_aside(OTHER_VM_FILE)
-            for sink, (count, oldest) in waiting.items():
-                if count > wanted[sink]:
-                    self._state.note_loss(
-                        Loss(reason=OTHER_VM, count=count - wanted[sink], sink=sink, oldest=oldest)
-                    )
-            self._add((event.id, event.type, event.body) for event in own)
+        with self._changed:
+            waiting = [
+                Loss(reason=OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
+                for sink, count in self._waiting.items()
+                if count > 0
+            ]
+            target = self._storage.replace(OTHER_VM_FILE)
+            self._storage.run(lambda database: note_losses(database, waiting), synced=True)
+            self._begin()
             return target
 
     # Maintenance
 
-    def _leave_out_downtime(self) -> None:
-        """Count no long time without events into the ages yet: the clock may be wrong, as it can be after boot."""
-        row = self._storage.run(lambda database: database.execute("newest-stored-at").fetchone())
-        gap_seconds = self._opened_at - row[0] if row else 0.0
-        if gap_seconds > UNCERTAIN_GAP_SECONDS:
-            self._uncertain_seconds = gap_seconds - 1.0
-            self._shift_older(self._uncertain_seconds)
-
-    def _count_downtime(self) -> None:
-        """Count that time into the ages, once the clock has not been corrected for a while."""
-        if self._uncertain_seconds and self._clock.monotonic() >= self._certain_at:
-            seconds, self._uncertain_seconds = self._uncertain_seconds, 0.0
-            self._shift_older(-seconds)
-
-    def _shift_older(self, seconds: float) -> None:
-        before = self._opened_at
-        self._storage.run(lambda database: shift(database, seconds, before=before), synced=False)
-        self._state.generation += 1
-
     def recover(self) -> None:
-        """Try a file again that could not be used, and do what operators asked for; call every second or two."""
-        with self._lock:
-            had_error = self._storage.error is not None
-            may_have_changed = self._storage.recover()
-            self._count_downtime()
-            if self._clock.monotonic() >= self._release_at:
-                self.release_kept()
-            if not may_have_changed:
-                return
-            for action, number in self._folder.requests():
-                self._storage.run(partial(_execute, action, number), synced=True)
-                self._folder.forget_request(action, number)
-            if had_error and self._storage.error is None:
-                self._enforce_size_limit()
-            self._grown.notify_all()
+        """Use a file again that failed, and notice what the command line has changed; call every second."""
+        with self._changed:
+            if self._storage.recover() or self._has_retries:
+                self._load()
+                self._make_room()
+                self.wake()
+
+    def _load(self) -> None:
+        """Count what waits, begin with new sinks, and let dead letters wait that are to be sent again."""
+        now = self._clock.steady()
+
+        def work(database: Database) -> tuple[int, Counter[str], Counter[str]]:
+            appended = 0
+            if not database.is_memory:
+                self._begin_sinks(database)
+                appended = _append_retries(database, self._storage.last_seq, now)
+            waiting, dead = (
+                Counter(dict(database.execute(name).fetchall()))
+                for name in ("count-waiting", "count-dead-letters")
+            )
+            return appended, waiting, dead
+
+        appended, self._waiting, self._dead = self._storage.run(work, synced=True)
+        self._has_retries = appended == CHUNK_ROWS
+        self._storage.last_seq += appended
+        self._storage.note_number()
+        self._has_delivered = True
+        self.generation += 1
+
+    def _begin_sinks(self, database: Database) -> None:
+        """Let new sinks with `from_start` wait for what is stored."""
+        known = read_record(database, STATE, SINKS) or []
+        if new := [name for name in self._sinks if name not in known]:
+            for name in new:
+                wanted, from_start = self._sinks[name]
+                for row in database.execute("events-after", 0) if from_start else ():
+                    event = stored_event(row)
+                    if wanted.matches(event):
+                        database.execute("save-waiting", name, event.seq)
+            save_record(database, STATE, SINKS, [*known, *new], at=0.0)
 
     def prune(self) -> None:
-        """Forget what every sink has had and what is old; call now and then."""
-        with self._lock:
-            now = self._clock.steady()
+        """Forget what every sink has had and what is old; call every minute."""
+        now = self._clock.steady()
 
-            def work(database: Database) -> None:
-                database.execute("prune-events", self._state.done_seq(), now - self._retain_seconds)
-                database.execute("prune-dead-letters", now - DEAD_LETTER_SECONDS)
-                database.execute("prune-occurrences", now - OCCURRENCE_SECONDS)
-                database.execute("prune-records", now - RECORD_SECONDS)
+        def work(database: Database) -> bool:
+            database.execute("prune-dead-letters", now - DEAD_LETTER_SECONDS)
+            database.execute("prune-records", now - RECORD_SECONDS)
+            return (
+                database.execute("prune-events", now - self._retain_seconds, CHUNK_ROWS).rowcount
+                == CHUNK_ROWS
+            )
 
-            if self._storage.error is None:
-                self._storage.run(work, synced=False)
+        is_unfinished = True
+        while is_unfinished:
+            with self._changed:
+                is_unfinished = self._storage.error is None and self._storage.run(work, synced=False)
+        for sink in self.left_sinks():
+            self._expire(sink, now - LEFT_SECONDS)
 
-    def shift(self, seconds: float) -> None:
-        """Keep every age after the wall clock has jumped by `seconds`: all that is stored gets a new date."""
-        with self._lock:
-            self._clock.accept_jump(seconds)
-            self._opened_at += seconds
-            self._uncertain_seconds = max(0.0, self._uncertain_seconds + seconds)
-            self._storage.run(lambda database: shift(database, seconds), synced=False)
-            self._state.shift(seconds)
+    def _expire(self, sink: str, before: float) -> None:
+        """Let what has waited too long for a sink that is not configured become dead letters."""
+        while old := [event for event in self.pending(sink, CHUNK_ROWS) if event.stored_at < before]:
+            self.acknowledge(sink, old, dead=(EXPIRED, "the sink is not configured"))
+            log.error("%d event(s) for sink %s, which is not configured, are dead-lettered", len(old), sink)
+
+    def _make_room(self) -> None:
+        """Keep the file, or the memory in its place, below its limit."""
+
+        def max_bytes(database: Database) -> int:
+            return min(self._max_bytes, MEMORY_BYTES) if database.is_memory else self._max_bytes - LOG_BYTES
+
+        if self._storage.run(lambda database: database.used_bytes() <= max_bytes(database)):
+            return
+        freed = self._storage.run(
+            lambda database: make_room(
+                database,
+                max_bytes=max_bytes(database),
+                has_delivered=self._has_delivered,
+                is_stored=self._storage.has_stored,
+            ),
+            synced=False,
+        )
+        self._has_delivered = freed.has_delivered
+        self._dead -= freed.dead
+        for sink, loss in freed.losses.items():
+            self._waiting[sink] -= loss.count or 0
+        if freed.losses and self._drops.is_due():
+            log.error(
+                "the outbox reached its size limit: the oldest waiting events are dropped",
+                extra={"dropped": {sink: loss.count for sink, loss in freed.losses.items()}},
+            )
 
     def close(self) -> None:
         """Write what can be written and let the folder go."""
-        with self._lock:
-            self._storage.recover()
-            if self._storage.error and (waiting := max(self.backlogs().values(), default=0)):
+        with self._changed:
+            if self._storage.error:
+                self._storage.recover()
+            if self._storage.error and (waiting := max(self._waiting.values(), default=0)):
                 log.error(
                     "the state store is still unavailable: %d event(s) that were not delivered are lost",
                     waiting,
@@ -512,17 +443,13 @@ class Outbox:
             self._storage.close()
             self._folder.release()
 
-    def _enforce_size_limit(self) -> None:
-        """Keep the file, or the memory in its place, below its limit."""
-        now = self._clock.steady()
 
-        def free(database: Database) -> bool:
-            return retention.free(database, self._state, max_bytes=self._max_bytes, now=now)
-
-        while self._storage.run(lambda database: retention.is_too_large(database, self._max_bytes)):
-            if not self._storage.run(free, synced=False):
-                break
-
-
-def _execute(name: str, number: int, database: Database) -> None:
-    database.execute(name, number)
+def _append_retries(database: Database, last_seq: int, now: float) -> int:
+    """Let dead letters that are to be sent again wait like new events, behind `last_seq`; return how many."""
+    numbers = [number for (number,) in database.execute("retries", CHUNK_ROWS)]
+    for seq, number in enumerate(numbers, last_seq + 1):
+        dead, *_ = stored_dead_letter(database.execute("dead-letter", number).fetchone())
+        save_event(database, StoredEvent(seq=seq, id=dead.id, type=dead.type, stored_at=now, body=dead.body))
+        database.execute("save-waiting", dead.sink, seq)
+        database.execute("delete-dead-letter", number)
+    return len(numbers)

@@ -1,24 +1,31 @@
-"""The rows of the outbox's tables: each with a checksum, which is compared when it is read."""
+"""The rows of the outbox's tables; what was written has a checksum, which is compared when it is read."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Container, Iterator
-from dataclasses import astuple, dataclass
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from bridge.events.model import StoredEvent
 from bridge.outbox.sqlite import Damaged, Database, checksum
+from bridge.runtime.json import Json
 
 # A batch of events is read up to this many bytes, so that a backlog of huge documents costs no memory.
 READ_BYTES = 4 * 1024 * 1024
-# The columns of a dead letter that its checksum leaves out: `number` and `retry`.
-DEAD_LETTER_UNCHECKED = 2
+
+# The kind of the records that are kept for ever; others are forgotten after a while.
+STATE = "state"
+OCCURRENCE = "occurrence"  # how often a transition was seen, by its fingerprint
+RUN, LOSSES = "run", "losses"
+SINKS = "sinks"  # which are not new
+
+DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DeadLetter:
-    """An event that a sink did not get; `body` is None when the size limit dropped it."""
+    """An event that a sink did not get."""
 
     sink: str
     id: str
@@ -26,92 +33,148 @@ class DeadLetter:
     reason: str
     detail: str
     dead_at: float
-    body: bytes | None
+    body: bytes
 
 
-def dead_letter(
-    sink: str, event: StoredEvent, reason: str, detail: str, at: float, *, keep: bool = True
-) -> DeadLetter:
-    """Make the dead letter of an event that a sink will not get.
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Events that were lost, as far as that is known.
 
     Args:
-        sink: the sink's name.
-        event: the event.
-        reason: why, in a word.
-        detail: why, for a person.
-        at: when, in steady seconds.
-        keep: whether the body is kept, so that it can be sent again.
+        reason: why.
+        count: how many; None: unknown.
+        sink: the only sink that lost them; "": every one that had not had them.
+        oldest: not later than the oldest was stored, in steady seconds; None: unknown.
+        newest: not earlier than the newest was stored.
     """
-    body = event.body if keep else None
-    return DeadLetter(
-        sink=sink, id=event.id, type=event.type, reason=reason, detail=detail, dead_at=at, body=body
-    )
+
+    reason: str
+    count: int | None
+    sink: str = ""
+    oldest: float | None = None
+    newest: float | None = None
+
+    def __add__(self, other: Loss) -> Loss:
+        counts = [loss.count for loss in (self, other) if loss.count is not None]
+        oldest = [loss.oldest for loss in (self, other) if loss.oldest is not None]
+        newest = [loss.newest for loss in (self, other) if loss.newest is not None]
+        return replace(
+            self,
+            count=sum(counts) if counts else None,
+            oldest=min(oldest, default=None),
+            newest=max(newest, default=None),
+        )
 
 
 def save_event(database: Database, event: StoredEvent) -> None:
     """Write an event; the caller holds the transaction."""
-    database.execute("save-event", event.seq, event.id, event.type, event.stored_at, event.body)
+    values = (event.id, event.type, event.stored_at, event.body)
+    database.execute("save-event", event.seq, *values, checksum(*values))
 
 
-def save_dead_letter(database: Database, dead: DeadLetter) -> None:
-    """Write a new dead letter; the caller holds the transaction."""
-    database.execute("save-dead_letter", None, 0, *astuple(dead))
-
-
-def read(database: Database, table: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-    """Yield all rows of a table without their checksums; of `event`, those after a number."""
-    with contextlib.closing(database.execute(f"all-{table}", *values)) as rows:
-        for row in rows:
-            yield verified(row, skip=DEAD_LETTER_UNCHECKED if table == "dead_letter" else 0)
-
-
-def read_one(database: Database, name: str, *values: Any) -> tuple[Any, ...] | None:
-    """Return the row that a statement finds, without its checksum; None if there is none."""
-    row = database.execute(name, *values).fetchone()
-    return None if row is None else verified(row)
-
-
-def verified(row: tuple[Any, ...], *, skip: int = 0) -> tuple[Any, ...]:
-    """Return a row's values.
+def read_events(rows: Iterable[Sequence[Any]], *, limit: int) -> list[StoredEvent]:
+    """Read up to `limit` events, and fewer if they are large.
 
     Raises:
-        Damaged: they are not what was written.
+        Damaged: one is not as it was written.
     """
-    *values, expected = row
-    if checksum(*values[skip:]) != expected:
-        raise Damaged("a row is not as it was written")
-    return tuple(values)
-
-
-def read_events(database: Database, *, after: int, but: Container[int], limit: int) -> list[StoredEvent]:
-    """Read up to `limit` events behind the number `after`, leaving out `but`."""
     events: list[StoredEvent] = []
     size = 0
-    with contextlib.closing(database.execute("seqs-after", after)) as seqs:
-        for (seq,) in seqs:
-            if seq not in but:
-                events.append(stored_event(*verified(database.execute("event", seq).fetchone())))
-                size += len(events[-1].body)
-            if len(events) == limit or size >= READ_BYTES:
-                break
+    for row in rows:
+        events.append(stored_event(row))
+        size += len(events[-1].body)
+        if len(events) == limit or size >= READ_BYTES:
+            break
     return events
 
 
-def newest_events(database: Database, after: int) -> Iterator[StoredEvent]:
-    """Yield the events behind the number `after`, the newest first."""
-    for seq, *row in read(database, "event-newest-first", after):
-        yield stored_event(seq, *row)
+def stored_event(row: Sequence[Any]) -> StoredEvent:
+    """Make an event of a row.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    seq, *values, expected = row
+    event_id, event_type, stored_at, body = verified(values, expected)
+    return StoredEvent(seq=seq, id=event_id, type=event_type, stored_at=stored_at, body=body)
 
 
-def read_retries(database: Database, sink: str, limit: int) -> list[tuple[int, StoredEvent]]:
-    """Read the dead letters that are to be sent again, with their numbers."""
-    found = []
-    for row in database.execute("retries", sink, limit).fetchall():
-        number, _, _, event_id, type_, _, _, dead_at, body = verified(row, skip=DEAD_LETTER_UNCHECKED)
-        found.append((number, stored_event(0, event_id, type_, dead_at, body)))
-    return found
+def save_dead_letter(
+    database: Database, dead: DeadLetter, *, number: int | None = None, retry: int = 0
+) -> None:
+    """Write a dead letter; the caller holds the transaction."""
+    values = astuple(dead)
+    database.execute("save-dead-letter", number, *values, checksum(*values), retry)
 
 
-def stored_event(seq: int, event_id: str, type_: str, stored_at: float, body: bytes) -> StoredEvent:
-    """Make an event of a row's values."""
-    return StoredEvent(seq=seq, id=event_id, type=type_, stored_at=stored_at, body=body)
+def stored_dead_letter(row: Sequence[Any]) -> tuple[DeadLetter, int, int]:
+    """Make a dead letter of a row; return its number and whether it is to be sent again, too.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    number, *values, expected, retry = row
+    return DeadLetter(*verified(values, expected)), number, retry
+
+
+def save_record(database: Database, kind: str, key: str, value: Json, *, at: float) -> None:
+    """Write a record; the caller holds the transaction."""
+    text = json.dumps(value)
+    database.execute("save-record", kind, key, text, at, checksum(kind, key, text))
+
+
+def read_record(database: Database, kind: str, key: str) -> Any:
+    """Return a record's value, None if there is none.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    row = database.execute("record", kind, key).fetchone()
+    return json.loads(verified(row[:3], row[3])[2]) if row else None
+
+
+def stored_record(row: Sequence[Any]) -> tuple[str, str, Any, float]:
+    """Return the kind, key and value of a row, and when it was saved.
+
+    Raises:
+        Damaged: it is not as it was written.
+    """
+    *values, saved_at, expected = row
+    kind, key, text = verified(values, expected)
+    return kind, key, json.loads(text), saved_at
+
+
+def losses(database: Database) -> list[Loss]:
+    """Return the losses that are not published yet."""
+    return [Loss(**loss) for loss in read_record(database, STATE, LOSSES) or ()]
+
+
+def save_losses(database: Database, found: Iterable[Loss]) -> None:
+    """Write the losses that are not published yet; the caller holds the transaction."""
+    save_record(database, STATE, LOSSES, [asdict(loss) for loss in found], at=0.0)
+
+
+def note_losses(database: Database, new: Iterable[Loss]) -> None:
+    """Remember losses, together with others of their reason and sink; the caller holds the transaction."""
+    known = {(loss.reason, loss.sink): loss for loss in losses(database)}
+    for loss in new:
+        key = (loss.reason, loss.sink)
+        known[key] = known[key] + loss if key in known else loss
+    save_losses(database, known.values())
+
+
+def last_seq(database: Database) -> int:
+    """Return the last number that was given in this database."""
+    run = read_record(database, STATE, RUN) or {}
+    return max(int(run.get("seq", 0)), int(database.execute("last-seq").fetchone()[0]))
+
+
+def verified(values: Sequence[Any], expected: int) -> Sequence[Any]:
+    """Return a row's values.
+
+    Raises:
+        Damaged: they are not as they were written.
+    """
+    if checksum(*values) != expected:
+        raise Damaged("a row is not as it was written")
+    return values

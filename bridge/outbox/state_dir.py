@@ -18,12 +18,12 @@ from bridge.runtime.json import BoundedDecoder, read_object
 
 DATABASE = "outbox.db"
 STATUS = "status.json"
-LAST_GOOD = "last-good"
 LOCK = "lock"
-REQUEST_SUFFIX = ".request"
+# Files that are written in place, which a full disk allows: the time of the last usable answer, and the number of
+# the last event.
+LAST_GOOD, LAST_NUMBER = "last-good", "last-number"
 # What the name of a damaged file says: its rows are not in a new file yet, or they are.
-UNSALVAGED, DAMAGED = "unsalvaged", "damaged"
-REQUESTS = ("mark-retry", "drop-dead-letter")
+DAMAGED_FILE, SALVAGED_FILE = "damaged", "salvaged"
 
 # Who only looks whether the folder is held holds it for an instant.
 LOCK_TRIES = 5
@@ -35,17 +35,16 @@ MAX_STATUS_BYTES = 64 * 1024 * 1024
 _decoder = BoundedDecoder(max_depth=200)
 
 
-FolderStamp = tuple[int, int] | None
-
-
 class StateFolder:
     """One process's folder, `state_dir/<role>`: 0700, its files 0600."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = path / DATABASE
+        self.moved_to = self.database  # where the database was moved last
         self._lock: int | None = None
-        self._last_good: int | None = None
+        self._in_place: dict[str, int] = {}
+        self._number: int | None = None
 
     def acquire(self) -> None:
         """Make the folder and hold it; again is harmless.
@@ -54,8 +53,6 @@ class StateFolder:
             StateError: another process holds it; the text names its process id.
             OSError: the disk does not allow it.
         """
-        for folder in (self.path.parent, self.path):
-            _refuse_foreign_link(folder)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
@@ -67,23 +64,16 @@ class StateFolder:
 
     def release(self) -> None:
         """Let another process have the folder."""
-        for descriptor in (self._lock, self._last_good):
+        for descriptor in (self._lock, *self._in_place.values()):
             if descriptor is not None:
                 os.close(descriptor)
-        self._lock = self._last_good = None
-
-    def stamp(self) -> FolderStamp:
-        """Return what changes when a file in the folder is made or removed; None if the folder is gone."""
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+        self._lock, self._number = None, None
+        self._in_place.clear()
 
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""
         try:
-            lock = open_file(self.path / LOCK, os.O_RDONLY)
+            lock = os.open(self.path / LOCK, os.O_RDONLY)
         except OSError:
             return None
         try:
@@ -102,59 +92,19 @@ class StateFolder:
             OSError: the disk does not allow it.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%f")
-        target = self.path / f"{DATABASE}.{why}-{stamp}"
-        _rename(self.database, target)
-        return target
+        self.moved_to = self.path / f"{DATABASE}.{why}-{stamp}"
+        _rename(self.database, self.moved_to)
+        return self.moved_to
 
-    def unsalvaged(self) -> list[Path]:
-        """Return the damaged files, oldest first, whose rows are in no new file yet.
-
-        Raises:
-            OSError: a move that a kill has interrupted cannot be completed.
-        """
-        names = {file.name for file in self.path.glob(f"{DATABASE}.{UNSALVAGED}-*")}
-        found = sorted({self.path / re.sub(r"-(wal|shm)$", "", name) for name in names})
-        for path in found:
-            if not path.exists():  # the log was moved first
-                self.database.replace(path)
-        return found
+    def damaged(self) -> list[Path]:
+        """Return the files that were moved aside as damaged, oldest first, whose rows are in no new file yet."""
+        return sorted(self.path.glob(f"{DATABASE}.{DAMAGED_FILE}-*[0-9]"))  # without their logs
 
     def note_salvaged(self) -> None:
         """Give the damaged files the name under which they are kept."""
-        with contextlib.suppress(OSError):  # the next start does it
-            for path in self.unsalvaged():
-                _rename(path, self.kept_as(path))
-
-    def kept_as(self, path: Path) -> Path:
-        """Return the name under which a damaged file is kept once its rows are in a new one."""
-        return path.with_name(path.name.replace(UNSALVAGED, DAMAGED))
-
-    def request(self, action: str, number: int) -> None:
-        """Ask the process that holds the folder to run a statement for a dead letter.
-
-        Raises:
-            OSError: the disk does not allow it.
-        """
-        # The name says it all: no owner or mode matters.
-        os.close(open_file(self.path / f"{action}.{number}{REQUEST_SUFFIX}", os.O_WRONLY | os.O_CREAT))
-
-    def requests(self) -> list[tuple[str, int]]:
-        """Return what is requested."""
-        found = []
-        with contextlib.suppress(OSError):  # a later look finds them
-            for name in (file.name.split(".") for file in self.path.glob(f"*.*{REQUEST_SUFFIX}")):
-                if (
-                    name[0] in REQUESTS
-                    and re.fullmatch("[0-9]{1,18}", name[1])  # what SQLite takes
-                    and len(name) == len(("action", "number", "request"))
-                ):
-                    found.append((name[0], int(name[1])))
-        return found
-
-    def forget_request(self, action: str, number: int) -> None:
-        """Forget what was requested."""
-        with contextlib.suppress(OSError):
-            (self.path / f"{action}.{number}{REQUEST_SUFFIX}").unlink()
+        for path in self.damaged():
+            with contextlib.suppress(OSError):
+                _rename(path, path.with_name(path.name.replace(DAMAGED_FILE, SALVAGED_FILE)))
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace what the `status` command shows.
@@ -192,17 +142,41 @@ class StateFolder:
         return read_object(_read(self.path / STATUS), max_bytes=MAX_STATUS_BYTES, decoder=_decoder)
 
     def write_last_good(self, text: str) -> None:
-        """Keep the time of the last usable answer, over the one before; a text has always the same length."""
-        with contextlib.suppress(OSError):
-            if self._last_good is None:
-                self._last_good = open_file(self.path / LAST_GOOD, os.O_WRONLY | os.O_CREAT)
-            os.lseek(self._last_good, 0, os.SEEK_SET)
-            os.write(self._last_good, text.encode())
+        """Keep the time of the last usable answer; a text has always the same length."""
+        self._write_in_place(LAST_GOOD, text)
+
+    def forget(self) -> None:
+        """Forget the time and the number, which are another VM's."""
+        self.write_last_good(" " * len("2026-01-01T00:00:00.000Z"))
+        self.write_number(0)
 
     def read_last_good(self) -> str:
         """Return what was last written, "" if nothing was."""
+        return self._read_text(LAST_GOOD)
+
+    def write_number(self, number: int) -> None:
+        """Keep the number of the last event."""
+        if number != self._number and self._write_in_place(LAST_NUMBER, f"{number:020d}"):
+            self._number = number
+
+    def read_number(self) -> int:
+        """Return what was last written, 0 if nothing was."""
+        text = self._read_text(LAST_NUMBER)
+        return int(text) if re.fullmatch("[0-9]{20}", text) else 0
+
+    def _write_in_place(self, name: str, text: str) -> bool:
         try:
-            return _read(self.path / LAST_GOOD).decode("ascii", "replace")
+            if name not in self._in_place:
+                self._in_place[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.lseek(self._in_place[name], 0, os.SEEK_SET)
+            os.write(self._in_place[name], text.encode())
+        except OSError:
+            return False
+        return True
+
+    def _read_text(self, name: str) -> str:
+        try:
+            return _read(self.path / name).decode("ascii", "replace").strip()
         except OSError:
             return ""
 
@@ -235,45 +209,17 @@ def _rename(path: Path, target: Path) -> None:
             path.with_name(path.name + suffix).replace(f"{target}{suffix}")
 
 
-def open_file(path: Path, flags: int) -> int:
-    """Open a file of the folder, but no symbolic link: it could lead a privileged process to any file.
-
-    Raises:
-        OSError: the file cannot be opened, or is a link.
-    """
-    # A pipe in the file's place must not be waited for.
-    flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    try:
-        return os.open(path, flags, 0o600)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, which is not followed") from None
-        raise
-
-
 def _read(path: Path) -> bytes:
-    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+    with path.open("rb") as file:
         return file.read(MAX_STATUS_BYTES + 1)
-
-
-def _refuse_foreign_link(folder: Path) -> None:
-    """Refuse a symbolic link that neither this user nor root has made.
-
-    Raises:
-        OSError: it is one.
-    """
-    if sys.platform != "win32" and folder.is_symlink() and folder.lstat().st_uid not in (0, os.geteuid()):
-        raise OSError(errno.ELOOP, f"{folder} is another user's symbolic link, which is not followed")
 
 
 def _open_lock(path: Path) -> int:
     try:
-        return open_file(path, os.O_RDWR | os.O_CREAT)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
-        try:
-            return open_file(path, os.O_RDONLY)  # on a disk that can only be read
-        except OSError:
-            pass
+        if path.exists():
+            return os.open(path, os.O_RDONLY)  # on a disk that can only be read
         raise
 
 
@@ -311,7 +257,7 @@ def _read_holder(lock: int) -> str:
 
 
 def _write_private(path: Path, body: bytes) -> None:
-    descriptor = open_file(path, os.O_WRONLY | os.O_CREAT)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(body)
         file.flush()

@@ -2,58 +2,68 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import re
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from copy import deepcopy
-from functools import partial
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StateError, Stopped
-from bridge.outbox.image import log_of
-from bridge.outbox.rows import read
-from bridge.outbox.sqlite import ERRORS, Damaged, Database, is_damage
-from bridge.outbox.state import DAMAGE, OTHER_VM, STATE_FOLDER_GONE, Loss, State
-from bridge.outbox.state_dir import UNSALVAGED, FolderStamp, StateFolder
-from bridge.outbox.transfer import fill_file, fill_memory, is_new
+from bridge.events.model import StoredEvent
+from bridge.outbox.rows import (
+    DAMAGE,
+    LOSSES,
+    RUN,
+    STATE,
+    STATE_FOLDER_GONE,
+    Loss,
+    last_seq,
+    note_losses,
+    read_record,
+    save_record,
+)
+from bridge.outbox.sqlite import ERRORS, Database, is_damage
+from bridge.outbox.state_dir import DAMAGED_FILE, StateFolder
+from bridge.outbox.transfer import copy_missing, fill_memory, salvage
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-# Why a file is moved aside, as its new name says.
-DAMAGED_FILE, OTHER_VM_FILE = UNSALVAGED, "other-vm"
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
-_NUMBER = re.compile(r"[0-9]{1,18}")
-
-
-class _OtherVm(Exception):
-    """The file belongs to another VM."""
+SALVAGED = "salvaged"  # the record that names the damaged files whose rows this file has taken over
 
 
 class Storage:
-    """The current database and what is known of it; the caller takes care that one thread at a time uses it.
+    """The current database; the caller takes care that one thread at a time uses it.
 
-    Only `open` raises because of the disk, and only StateError. `error` says what is wrong, None where the file
-    has everything; `errors` counts the failed attempts to use it.
+    Only `open` raises because of the disk, and only StateError; `run` raises it for damage, with which only a start
+    can deal.
+
+    Attributes:
+        error: what is wrong with the file; None where it has everything.
+        errors: how often it could not be used.
+        last_seq: the last number that was given to an event.
+        file_seq: the last number that the file has.
     """
 
-    def __init__(self, folder: StateFolder, state: State) -> None:
-        """Use the file in `folder`; `state` is replaced by a copy whenever another database is used."""
+    def __init__(self, folder: StateFolder, *, wanted_by: Callable[[StoredEvent], Iterable[str]]) -> None:
+        """Use the file in `folder`; `wanted_by` names the sinks that take an event."""
         self._folder = folder
-        self._why_aside: str | None = None  # why the file must be moved aside before anything else
-        self._inodes: dict[Path, int | None] = {}
-        self._seen: list[FolderStamp] = []  # when the folder was last looked into
-        self._kept_as = folder.database  # where it was moved last
-        self._logged: set[str] = set()
+        self._wanted_by = wanted_by
         self._database: Database | None = None
-        self.state = state
+        self._inode = 0
+        self._version = 0
+        self._why_aside = ""  # why the file must be moved aside before anything else
+        self._logged: set[str] = set()
+        self._memory_seq = 0  # the first number that was given in memory
+        self._done: set[tuple[str, int]] = set()  # what sinks have had of the file's events since it failed
         self.error: str | None = None
         self.errors = 0
+        self.last_seq = self.file_seq = 0
 
     @property
     def database(self) -> Database:
@@ -75,77 +85,77 @@ class Storage:
         try:
             self._use_file()
         except (OSError, *ERRORS) as error:
-            self._use_memory(error)
+            self._open_memory(error)
 
     def run(self, work: Callable[[Database], T], *, synced: bool | None = None) -> T:
-        """Run `work` on the current database; where the file fails, again on what takes its place.
+        """Run `work` on the current database; where the file fails, again on the memory that takes its place.
 
         Args:
-            work: what is to be done. It may be called several times.
+            work: what is to be done. It may be called twice.
             synced: whether a transaction around it waits for the disk; None: there is no transaction.
+
+        Raises:
+            StateError: the file is damaged; it is moved aside, and the next start takes over what can be read.
         """
-        while True:
-            try:
-                with nullcontext() if synced is None else self.database.transaction(synced=synced):
-                    return work(self.database)
-            except ERRORS as error:
-                if self.database.is_memory:
-                    raise
-                self._replace_file(error)
+        database = self.database
+        try:
+            with nullcontext() if synced is None else database.transaction(synced=synced):
+                return work(database)
+        except ERRORS as error:
+            if database.is_memory:
+                raise
+            self._leave_file(error)
+        return self.run(work, synced=synced)
+
+    def note_done(self, sink: str, seqs: Iterable[int]) -> None:
+        """Note what a sink has had, so that the file learns it later."""
+        if self.error is not None:
+            self._done.update((sink, seq) for seq in seqs if seq < self._memory_seq)
+
+    def has_stored(self, seq: int) -> bool:
+        """Return whether an event that is in memory is in the file as well."""
+        return self.error is not None and seq < self._memory_seq
+
+    def note_number(self) -> None:
+        """Write down the last number that must not be missing at the next start.
+
+        That is the last one given, or the file's last one once every sink has what only memory has.
+        """
+        number = self.last_seq
+        if self.error is not None and not self._is_needed(self.database):
+            number = self.file_seq
+        self._folder.write_number(number)
+
+    def _is_needed(self, memory: Database) -> bool:
+        """Return whether memory has anything that would be lost with this process."""
+        waits = memory.execute("is-waited-for", self._memory_seq).fetchone()
+        return bool(waits or read_record(memory, STATE, LOSSES))
 
     def recover(self) -> bool:
-        """Try the file again where it cannot be used, and make a new one where it is gone.
-
-        Returns:
-            Whether anything in the folder may have changed.
-        """
-        if self.error is not None:
-            try:
-                self._use_file()
-            except (OSError, StateError, *ERRORS) as error:
-                self._note(error)
-            return True
-        # The same time twice, because a change within the clock's resolution does not alter it.
-        stamp = self._folder.stamp()
-        if self._seen == [stamp, stamp]:
-            return False
-        self._seen = [*self._seen[-1:], stamp]
-        self._check_folder()
-        return True
-
-    def _check_folder(self) -> None:
+        """Use the file again where it failed or lost its name; return whether what it has may have changed."""
+        if self.error is None and not self._has_lost_name():
+            before, self._version = self._version, self.run(Database.version)
+            return self.error is None and self._version != before
+        if self.error is None:
+            log.error(
+                "the state folder was removed or changed while in use; it is created again with everything known"
+            )
         try:
-            self._folder.acquire()  # again, if the lock was removed
-            if self._is_file_gone():
-                self._replace_missing_file()
+            self._use_file()
         except (OSError, StateError, *ERRORS) as error:
-            self._use_memory(error)
+            if self.error is None:
+                self._use_memory(error, self._database)
+            else:
+                self._note(error)
+        return self.error is None
 
-    def _is_file_gone(self) -> bool:
-        """Return whether the open file, or its log, is no longer what others find under its name."""
-        for path in (self._folder.database, log_of(self._folder.database)):
-            found = _inode(path)
-            known = self._inodes.setdefault(path, found) or found  # the log is made with the first write
-            if found != known:
-                return True
-        return False
-
-    def _replace_missing_file(self) -> None:
-        """Make a new file with all that the open one has, which can be read although it has no name."""
-        log.error(
-            "the state folder was removed or changed while in use; it is created again with everything known"
-        )
-        self._folder.move_aside("replaced")
-        self.state.note_loss(Loss(reason=STATE_FOLDER_GONE, count=0))
-        self._use_file()
-
-    def move_aside(self, why: str) -> Path:
-        """Move the file away as soon as the disk allows it, and start a new one; return where it is now."""
-        self._why_aside = why
+    def replace(self, why: str) -> Path:
+        """Move the file away as soon as the disk allows it, and start anew; return where the file is."""
         self.close()
-        self.state.forget()
+        self._why_aside, self.last_seq = why, 0
+        self._folder.forget()
         self.open()
-        return self._kept_as if self._why_aside is None else self._folder.database
+        return self._folder.moved_to
 
     def close(self) -> None:
         """Close the database."""
@@ -153,124 +163,146 @@ class Storage:
             self._database.close()
             self._database = None
 
-    def _replace_file(self, error: Exception) -> None:
-        if is_damage(error) and not self._why_aside:
-            self._why_aside = DAMAGED_FILE
-            self.close()
-            try:
-                self._use_file()
-            except (OSError, StateError, *ERRORS) as another:
-                error = another
-            else:
-                return
-        self._use_memory(error)
+    # The file
 
     def _use_file(self) -> None:
-        """Open the file and write to it all that only this process knows."""
-        for _ in range(2):  # the second time instead of a file that was moved aside
-            self._folder.acquire()
-            self._move_aside_if_due()
-            damaged = self._unsalvaged()
+        """Open the file, or a new one instead of one that is moved aside, and bring into it what it lacks."""
+        self._folder.acquire()
+        for _ in range(2):
+            if self._why_aside:
+                self._folder.move_aside(self._why_aside)
+                self._why_aside = ""
             try:
-                self._switch_to(Database(self._folder.database), partial(self._fill_file, damaged=damaged))
-                self._inodes[self._folder.database] = _inode(self._folder.database)
-            except _OtherVm:
-                self._why_aside = OTHER_VM_FILE
-                self.state.note_loss(Loss(reason=OTHER_VM, count=None))
+                file = self._opened()
             except ERRORS as error:
-                if not is_damage(error):
+                if not self._is_damage(error):
                     raise
-                self._why_aside = DAMAGED_FILE
+                log.error("the state store is damaged: %s", error)  # noqa: TRY400 - the text is enough
+                self._why_aside, failure = DAMAGED_FILE, error
             else:
-                self._note_salvaged(damaged)
-                return self._note_success()
-        raise Damaged("the new file is damaged as well")
+                self._begin_file(file)
+                return
+        raise failure
 
-    def _use_memory(self, error: Exception) -> None:
-        """Go on in memory with what can be read of the file."""
-        self._note(error)
-        if not (self._database or self._why_aside or self.state.files):
-            self._open_to_read()
-        self._switch_to(Database(), self._fill_memory)
-
-    def _open_to_read(self) -> None:
-        """Take over what an older process left also where nothing can be written."""
+    def _opened(self) -> Database:
+        file = Database(self._folder.database)
         try:
-            database = Database(self._folder.database, read_only=True)
-            state = deepcopy(self.state)
-            state.join(database, is_start=True)
-            state.recount(database)
-        except (OSError, *ERRORS) as error:
-            log.debug("the state store cannot be read either: %s", error)
-        else:
-            state.files.add(database.identity())
-            self._database, self.state = database, state
-
-    def _switch_to(self, database: Database, fill: Callable[[Database, State], None]) -> None:
-        """Use another database from now on, unless filling it fails: then nothing has changed."""
-        state = deepcopy(self.state)
-        try:
-            with database.transaction():
-                fill(database, state)
+            with file.transaction():
+                self._take_over(file)
         except BaseException:
-            database.close()
+            file.close()
             raise
+        return file
+
+    def _begin_file(self, file: Database) -> None:
         self.close()
-        self._database, self.state, self._inodes = database, state, {}
+        self._database, self._version = file, file.version()
+        self._inode = self._folder.database.stat().st_ino
+        self._folder.note_salvaged()
+        self._done.clear()
+        self.file_seq = self.last_seq
+        if self.error is not None:
+            log.warning("the state store works again", extra={"was": self.error})
+            self.error = None
+            self._logged.clear()
+        self.note_number()
 
-    def _fill_file(self, file: Database, state: State, *, damaged: Sequence[Path]) -> None:
-        own, found = state.meta.get("vm_id", ""), dict(read(file, "meta")).get("vm_id", "")
-        if own and found and own.lower() != found.lower():
-            raise _OtherVm
-        is_start = not state.files
-        # A file that is not new has them: the process that filled it was killed before it renamed the damaged one.
-        fill_file(file, self._database, state, damaged=damaged if is_new(file) else ())
-        if is_start and self._is_outdated(state):
-            state.begin_epoch()
-            state.note_loss(Loss(reason=DAMAGE, count=None))
-            state.save(file)
+    def _take_over(self, file: Database) -> None:
+        """Bring into the file what it lacks of damaged files, memory, or a file without a name; note a loss."""
+        source = self._database
+        damaged = self._salvage(file)
+        if source and source.is_memory:
+            # A transaction that failed may be in the file all the same, and memory has gone on since.
+            file.execute("delete-waiting-from", self._memory_seq)
+            file.execute("delete-events-from", self._memory_seq)
+            for sink, seq in self._done:
+                file.execute("delete-waiting", sink, seq)
+        found = last_seq(file)
+        expected = self.file_seq if source else self._folder.read_number()
+        if damaged or source is None or source.is_memory:
+            _note_missing(file, found, expected, is_damaged=bool(damaged))
+        if source:
+            copy_missing(source, file, after=found)
+        self.last_seq = max(self.last_seq, found, expected)
 
-    def _is_outdated(self, state: State) -> bool:
-        """Return whether the last process committed more than the file has: it was restored, or lost its end."""
-        committed = (self._folder.read_status() or {}).get("committed")
-        if not isinstance(committed, dict) or committed.get("epoch") != state.meta["epoch"]:
-            return False
-        last = str(committed.get("reporterseq"))
-        return _NUMBER.fullmatch(last) is not None and int(state.meta["reporterseq"]) < int(last)
-
-    def _fill_memory(self, memory: Database, state: State) -> None:
-        fill_memory(memory, self._database, state, max_bytes=COPY_BYTES)
-
-    def _move_aside_if_due(self) -> None:
-        if self._why_aside:
-            self._kept_as = self._folder.move_aside(self._why_aside)
-            if self._why_aside == OTHER_VM_FILE:
-                log.error(
-                    "the state is another VM's: moved aside; starting with an empty outbox",
-                    extra={"kept_as": str(self._kept_as)},
-                )
-            self._why_aside = None
-
-    def _unsalvaged(self) -> list[Path]:
-        """Return the damaged files that have to be salvaged, also those that an earlier process was killed over.
-
-        Raises:
-            OSError: there is no room for their rows, and searching for them would take long.
-        """
-        found = self._folder.unsalvaged()
-        needed = sum(2 * path.stat().st_size for path in found)  # for the log and then for the file
-        if found and needed > shutil.disk_usage(self._folder.path).free:
-            raise OSError(errno.ENOSPC, f"{needed} bytes are needed to salvage a damaged file")
-        return found
-
-    def _note_salvaged(self, damaged: Sequence[Path]) -> None:
+    def _salvage(self, file: Database) -> list[Path]:
+        """Take over the rows of files that were moved aside as damaged; return these files."""
+        taken = read_record(file, STATE, SALVAGED) or []
+        damaged = [path for path in self._folder.damaged() if path.name not in taken]
         for path in damaged:
             log.error(
-                "the state store is damaged: moved aside; every readable row is copied to a new one",
-                extra={"kept_as": str(self._folder.kept_as(path))},
+                "the damaged state store is moved aside; every readable row is copied to a new one",
+                extra={"kept_as": str(path)},
             )
+            salvage(path, file, self._wanted_by)
         if damaged:
-            self._folder.note_salvaged()
+            names = [*taken, *(path.name for path in damaged)]
+            save_record(file, STATE, SALVAGED, names, at=0.0)
+        return damaged
+
+    def _is_damage(self, error: Exception) -> bool:
+        """Decide whether the file is broken; SQLite does not write to one whose header names an unknown format."""
+        is_refused = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
+        return is_damage(error) or (is_refused and os.access(self._folder.database, os.W_OK))
+
+    def _has_lost_name(self) -> bool:
+        """Return whether the open file is no longer what others find under its name."""
+        try:
+            return self._folder.database.stat().st_ino != self._inode
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
+
+    # Memory
+
+    def _leave_file(self, error: Exception) -> None:
+        """Go on in memory after a failure, or end with a damaged file moved aside."""
+        if not self._is_damage(error):
+            self._use_memory(error, self._database)
+            return
+        self.close()
+        self._why_aside = DAMAGED_FILE
+        try:
+            self._folder.move_aside(DAMAGED_FILE)
+        except OSError as failure:
+            self._use_memory(failure, None)
+        else:
+            raise StateError(
+                f"{self._folder.database} is damaged and moved aside ({error}): the process ends, and the next start "
+                "takes over every row that can be read"
+            )
+
+    def _open_memory(self, error: Exception) -> None:
+        """Start in memory, with what can be read of the file."""
+        source = None if self._why_aside else self._readable()
+        noted = self._folder.read_number()
+        found = self.file_seq = last_seq(source) if source else noted
+        # Where it is unknown which numbers earlier processes gave, time gives some that they did not.
+        self.last_seq = max(found, noted) if source else max(noted, time.time_ns() // 1000)
+        memory = self._use_memory(error, source)
+        if source:
+            source.close()
+            _note_missing(memory, found, noted)
+
+    def _readable(self) -> Database | None:
+        try:
+            database = Database(self._folder.database, mode="read")
+            last_seq(database)
+        except (OSError, StateError, *ERRORS) as error:
+            log.debug("the state store cannot be read either: %s", error)
+            return None
+        return database
+
+    def _use_memory(self, error: Exception, source: Database | None) -> Database:
+        self._note(error)
+        memory = Database()
+        if source and source is self._database:
+            self.file_seq = self.last_seq
+        if source:
+            with memory.transaction(), suppress(*ERRORS):
+                fill_memory(memory, source, max_bytes=COPY_BYTES)
+        self.close()
+        self._database, self._memory_seq = memory, self.last_seq + 1
+        return memory
 
     def _note(self, error: Exception) -> None:
         self.errors += 1
@@ -284,16 +316,15 @@ class Storage:
                 extra={"error": self.error},
             )
 
-    def _note_success(self) -> None:
-        if self.error is not None:
-            log.warning("the state store works again", extra={"was": self.error})
-            self.error = None
-            self._logged.clear()
 
-
-def _inode(path: Path) -> int | None:
-    """Return what a name stands for, None if it stands for nothing."""
-    try:
-        return path.stat().st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+def _note_missing(database: Database, found: int, expected: int, *, is_damaged: bool = False) -> None:
+    """Note a loss if a database was damaged, or is behind the last number that was written down."""
+    if is_damaged or found < expected:
+        log.error(
+            "the state store was damaged or empty, or older than what was published; the document is published again",
+            extra={"last_number": found, "expected": expected},
+        )
+        reason = DAMAGE if is_damaged or found else STATE_FOLDER_GONE
+        note_losses(database, [Loss(reason=reason, count=None)])
+        run = read_record(database, STATE, RUN) or {}
+        save_record(database, STATE, RUN, {**run, "seq": max(found, expected)}, at=0.0)

@@ -15,11 +15,12 @@ _clock_gettime = getattr(time, "clock_gettime", None)
 class Clock:
     """The wall clock and the monotonic clock; tests use a double that they move.
 
-    Ages inside the process are counted on `steady`, which shows the wall clock's date without its jumps.
+    Ages are counted on `steady`, which begins with the wall clock's date and never follows a jump of it.
     """
 
     def __init__(self) -> None:
         self._offset = self.wall() - self.monotonic()
+        self._jumped_seconds = 0.0
 
     def wall(self) -> float:
         """Return the machine's time in seconds since 1970."""
@@ -40,16 +41,13 @@ class Clock:
         return self.monotonic() + self._offset
 
     def jump_seconds(self) -> float:
-        """Return how far the wall clock has jumped; follow it if it has only drifted."""
-        drift = self.wall() - self.steady()
+        """Return how far the wall clock has jumped since the last call; `steady` follows a mere drift."""
+        drift = self.wall() - self.steady() - self._jumped_seconds
         if abs(drift) < CLOCK_JUMP_SECONDS:
             self._offset += drift
             return 0.0
+        self._jumped_seconds += drift
         return drift
-
-    def accept_jump(self, seconds: float) -> None:
-        """Let `steady` follow a jump."""
-        self._offset += seconds
 
 
 def full_jitter(attempt: int, *, base_seconds: float, limit_seconds: float) -> float:

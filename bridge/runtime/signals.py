@@ -31,11 +31,11 @@ class Signals:
         self._reader.close()
         self._writer.close()
 
-    def wait(self, seconds: float) -> str | None:
-        """Wait for a signal for at most `seconds`; return its name, or None."""
+    def wait(self, seconds: float, *, keep: bool = False) -> str | None:
+        """Wait for a signal for at most `seconds`; return its name, or None. `keep` leaves it for the next call."""
         self._reader.settimeout(max(0.001, seconds))
         try:
-            received = self._reader.recv(1)
+            received = self._reader.recv(1, socket.MSG_PEEK if keep else 0)
         except TimeoutError:
             return None
         return signal.Signals(received[0]).name

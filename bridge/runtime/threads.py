@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from bridge.errors import Stopped
+from bridge.errors import BridgeError, Stopped
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -88,6 +88,8 @@ def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
             target()
         except Stopped:
             pass  # what it was about to do is done at the next start
+        except BridgeError as error:
+            log.critical("thread %s ended: %s", name, error)
         except Exception:
             log.exception("thread %s ended unexpectedly", name)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -17,13 +16,12 @@ from bridge.approvals.pending import (
     MinuteLimit,
 )
 from bridge.approvals.policy import Decision
-from bridge.approvals.receipts import Answer, answer, command_data
+from bridge.approvals.receipts import command_data, receipt_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import encode_events, structured
+from bridge.events.envelope import read_event
+from bridge.formats.cloudevents import encode_events
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.clock import Clock
-from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
 from bridge.service.identity import VmIdentity
@@ -103,7 +101,7 @@ class Answers:
     def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
         key = _refusal_key(message, decision.reason)
         if record := self.record(key):
-            self.repeat(record, key)
+            self.repeat(record)
             return
         log.warning(
             "command refused: %s",
@@ -111,8 +109,8 @@ class Answers:
             extra={"reason": decision.reason, "message_id": message.message_id[:128]},
         )
         data = command_data(command) if command else {"Id": printable(message.message_id)}
-        answered = self.add(decision, "", data, key=key)
-        self.put(key, {"answers": [answered], "command": data, "done": True})
+        receipt = self.add(decision, "", data, key=key)
+        self.put(key, {"receipts": {"": receipt}, "done": True})
 
     def report_surplus(self, *, at_once: bool = False) -> None:
         """Publish once a minute how many decisions had no receipt of their own."""
@@ -124,71 +122,47 @@ class Answers:
                     "commands were rejected without a receipt", extra={"reason": reason, "count": count}
                 )
                 decision = Decision(outcome="rejected", reason=reason, detail=detail)
-                key = f"{reason}:{self._outbox.meta('epoch')}:{self._outbox.meta('reporterseq')}"
+                key = f"{reason}:{self._outbox.epoch}:{self._clock.monotonic()}"
                 self.add(decision, "", {"Id": ""}, key=key, count=count)
 
-    def repeat(self, record: Mapping[str, Any], key: str) -> None:
+    def repeat(self, record: Mapping[str, Any]) -> None:
         """Publish the receipts of a command that was decided before again, unchanged."""
-        for row in record["answers"]:
-            receipt = self._receipt(Answer(*row), record["command"], key=key)
-            self._batch.repeated.append(structured(receipt))
+        for receipt in record["receipts"].values():
+            body = receipt.encode()
+            self._batch.events.append((read_event(body), body))
 
     def add(
         self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
-    ) -> Answer:
-        """Add a receipt; return what its record has to keep.
+    ) -> str:
+        """Add a receipt; return it as it is published, for the command's record.
 
         Args:
             decision: what was decided.
-            event_id: about which event, "" for none.
+            event_id: about which event, as the command spells it, "" for none; IMDS's spelling replaces it.
             command: what the receipt repeats of the command.
             key: the command's.
             count: how many messages it answers, if they are several.
         """
-        answered = answer(
-            decision,
-            event_id,
-            epoch=self._identity.reporter().epoch,
-            sequence=self._identity.next_sequence(),
-            at=self._clock.now(),
-        )
-        receipt = self._receipt(answered, command, key=key, count=count)
-        self._batch.events += encode_events([receipt])
-        return answered
-
-    def _receipt(
-        self, answered: Answer, command: Mapping[str, Json], *, key: str, count: int = 0
-    ) -> CloudEvent:
-        """Build a receipt: from the same answer always the same one."""
-        data: dict[str, Json] = {
-            "Reason": answered.reason,
-            "Detail": answered.detail,
-            "Command": dict(command),
-            "EventType": answered.event_type,
-            "NotBeforeUtc": answered.not_before,
-            "DryRun": self._dry_run,
-        }
-        if count:
-            data["Count"] = count
-        return replace(self._identity.reporter(), epoch=answered.epoch).receipt(
-            outcome=answered.outcome,
+        event = decision.event
+        receipt = self._identity.reporter().receipt(
+            outcome=decision.outcome,
             # a real receipt must not be a duplicate of a dry run's
             key=f"dry-run:{key}" if self._dry_run else key,
             command_id=str(command["Id"]),
-            event_id=answered.event_id,
-            resources=answered.resources,
-            sequence=answered.sequence,
-            at=parse_iso(answered.at) or self._clock.now(),
-            data=data,
+            event_id=event.event_id if event else event_id,
+            resources=event.resources if event else (),
+            sequence=self._outbox.next_number(),
+            at=self._clock.now(),
+            data=receipt_data(decision, dict(command), dry_run=self._dry_run, count=count),
         )
+        self._batch.events += encode_events([receipt])
+        return self._batch.events[-1][1].decode()
 
     def commit(self) -> None:
         """Commit what was decided since the last commit, then settle its messages."""
         batch, self._batch = self._batch, Batch()
-        if batch.repeated:
-            self._outbox.repeat(batch.repeated)
         if batch.events or batch.records:
-            self._outbox.commit(batch.events, meta={}, records=batch.records)
+            self._outbox.commit(batch.events, records=batch.records)
         if self._receiver:
             for message, settlement in batch.settlements:
                 self._receiver.settle(message, settlement)

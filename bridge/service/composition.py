@@ -178,6 +178,12 @@ class Parts:
             retain_seconds=config.retain_seconds,
         )
 
+        self.imds = None if role == "relay" else self._imds()
+        self.boot_id = read_boot_id()
+        self.identity = VmIdentity(
+            config, role, imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
+        )
+
     def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
         listen = self.config.metrics.listen
         if not listen:
@@ -191,8 +197,7 @@ class Parts:
         meter = Meter(registry, self.settings)
         return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
 
-    def imds(self) -> Imds:
-        """Build the client of IMDS."""
+    def _imds(self) -> Imds:
         return MeasuredImds(ImdsClient(self.config.imds, clock=self.clock), self.meter, self.clock)
 
     def dispatchers(self) -> list[Dispatcher]:
@@ -211,7 +216,6 @@ class Parts:
             Dispatcher(
                 name,
                 sinks[name],
-                wanted=self.filters[name],
                 max_age_seconds=sink.max_age_seconds,
                 outbox=self.outbox,
                 clock=self.clock,
@@ -243,6 +247,7 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         )
     with Signals() as signals:
         parts = Parts(config, role)
+        parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
         return parts.process().run(build(parts), signals, parts.dispatchers)
 
 
@@ -262,14 +267,16 @@ def _forward_once(parts: Parts) -> Flow:
 
 
 def _forwarder(parts: Parts) -> Forwarder:
+    assert parts.imds is not None  # noqa: S101 - only a relay has none
     return Forwarder(
         parts.config,
-        imds=parts.imds(),
+        imds=parts.imds,
         outbox=parts.outbox,
         folder=parts.folder,
         clock=parts.clock,
         stop=parts.stop,
-        boot_id=read_boot_id(),
+        identity=parts.identity,
+        boot_id=parts.boot_id,
     )
 
 
@@ -277,11 +284,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs these
     from bridge.service.listener import Listener  # noqa: PLC0415
 
-    config, clock = parts.config, parts.clock
-    imds = parts.imds()
-    identity = VmIdentity(
-        config, "listen", imds=imds, outbox=parts.outbox, clock=clock, boot_id=read_boot_id()
-    )
+    clock, identity = parts.clock, parts.identity
+    assert parts.imds is not None  # noqa: S101 - only a relay has none
 
     def session() -> str | None:
         return approval_session(settings.session, identity.vm if identity.resolved else None)
@@ -293,7 +297,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         bus = BusReceiver(settings, what="commands", session=session, clock=clock, stop=parts.stop)
     listener = Listener(
         settings,
-        imds=imds,
+        imds=parts.imds,
         receiver=bus,
         outbox=parts.outbox,
         clock=clock,
@@ -321,6 +325,6 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
         clock=parts.clock,
         stop=parts.stop,
         settled=settled,
-        identity=VmIdentity(parts.config, "relay", imds=None, outbox=parts.outbox, clock=parts.clock),
+        identity=parts.identity,
     )
     return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})

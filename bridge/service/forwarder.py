@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -17,12 +16,12 @@ from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.outbox import OCCURRENCE, STATE, Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, report_progress
-from bridge.service.identity import VmIdentity
+from bridge.service.identity import WATCH, VmIdentity
 from bridge.service.reachability import Reachability
 
 log = logging.getLogger(__name__)
@@ -42,6 +41,7 @@ class Forwarder:
         folder: what keeps the time of the last usable answer.
         clock: the time.
         stop: what ends `run`.
+        identity: who this VM is, settled.
         boot_id: the machine's, "" if unknown.
     """
 
@@ -54,6 +54,7 @@ class Forwarder:
         folder: StateFolder,
         clock: Clock,
         stop: Stop,
+        identity: VmIdentity,
         boot_id: str = "",
     ) -> None:
         self._config = config
@@ -62,13 +63,13 @@ class Forwarder:
         self._clock = clock
         self._stop = stop
         self._boot_id = boot_id
-        self._watch = _load_watch(outbox.meta("watch"))
-        self._identity = VmIdentity(config, "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
+        self._identity = identity
+        self._watch = Watch.load(outbox.record(STATE, WATCH))
         self._body: bytes | None = None
         self.has_polled = False
         self._reachability = Reachability(
             poll_seconds=config.imds.poll_seconds,
-            identity=self._identity,
+            identity=identity,
             outbox=outbox,
             folder=folder,
             clock=clock,
@@ -76,6 +77,7 @@ class Forwarder:
 
     def run(self) -> None:
         """Poll until `stop` is set, then once more."""
+        self._identity.emit_started()
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
             wait_seconds = self._poll_and_report()
@@ -89,6 +91,7 @@ class Forwarder:
 
     def run_once(self) -> None:
         """Poll once; `has_polled` is true if there was a usable answer."""
+        self._identity.emit_started()
         self._poll_and_report()
         self._identity.emit_stopping()
         self.has_polled = not self._reachability.last_error
@@ -96,10 +99,11 @@ class Forwarder:
     def _poll_and_report(self) -> float | None:
         """Poll, and publish what the process reports about itself; return how long to wait, as `poll` does."""
         report_progress()
-        wait_seconds = self.poll()
-        self._identity.emit_heartbeat()
         if self._identity.emit_losses():
             self._watch, self._body = Watch(), None
+        wait_seconds = self.poll()
+        self._identity.resolve()
+        self._identity.emit_heartbeat()
         return wait_seconds
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
@@ -111,7 +115,6 @@ class Forwarder:
         Returns:
             How long to wait before the next request, None for the usual interval.
         """
-        self._notice_clock()
         may_be_off = self._reachability.service_may_be_off()
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
         waiting = None if may_be_off else self._reachability.note_waiting
@@ -144,11 +147,6 @@ class Forwarder:
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
-        if self._identity.resolve():
-            # The state was that of another VM.
-            self._watch = Watch()
-            self._reachability.forget()
-            document = self._parse(body)
         gap_seconds = self._reachability.note_answer()
         if document:
             self._compare(document, gap_seconds, service_was_off=may_be_off)
@@ -165,39 +163,25 @@ class Forwarder:
         before = self._watch
         observation = Observation(
             at=self._clock.steady(),
+            wall=self._clock.wall(),
             gap_seconds=gap_seconds,
             service_was_off=service_was_off,
-            identity_unconfirmed=not self._identity.is_confirmed,
             boot_id=self._boot_id,
         )
         watch, changes = compare(before, document, observation)
-        repeated = self._repeated(document, changes, observation)
-        if watch == before and not repeated:
+        if watch == before:
             return
         self._watch = watch
-        counted = [*self._counted(changes, are_repeated=before.document is None), *repeated]
+        counted = self._counted(changes, are_repeated=before.document is None)
         events = self._events(before, document, counted)
-        self._outbox.commit(
-            encode_events(events),
-            meta={"watch": watch.dump()},
-            occurrences={change.fingerprint: count + 1 for change, count in counted},
-        )
+        counts = {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
+        self._outbox.commit(encode_events(events), records={(STATE, WATCH): watch.dump(), **counts})
         _log_changes(document, changes)
 
     def _counted(self, changes: Iterable[Change], *, are_repeated: bool) -> list[tuple[Change, int]]:
         """Pair each change with how often it was seen before; one that is published again keeps its number and id."""
-        counts = [(change, self._outbox.occurrences(change.fingerprint)) for change in changes]
+        counts = [(change, self._outbox.record(OCCURRENCE, change.fingerprint) or 0) for change in changes]
         return [(change, max(0, count - are_repeated)) for change, count in counts]
-
-    def _repeated(
-        self, document: Document, changes: Iterable[Change], observation: Observation
-    ) -> list[tuple[Change, int]]:
-        """Return, once at the start, what the document shows of events whose notices may be held."""
-        if self._body is not None or not self._outbox.has_held():
-            return []
-        changed = {change.event.key for change in changes}
-        _, shown = compare(Watch(), document, observation)
-        return self._counted((one for one in shown if one.event.key not in changed), are_repeated=True)
 
     def _events(
         self, before: Watch, document: Document, changes: list[tuple[Change, int]]
@@ -215,7 +199,7 @@ class Forwarder:
                     document,
                     previous=before.document,
                     event_ids=[event.id for event in events],
-                    sequence=self._identity.next_sequence(),
+                    sequence=self._outbox.next_number(),
                     at=at,
                 )
             )
@@ -233,28 +217,6 @@ class Forwarder:
                 limit_seconds=RETRY_LIMIT_SECONDS,
             )
         return max(self._poll_seconds, min(RETRY_LIMIT_SECONDS, wanted))
-
-    # Time
-
-    def _notice_clock(self) -> None:
-        jump = self._identity.notice_clock()
-        if not jump:
-            return
-        missing = {
-            key: replace(missing, expires_at=missing.expires_at + jump)
-            for key, missing in self._watch.missing.items()
-        }
-        self._watch = replace(self._watch, missing=missing)
-        self._reachability.shift(jump)
-
-
-def _load_watch(text: str) -> Watch:
-    try:
-        return Watch.load(text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        # The text is enough, without a traceback.
-        log.error("the last document cannot be read from the state; every event is new: %s", error)  # noqa: TRY400
-        return Watch()
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

@@ -42,7 +42,11 @@ def find_urgent(status: Mapping[str, Any], now: datetime, *, backlog_seconds: fl
         now: the wall clock.
         backlog_seconds: how long an event may wait for a sink.
     """
-    return [*find_unready(status, now), *_sink_faults(status, backlog_seconds)]
+    left = [
+        f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
+        for name, count in status.get("left_sinks", {}).items()
+    ]
+    return [*find_unready(status, now), *_sink_faults(status, backlog_seconds), *left]
 
 
 def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:

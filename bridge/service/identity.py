@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import socket
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Literal
-from uuid import uuid4
 
 from bridge import __version__
 from bridge.config.models import Config
-from bridge.errors import ImdsError
+from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
+from bridge.imds.client import INSTANCE_SECONDS
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import DAMAGE, Loss, Outbox
+from bridge.outbox.outbox import DAMAGE, STATE, STATE_FOLDER_GONE, Loss, Outbox
 from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 
+# How long a start waits for instance data, if the state may be another VM's.
+SETTLE_SECONDS = 5.0
+SETTLE_PAUSE_SECONDS = 0.5
 RESOLVE_EVERY_SECONDS = 30.0
-RESOLVE_AGAIN_SECONDS = 1.0  # after the first failure; doubled after each further one
 HEARTBEAT_EVERY_SECONDS = 3600.0
 LOSSES_EVERY_SECONDS = 60.0
-# How long events of earlier processes wait for the identity: a clone should not deliver them, but IMDS may be
-# unavailable for long.
-HOLD_SECONDS = 20.0
+WATCH = "watch"  # the record of what the last document showed
+VM = "vm"  # the record of who the VM is, and of the boot in which that was learned
 
 Role = Literal["forward", "listen", "relay"]
 
@@ -45,6 +46,10 @@ class VmIdentity:
         outbox: what keeps the identity and gets the events.
         clock: the time.
         boot_id: the machine's, "" if unknown; a clone has started after its state was copied.
+
+    Attributes:
+        vm: this VM; None while it is unknown.
+        resolved: whether this run has had instance data.
     """
 
     def __init__(
@@ -63,69 +68,74 @@ class VmIdentity:
         self._outbox = outbox
         self._clock = clock
         self._boot_id = boot_id
-        self._is_same_boot = bool(boot_id) and boot_id == outbox.meta("boot_id")
         self.resolved = False
-        self._resolve_wait_seconds = RESOLVE_AGAIN_SECONDS
         self._resolve_at = -math.inf
         self._heartbeat_at = -math.inf
         self._losses_at = -math.inf
-        self.vm = self._kept_vm()
+        self.vm: Vm | None = None
+        self._name = ""
         self._reporter: Reporter | None = None
-        self._unconfirmed_epoch = uuid4().hex
-        self._unconfirmed_count = 0
-        if not self.is_confirmed:
-            outbox.hold_kept(HOLD_SECONDS)
 
-    @property
-    def is_confirmed(self) -> bool:
-        """Whether the state is known to be this VM's; until then nothing is published in its name."""
-        return self.resolved or self._is_same_boot or not self._outbox.meta("vm_id")
+    def settle(self, wait: Callable[[float], object]) -> None:
+        """Find out whose the state is, before anything is committed or delivered; another VM's is moved aside.
 
-    def _kept_vm(self) -> Vm | None:
-        """Return the VM as an earlier process of this boot knew it, for as long as instance data is not available."""
-        if not self._is_same_boot:
-            return None
-        try:
-            return Vm(**json.loads(self._outbox.meta("vm")))
-        except (ValueError, TypeError):
-            return None
+        The same boot is proof enough. Where instance data fails for 5 s, the state counts as this VM's.
 
-    def resolve(self) -> bool:
-        """Request instance data until there is some; return whether the state was another VM's and is moved aside."""
+        Args:
+            wait: waits for so many seconds; what it returns ends the search if it is true.
+        """
+        kept = self._outbox.record(STATE, VM)
+        self.vm = Vm(**kept["vm"]) if kept else None
+        last_try_at = self._clock.monotonic() + SETTLE_SECONDS - INSTANCE_SECONDS
+        if self._imds and not (kept and kept["boot_id"] and kept["boot_id"] == self._boot_id):
+            while (
+                not self._ask() and self._clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS)
+            ):
+                pass
+        self._name = self.vm.name if self.vm else socket.gethostname()
+
+    def resolve(self) -> None:
+        """Request instance data now and then until there is some.
+
+        Raises:
+            StateError: the state is another VM's after all; the next start moves it aside.
+        """
         now = self._clock.monotonic()
-        if self._imds is None or self.resolved or now < self._resolve_at:
-            return False
-        self._resolve_at = now + self._resolve_wait_seconds
-        self._resolve_wait_seconds = min(RESOLVE_EVERY_SECONDS, 2 * self._resolve_wait_seconds)
+        if self._imds and not self.resolved and now >= self._resolve_at:
+            self._resolve_at = now + RESOLVE_EVERY_SECONDS
+            self._ask(is_running=True)
+
+    def _ask(self, *, is_running: bool = False) -> bool:
+        """Request instance data once, and compare it with what is kept; return whether there is some."""
+        assert self._imds is not None  # noqa: S101 - the callers have checked it
         try:
             vm = self._imds.instance()
         except ImdsError as error:
             log.warning("the VM's identity is not available yet: %s", error)
             return False
-        self.resolved = True
-        kept = self._outbox.meta("vm_id")
-        is_other = bool(kept and vm.vm_id) and kept.lower() != vm.vm_id.lower()
-        if is_other:
-            target = self._outbox.move_aside()
+        was = self.vm.vm_id if self.vm else ""
+        if was and vm.vm_id and was.lower() != vm.vm_id.lower():
+            if is_running:
+                raise StateError(
+                    f"the state is that of VM {was}, and this is {vm.vm_id}: the process ends, and the next start "
+                    "moves it aside"
+                )
+            target = self._outbox.replace()
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
-                extra={"kept_as": str(target), "was": kept, "is": vm.vm_id},
+                extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
-        self.vm = vm
-        self._outbox.set_meta(
-            {"vm_id": vm.vm_id or kept, "boot_id": self._boot_id, "vm": json.dumps(asdict(vm))}
-        )
-        self._outbox.release_kept()
-        return is_other
+        self.vm, self.resolved = vm, True
+        self._outbox.commit([], records={(STATE, VM): {"boot_id": self._boot_id, "vm": asdict(vm)}})
+        return True
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known."""
-        epoch = self._outbox.meta("epoch") if self.is_confirmed else self._unconfirmed_epoch
-        if self._reporter is None or (self._reporter.epoch, self._reporter.vm) != (epoch, self.vm):
+        if self._reporter is None or self._reporter.vm != self.vm:
             self._reporter = Reporter(
-                name=self.vm.name if self.vm else socket.gethostname(),
+                name=self._name,
                 role=self._role,
-                epoch=epoch,
+                epoch=self._outbox.epoch,
                 vm=self.vm,
                 group_source=self._config.source,
                 vm_source=self._config.vm_source,
@@ -133,40 +143,24 @@ class VmIdentity:
             )
         return self._reporter
 
-    def next_sequence(self) -> int:
-        """Return the number of the next of this process's own events."""
-        if self.is_confirmed:
-            return self._outbox.count("reporterseq")
-        self._unconfirmed_count += 1
-        return self._unconfirmed_count
-
-    def notice_clock(self) -> float:
-        """Log a jump of the wall clock and keep every age as it was; return the jump in seconds."""
-        jump = self._clock.jump_seconds()
-        if jump:
-            seconds = round(jump, 1)
-            log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
-            self._outbox.shift(jump)
-        return jump
+    def emit_started(self) -> None:
+        """Publish the first event of this run, which names the run before."""
+        self._publish("Started", previous=self._outbox.previous_run)
 
     def emit_heartbeat(self) -> None:
-        """Publish a heartbeat at the start and then every hour."""
-        now = self._clock.monotonic()
-        if now - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
-            self._publish("Started" if self._heartbeat_at == -math.inf else "Hourly")
-            self._heartbeat_at = now
+        """Publish a heartbeat every hour."""
+        if self._clock.monotonic() - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
+            self._publish("Hourly")
 
     def emit_losses(self) -> bool:
         """Publish losses of events; return whether what IMDS shows now must be published again."""
         now = self._clock.monotonic()
-        losses = self._outbox.losses()
-        if not losses or now < self._losses_at:
+        if now < self._losses_at or not (losses := self._outbox.losses()):
             return False
         self._losses_at = now + LOSSES_EVERY_SECONDS
-        events = [self._loss(loss) for loss in losses]
-        must_repeat = any(loss.reason == DAMAGE and loss.count != 0 for loss in losses)
-        meta = {"watch": ""} if must_repeat else {}
-        self._outbox.commit(encode_events(events), meta=meta, published=losses)
+        must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
+        records = {(STATE, WATCH): ""} if must_repeat else {}
+        self._outbox.commit(encode_events(map(self._loss, losses)), records=records, published=losses)
         return must_repeat
 
     def _loss(self, loss: Loss) -> CloudEvent:
@@ -179,7 +173,7 @@ class VmIdentity:
             sink=loss.sink,
             oldest=oldest,
             newest=newest,
-            sequence=self.next_sequence(),
+            sequence=self._outbox.next_number(),
             at=self._clock.now(),
         )
 
@@ -187,15 +181,17 @@ class VmIdentity:
         """Publish the last heartbeat of a process that is stopped."""
         self._publish("Stopping")
 
-    def _publish(self, reason: str) -> None:
+    def _publish(self, reason: str, *, previous: tuple[str | None, int | None] | None = None) -> None:
+        self._heartbeat_at = self._clock.monotonic()
         event = self.reporter().heartbeat(
             reason=reason,
             version=__version__,
             backlog=self._outbox.backlogs(),
-            sequence=self.next_sequence(),
+            sequence=self._outbox.next_number(),
             at=self._clock.now(),
+            previous=previous,
         )
-        self._outbox.commit(encode_events([event]), meta={})
+        self._outbox.commit(encode_events([event]))
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:

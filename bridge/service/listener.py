@@ -94,6 +94,7 @@ class Listener:
         self._identity = identity
         self._auto = AutoRules(settings, identity=identity, programs=programs, clock=clock, dry_run=dry_run)
         self._dry_run = dry_run
+        self._is_resolved = False
         self._pending: dict[str, Pending] = {}
         self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
@@ -104,6 +105,7 @@ class Listener:
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
+        self._identity.emit_started()
         while not self._stop:
             report_progress()
             self.run_once(PASS_SECONDS)
@@ -115,7 +117,6 @@ class Listener:
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
         self._resolve_identity()
-        self._identity.notice_clock()
         self._identity.emit_heartbeat()
         self._identity.emit_losses()
         self._receive(wait_seconds)
@@ -129,11 +130,11 @@ class Listener:
 
     def _resolve_identity(self) -> None:
         """Find out who this VM is, then continue what an earlier process has POSTed for auto rules."""
-        if self._identity.resolved:
+        if self._is_resolved:
             return
-        if self._identity.resolve():  # the state was another VM's, and so are the pending commands
-            self._pending.clear()
-        if self._identity.resolved:
+        self._identity.resolve()
+        self._is_resolved = self._identity.resolved
+        if self._is_resolved:
             for event_id, key in self._answers.record(AUTO_POSTED) or ():
                 self._add_auto(event_id, key)
 
@@ -184,7 +185,7 @@ class Listener:
             return
         record = self._answers.record(command.key)
         if record and record["done"]:
-            self._answers.repeat(record, command.key)
+            self._answers.repeat(record)
             self._answers.settle([message], Settlement())
             return
         now = self._clock.monotonic()
@@ -439,7 +440,7 @@ class Listener:
 
     def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
         command, key = pending.command, event_id.lower()
-        pending.answers[key] = self._answers.add(
+        pending.receipts[key] = self._answers.add(
             public(decision), event_id, command_data(command), key=command.key
         )
         if decision.reason == "approved" and decision.event and not self._dry_run:
@@ -454,7 +455,7 @@ class Listener:
 
     def _put_record(self, pending: Pending) -> None:
         """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
-        pending.is_recorded = pending.is_recorded or bool(pending.answers or pending.intended)
+        pending.is_recorded = pending.is_recorded or bool(pending.receipts or pending.intended)
         if pending.is_recorded:
             self._answers.put(pending.command.key, pending.record)
         if pending.is_auto:

@@ -169,6 +169,11 @@ class StatusCollector(Collector):
         if "waiting_commands" in status:
             yield _single("waiting_commands", "Commands without a decision.", status["waiting_commands"])
         yield from _of_sinks(status["sinks"], now)
+        yield _gauge(
+            "unconfigured_backlog_events",
+            "Events that wait for a sink that is not configured.",
+            *("sink", status["left_sinks"]),
+        )
 
 
 def _of_process(status: Status) -> Iterator[Metric]:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 STATUS_SECONDS = 2.0
-PRUNE_SECONDS = 3600.0
+PRUNE_SECONDS = 60.0
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
@@ -129,13 +129,20 @@ class Process:
             self._outbox.recover: TICK_SECONDS,
             lambda: self._write_status(flow): STATUS_SECONDS,
             self._outbox.prune: PRUNE_SECONDS,
+            self._notice_clock: TICK_SECONDS,
             self._check_progress: min(PROGRESS_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
         }
         due_at = dict.fromkeys(tasks, 0.0)
         while all(thread.is_alive() for thread in threads):
             for task, every_seconds in tasks.items():
                 if self._clock.monotonic() >= due_at[task]:
-                    task()
+                    try:
+                        task()
+                    except (
+                        BridgeError
+                    ) as error:  # the state is damaged, which a thread may have found as well
+                        log.critical("the process stops: %s", error)
+                        return None
                     due_at[task] = self._clock.monotonic() + every_seconds
             if signal := signals.wait(_JOIN_SECONDS if flow.faults else TICK_SECONDS):
                 return signal
@@ -183,6 +190,11 @@ class Process:
             *(f"sinks.{name}: {count} event(s) dead-lettered" for name, count in dead.items()),
         ]
 
+    def _notice_clock(self) -> None:
+        if jump := self._clock.jump_seconds():
+            seconds = round(jump, 1)
+            log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
+
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
         stalled = stalled_threads()
@@ -212,7 +224,7 @@ class Process:
             "started_at": iso_utc(self._started_at),
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
-            "committed": self._outbox.committed(),
+            "left_sinks": self._outbox.left_sinks(),
             **flow.status(),
             "sinks": {one.name: one.status() for one in self._dispatchers},
         }

@@ -11,7 +11,7 @@ from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.outbox import STATE, Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc, parse_iso
@@ -21,9 +21,10 @@ from bridge.service.identity import VmIdentity
 log = logging.getLogger(__name__)
 
 NEVER = "never"
+OUTAGE = "outage"  # the record of since when IMDS cannot be reached
 _REASONS: dict[GapCause, str] = {
     "Restart": "imds-bridge was restarted",
-    "Suspended": "imds-bridge did not run",
+    "NotPolled": "imds-bridge did not poll in that time: the VM was suspended, or its disk or CPU held it up",
 }
 
 
@@ -52,9 +53,7 @@ class Reachability:
         self._began_at = clock.monotonic()
         self._good_at: float | None = None  # monotonic, in this process
         self.good_time = parse_iso(folder.read_last_good())
-        self._before_start = self.good_time  # until the gap since then is published
-        self._resumed: datetime | None = None  # the first usable answer of this process
-        self._outage_since = outbox.meta("outage_since")  # of an outage that is published, else ""
+        self._outage_since = outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
         self.failures = 0
         self.last_error = ""
         self._log_limit = RepeatLimit(clock)
@@ -87,57 +86,41 @@ class Reachability:
         """
         now, at = self._clock.monotonic(), self._clock.now()
         gap_seconds = None if self._good_at is None else now - self._good_at
-        self._resumed = self._resumed or at
         if self._outage_since:
-            self._publish_end(at)
-        elif gap_seconds is not None and gap_seconds > self._gap_limit_seconds:
-            self._publish_gap(self.good_time, at, cause="NoAnswer" if self.failures else "Suspended")
-        elif self._identity.is_confirmed:
-            self._publish_restart(self._resumed)
+            since, self._outage_since = parse_iso(self._outage_since), ""
+            self._commit([self._recovered(since, at, "NoAnswer")])
+        elif gap_seconds is None:
+            self._publish_restart(at)
+        elif gap_seconds > self._gap_limit_seconds:
+            self._publish_gap(gap_seconds, at, cause="NoAnswer" if self.failures else "NotPolled")
         if self.failures:
             log.info("IMDS answers again", extra={"failures": self.failures})
             self._log_limit.reset()
         self.failures, self.last_error = 0, ""
         self._good_at, self.good_time = now, at
-        if self._identity.is_confirmed:
-            self._folder.write_last_good(iso_utc(at))
+        self._folder.write_last_good(iso_utc(at))
         return gap_seconds
-
-    def forget(self) -> None:
-        """Forget what was another VM's."""
-        self.good_time, self._before_start, self._outage_since = None, None, ""
-
-    def shift(self, seconds: float) -> None:
-        """Follow a jump of the wall clock."""
-        jump = timedelta(seconds=seconds)
-        if self.good_time:
-            self.good_time += jump
-        if self._before_start:
-            self._before_start += jump
-        if self._resumed:
-            self._resumed += jump
 
     def _publish_outage(self, reason: str) -> None:
         """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""
         gap_seconds = self._clock.monotonic() - (self._began_at if self._good_at is None else self._good_at)
         if self._outage_since or gap_seconds < self._gap_limit_seconds:
             return
-        self._outage_since = iso_utc(self.good_time) if self.good_time else NEVER
-        self._commit([self._unreachable(self.good_time, reason, "NoAnswer")])
-
-    def _publish_end(self, at: datetime) -> None:
-        since = parse_iso(self._outage_since)
-        self._outage_since, self._before_start = "", None
-        self._commit([self._recovered(since, at, "NoAnswer")])
+        since = (
+            self.good_time if self._good_at is None else self._clock.now() - timedelta(seconds=gap_seconds)
+        )
+        self._outage_since = iso_utc(since) if since else NEVER
+        self._commit([self._unreachable(since, reason, "NoAnswer")])
 
     def _publish_restart(self, until: datetime) -> None:
         """Publish the gap since the last usable answer of the process before, if it was one."""
-        since, self._before_start = self._before_start, None
-        if since and (until - since).total_seconds() > self._gap_limit_seconds:
-            self._publish_gap(since, until, cause="Restart")
+        gap_seconds = (until - self.good_time).total_seconds() if self.good_time else 0.0
+        if gap_seconds > self._gap_limit_seconds:
+            self._publish_gap(gap_seconds, until, cause="Restart")
 
-    def _publish_gap(self, since: datetime | None, until: datetime, *, cause: GapCause) -> None:
+    def _publish_gap(self, seconds: float, until: datetime, *, cause: GapCause) -> None:
         """Publish a gap that is over, with its start, which nothing that ran could have noticed."""
+        since = until - timedelta(seconds=seconds)
         reason = _REASONS.get(cause, self.last_error)
         self._commit([self._unreachable(since, reason, cause), self._recovered(since, until, cause)])
 
@@ -146,14 +129,14 @@ class Reachability:
             since=since,
             reason=reason,
             cause=cause,
-            sequence=self._identity.next_sequence(),
+            sequence=self._outbox.next_number(),
             at=self._clock.now(),
         )
 
     def _recovered(self, since: datetime | None, until: datetime, cause: GapCause) -> CloudEvent:
         return self._identity.reporter().recovered(
-            since=since, cause=cause, sequence=self._identity.next_sequence(), at=until
+            since=since, cause=cause, sequence=self._outbox.next_number(), at=until
         )
 
     def _commit(self, events: list[CloudEvent]) -> None:
-        self._outbox.commit(encode_events(events), meta={"outage_since": self._outage_since})
+        self._outbox.commit(encode_events(events), records={(STATE, OUTAGE): self._outage_since})

@@ -78,7 +78,6 @@ class Relay:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, commit their events, complete what is safe."""
-        self._identity.notice_clock()
         self._identity.emit_losses()
         self._commit(list(islice(self._receiver.messages(wait_seconds), BATCH_EVENTS)))
         self._complete()
@@ -109,10 +108,10 @@ class Relay:
                 self._repeated += 1
             else:
                 events.append((envelope, message.body))
-                records[name] = iso_utc(self._clock.now())
+                records[name] = {"at": iso_utc(self._clock.now()), "done": True}
             self._uncompleted[message.sequence_number] = message
         if events:
-            self._outbox.commit(events, meta={}, records=records)
+            self._outbox.commit(events, records=records)
             self._relayed += len(events)
             self._last_event_at = self._clock.now()
 

@@ -72,10 +72,7 @@ class Failure:
         """
         if self.must_wait(pace):
             return self.at + max(RETRY_BASE_SECONDS, self.error.retry_after_seconds or 0.0)
-        limits: list[float] = [
-            pace.limit_seconds,
-            RETRY_BASE_SECONDS * 2 ** min(self.count - 1, _MAX_EXPONENT),
-        ]
+        limits = [pace.limit_seconds, RETRY_BASE_SECONDS * 2.0 ** min(self.count - 1, _MAX_EXPONENT)]
         if pace.is_urgent:
             limits.append(URGENT_LIMIT_SECONDS)
         if pace.is_draining or (pace.is_untried and self.is_answered and self.may_be_caused_by_event):
@@ -85,7 +82,7 @@ class Failure:
 
 @dataclass(kw_only=True)
 class FailedEvent:
-    """An event that failed, since `since` (steady seconds); later events with its order key wait behind it.
+    """An event that failed; later events with its order key wait behind it.
 
     `is_passed`: the receiver has accepted others since then. `is_isolated`: after that the event failed again, so it
     is the cause.
@@ -93,7 +90,6 @@ class FailedEvent:
 
     event: StoredEvent
     failure: Failure
-    since: float
     is_passed: bool = False
     is_isolated: bool = False
 

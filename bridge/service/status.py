@@ -199,6 +199,9 @@ def _sinks(status: dict[str, Any]) -> list[str]:
         )
         for name, sink in status["sinks"].items()
     ]
+    rows += [
+        (name, "not configured", str(count), *"----") for name, count in status.get("left_sinks", {}).items()
+    ]
     return table(("SINK", "STATE", "WAITING", "LAST SUCCESS", "DEAD", "NEXT RETRY", "LAST ERROR"), rows)
 
 

@@ -173,7 +173,7 @@ def _decided(task: _Task) -> _Done:
         (APPROVED, event.key): record_approval(event, at=clock.now(), earlier=None)
         for event in parse_document(imds.document()).events.values()
     }
-    outbox.commit([], meta={}, records=approvals)
+    outbox.commit([], records=approvals)
     identity = VmIdentity(config, "listen", imds=imds, outbox=outbox, clock=clock)
     received = BusReceiver(
         settings,

@@ -71,7 +71,7 @@ def fill_outbox(folder: Path, size: int) -> None:
     try:
         for begin in range(0, size, COMMIT_EVENTS):
             events = [sample.event(number) for number in range(begin, min(size, begin + COMMIT_EVENTS))]
-            if not outbox.commit(events, meta={}):
+            if not outbox.commit(events):
                 raise BenchError(f"the outbox cannot be written: {outbox.storage_error}")
     finally:
         outbox.close()
@@ -82,7 +82,6 @@ def dispatcher(name: str, sink: Sink, outbox: Outbox) -> Dispatcher:
     return Dispatcher(
         name,
         sink,
-        wanted=Filter(),
         max_age_seconds=Config().retain_seconds,
         outbox=outbox,
         clock=Clock(),
@@ -98,8 +97,15 @@ def forwarder(
     config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url), sinks=sinks)
     parts = Parts(config, "forward")
     imds = DatingImds(config.imds, clock=parts.clock)
+    parts.identity.settle(parts.stop.wait)
     built = Forwarder(
-        config, imds=imds, outbox=parts.outbox, folder=parts.folder, clock=parts.clock, stop=parts.stop
+        config,
+        imds=imds,
+        outbox=parts.outbox,
+        folder=parts.folder,
+        clock=parts.clock,
+        stop=parts.stop,
+        identity=parts.identity,
     )
     dispatchers = parts.dispatchers() if hook_url else []
     threads = [start_thread(NAME, one.run) for one in dispatchers]

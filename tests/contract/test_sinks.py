@@ -315,11 +315,11 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def commit(outbox: Outbox, events: Sequence[StoredEvent]) -> None:
-    outbox.commit([(event, event.body) for event in events], meta={})
+    outbox.commit([(event, event.body) for event in events])
 
 
 def dispatcher(sink: Sink, outbox: Outbox) -> Dispatcher:
-    return Dispatcher("a", sink, wanted=Filter(), max_age_seconds=1e9, outbox=outbox, clock=Clock())
+    return Dispatcher("a", sink, max_age_seconds=1e9, outbox=outbox, clock=Clock())
 
 
 def run(dispatcher: Dispatcher) -> threading.Thread:

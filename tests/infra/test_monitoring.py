@@ -62,6 +62,7 @@ def known_names() -> set[str]:
         "role": "forward",
         "storage_error": None,
         "storage_errors": 0,
+        "left_sinks": {},
         "outbox_bytes": 0,
         "last_good_at": "2026-11-22T09:00:00.000Z",
         "document": {"DocumentIncarnation": 1, "Events": []},

@@ -23,6 +23,7 @@ from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
+from bridge.service.identity import VmIdentity
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.process import wait_until
 from tests.support.sink import TOPIC, entities, settings
@@ -50,9 +51,13 @@ class Member:
             max_bytes=2**24,
             retain_seconds=60.0,
         )
+        imds = ImdsClient(config.imds, clock=clock)
+        identity = VmIdentity(config, "forward", imds=imds, outbox=self._outbox, clock=clock)
+        identity.settle(self._stop.wait)
         self._forwarder = Forwarder(
             config,
-            imds=ImdsClient(config.imds, clock=clock),
+            imds=imds,
+            identity=identity,
             outbox=self._outbox,
             folder=state,
             clock=clock,
@@ -61,7 +66,6 @@ class Member:
         self._dispatcher = Dispatcher(
             "bus",
             ServiceBusSink(settings(bus, topic=TOPIC, timeout_seconds=20.0)),
-            wanted=wanted,
             max_age_seconds=3600.0,
             outbox=self._outbox,
             clock=clock,

@@ -71,7 +71,7 @@ def test_a_process_that_was_suspended_publishes_the_gap(
         forward.signal(signal.SIGCONT)
         unreachable, recovered = gap(inbox)
     began, ended = (datetime.fromisoformat(recovered[name]) for name in ("BlindFrom", "BlindTo"))
-    assert (unreachable["Cause"], recovered["Cause"]) == ("Suspended", "Suspended")
+    assert (unreachable["Cause"], recovered["Cause"]) == ("NotPolled", "NotPolled")
     assert unreachable["Since"] == recovered["BlindFrom"]
     assert abs(stopped_at - began) < timedelta(seconds=1 + SLACK_SECONDS)
     assert timedelta(milliseconds=-1) < ended - continued_at < timedelta(seconds=SLACK_SECONDS)

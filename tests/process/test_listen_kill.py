@@ -135,5 +135,5 @@ def assert_answered(receipts: list[dict[str, Any]], expected: dict[str, set[str]
         assert len(by_command[name]) == 1, f"{name}: {by_command[name]}"
         assert json.loads(next(iter(by_command[name])))["data"]["Reason"] in right
     assert all(len(texts) == 1 for texts in by_id.values()), "one id, two receipts"
-    sequences = sorted({int(receipt["reporterseq"]) for receipt in receipts})
+    sequences = {(receipt["reporterepoch"], receipt["reporterseq"]) for receipt in receipts}
     assert len(sequences) == len(by_id), "a number was given twice"

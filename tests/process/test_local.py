@@ -15,7 +15,7 @@ from bridge.imds.client import EVENTS_PATH
 from bridge.lab.imds import ImdsLab
 from tests.process.test_listen_kill import Listen
 from tests.support.paths import ROOT
-from tests.support.process import Forward, wait_until
+from tests.support.process import Forward, read_outbox, wait_until
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
@@ -114,7 +114,7 @@ def test_a_vm_is_drained_approved_and_recovered_once_though_both_processes_are_k
     vm.drain.finish()
     wait_until(lambda: vm.imds.approvals, describe=lambda: vm.listen)
     wait_until(lambda: vm.imds.events[0]["EventStatus"] == "Started")
-    vm.listen.wait_for_status(lambda status: status["committed"])
+    wait_until(lambda: read_outbox(vm.listen.state).events, describe=lambda: vm.listen)
     vm.kill_and_restart()
     vm.forward.wait_for_status(lambda status: status["last_good_at"])
     assert vm.recover.events() == []

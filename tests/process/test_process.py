@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.sinks.base import RETRY_LIMIT_SECONDS
 from tests.support.order import by_order_key
@@ -243,10 +243,15 @@ def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
         assert time.monotonic() - started_at < 0.5 + SLACK_SECONDS
 
 
-def test_the_first_request_after_the_start_asks_for_the_document(lab: ImdsLab, tmp_path: Path) -> None:
-    with Forward(tmp_path, settings(lab, {})):
-        lab.wait_for(lab.requests, LIMIT_SECONDS)
-    assert lab.requests()[0].path == EVENTS_PATH
+def test_a_first_start_asks_who_the_vm_is_and_a_restart_for_the_document_at_once(
+    lab: ImdsLab, tmp_path: Path
+) -> None:
+    forward = Forward(tmp_path, settings(lab, {}))
+    for first in (f"{INSTANCE_PATH}/compute", EVENTS_PATH):
+        asked = len(lab.requests())
+        with forward:
+            forward.wait_for_status(lambda status: status["last_good_at"])
+        assert lab.requests()[asked].path == first
 
 
 def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_run_whose_runner_was_killed_has_no_result_and_its_program_is_killed_t
 
 
 def test_a_disk_that_is_full_when_a_program_ends_does_not_lose_its_result(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", "ext4") as disk:
+    with small_disk(tmp_path / "disk") as disk:
         detached = DetachedRun(disk.path / "runs" / "1.run")
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)

@@ -253,10 +253,10 @@ class Rig:
     def events(self) -> list[dict[str, Any]]:
         """Return every event that was committed so far, also before a restart, repeated ones too."""
         while self.is_open:
-            generation, page = self.outbox.pending("audit", 1000)
+            page = self.outbox.pending("audit", 1000)
             if not page:
                 break
-            self.outbox.acknowledge("audit", generation, page)
+            self.outbox.acknowledge("audit", page)
             self._events += [event.envelope for event in page]
         return self._events
 

@@ -13,6 +13,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop
 from bridge.service.forwarder import Forwarder
+from bridge.service.identity import VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import envelope_of, faults_of
 from tests.support.outbox import committed
@@ -61,7 +62,14 @@ class Station:
             max_bytes=2**30,
             retain_seconds=7 * DAY,
         )
+        self.identity = VmIdentity(
+            self.config, "forward", imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
+        )
+        self.identity.settle(self._wait)
         self.forwarder = self._forwarder(Stop())
+
+    def _wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
 
     def close(self) -> None:
         self.outbox.close()
@@ -123,6 +131,7 @@ class Station:
             folder=self._state_folder,
             clock=self.clock,
             stop=stop,
+            identity=self.identity,
             boot_id=self.boot_id,
         )
 

@@ -16,7 +16,7 @@ from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
 from bridge.config.models import Config
 from bridge.events.filters import Filter
-from bridge.events.model import StoredEvent
+from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
@@ -100,13 +100,13 @@ class _JournalReceiver(MemoryReceiver):
 class _JournalOutbox(Outbox):
     journal: list[str]
 
-    def commit(
-        self, events: Any, *, meta: Any, occurrences: Any = None, records: Any = None, published: Any = ()
-    ) -> bool:
-        durable = super().commit(
-            events, meta=meta, occurrences=occurrences, records=records, published=published
-        )
-        receipts = [event.subject for event, _ in events if event.type.startswith(PREFIX)]
+    def commit(self, events: Any, *, records: Any = None, published: Any = ()) -> bool:
+        durable = super().commit(events, records=records, published=published)
+        receipts = [
+            event.subject
+            for event, _ in events
+            if isinstance(event, CloudEvent) and event.type.startswith(PREFIX)
+        ]
         if receipts:
             self.journal.append(f"commit receipt {' '.join(receipts)}")
         for value in (records or {}).values():
@@ -155,6 +155,10 @@ class ListenerRig:
             retain_seconds=3600.0,
         )
         self.outbox.journal = self.journal
+        identity = VmIdentity(
+            Config(approvals=self.settings), "listen", imds=self.imds, outbox=self.outbox, clock=self.clock
+        )
+        identity.settle(lambda _: True)
         self.receiver = _JournalReceiver(self.queue, self.journal)
         self.stop = Stop()
         self.listener = Listener(
@@ -164,13 +168,7 @@ class ListenerRig:
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stop,
-            identity=VmIdentity(
-                Config(approvals=self.settings),
-                "listen",
-                imds=self.imds,
-                outbox=self.outbox,
-                clock=self.clock,
-            ),
+            identity=identity,
             programs=self.make_programs(self._folder / "runs"),
             dry_run=self.dry_run,
             approved=self.approved_after.append,
@@ -226,15 +224,13 @@ class ListenerRig:
 
     def records(self) -> list[tuple[str, Any]]:
         """Return the key and the value of each command's record."""
-        rows = self.outbox._storage.run(lambda database: database.execute("all-record").fetchall())
+        rows = self.outbox._storage.database.rows("record").fetchall()
         return [(key, json.loads(value)) for kind, key, value, *_ in rows if kind == COMMAND]
 
     def events(self) -> list[dict[str, Any]]:
         """Return every event that was committed so far, repeated ones too."""
-        page: list[StoredEvent]
-        while (found := self.outbox.pending("audit", 1000))[1]:
-            generation, page = found
-            self.outbox.acknowledge("audit", generation, page)
+        while page := self.outbox.pending("audit", 1000):
+            self.outbox.acknowledge("audit", page)
             self._events += [event.envelope for event in page]
         return self._events
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.outbox import inspect
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import read
+from bridge.outbox.outbox import STATE, Outbox
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
@@ -24,6 +23,7 @@ from tests.support.clock import MovedClock
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER_TYPE = "io.imdsbridge.document.changed.v1"
 EVERYTHING = (Filter(), False)
+IN_PLACE_BYTES = 24
 ALL: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING}
 TWO: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING, "b": EVERYTHING}
 
@@ -74,41 +74,36 @@ def commit(outbox: Outbox, *names: str, size: int = 0) -> bool:
     """Commit events of these names, one transaction each; return whether the file has the last."""
     durable = True
     for name in names:
-        durable = outbox.commit([event(name, size=size)], meta={"watch": name})
+        durable = outbox.commit([event(name, size=size)], records={(STATE, "watch"): name})
     return durable
 
 
 def waiting(outbox: Outbox, sink: str = "a", limit: int = 1000) -> list[str]:
     """Return the ids of what waits for a sink."""
-    return [stored.id for stored in outbox.pending(sink, limit)[1]]
+    return [stored.id for stored in outbox.pending(sink, limit)]
 
 
 def committed(outbox: Outbox) -> list[bytes]:
     """Return the events that are stored, whether or not they wait for a sink."""
-    return [body for *_, body in read(outbox._storage.database, "event", 0)]
+    return [row[4] for row in outbox._storage.database.rows("event")]
 
 
 def deliver(outbox: Outbox, sink: str = "a", *, limit: int = 1000) -> list[str]:
     """Let a sink have the next page, and acknowledge it; return the ids."""
-    generation, page = outbox.pending(sink, limit)
-    outbox.acknowledge(sink, generation, page)
+    page = outbox.pending(sink, limit)
+    outbox.acknowledge(sink, page)
     return [stored.id for stored in page]
-
-
-def cursor(outbox: Outbox, sink: str = "a") -> int:
-    """Return how far a sink has come."""
-    return outbox._state.positions[sink].cursor
 
 
 def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """Ask the file in the folder `path` beside the process that holds it."""
-    with closing(Database(path / "outbox.db", read_only=True)) as database:
+    with closing(Database(path / "outbox.db", mode="read")) as database:
         return database._connection.execute(sql).fetchall()
 
 
 def retry_dead_letters(outbox: Outbox, path: Path, *numbers: int) -> None:
     """Have dead letters sent again as an operator does."""
-    assert inspect.mark(StateFolder(path), "mark-retry", list(numbers)) == len(numbers)
+    assert inspect.retry(StateFolder(path), list(numbers)) == len(numbers)
     outbox.recover()
 
 
@@ -128,13 +123,9 @@ def abandon(outbox: Outbox) -> None:
     outbox._folder.release()
 
 
-def kill(outbox: Outbox, path: Path, image: Path, *, keep: Sequence[str] = ("", "-wal")) -> Path:
+def kill(outbox: Outbox, path: Path, image: Path) -> Path:
     """Leave in `image` what the folder `path` would hold after a kill -9 at this instant; return `image`."""
-    image.mkdir(mode=0o700)
-    for suffix in keep:
-        file = path / f"outbox.db{suffix}"
-        if file.exists():
-            shutil.copy(file, image)
+    shutil.copytree(path, image)
     abandon(outbox)
     return image
 
@@ -173,14 +164,17 @@ def check_recovered(path: Path, *expected: str) -> None:
 
 
 class FailingDisk:
-    """Every write to any file of this process fails while `is_failing`, by RLIMIT_FSIZE, which needs no root."""
+    """Every write that makes a file longer fails while `is_failing`, by RLIMIT_FSIZE, which needs no root.
+
+    As on a full disk, the few bytes of the number of the last event can be written in place.
+    """
 
     def __init__(self) -> None:
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.is_failing = False
 
-    def fail(self) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, self._limits[1]))
+    def fail(self, in_place_bytes: int = IN_PLACE_BYTES) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (in_place_bytes, self._limits[1]))
         self.is_failing = True
 
     def recover(self) -> None:

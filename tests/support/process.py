@@ -12,12 +12,11 @@ import sqlite3
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
@@ -223,47 +222,30 @@ def stored_event(
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What an outbox holds: events as (seq, id, type, body), what is remembered, cursors, dead letters."""
+    """What an outbox holds: events as (seq, id, type, body), the state, (sink, seq) that wait, dead letters."""
 
-    events: list[tuple[int, str, str, bytes]]
-    meta: dict[str, str]
-    cursors: dict[str, int]
-    dead: list[tuple[str, str, str, str]]
+    events: list[tuple[int, str, str, bytes]] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    dead: list[tuple[str, str, str, str]] = field(default_factory=list)
 
 
 def read_outbox(state: Path) -> Stored:
-    """Read a copy of the outbox in the folder `state`, so that nothing is changed, not even its log."""
-    files = [state / name for name in ("outbox.db-wal", "outbox.db")]
-    with tempfile.TemporaryDirectory() as copy:
-        wait_until(lambda: _copy(files, Path(copy)), describe=lambda: f"{state} was never at rest")
-        with closing(sqlite3.connect(Path(copy) / "outbox.db")) as database:
-            ask = database.execute
-            if not ask("PRAGMA user_version").fetchone()[0]:
-                return Stored(events=[], meta={}, cursors={}, dead=[])
-            return Stored(
-                events=ask("SELECT seq, id, type, body FROM event ORDER BY seq").fetchall(),
-                meta=dict(ask("SELECT key, value FROM meta").fetchall()),
-                cursors=dict(ask("SELECT sink, seq FROM done WHERE is_cursor").fetchall()),
-                dead=ask("SELECT sink, id, reason, detail FROM dead_letter WHERE retry < 2").fetchall(),
-            )
-
-
-def _copy(files: Sequence[Path], place: Path) -> bool:
-    """Copy the files that exist; return whether no process wrote to them meanwhile, so that the copies match."""
-
-    def looks() -> list[tuple[Path, int, int]]:
-        there = [(file, file.stat()) for file in files if file.exists()]
-        return [(file, seen.st_size, seen.st_mtime_ns) for file, seen in there]
-
-    try:
-        before = looks()
-        for file in files:
-            (place / file.name).unlink(missing_ok=True)
-        for file, *_ in before:
-            shutil.copy(file, place)
-        return looks() == before
-    except FileNotFoundError:  # the log goes when the process ends
-        return False
+    """Read the outbox in the folder `state`, also beside the process that uses it."""
+    path = state / "outbox.db"
+    if not path.exists() or path.stat().st_size == 0:
+        return Stored()
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=LIMIT_SECONDS)) as database:
+        ask = database.execute
+        if not ask("PRAGMA user_version").fetchone()[0]:
+            return Stored()
+        records = ask("SELECT key, value FROM record WHERE kind = 'state'").fetchall()
+        return Stored(
+            events=ask("SELECT seq, id, type, body FROM event ORDER BY seq").fetchall(),
+            state={key: json.loads(value) for key, value in records},
+            waiting=ask("SELECT sink, seq FROM waiting ORDER BY seq").fetchall(),
+            dead=ask("SELECT sink, id, reason, detail FROM dead_letter").fetchall(),
+        )
 
 
 @contextmanager

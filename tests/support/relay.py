@@ -141,7 +141,6 @@ class RelayRig:
             Dispatcher(
                 name,
                 sink,
-                wanted=Filter(),
                 max_age_seconds=3600.0,
                 outbox=self.outbox,
                 clock=self._clock,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid5
@@ -23,7 +23,7 @@ from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.contract.data import DATA
 from bridge.contract.schema import CLOUDEVENT, file_name, schemas
 from bridge.contract.types import TYPE_PREFIX, type_of
-from bridge.events.builder import END_STATUS, NAMESPACE, renumber
+from bridge.events.builder import END_STATUS, NAMESPACE
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
@@ -123,8 +123,11 @@ def id_of(envelope: Envelope, command: Envelope) -> str:
         return _uuid5(f"{envelope['source']}:test:{envelope['time']}")
     if "reporterseq" not in envelope:
         return str(envelope["id"])
-    sequence = int(envelope["reporterseq"])
-    return str(renumber(envelope, epoch=envelope["reporterepoch"], sequence=sequence)["id"])
+    content = json.dumps(
+        [name, envelope["time"], {k: v for k, v in data.items() if k != "Vm"}], sort_keys=True
+    )
+    place = f"{data['Vm']['VmId']}:{envelope['reporterepoch']}:{int(envelope['reporterseq'])}"
+    return _uuid5(f"{place}:{sha256(content.encode()).hexdigest()}")
 
 
 def _uuid5(name: str) -> str:
@@ -159,8 +162,9 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
     imds.cancel(third)
     with forward:
         _wait(forward, "scheduledevent.ended")
-        # at once: what the process writes meanwhile would keep the folder from being removed
-        shutil.rmtree(forward.state.rename(forward.state.with_name("removed")))
+        assert forward.stop() == 0, forward
+    (forward.state / "outbox.db").unlink()
+    with forward:
         _wait(forward, "bridge.loss")
         assert forward.stop() == 0, forward
     return _printed(forward)

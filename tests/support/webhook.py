@@ -64,9 +64,7 @@ class Rig:
         self.folder = StateFolder(folder)
         clock = Clock()
         self.outbox = open_outbox(folder, sinks={"ops": (Filter(), True)}, clock=clock)
-        self.dispatcher = Dispatcher(
-            "ops", target, wanted=Filter(), max_age_seconds=3600.0, outbox=self.outbox, clock=clock
-        )
+        self.dispatcher = Dispatcher("ops", target, max_age_seconds=3600.0, outbox=self.outbox, clock=clock)
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 
     def dead(self) -> list[str]:
@@ -84,7 +82,7 @@ class Rig:
 def running(folder: Path, target: WebhookSink, *events: StoredEvent) -> Iterator[Rig]:
     """Deliver events from an outbox."""
     rig = Rig(folder, target)
-    rig.outbox.commit([(event, event.body) for event in events], meta={})
+    rig.outbox.commit([(event, event.body) for event in events])
     rig.thread.start()
     try:
         yield rig

@@ -26,7 +26,6 @@ from bridge.config.loader import load
 from bridge.events.filters import Filter
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.outbox.rows import DeadLetter
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.redaction import register_secret
@@ -124,8 +123,11 @@ def test_forward_once_publishes_what_has_changed_and_exits_0(
     done = run("forward", "--once", "--config", file)
     assert done.returncode == 0, done.stderr
     types = [event["type"].split(".", 2)[2] for event in inbox.events()]
-    first = ["document.changed.v1", "bridge.heartbeat.v1", "bridge.heartbeat.v1"]
-    assert types == [*first, "scheduledevent.scheduled.v1", *first]
+    heartbeat, document = "bridge.heartbeat.v1", "document.changed.v1"
+    assert types == [
+        *(heartbeat, document, heartbeat),
+        *(heartbeat, "scheduledevent.scheduled.v1", document, heartbeat),
+    ]
 
 
 def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(
@@ -417,7 +419,7 @@ def test_a_check_looks_at_the_state_of_every_process_that_is_configured(
         folder = config.parent / "state" / role
         outbox = open_outbox(folder, sinks={})
         for number in range(50):
-            outbox.commit([event(f"{role}-{number}", size=500)], meta={})
+            outbox.commit([event(f"{role}-{number}", size=500)])
         outbox.close()
     file = config.parent / "state" / "listen" / "outbox.db"
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
@@ -1049,24 +1051,14 @@ def test_status_of_the_real_process_is_live(config: Path, lab: ImdsLab, call: An
 
 
 def fill(config: Path) -> None:
-    """Leave three events in an outbox, and two dead letters, the second without its body."""
+    """Leave three events in an outbox, of which two are dead letters of sink ops, and one waits for it."""
     outbox = open_outbox(
         config.parent / "state" / "forward", sinks={"ops": (Filter(), True), "other": (Filter(), False)}
     )
     for name, type_ in (("one", OTHER_TYPE), ("two", OTHER_TYPE), ("three", OTHER_TYPE)):
-        outbox.commit([event(name, type_=type_)], meta={})
-    generation, page = outbox.pending("ops", 10)
-    for sent, reason in zip(page, ("rejected", "overflow"), strict=False):
-        letter = DeadLetter(
-            sink="ops",
-            id=sent.id,
-            type=sent.type,
-            reason=reason,
-            detail=f"{sent.id} was refused",
-            dead_at=sent.stored_at,
-            body=sent.body if reason == "rejected" else None,
-        )
-        outbox.acknowledge("ops", generation, [sent], dead_lettered=letter)
+        outbox.commit([event(name, type_=type_)])
+    for sent in outbox.pending("ops", 2):
+        outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
     outbox.close()
 
 
@@ -1087,9 +1079,9 @@ def test_outbox_list_shows_dead_letters_with_the_reason(call: Any, config: Path)
     done = call("outbox", "list", "--dead", "--config", config)
     assert re.search(r"1 +ops +\S+ +rejected +False +one +one was refused", done.out)
     done = call("outbox", "list", "--dead", "--json", "--config", config)
-    assert [(row["number"], row["reason"], row["can_be_sent"]) for row in done.json] == [
-        (1, "rejected", True),
-        (2, "overflow", False),
+    assert [(row["number"], row["reason"], row["retry"]) for row in done.json] == [
+        (1, "rejected", False),
+        (2, "rejected", False),
     ]
     assert call("outbox", "list", "--sink", "other", "--config", config).out == "no dead letters\n"
 
@@ -1103,16 +1095,41 @@ def test_outbox_show_prints_an_event_as_it_is_sent(call: Any, config: Path, whic
     assert call("outbox", "show", which, "--json", "--config", config).json == done.json
 
 
-def test_outbox_retry_marks_what_can_be_sent_and_reports_the_rest(call: Any, config: Path) -> None:
+def test_outbox_list_shows_what_waits_with_its_age_and_the_sinks_last_error(call: Any, config: Path) -> None:
     fill(config)
-    done = call("outbox", "retry", "--all", "--config", config)
-    assert done.code == 3
-    assert (
-        done.out
-        == "1 dead letter(s) will be sent again; 1 cannot be sent: the size limit left no space for the body\n"
-    )
+    folder = StateFolder(config.parent / "state" / "forward")
+    folder.write_status({"sinks": {"ops": {"last_error": "503 from https://x"}}})
+    done = call("outbox", "list", "--waiting", "--config", config)
+    assert re.search(rf"3 +ops +\d.*s +{OTHER_TYPE} +three +503 from https://x", done.out)
+    assert len(done.out.splitlines()) == 5  # sink other has all three
+    rows = call("outbox", "list", "--waiting", "--sink", "ops", "--json", "--config", config).json
+    assert [(row["id"], row["subject"]) for row in rows] == [("three", "three")]
+    assert call("outbox", "list", "--waiting", "--limit", "1", "--config", config).out.count("\n") == 2
+
+
+def test_outbox_retry_marks_dead_letters(call: Any, config: Path) -> None:
+    fill(config)
+    done = call("outbox", "retry", "2", "--config", config)
+    assert (done.code, done.out) == (0, "1 dead letter(s) will be sent again\n")
     rows = call("outbox", "list", "--dead", "--json", "--config", config).json
-    assert [row["retry"] for row in rows] == [True, False]
+    assert [row["retry"] for row in rows] == [False, True]
+
+
+def test_outbox_move_hands_what_waits_to_another_sink(call: Any, config: Path) -> None:
+    fill(config)
+    done = call("outbox", "move", "--from", "other", "--to", "ops", "--config", config)
+    assert (done.code, done.out.partition(";")[0]) == (0, "3 event(s) wait for ops now")
+    rows = call("outbox", "list", "--waiting", "--json", "--config", config).json
+    assert [(row["sink"], row["id"]) for row in rows] == [("ops", "one"), ("ops", "two"), ("ops", "three")]
+    done = call("outbox", "drop", "--waiting", "--sink", "ops", "--yes", "--config", config)
+    assert done.out == "3 event(s) dropped that waited for ops\n"
+    assert call("outbox", "list", "--waiting", "--config", config).out == "nothing waits\n"
+
+
+def test_check_and_status_name_a_sink_that_left_the_configuration(call: Any, config: Path) -> None:
+    fill(config)
+    done = call("check", "--config", config)
+    assert "outbox forward  warn    forward: 3 event(s) wait for sink other, which is not" in done.out
 
 
 def test_outbox_drop_deletes_dead_letters(call: Any, config: Path) -> None:
@@ -1156,6 +1173,10 @@ def test_outbox_drop_all_with_yes_does_not_ask(call: Any, config: Path) -> None:
         (["list", "--sink", "opps"], "given --sink opps, expected ops, other; did you mean ops?"),
         (["drop", "--all", "--sink", "opps"], "given --sink opps"),
         (["drop", "--all"], "without a terminal it cannot ask; give --yes"),
+        (["drop", "--waiting"], "give --sink and no numbers"),
+        (["drop", "--waiting", "--sink", "other"], "without a terminal it cannot ask; give --yes"),
+        (["move", "--from", "opps", "--to", "ops"], "given --sink opps, expected ops, other"),
+        (["move", "--from", "ops", "--to", "ops"], "expected two different sinks"),
     ],
 )
 def test_outbox_with_wrong_arguments_exits_2_with_the_reason(

@@ -21,7 +21,7 @@ from bridge.console.received import Received
 from bridge.console.store import Store, connect_reader
 from bridge.console.writer import Writer
 from bridge.errors import StateError, Unavailable
-from bridge.outbox.image import log_bytes
+from bridge.outbox.sqlite import log_bytes
 from bridge.runtime.threads import Stop
 from tests.support.clock import MovedClock
 from tests.support.console import NOW, FleetVm, event, event_id, received, stored

@@ -29,6 +29,7 @@ class Rig:
             "role": "forward",
             "storage_error": None,
             "storage_errors": 0,
+            "left_sinks": {},
             "outbox_bytes": 0,
             "last_good_at": iso_utc(self.clock.now()),
             "last_error": None,

@@ -53,7 +53,6 @@ class Rig:
         self.dispatcher = Dispatcher(
             "bus",
             self.sink,
-            wanted=Filter(),
             max_age_seconds=86_400.0,
             outbox=self.outbox,
             clock=Clock(),
@@ -73,7 +72,7 @@ class Rig:
         """Commit events, one transaction each."""
         for _ in range(count):
             self.names.append(str(len(self.names)))
-            self.outbox.commit([event(self.names[-1], **data)], meta={})
+            self.outbox.commit([event(self.names[-1], **data)])
 
     def wait_for_all(self, seconds: float = LIMIT_SECONDS) -> float:
         """Wait until nothing waits; return how long it took."""

@@ -293,17 +293,6 @@ def test_a_reboot_while_an_event_may_come_back_counts_at_its_end() -> None:
     assert [change.vm_rebooted for change in watcher.changes] == [True]
 
 
-def test_nothing_ends_while_the_identity_is_unconfirmed() -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
-    assert watcher.see(document(8, entry(THIRD)), restarted=True, identity_unconfirmed=True) == [
-        f"scheduled {THIRD}"
-    ]
-    assert watcher.see(document(8, entry(THIRD)), identity_unconfirmed=True) == []
-    assert watcher.watch.is_due(watcher.at)
-    assert watcher.see(document(8, entry(THIRD))) == [f"ended {FIRST}", f"completed {SECOND}"]
-    assert watcher.changes[0].end_reason == "Restart"
-
-
 def test_an_event_that_comes_back_after_its_end_is_scheduled_again() -> None:
     watcher = Watcher(document(7, entry()), document(8))
     assert watcher.see(document(9, entry())) == [f"scheduled {FIRST}"]

@@ -412,8 +412,8 @@ def test_a_watch_is_the_same_after_it_was_written_and_read() -> None:
     assert Watch.load(watcher.watch.dump()) == watcher.watch
 
 
-def test_an_empty_text_is_an_empty_watch() -> None:
-    assert Watch.load("") == Watch()
+def test_nothing_is_an_empty_watch() -> None:
+    assert Watch.load(None) == Watch()
     assert Watch.load(Watch().dump()) == Watch()
 
 

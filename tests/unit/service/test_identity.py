@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,11 +11,13 @@ from typing import Any
 import pytest
 
 from bridge.config.models import Config
+from bridge.errors import StateError
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
-from bridge.outbox.outbox import Loss, Outbox
+from bridge.outbox.outbox import STATE, Loss, Outbox
+from bridge.outbox.rows import note_losses
 from bridge.runtime.instants import iso_utc
-from bridge.service.identity import HOLD_SECONDS, VmIdentity, approval_session
+from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
 from tests.support.imds import WEB_0, WEB_1
 from tests.support.outbox import commit, deliver, open_outbox, waiting
@@ -39,29 +40,37 @@ def outbox(tmp_path: Path, clock: MovedClock) -> Iterator[Outbox]:
     opened.close()
 
 
-def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock, *, boot_id: str = "") -> VmIdentity:
-    """Return the identity of a process that starts on the state."""
-    return VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
+Start = Callable[..., VmIdentity]
+
+
+@pytest.fixture
+def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> Start:
+    """Return what starts another process on the state, and lets it find out who the VM is."""
+
+    def settled(*, boot_id: str = "") -> VmIdentity:
+        identity = VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock, boot_id=boot_id)
+        identity.settle(clock.advance)
+        return identity
+
+    return settled
 
 
 def published(outbox: Outbox) -> list[dict[str, Any]]:
-    return [event.envelope for event in outbox.pending("a", 100)[1]]
+    return [event.envelope for event in outbox.pending("a", 100)]
 
 
-def test_a_heartbeat_states_its_own_number_as_the_last_one(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
-) -> None:
-    identity = start(imds, outbox, clock)
-    identity.emit_heartbeat()
-    identity.next_sequence()
+def test_a_heartbeat_states_its_own_number_as_the_last_one(start: Start, outbox: Outbox) -> None:
+    identity = start()
+    identity.emit_started()
+    outbox.next_number()
     identity.emit_stopping()
     numbers = [(event["reporterseq"], event["data"]["LastReporterSeq"]) for event in published(outbox)]
     assert numbers == [("000000000001", 1), ("000000000003", 3)]
 
 
-def test_heartbeats_are_an_hour_apart(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> None:
-    identity = start(imds, outbox, clock)
-    identity.emit_heartbeat()
+def test_heartbeats_are_an_hour_apart(start: Start, outbox: Outbox, clock: MovedClock) -> None:
+    identity = start()
+    identity.emit_started()
     clock.advance(3599)
     identity.emit_heartbeat()
     assert len(published(outbox)) == 1
@@ -82,102 +91,110 @@ def test_heartbeats_are_an_hour_apart(imds: ImdsDouble, outbox: Outbox, clock: M
     ],
 )
 def test_only_another_vm_id_means_another_vm(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, vm: Vm, is_other: bool
+    start: Start, imds: ImdsDouble, outbox: Outbox, vm: Vm, is_other: bool
 ) -> None:
-    start(imds, outbox, clock).resolve()
+    start()
+    commit(outbox, "kept")
     imds.vm = vm
-    assert start(imds, outbox, clock).resolve() is is_other
+    assert start().vm == vm
+    assert waiting(outbox) == ([] if is_other else ["kept"])
 
 
-def test_instance_data_is_requested_less_and_less_often_but_every_30_seconds(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+def test_a_clone_publishes_what_waits_of_the_original_as_a_loss_and_nothing_of_it(
+    start: Start, imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+) -> None:
+    start(boot_id="1")
+    commit(outbox, "delivered", "kept 1", "kept 2")
+    deliver(outbox, limit=1)
+    clock.advance(60)
+    imds.vm = WEB_1
+    identity = start(boot_id="2")
+    identity.emit_losses()
+    (loss,) = published(outbox)
+    data = loss["data"]
+    assert (data["Reason"], data["Count"], data["Sink"]) == ("OtherVm", 2, "a")
+    assert data["OldestTime"] == iso_utc(clock.now() - timedelta(seconds=60))
+    assert data["Vm"]["Name"] == "web-1"
+    assert outbox.previous_run == (None, None)
+
+
+def test_a_clone_of_a_vm_that_has_delivered_everything_reports_no_loss(
+    start: Start, imds: ImdsDouble, outbox: Outbox
+) -> None:
+    start(boot_id="1")
+    commit(outbox, "1")
+    deliver(outbox)
+    imds.vm = WEB_1
+    start(boot_id="2")
+    assert outbox.losses() == []
+
+
+@pytest.mark.parametrize("boots", [("1", "2"), ("1", ""), ("", "")])
+def test_without_instance_data_a_start_waits_five_seconds_and_then_the_state_counts_as_this_vms(
+    start: Start, imds: ImdsDouble, clock: MovedClock, boots: tuple[str, str]
+) -> None:
+    start(boot_id=boots[0])
+    imds.fail(500, methods=["instance"])
+    before = clock.monotonic()
+    identity = start(boot_id=boots[1])
+    assert 1 < clock.monotonic() - before <= SETTLE_SECONDS
+    assert identity.vm == WEB_0
+    assert identity.reporter().name == "web-0"
+    assert not identity.resolved
+
+
+def test_a_stop_ends_the_wait_for_instance_data(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> None:
+    imds.fail(500)
+    VmIdentity(Config(), "forward", imds=imds, outbox=outbox, clock=clock).settle(lambda _: "SIGTERM")
+    assert len(imds.calls) == 1
+
+
+def test_a_restart_on_the_same_boot_needs_no_instance_data(start: Start, imds: ImdsDouble) -> None:
+    start(boot_id="1")
+    imds.fail(500, methods=["instance"])
+    asked = len(imds.calls)
+    assert start(boot_id="1").vm == WEB_0
+    assert len(imds.calls) == asked
+
+
+def test_instance_data_is_requested_every_30_seconds_until_there_is_some(
+    start: Start, imds: ImdsDouble, clock: MovedClock
 ) -> None:
     imds.fail(500)
-    identity = start(imds, outbox, clock)
+    identity = start()
     requested_at = []
-    for second in range(130):
+    for second in range(100):
+        if second == 80:
+            imds.restore()
         before = len(imds.calls)
         identity.resolve()
         if len(imds.calls) > before:
             requested_at.append(second)
         clock.advance(1)
-    assert requested_at == [0, 1, 3, 7, 15, 31, 61, 91, 121]
+    assert requested_at == [0, 30, 60, 90]
+    assert identity.resolved
 
 
-@pytest.mark.parametrize("status", [None, 500], ids=["instance data", "no instance data"])
-def test_events_of_an_earlier_process_wait_for_instance_data_but_not_for_long(
-    imds: ImdsDouble, clock: MovedClock, tmp_path: Path, status: int | None
+def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
+    start: Start, imds: ImdsDouble, outbox: Outbox
 ) -> None:
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        start(imds, outbox, clock).resolve()
-        commit(outbox, "kept")
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        if status:
-            imds.fail(status)
-        identity = start(imds, outbox, clock)
-        commit(outbox, "new")
-        assert waiting(outbox) == ["new"]
-        identity.resolve()
-        clock.advance(HOLD_SECONDS - 1)
-        outbox.recover()
-        assert waiting(outbox) == (["new"] if status else ["kept", "new"])
-        clock.advance(1)
-        outbox.recover()
-        assert waiting(outbox) == ["kept", "new"]
-
-
-def test_a_clone_publishes_what_waits_of_the_original_as_a_loss_and_nothing_of_it(
-    imds: ImdsDouble, clock: MovedClock, tmp_path: Path
-) -> None:
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        start(imds, outbox, clock).resolve()
-        commit(outbox, "delivered", "kept 1", "kept 2")
-        deliver(outbox, limit=1)
-    clock.advance(60)
-    imds.vm = WEB_1
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        identity = start(imds, outbox, clock)
-        commit(outbox, "new")
-        assert identity.resolve()
-        identity.emit_losses()
-        new, loss = published(outbox)
-        assert new["id"] == "new"
-        data = loss["data"]
-        assert (data["Reason"], data["Count"], data["Sink"]) == ("OtherVm", 2, "a")
-        assert data["OldestTime"] == iso_utc(clock.now() - timedelta(seconds=60))
-        assert data["Vm"]["Name"] == "web-1"
-
-
-def test_a_clone_of_a_vm_that_has_delivered_everything_reports_no_loss(
-    imds: ImdsDouble, clock: MovedClock, tmp_path: Path
-) -> None:
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        start(imds, outbox, clock).resolve()
-        commit(outbox, "1")
-        deliver(outbox)
-    imds.vm = WEB_1
-    with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        identity = start(imds, outbox, clock)
-        commit(outbox, "new")
-        assert identity.resolve()
-        assert outbox.losses() == []
-        assert waiting(outbox) == ["new"]
-
-
-def test_a_first_start_holds_nothing(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> None:
+    start(boot_id="1")
+    commit(outbox, "kept")
     imds.fail(500)
-    start(imds, outbox, clock).resolve()
-    commit(outbox, "1")
-    assert waiting(outbox) == ["1"]
-    assert not outbox.has_held()
+    identity = start(boot_id="2")
+    imds.restore()
+    imds.vm = WEB_1
+    with pytest.raises(StateError, match="the state is that of VM"):
+        identity.resolve()
+    assert start(boot_id="2").vm == WEB_1
+    assert waiting(outbox) == []
 
 
 SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 + 60)
 
 
 def note_loss(outbox: Outbox, *losses: Loss) -> None:
-    for loss in losses:
-        outbox._state.note_loss(loss)
+    outbox._storage.run(lambda database: note_losses(database, losses), synced=True)
 
 
 @pytest.mark.parametrize(
@@ -194,28 +211,25 @@ def note_loss(outbox: Outbox, *losses: Loss) -> None:
             },
             False,
         ),
-        (
-            Loss(reason="Damage", count=None),
-            {"Reason": "Damage", "Count": None, "Sink": None, "OldestTime": None, "NewestTime": None},
-            True,
-        ),
-        (
-            Loss(reason="Damage", count=0),
-            {"Reason": "Damage", "Count": 0, "Sink": None, "OldestTime": None, "NewestTime": None},
-            False,
+        *(
+            (
+                Loss(reason=reason, count=None),
+                {"Reason": reason, "Count": None, "Sink": None, "OldestTime": None, "NewestTime": None},
+                True,
+            )
+            for reason in ("Damage", "StateFolderGone")
         ),
     ],
-    ids=["the size limit", "unknown damage", "damage without a loss"],
+    ids=["the size limit", "damage", "no state"],
 )
 def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
-    imds: ImdsDouble, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
+    start: Start, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
 ) -> None:
-    outbox.set_meta({"watch": "kept"})
-    identity = start(imds, outbox, MovedClock())
-    identity.resolve()
+    outbox.commit([], records={(STATE, "watch"): "kept"})
+    identity = start()
     note_loss(outbox, loss)
     assert identity.emit_losses() is must_repeat
-    assert outbox.meta("watch") == ("" if must_repeat else "kept")
+    assert outbox.record(STATE, "watch") == ("" if must_repeat else "kept")
     (event,) = published(outbox)
     assert event["type"] == "io.imdsbridge.bridge.loss.v1"
     assert event["reporterseq"] == "000000000001"
@@ -225,9 +239,9 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
 
 
 def test_losses_are_published_together_and_at_most_once_a_minute(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
+    start: Start, outbox: Outbox, clock: MovedClock
 ) -> None:
-    identity = start(imds, outbox, clock)
+    identity = start()
     note_loss(outbox, SIZE_LIMIT, replace(SIZE_LIMIT, sink="b"))
     identity.emit_losses()
     note_loss(outbox, SIZE_LIMIT)
@@ -254,55 +268,3 @@ def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(
     template: str, vm: Vm | None, session: str | None
 ) -> None:
     assert approval_session(template, vm) == session
-
-
-@pytest.mark.parametrize(
-    ("boots", "is_confirmed"),
-    [(("1", "1"), True), (("1", "2"), False), (("1", ""), False), (("", ""), False)],
-)
-def test_a_restart_on_the_same_boot_needs_no_instance_data_to_confirm_the_state(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, boots: tuple[str, str], is_confirmed: bool
-) -> None:
-    start(imds, outbox, clock, boot_id=boots[0]).resolve()
-    imds.fail(500, methods=["instance"])
-    again = start(imds, outbox, clock, boot_id=boots[1])
-    again.resolve()
-    assert again.is_confirmed == is_confirmed
-    again.emit_heartbeat()
-    assert len(published(outbox)) == 1
-    assert (published(outbox)[0]["reporterepoch"] == outbox.meta("epoch")) == is_confirmed
-
-
-def test_a_restart_on_the_same_boot_publishes_as_the_vm_also_while_instance_data_is_not_available(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
-) -> None:
-    first = start(imds, outbox, clock, boot_id="boot-1")
-    first.resolve()
-    first.emit_heartbeat()
-    imds.fail(500, methods=["instance"])
-    again = start(imds, outbox, clock, boot_id="boot-1")
-    again.resolve()
-    again.emit_heartbeat()
-    known, kept = (
-        {name: event[name] for name in ("source", "subject", "reporter", "reporterepoch")}
-        for event in published(outbox)
-    )
-    assert kept == known
-    assert not again.resolved
-
-
-@pytest.mark.parametrize("kept", ["", "{", "[]", '{"unknown": 1}'])
-def test_a_kept_vm_that_cannot_be_read_is_unknown(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock, kept: str
-) -> None:
-    start(imds, outbox, clock, boot_id="boot-1").resolve()
-    outbox.set_meta({"vm": kept})
-    assert start(imds, outbox, clock, boot_id="boot-1").vm is None
-
-
-def test_another_vm_is_recognised_on_the_same_boot_as_well(
-    imds: ImdsDouble, outbox: Outbox, clock: MovedClock
-) -> None:
-    start(imds, outbox, clock, boot_id="boot-1").resolve()
-    imds.vm = WEB_1
-    assert start(imds, outbox, clock, boot_id="boot-1").resolve()

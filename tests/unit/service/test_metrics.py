@@ -39,6 +39,7 @@ class Rig:
             "last_good_at": None,
             "document": None,
             "sinks": {},
+            "left_sinks": {"old": 7},
         }
         self.registry.register(StatusCollector(lambda: self.status, self.clock))
 
@@ -62,7 +63,6 @@ class DeliveryRig(Rig):
         self.dispatcher = Dispatcher(
             "ops",
             self.sink,
-            wanted=Filter(),
             max_age_seconds=100.0,
             outbox=self.outbox,
             clock=self.clock,
@@ -71,7 +71,7 @@ class DeliveryRig(Rig):
 
     def commit(self, count: int) -> None:
         """Store so many events."""
-        self.outbox.commit([event(str(number)) for number in range(count)], meta={})
+        self.outbox.commit([event(str(number)) for number in range(count)])
 
 
 def test_counters_start_at_zero_for_every_known_label() -> None:
@@ -191,6 +191,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus() -> None:
     assert rig.value("next_retry_seconds", sink="ops") == pytest.approx(30, abs=0.01)
     assert rig.value("dead_letters", sink="ops") == 1
     assert rig.value("sink_up", sink="ops") == 0
+    assert rig.value("unconfigured_backlog_events", sink="old") == 7
 
 
 def test_the_known_reasons_are_those_of_the_contract() -> None:

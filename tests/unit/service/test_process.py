@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from bridge.config.models import Config
-from bridge.errors import ConfigError, Incomplete
+from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.signals import Signals
@@ -27,15 +27,18 @@ class CountingOutbox:
     """Counts the calls, and stores nothing."""
 
     storage_error = None
+    damage: StateError | None = None
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
 
     def recover(self) -> None:
         self.calls["recover"] += 1
+        if self.damage:
+            raise self.damage
 
-    def committed(self) -> dict[str, str]:
-        return {"epoch": "e", "reporterseq": "1"}
+    def left_sinks(self) -> dict[str, int]:
+        return {}
 
     def prune(self) -> None:
         self.calls["prune"] += 1
@@ -121,11 +124,27 @@ class Rig:
         self.loop_ended.set()
 
 
-def test_the_outbox_recovers_every_second_and_prunes_every_hour() -> None:
+def test_the_outbox_recovers_every_second_and_prunes_every_minute() -> None:
     rig = Rig()
-    assert rig.run(seconds=7200.5) == 0
-    assert rig.outbox.calls["recover"] > 7000
+    assert rig.run(seconds=120.5) == 0
+    assert rig.outbox.calls["recover"] > 110
     assert rig.outbox.calls["prune"] == 3
+
+
+@pytest.mark.parametrize("seconds", [7200.0, -7200.0])
+def test_a_jump_of_the_wall_clock_is_logged_once(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.clock.jump(seconds)
+    rig.run(seconds=10)
+    (line,) = [record for record in caplog.records if "wall clock jumped" in record.message]
+    assert vars(line)["seconds"] == seconds
+
+
+def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
+    rig = Rig()
+    rig.outbox.damage = StateError("the state is damaged")
+    assert rig.run(seconds=100) == 1
+    assert rig.outbox.calls["close"] == 1
 
 
 def test_the_status_is_written_at_least_every_ten_seconds_and_at_the_end() -> None:

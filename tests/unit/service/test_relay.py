@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,10 +76,10 @@ class RelayOnDoubles:
         """Let a sink have everything that waits for it; return the ids."""
         delivered: list[str] = []
         while True:
-            generation, page = self.outbox.pending(self._sinks[sink], 100)
+            page = self.outbox.pending(self._sinks[sink], 100)
             if not page:
                 return delivered
-            self.outbox.acknowledge(self._sinks[sink], generation, page)
+            self.outbox.acknowledge(self._sinks[sink], page)
             delivered += [event.id for event in page]
 
     @property
@@ -111,7 +110,7 @@ def test_events_are_committed_in_their_order_and_byte_for_byte_and_then_complete
 ) -> None:
     rig.send(*names(120))
     rig.run(3)
-    _, page = rig.outbox.pending("sink0", 1000)
+    page = rig.outbox.pending("sink0", 1000)
     assert [event.body for event in page] == [body_of(name) for name in names(120)]
     assert rig.completed == 120
     assert rig.relay.status()["relayed"] == 120
@@ -301,7 +300,7 @@ def test_a_loss_is_published_as_an_event_of_the_relay(rig: RelayOnDoubles) -> No
     (rig.folder / "outbox.db").write_bytes(b"nonsense" * 1000)
     rig.start()
     rig.run(2)
-    _, (loss,) = rig.outbox.pending("sink0", 100)
+    (loss,) = rig.outbox.pending("sink0", 100)
     assert loss.type == "io.imdsbridge.bridge.loss.v1"
     assert loss.envelope["reporter"].endswith("/relay")
     assert loss.envelope["data"]["Reason"] == "Damage"
@@ -318,20 +317,6 @@ def test_messages_are_completed_although_a_sink_takes_nothing(two_sinks: RelayOn
     assert two_sinks.completed == 100
     two_sinks.restart()
     assert two_sinks.deliver(0) == names(100)
-
-
-def test_a_jump_of_the_wall_clock_is_logged_and_delays_nothing(
-    rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
-    rig.send(*names(3))
-    rig.run()
-    rig.clock.jump(7200.0)
-    rig.send(*names(3, start=3))
-    rig.run()
-    assert len([line for line in caplog.messages if "wall clock jumped" in line]) == 1
-    assert rig.deliver() == names(6)
-    assert rig.completed == 6
 
 
 def test_the_end_of_run_says_that_nothing_more_will_be_settled(rig: RelayOnDoubles) -> None:

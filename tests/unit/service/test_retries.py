@@ -82,5 +82,5 @@ def test_an_isolated_event_is_retried_often_only_if_it_is_a_young_notice_that_is
 ) -> None:
     stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
     failure = Failure(error=Unavailable("not now", status=status), at=0.0, share=1.0, count=20)
-    failed = FailedEvent(event=stored, failure=failure, since=0.0, is_passed=True, is_isolated=True)
+    failed = FailedEvent(event=stored, failure=failure, is_passed=True, is_isolated=True)
     assert failed.retry_at(Pace(limit_seconds=60.0, is_urgent=is_urgent)) == wait_seconds

@@ -9,10 +9,8 @@ from typing import Any, cast
 import pytest
 
 from bridge.errors import DeliveryError, Unavailable
-from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
-from bridge.service.backlog import Backlog
 from bridge.service.retries import Failure, Pace
 from bridge.service.schedule import MANY_FAILED, MAX_FAILED, NOTHING_WAITS, Schedule
 
@@ -25,17 +23,17 @@ UNANSWERED = Unavailable("no answer")
 
 
 class Stored:
-    """An outbox as far as a backlog needs it."""
+    """An outbox as far as a schedule needs it."""
 
     generation = 1
 
     def __init__(self) -> None:
         self.events: list[StoredEvent] = []
 
-    def pending(self, _sink: str, limit: int, *, after: int) -> tuple[int, list[StoredEvent]]:
-        return self.generation, [one for one in self.events if one.seq > after][:limit]
+    def pending(self, _sink: str, limit: int, *, after: int) -> list[StoredEvent]:
+        return [one for one in self.events if one.seq > after][:limit]
 
-    def acknowledge(self, _sink: str, _generation: int, done: Sequence[StoredEvent], **_: Any) -> None:
+    def acknowledge(self, _sink: str, done: Sequence[StoredEvent], **_: Any) -> None:
         self.events = [one for one in self.events if one not in done]
 
 
@@ -44,8 +42,7 @@ class Rig:
 
     def __init__(self, *names: str, max_batch: int = 1) -> None:
         self.stored = Stored()
-        self.backlog = Backlog("a", wanted=Filter(), outbox=cast("Outbox", self.stored))
-        self.schedule = Schedule(self.backlog, max_batch=max_batch)
+        self.schedule = Schedule("a", cast("Outbox", self.stored), max_batch=max_batch)
         self.count = 0
         self.add(*names)
 
@@ -59,10 +56,10 @@ class Rig:
             )
             event = StoredEvent(seq=self.count, id=name, type=type_, stored_at=0.0, body=body.encode())
             self.stored.events.append(event)
-        self.backlog.read()
+        self.schedule.read()
 
     def choose(self, *, pace: Pace = PACE, now: float = 0.0) -> list[StoredEvent]:
-        self.backlog.read()
+        self.schedule.read()
         return self.schedule.next_events(pace, now)
 
     def names(self, *, pace: Pace = PACE, now: float = 0.0) -> list[str]:
@@ -77,14 +74,14 @@ class Rig:
         for _ in range(count):
             events = self.choose(pace=pace, now=now)
             failure = Failure(error=error, at=now, share=1.0)
-            self.schedule.note_failure(failure, events, pace=pace, since=1000 + now)
+            self.schedule.note_failure(failure, events, pace=pace)
             names += [event.id for event in events]
         return names
 
     def accept(self, *, pace: Pace = PACE, now: float = 0.0) -> list[str]:
         """Let what is next be accepted; name it."""
         events = self.choose(pace=pace, now=now)
-        self.backlog.acknowledge(events)
+        self.schedule.acknowledge(events)
         self.schedule.note_accepted()
         return [event.id for event in events]
 
@@ -110,7 +107,7 @@ def test_a_batch_that_gets_no_answer_makes_the_sink_wait() -> None:
     rig = Rig("A", "B", max_batch=2)
     rig.fail(UNANSWERED)
     assert rig.holds
-    assert rig.schedule.failed == []
+    assert rig.schedule.failed == {}
 
 
 def test_a_batch_that_the_receiver_asked_to_send_later_waits_as_a_whole() -> None:
@@ -127,7 +124,7 @@ def test_a_failure_that_no_event_causes_makes_the_sink_wait_and_suspects_no_even
     rig = Rig("A", "B")
     assert rig.fail(error) == ["A"]
     assert rig.holds
-    assert rig.schedule.failed == []
+    assert rig.schedule.failed == {}
     assert rig.names(now=100) == ["A"]
 
 
@@ -176,7 +173,6 @@ def test_a_lone_event_that_fails_makes_the_sink_wait_and_each_failure_counts() -
     assert rig.schedule.failures == 1
     rig.fail(now=10)
     assert rig.schedule.failures == 2
-    assert rig.schedule.failing_since == 1000
     assert rig.schedule.retry_at(PACE) == 11
 
 
@@ -188,7 +184,6 @@ def test_what_failed_is_due_as_soon_as_another_event_is_accepted_the_oldest_firs
     assert not rig.holds
     assert rig.schedule.failures == 0
     assert [rig.accept(now=10) for _ in range(3)] == [["A"], ["B"], ["D"]]
-    assert rig.schedule.failing_since is None
 
 
 def test_what_the_receiver_asked_to_send_later_is_not_due_when_another_event_is_accepted() -> None:
@@ -214,12 +209,11 @@ def test_an_event_that_fails_while_others_are_accepted_is_retried_alone_and_hold
     None
 ):
     rig = isolated("A1", "B", "A2", "C", "D")
-    (failed,) = rig.schedule.failed
+    (failed,) = rig.schedule.failed.values()
     assert (failed.is_isolated, failed.failure.count) == (True, 2)
     assert not rig.holds
     assert rig.schedule.retry_at(PACE) == 1
     assert rig.accept() == ["C"]
-    assert rig.schedule.failing_since == 1000
 
 
 def test_a_due_isolated_event_and_the_others_take_turns() -> None:
@@ -307,7 +301,7 @@ def test_after_a_thousand_failed_events_no_other_one_is_tried() -> None:
 def test_tries_are_counted_from_the_start_once_no_other_event_was_left_to_try() -> None:
     rig = Rig("A", "B")
     rig.fail()
-    rig.backlog.acknowledge(rig.backlog.page)  # it became too old
+    rig.schedule.acknowledge(rig.schedule.page)  # it became too old
     assert rig.names() == []
     rig.add("C")
     assert rig.fail() == ["C"]

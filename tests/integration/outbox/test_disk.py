@@ -1,0 +1,500 @@
+"""A disk that fails, is full, slow or read-only: notices go out all the same, and are written once it works."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import StateError
+from bridge.events.model import StoredEvent
+from bridge.outbox import outbox as outbox_module
+from bridge.outbox import storage as storage_module
+from bridge.outbox.outbox import REJECTED
+from bridge.outbox.rows import save_event
+from bridge.outbox.sqlite import Database
+from bridge.outbox.state_dir import StateFolder
+from tests.support.disk import SmallDisk, small_disk
+from tests.support.outbox import (
+    TWO,
+    FailingDisk,
+    abandon,
+    check_recovered,
+    commit,
+    deliver,
+    drain,
+    event,
+    failing_disk,
+    kill,
+    older_state,
+    open_outbox,
+    rows,
+    waiting,
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
+
+
+# Writing fails
+
+
+def test_without_a_disk_to_write_to_a_sink_gets_what_waits_there_and_then_what_is_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, "1", "2", "3")
+        failing.fail()
+        assert not commit(outbox, "4", "5")
+        assert deliver(outbox, limit=1) == ["1"]
+        for _ in range(3):
+            outbox.recover()
+        assert outbox.storage_error is not None
+        assert outbox.storage_errors == 4
+        assert deliver(outbox, limit=3) == ["2", "3", "4"]
+        assert outbox.backlogs() == {"a": 1}
+        failing.recover()
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert (waiting(outbox), outbox.losses()) == (["5"], [])
+    messages = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [text.partition(";")[0] for text in messages] == [
+        "the state store is unavailable",
+        "the state store works again",
+    ]
+    check_recovered(tmp_path, "5")
+
+
+def test_records_and_dead_letters_are_kept_while_the_disk_fails(tmp_path: Path) -> None:
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        outbox.commit([event("1"), event("2")], records={("kind", "old"): 1, ("occurrence", "f"): 3})
+        outbox.acknowledge("a", outbox.pending("a", 1), dead=(REJECTED, "400"))
+        failing.fail()
+        outbox.commit([event("3")], records={("kind", "new"): 2})
+        outbox.acknowledge("a", outbox.pending("a", 1), dead=(REJECTED, "401"))
+        assert [outbox.record("kind", key) for key in ("old", "new")] == [1, 2]
+        assert (outbox.record("occurrence", "f"), outbox.dead_letter_counts()) == (3, {"a": 2})
+        failing.recover()
+        outbox.recover()
+        assert outbox.dead_letter_counts() == {"a": 2}
+    assert rows(tmp_path, "SELECT number, id, detail FROM dead_letter") == [(1, "1", "400"), (2, "2", "401")]
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert [outbox.record("kind", key) for key in ("old", "new")] == [1, 2]
+        assert waiting(outbox) == ["3"]
+
+
+def test_a_commit_that_the_disk_took_although_it_said_no_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_outbox(tmp_path)) as outbox:
+
+        def commit_and_fail(database: Database, stored: StoredEvent) -> None:
+            save_event(database, stored)
+            if not database.is_memory:
+                database._connection.execute("COMMIT")
+                raise sqlite3.OperationalError("disk I/O error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox_module, "save_event", commit_and_fail)
+            assert not commit(outbox, "1")
+        commit(outbox, "2")
+        assert deliver(outbox, limit=1) == ["1"]
+        outbox.recover()
+        assert (outbox.storage_error, waiting(outbox)) == (None, ["2"])
+    assert [row[0] for row in rows(tmp_path, "SELECT id FROM event")] == ["1", "2"]
+
+
+def test_the_memory_is_bounded_and_what_the_disk_has_as_well_is_dropped_first_without_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "MEMORY_BYTES", 300_000)
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, *map(str, range(10)), size=3000)
+        failing.fail()
+        commit(outbox, *map(str, range(10, 50)), size=3000)
+        assert outbox.losses() == []
+        commit(outbox, *map(str, range(50, 100)), size=3000)
+        (loss,) = outbox.losses()
+        left = waiting(outbox)
+        assert left == [str(number) for number in range(100 - len(left), 100)]
+        assert (loss.reason, loss.count) == ("SizeLimit", 90 - len(left))
+        failing.recover()
+        outbox.recover()
+        assert waiting(outbox) == [*map(str, range(10)), *left]
+        assert outbox.backlog("a")[0] == 10 + len(left)
+
+
+def test_only_so_much_of_a_large_file_is_copied_into_memory_and_the_rest_follows_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_module, "COPY_BYTES", 10_000)
+    with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, *map(str, range(10)), size=3000)
+        failing.fail()
+        commit(outbox, "new")
+        assert drain(outbox) == ["0", "1", "2", "new"]
+        failing.recover()
+        generation = outbox.generation
+        outbox.recover()
+        assert outbox.generation > generation
+        assert drain(outbox) == [str(number) for number in range(3, 10)]
+    check_recovered(tmp_path)
+
+
+def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_state(tmp_path, "1", "2", "3", had=1)
+    execute = Database.execute
+
+    def fail(self: Database, name: str, *values: object) -> sqlite3.Cursor:
+        if self.is_memory:
+            return execute(self, name, *values)
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "execute", fail)
+        outbox = open_outbox(tmp_path)
+        outbox.commit([event("4")], records={("occurrence", "f"): 1})
+        commit(outbox, "5")
+        assert outbox.storage_error is not None
+        assert deliver(outbox, limit=1) == ["4"]
+        outbox.recover()
+        outbox.prune()
+    with closing(outbox):
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert outbox.losses() == []
+        commit(outbox, "6")
+        assert drain(outbox) == ["2", "3", "5", "6"]
+    check_recovered(tmp_path)
+
+
+def test_a_lock_of_another_program_is_waited_for_and_then_taken_for_a_slow_disk(tmp_path: Path) -> None:
+    with (
+        closing(open_outbox(tmp_path)) as outbox,
+        closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as other,
+    ):
+        commit(outbox, "1")
+        other.execute("BEGIN IMMEDIATE")
+        assert not commit(outbox, "2")
+        assert outbox.storage_error is not None
+        assert "locked" in outbox.storage_error
+        assert deliver(outbox) == ["1", "2"]
+        other.execute("ROLLBACK")
+        outbox.recover()
+        assert outbox.storage_error is None
+    check_recovered(tmp_path)
+
+
+def test_a_stop_while_the_disk_fails_says_what_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with failing_disk() as failing:
+        outbox = open_outbox(tmp_path)
+        failing.fail()
+        commit(outbox, "1", "2")
+        outbox.close()
+        assert "2 event(s) that were not delivered are lost" in caplog.text
+        failing.recover()
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("StateFolderGone", None)]
+
+
+# Killed in memory mode: what was given is written down in place, also on a full disk
+
+
+def test_a_kill_in_memory_mode_is_a_loss_unless_every_sink_has_what_only_memory_had(disk: SmallDisk) -> None:
+    with closing(open_outbox(disk.state, sinks=TWO)) as outbox:
+        commit(outbox, "1")
+        disk.fill()
+        number = 1
+        while commit(outbox, str(number := number + 1), size=4000):
+            pass
+        drain(outbox, "a")
+        lossy = shutil.copytree(disk.state, disk.path.parent / "lossy")
+        drain(outbox, "b")
+        harmless = shutil.copytree(disk.state, disk.path.parent / "harmless")
+        disk.free()
+    with closing(open_outbox(harmless, sinks=TWO)) as outbox:
+        assert outbox.losses() == []
+    with closing(open_outbox(lossy, sinks=TWO)) as outbox:
+        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("Damage", None)]
+        commit(outbox, "new")
+        assert outbox.pending("a", 100)[-1].seq == number + 1, "the numbering goes on above the lost ones"
+        outbox.commit([event("report")], published=outbox.losses())
+    with closing(open_outbox(lossy, sinks=TWO)) as outbox:
+        assert outbox.losses() == [], "it is reported once"
+
+
+# A full disk
+
+
+def test_a_full_disk_holds_up_nothing_and_has_everything_in_order_once_there_is_room(disk: SmallDisk) -> None:
+    with closing(open_outbox(disk.state, sinks=TWO)) as outbox:
+        commit(outbox, "1", "2", "3")
+        deliver(outbox, "a", limit=1)
+        disk.fill()
+        number = 3
+        while commit(outbox, str(number := number + 1), size=9000):
+            pass
+        assert "full" in (outbox.storage_error or "")
+        assert deliver(outbox, "a", limit=2) == ["2", "3"]
+        expected = [str(one) for one in range(1, number + 1)]
+        assert (waiting(outbox, "a"), waiting(outbox, "b")) == (expected[3:], expected)
+        disk.free()
+        outbox.recover()
+        assert outbox.storage_error is None
+        image = kill(outbox, disk.state, disk.path / "image")
+    with closing(open_outbox(image, sinks=TWO)) as outbox:
+        assert (drain(outbox, "a"), drain(outbox, "b")) == (expected[3:], expected)
+
+
+@pytest.mark.parametrize("sized", [False, True], ids=["nothing there", "an empty file there"])
+def test_a_disk_that_is_full_at_the_start_holds_up_nothing(disk: SmallDisk, sized: bool) -> None:
+    if sized:
+        disk.state.mkdir()
+        (disk.state / "outbox.db").touch()
+    disk.fill()
+    with closing(open_outbox(disk.state)) as outbox:
+        assert outbox.storage_error is not None
+        assert not commit(outbox, "1", "2", "3")
+        assert deliver(outbox, limit=2) == ["1", "2"]
+        disk.free()
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert waiting(outbox) == ["3"]
+        commit(outbox, "4")
+    check_recovered(disk.state, "3", "4")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_a_disk_that_is_full_at_the_start_still_gives_what_an_older_process_left(
+    disk: SmallDisk, killed: bool
+) -> None:
+    state = older_state(disk.state, "1", "2", "3", had=1, image=disk.path / "killed" if killed else None)
+    disk.fill()
+    with closing(open_outbox(state)) as outbox:
+        assert drain(outbox) == ["2", "3"]
+        while commit(outbox, "4", size=4000):
+            assert drain(outbox) == ["4"]
+        drain(outbox)
+        disk.free()
+        outbox.recover()
+        assert (outbox.storage_error, drain(outbox)) == (None, [])
+    check_recovered(state)
+
+
+# A disk that can only be read
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_it(
+    disk: SmallDisk, killed: bool
+) -> None:
+    older = open_outbox(disk.state)
+    commit(older, "1", "2", "3")
+    deliver(older, limit=1)
+    if killed:
+        shutil.copytree(disk.state, disk.path / "killed")
+    older.close()
+    state = disk.path / "killed" if killed else disk.state
+    disk.set_read_only(True)
+    with closing(open_outbox(state)) as outbox:
+        assert outbox.record("state", "watch") == "3"
+        assert outbox.backlog("a")[0] == 2
+        assert not commit(outbox, "4", "5")
+        assert deliver(outbox, limit=3) == ["2", "3", "4"]
+        outbox.recover()
+        assert (waiting(outbox), outbox.storage_error is None) == (["5"], False)
+        with pytest.raises(StateError, match="is held by"):
+            open_outbox(state)
+        disk.set_read_only(False)
+        outbox.recover()
+        assert (waiting(outbox), outbox.storage_error) == (["5"], None)
+        commit(outbox, "6")
+    check_recovered(state, "5", "6")
+
+
+def test_a_clone_on_a_read_only_disk_sends_nothing_of_the_other_vm_and_moves_it_aside_later(
+    disk: SmallDisk,
+) -> None:
+    older_state(disk.state, "the other's")
+    disk.set_read_only(True)
+    with closing(open_outbox(disk.state)) as outbox:
+        outbox.replace()
+        commit(outbox, "1")
+        assert deliver(outbox) == ["1"]
+        disk.set_read_only(False)
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert len(list(disk.state.glob("outbox.db.other-vm-*"))) == 1
+        commit(outbox, "2")
+    check_recovered(disk.state, "2")
+
+
+def test_a_damaged_file_on_a_read_only_disk_is_moved_aside_once_that_is_possible(disk: SmallDisk) -> None:
+    older_state(disk.state, "1")
+    (disk.state / "outbox.db").write_bytes(b"nonsense" * 4096)
+    disk.set_read_only(True)
+    with closing(open_outbox(disk.state)) as outbox:
+        commit(outbox, "2")
+        assert deliver(outbox) == ["2"]
+        disk.set_read_only(False)
+        outbox.recover()
+        assert outbox.storage_error is None
+        assert len(list(disk.state.glob("outbox.db.salvaged-*"))) == 1
+        commit(outbox, "3")
+    check_recovered(disk.state, "3")
+
+
+def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:
+    folder = StateFolder(disk.state)
+    folder.acquire()
+    folder.write_status({"storage_error": None})
+    disk.fill()
+    for number in range(3):
+        folder.write_status({"storage_error": "full", "number": number})
+        assert folder.read_status() == {"storage_error": "full", "number": number}
+    with pytest.raises(OSError, match="No space"):
+        folder.write_status({"much": "x" * 100_000})
+    assert folder.read_status() == {"storage_error": "full", "number": 2}
+    folder.release()
+
+
+def test_a_read_only_disk_leaves_the_old_status_and_says_that_the_process_runs(disk: SmallDisk) -> None:
+    folder = StateFolder(disk.state)
+    folder.acquire()
+    folder.write_status({"number": 1})
+    folder.release()
+    disk.set_read_only(True)
+    folder.acquire()
+    with pytest.raises(OSError, match="Read-only"):
+        folder.write_status({"number": 2})
+    assert StateFolder(disk.state).holder() is not None
+    assert folder.read_status() == {"number": 1}
+    folder.release()
+
+
+# At random
+
+
+class Walk:
+    """Random steps over an outbox, compared with what must be true after each of them.
+
+    `durable` are the events that every sink must still get, `saved` was acknowledged and is on the disk.
+    """
+
+    def __init__(self, folder: Path, seed: int, disk: FailingDisk) -> None:
+        self.rng = random.Random(seed)  # noqa: S311 - no secret
+        self.folder = folder
+        self.disk = disk
+        self.starts = 0
+        self.committed: list[str] = []
+        self.durable: set[str] = set()
+        self.delivered: dict[str, list[str]] = {"a": [], "b": []}
+        self.acknowledged: dict[str, set[str]] = {"a": set(), "b": set()}
+        self.saved: dict[str, set[str]] = {"a": set(), "b": set()}
+        self.lost: set[str] = set()
+        self.path = folder / "0"
+        self.outbox = open_outbox(self.path, sinks=TWO)
+
+    def run(self, steps: int) -> None:
+        actions = [self.commit] * 6 + [self.deliver] * 8
+        actions += [self.fail, self.recover, self.outbox_recover, self.prune, self.kill]
+        for _ in range(steps):
+            self.rng.choice(actions)()
+        self.recover()
+        for sink, delivered in self.delivered.items():
+            while self.deliver_to(sink):
+                pass
+            assert self.durable <= set(delivered), "an event never arrived"
+            assert self.outbox.backlog(sink) == (0, None)
+        assert self.outbox.dead_letter_counts() == {}
+        self.outbox.close()
+
+    def commit(self) -> None:
+        names = [str(len(self.committed) + n) for n in range(self.rng.randint(1, 3))]
+        self.committed += names
+        size = self.rng.choice((0, 0, 3000))
+        self.outbox.commit([event(name, size=size) for name in names])
+        self.note_saved()
+
+    def deliver(self) -> None:
+        self.deliver_to(self.rng.choice("ab"))
+
+    def deliver_to(self, sink: str) -> list[str]:
+        """Let a sink have a page and take part of it, as a sink that fails in the middle does."""
+        page = self.outbox.pending(sink, self.rng.randint(1, 6))
+        sent = page[: self.rng.randint(1, len(page))] if page else []
+        for stored in sent:
+            assert stored.id not in self.acknowledged[sink], f"{stored.id} was acknowledged before"
+            self.delivered[sink].append(stored.id)
+        taken = sent[: self.rng.randint(0, len(sent))] if self.rng.random() < 0.2 else sent
+        self.outbox.acknowledge(sink, taken)
+        self.acknowledged[sink] |= {stored.id for stored in taken}
+        self.note_saved()
+        return [stored.id for stored in page]
+
+    def fail(self) -> None:
+        self.disk.fail()
+
+    def recover(self) -> None:
+        self.disk.recover()
+        self.outbox_recover()
+        assert self.outbox.storage_error is None
+
+    def outbox_recover(self) -> None:
+        self.outbox.recover()
+        self.note_saved()
+
+    def prune(self) -> None:
+        self.outbox.prune()
+
+    def kill(self) -> None:
+        """Go on with the files as they are; what only the memory held may be gone, and is reported then."""
+        self.starts += 1
+        self.disk.recover()
+        undelivered = set(self.committed) - self.durable - self.lost
+        undelivered -= self.acknowledged["a"] & self.acknowledged["b"]
+        self.path = kill(self.outbox, self.path, self.folder / str(self.starts))
+        self.outbox = open_outbox(self.path, sinks=TWO)
+        if undelivered:
+            assert self.outbox.losses(), "a loss is not reported"
+            self.outbox.commit([], published=self.outbox.losses())
+        assert self.outbox.losses() == [], "a loss is reported of which there was none"
+        self.lost |= set(self.committed) - self.durable
+        self.durable = set(self.committed) - self.lost
+        self.acknowledged = {sink: set(names) for sink, names in self.saved.items()}
+
+    def note_saved(self) -> None:
+        if self.outbox.storage_error is None:
+            self.durable = set(self.committed) - self.lost
+            self.saved = {sink: set(names) for sink, names in self.acknowledged.items()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_to_disk_and_process_every_sink_gets_every_event_in_order_and_losses_are_reported(
+    tmp_path: Path, seed: int
+) -> None:
+    with failing_disk() as failing:
+        walk = Walk(tmp_path, seed, failing)
+        try:
+            walk.run(250)
+        finally:
+            failing.recover()
+            abandon(walk.outbox)
+    for names in walk.delivered.values():
+        first_times = list(dict.fromkeys(int(name) for name in names))
+        assert first_times == sorted(first_times)
