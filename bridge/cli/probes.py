@@ -178,7 +178,7 @@ def _state(folder: StateFolder) -> Finding:
         remedy = f"chown -R the process' user {folder.path}, after a look at who has started it as another"
         return Finding(check=name, result="FAIL", message=other_owner, remedy=remedy)
     if damage:
-        remedy = "restart the process: it salvages the readable rows into a new file"
+        remedy = "restart the process: it takes over every row that can be read"
         return Finding(check=name, result="FAIL", message=f"{folder.database}: {damage}", remedy=remedy)
     return _process(name, folder)
 

@@ -27,7 +27,7 @@ source "$1"
 CASES = [
     ("", [*COMMANDS, "--help", "--version", "--config"]),
     ("forward ", ["--help", "--config", "--once"]),
-    ("outbox drop --all ", ["--help", "--config", "--role", "--all", "--sink", "--yes"]),
+    ("outbox drop --all ", ["--help", "--config", "--role", "--all", "--sink", "--waiting", "--yes"]),
     ("status --role ", ["forward", "listen", "relay", "console"]),
     ("lab schedule --status ", ["Scheduled", "Started"]),
     ("completion ", ["bash", "zsh", "--help"]),

@@ -250,7 +250,7 @@ def test_a_first_start_asks_who_the_vm_is_and_a_restart_for_the_document_at_once
     for first in (f"{INSTANCE_PATH}/compute", EVENTS_PATH):
         asked = len(lab.requests())
         with forward:
-            forward.wait_for_status(lambda status: status["last_good_at"])
+            wait_until(lambda: len(lab.requests()) > asked + 1, describe=lambda: forward)  # noqa: B023
         assert lab.requests()[asked].path == first
 
 

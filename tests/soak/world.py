@@ -93,7 +93,7 @@ class World:
 
     def _settings(self, name: str, role: Role) -> dict[str, Any]:
         of_role = {"forward": self._forward, "listen": self._listen, "relay": self._relay}[role]
-        most = 0.6 if name == SMALL_OUTBOX else DISK_MEBIBYTES / 2
+        most = 16 if name == SMALL_OUTBOX else DISK_MEBIBYTES / 2
         return {"stop_seconds": SETTLE_SECONDS / 2, "max_outbox_mb": most, **of_role(name)}
 
     def _forward(self, name: str) -> dict[str, Any]:

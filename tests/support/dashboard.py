@@ -162,8 +162,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             title="Backlog",
-            text="Events that wait for a sink.",
-            expr=f"sum by (sink) (imds_bridge_backlog_events{{{_ON}}})",
+            text="Events that wait for a sink, also for one that is not configured any more.",
+            expr=f"sum by (sink) (imds_bridge_backlog_events{{{_ON}}})"
+            f" or sum by (sink) (imds_bridge_unconfigured_backlog_events{{{_ON}}})",
             legend="{{sink}}",
         ),
         Panel(

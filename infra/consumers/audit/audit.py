@@ -28,16 +28,21 @@ Json = dict[str, Any]
 
 
 @dataclass(kw_only=True)
-class Count:
-    """The numbers that have arrived from one reporter; `ranges` are [first, last], in order, with gaps between."""
+class Run:
+    """What has arrived of one run of a process, its epoch; `ranges` are [first, last], in order and apart."""
 
     reporter: str
     epoch: str
     first_at: float
+    last_at: float
     heartbeat_at: float
     ranges: list[list[int]] = field(default_factory=list)
-    claimed: int = 0  # the highest LastReporterSeq of a heartbeat
+    claimed: int = 0  # the highest number that a heartbeat of its own, or the next run, has named
     stopped: int = 0  # the number of the Stopping heartbeat
+    started: bool = False  # whether its first heartbeat has arrived, which names the run before
+    previous: str | None = None
+    followed: int = 0  # how many runs name this one as the one before
+    partial: bool = False  # whether it began before the time from which on events are verified
 
     def add(self, number: int) -> bool:
         """Add a number; return whether it is new."""
@@ -54,26 +59,58 @@ class Count:
             before[1] = self.ranges.pop(place)[1]
         return True
 
+    @property
+    def last(self) -> int:
+        """The last number that has arrived."""
+        return self.ranges[-1][1] if self.ranges else 0
+
     def missing(self) -> list[tuple[int, int]]:
-        """Return the gaps between the first number received and the last one known."""
-        bounds = [*self.ranges, [max(self.claimed, self.ranges[-1][1]) + 1, 0]]
+        """Return the gaps from number 1 to the last one known."""
+        first = self.ranges[0][0] - 1 if self.partial and self.ranges else 0
+        bounds = [[0, first], *self.ranges, [max(self.claimed, self.last) + 1, 0]]
         return [(low[1] + 1, high[0] - 1) for low, high in pairwise(bounds) if high[0] > low[1] + 1]
 
     def count(self) -> int:
         """Return how many numbers have arrived."""
         return sum(last - first + 1 for first, last in self.ranges)
 
+    def is_silent(self, now: float, gone: list[str]) -> bool:
+        """Return whether heartbeats are missing; a relay sends none."""
+        is_over = self.stopped == self.last or any(fnmatch(self.reporter, one) for one in gone)
+        return not is_over and not self.is_relay and now - self.heartbeat_at > SILENT_SECONDS
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether it is a relay's, whose runs are not chained."""
+        return self.reporter.endswith("/relay")
+
+    def remarks(self, *, is_over: bool) -> Iterator[str]:
+        """Yield notes on it; `is_over` if a later run has taken its place."""
+        if self.started and self.previous is None:
+            yield f"started about {iso(self.first_at)} without a run before it"
+        if self.partial:
+            yield f"numbers before {self.ranges[0][0]} are not verified (--since)"
+        if self.followed > 1:
+            yield f"{self.followed} runs follow it: its state was restored from a copy, or lost what was in memory"
+        if is_over and not self.is_relay:
+            if self.stopped != self.last:
+                yield f"was killed after number {self.last}"
+            if not self.followed:
+                yield "no run follows it: what came after its last heartbeat is not verified"
+
 
 class Audit:
-    """What has arrived: the ranges of numbers for each reporter, and the id of each scheduledevent."""
+    """What has arrived: the runs of each reporter with their numbers, and the id of each scheduledevent."""
 
     def __init__(self, since: float = 0.0) -> None:
         self.since, self.latest, self.duplicates = since, 0.0, 0
-        self.counts: dict[tuple[str, str], Count] = {}
+        self.runs: dict[tuple[str, str], Run] = {}
+        # What later runs name: a reporter, an epoch and its last number.
+        self.named: list[tuple[str, str, int]] = []
+        self.newest: dict[str, Run] = {}  # the run of each reporter that must still send heartbeats
         self.arrived: set[str] = set()
-        self.listed: dict[
-            str, tuple[str, str, int]
-        ] = {}  # ids that have not arrived, and the listing document
+        # ids that have not arrived, and the listing document
+        self.listed: dict[str, tuple[str, str, int]] = {}
         self.unreadable: list[str] = []
         self.unreachable: list[str] = []
         self.losses: list[Json] = []
@@ -104,17 +141,16 @@ class Audit:
         self.latest = max(self.latest, at)
         if at < self.since:
             return
-        count = self.counts.setdefault(
-            (reporter, epoch), Count(reporter=reporter, epoch=epoch, first_at=at, heartbeat_at=at)
+        run = self.runs.setdefault(
+            (reporter, epoch),
+            Run(reporter=reporter, epoch=epoch, first_at=at, last_at=at, heartbeat_at=at),
         )
-        if not count.add(number):
+        if not run.add(number):
             self.duplicates += 1
             return
-        count.first_at = min(count.first_at, at)
+        run.first_at, run.last_at = min(run.first_at, at), max(run.last_at, at)
         if event["type"] == "io.imdsbridge.bridge.heartbeat.v1":
-            count.heartbeat_at = max(count.heartbeat_at, at)
-            count.claimed = max(count.claimed, data["LastReporterSeq"])
-            count.stopped = number if data["Reason"] == "Stopping" else count.stopped
+            self.add_heartbeat(run, at, number, data)
         for name in data.get("CloudEventIds", ()):
             if name not in self.arrived:
                 self.listed.setdefault(name, (reporter, epoch, number))
@@ -125,6 +161,35 @@ class Audit:
                 f"{reporter} could not reach IMDS from {data['BlindFrom']} to {data['BlindTo']}"
             )
 
+    def add_heartbeat(self, run: Run, at: float, number: int, data: Json) -> None:
+        """Note what a heartbeat says of its own run, and of the one before."""
+        run.heartbeat_at = max(run.heartbeat_at, at)
+        run.claimed = max(run.claimed, data["LastReporterSeq"])
+        if data["Reason"] == "Stopping":
+            run.stopped = number
+        if data["Reason"] == "Started":
+            run.started, run.previous = True, data["PreviousEpoch"]
+            if run.previous is not None:
+                self.named.append((run.reporter, run.previous, data["PreviousLastReporterSeq"]))
+
+    def finish(self) -> list[Json]:
+        """Link each run to the one before it; return the runs of which nothing has arrived. Call once, at the end."""
+        first: dict[str, Run] = {}
+        for run in self.in_order():
+            if first.setdefault(run.reporter, run) is run:  # it may have begun before `since`
+                run.partial = self.since > 0 and not run.started
+        lost: list[Json] = []
+        for reporter, epoch, last in self.named:
+            run_before = self.runs.get((reporter, epoch))
+            if run_before:
+                run_before.claimed = max(run_before.claimed, last)
+                run_before.followed += 1
+            elif not (self.since and first[reporter].previous == epoch):
+                lost.append({"kind": "run", "reporter": reporter, "epoch": epoch, "last": last})
+        for run in sorted(self.runs.values(), key=lambda run: (not run.followed, run.last_at)):
+            self.newest[run.reporter] = run
+        return lost
+
     def missing(self, now: float, gone: list[str], expected: list[str]) -> list[Json]:
         """Return what is missing.
 
@@ -134,45 +199,38 @@ class Audit:
             expected: reporters that must have published something.
         """
         found: list[Json] = [{"kind": "unreadable", "what": what} for what in self.unreadable]
-        for count in self.in_order():
-            who = {"reporter": count.reporter, "epoch": count.epoch}
-            found += [{"kind": "numbers", **who, "first": low, "last": high} for low, high in count.missing()]
-            is_over = count.stopped == count.ranges[-1][1] or any(
-                fnmatch(count.reporter, one) for one in gone
-            )
-            if not is_over and now - count.heartbeat_at > SILENT_SECONDS:
-                found.append({"kind": "silent", **who, "since": iso(count.heartbeat_at)})
+        found += self.finish()
+        for run in self.in_order():
+            who = {"reporter": run.reporter, "epoch": run.epoch}
+            found += [{"kind": "numbers", **who, "first": low, "last": high} for low, high in run.missing()]
+            if run is self.newest[run.reporter] and run.is_silent(now, gone):
+                found.append({"kind": "silent", **who, "since": iso(run.heartbeat_at)})
         found += [{"kind": "loss", **loss} for loss in self.losses if loss["count"] != 0]
         for name, (reporter, epoch, number) in self.listed.items():
             found.append(
                 {"kind": "event", "id": name, "reporter": reporter, "epoch": epoch, "document": number}
             )
-        seen = {count.reporter for count in self.in_order()}
-        return found + [{"kind": "reporter", "reporter": name} for name in expected if name not in seen]
+        return found + [
+            {"kind": "reporter", "reporter": name} for name in expected if name not in self.newest
+        ]
 
     def remarks(self) -> list[str]:
         """Return notes for the reader of the report."""
-        notes, before = [], ""
-        for count in self.in_order():
-            if count.reporter == before:
-                notes.append(
-                    f"{count.reporter} started with a new state about {iso(count.first_at)}: epoch {count.epoch}"
-                )
-            if count.ranges[0][0] > 1:
-                notes.append(
-                    f"{count.reporter} {count.epoch}: numbers before {count.ranges[0][0]} cannot be verified"
-                )
-            before = count.reporter
+        notes: list[str] = []
+        for run in self.in_order():
+            is_over = run is not self.newest[run.reporter]
+            notes += [f"{run.reporter} {run.epoch}: {note}" for note in run.remarks(is_over=is_over)]
         return notes + self.unreachable
 
-    def in_order(self) -> list[Count]:
-        """Return the counts by reporter, the older epoch first."""
-        return sorted(self.counts.values(), key=lambda count: (count.reporter, count.first_at))
+    def in_order(self) -> list[Run]:
+        """Return the runs by reporter, the older one first."""
+        return sorted(self.runs.values(), key=lambda run: (run.reporter, run.first_at))
 
 
 SENTENCES = {
     "unreadable": "cannot be read: {what}",
     "numbers": "{reporter} {epoch}: numbers {first} to {last}",
+    "run": "{reporter} {epoch}: the whole run, numbers 1 to {last}",
     "silent": "{reporter} {epoch}: no heartbeat since {since}, and no Stopping heartbeat",
     "event": "CloudEvent {id}, listed by document {document} of {reporter} {epoch}",
     "reporter": "{reporter}: no event has arrived",
@@ -192,15 +250,12 @@ def show(line: str) -> None:
 
 def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
     """Print the result; return the exit code."""
-    counts, remarks = audit.in_order(), audit.remarks()
-    events = sum(count.count() for count in counts) + len(audit.arrived)
-    reporters = len({count.reporter for count in counts})
-    is_complete = bool(counts) and not missing
+    runs, remarks = audit.in_order(), audit.remarks()
+    events = sum(run.count() for run in runs) + len(audit.arrived)
+    reporters = len({run.reporter for run in runs})
+    is_complete = bool(runs) and not missing
     names = ("reporter", "epoch", "first", "last", "count", "missing")
-    rows = [
-        (one.reporter, one.epoch, one.ranges[0][0], one.ranges[-1][1], one.count(), gaps(one))
-        for one in counts
-    ]
+    rows = [(one.reporter, one.epoch, one.ranges[0][0], one.last, one.count(), gaps(one)) for one in runs]
     if as_json:
         summary = {"complete": is_complete, "events": events, "duplicates": audit.duplicates}
         table = [dict(zip(names, row, strict=True)) for row in rows]
@@ -215,9 +270,7 @@ def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
     for one in missing:
         show(f"missing: {SENTENCES[one['kind']].format(**one)}")
     total = f"{events} events from {reporters} reporters"
-    found = (
-        f"INCOMPLETE, {len(missing) or 'nothing'} missing of" if counts else "INCOMPLETE, nothing was read:"
-    )
+    found = f"INCOMPLETE, {len(missing) or 'nothing'} missing of" if runs else "INCOMPLETE, nothing was read:"
     print(f"audit: complete, {total}" if is_complete else f"audit: {found} {total}")
     return 0 if is_complete else 3
 
@@ -235,9 +288,9 @@ def loss_of(data: Json) -> Json:
     }
 
 
-def gaps(count: Count) -> str:
-    """Return a reporter's missing numbers as text."""
-    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in count.missing())
+def gaps(run: Run) -> str:
+    """Return a run's missing numbers as text."""
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in run.missing())
 
 
 def peek(receiver: Any) -> Iterator[bytes]:

@@ -365,7 +365,7 @@ def test_the_processes_publish_the_types_of_the_examples_and_all_match_the_schem
         assert paths(envelope) == paths(read(EXAMPLES / file_name(name))), name
     reasons = Counter(envelope["data"].get("Reason") for envelope in built)
     assert {"approved", "denied", "imds_refused", "malformed", "Started", "Stopping"} <= reasons.keys()
-    assert [e["data"]["Count"] for e in built if "Count" in e["data"]] == [0, 2]
+    assert [e["data"]["Count"] for e in built if "Count" in e["data"]] == [None, 2]
 
 
 # --- commands ---

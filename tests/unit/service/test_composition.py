@@ -48,9 +48,9 @@ def config(tmp_path: Path, **settings: Any) -> Config:
 
 
 def test_the_outbox_gets_its_limits(tmp_path: Path, outbox: Built) -> None:
-    Parts(config(tmp_path, max_outbox_mb=3.5, retain_seconds=77), "forward")
+    Parts(config(tmp_path, max_outbox_mb=17.5, retain_seconds=77), "forward")
     ((positional, named),) = outbox.calls
-    assert (named["max_bytes"], named["retain_seconds"]) == (3_670_016, 77)
+    assert (named["max_bytes"], named["retain_seconds"]) == (18_350_080, 77)
     assert positional[0].path == tmp_path / "state" / "forward"
 
 
