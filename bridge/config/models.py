@@ -48,8 +48,8 @@ class Config(Settings):
     stop_seconds: float = Field(default=5.0, ge=0, le=600)
     """How long waiting events are still delivered after SIGTERM. Example: `30`."""
     max_outbox_mb: float = Field(default=1024, ge=16, le=1_000_000)
-    """The largest size of the outbox; above it, the oldest waiting events are dropped, logged as an error and published
-    as `bridge.loss`. Example: `256`."""
+    """The largest size of the outbox; above it, the oldest waiting events are dropped, logged as an error and
+    published as `bridge.loss`. Example: `256`."""
     retain_seconds: float = Field(default=7 * DAY_SECONDS, ge=0)
     """How long delivered events are kept, for `outbox list` and new sinks with `from_start`. Example: `86400`."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 from bridge.config.names import nearest
 from bridge.errors import StateError, UsageError
-from bridge.outbox.rows import SINKS, STATE, read_record
-from bridge.outbox.sqlite import ERRORS, Database, Mode
+from bridge.outbox.rows import SINKS, STATE, Ledger
+from bridge.outbox.sqlite import ERRORS, Mode
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.instants import iso_utc
 
 BUSY_SECONDS = 10.0
 # So that the process never waits long for the lock.
 CHANGED_ROWS = 500
-_SEQ = re.compile(r"[0-9]{1,18}")
 
 
 @contextmanager
-def _open(folder: StateFolder, mode: Mode) -> Iterator[Database]:
+def _open(folder: StateFolder, mode: Mode) -> Iterator[Ledger]:
     """Open the file, also beside the process that uses it.
 
     Raises:
@@ -38,7 +35,7 @@ def _open(folder: StateFolder, mode: Mode) -> Iterator[Database]:
             raise UsageError(
                 f"there is no outbox in {folder.path}: has `imds-bridge forward` run with this state_dir?"
             )
-        with closing(Database(path, mode=mode, busy_seconds=BUSY_SECONDS)) as database:
+        with closing(Ledger(path, mode=mode, busy_seconds=BUSY_SECONDS)) as database:
             yield database
     except PermissionError:
         raise StateError(f"{path}: you may not read it; try as root or as its owner") from None
@@ -54,37 +51,29 @@ def _rows(folder: StateFolder, statement: str, *values: Any) -> list[tuple[Any, 
 
 def newest(folder: StateFolder, limit: int) -> list[dict[str, Any]]:
     """Return the newest events, oldest of them first, without their bodies."""
-    return [
-        {"seq": seq, "id": event_id, "type": event_type, "stored_at": _time(stored_at), "bytes": size}
-        for seq, event_id, event_type, stored_at, size in reversed(_rows(folder, "newest-events", limit))
-    ]
+    rows = _rows(folder, "newest-events", limit)
+    names = ("seq", "id", "type", "stored_at", "bytes")
+    return [dict(zip(names, (*row[:3], _time(row[3]), row[4]), strict=True)) for row in reversed(rows)]
 
 
 def waiting(folder: StateFolder, sink: str | None, limit: int, now: datetime) -> list[dict[str, Any]]:
     """Return what waits for one sink or all, the oldest first, with its age in seconds and the sink's last error."""
     sinks = (folder.read_status() or {}).get("sinks", {})
+    names = ("sink", "seq", "id", "type", "subject", "age_seconds", "last_error")
     return [
-        {
-            "sink": name,
-            "seq": seq,
-            "id": event_id,
-            "type": event_type,
-            "subject": _subject(body),
-            "age_seconds": max(0, round(now.timestamp() - stored_at)),
-            "last_error": sinks.get(name, {}).get("last_error"),
-        }
-        for name, seq, event_id, event_type, stored_at, body in _rows(folder, "list-waiting", sink, limit)
+        dict(zip(names, (*row, _subject(body), max(0, round(now.timestamp() - at)), error), strict=True))
+        for *row, at, body in _rows(folder, "list-waiting", sink, limit)
+        for error in [sinks.get(row[0], {}).get("last_error")]
     ]
 
 
 def dead_letters(folder: StateFolder, sink: str | None = None) -> list[dict[str, Any]]:
     """Return the dead letters, of one sink or all, without their bodies."""
     names = ("number", "sink", "id", "type", "reason", "detail", "dead_at", "retry")
-    rows = [dict(zip(names, row, strict=True)) for row in _rows(folder, "list-dead-letters")]
     return [
-        {**row, "dead_at": _time(row["dead_at"]), "retry": bool(row["retry"])}
-        for row in rows
-        if sink in (None, row["sink"])
+        dict(zip(names, (*row, _time(dead_at), bool(retry)), strict=True))
+        for *row, dead_at, retry in _rows(folder, "list-dead-letters")
+        if sink in (None, row[1])
     ]
 
 
@@ -100,11 +89,8 @@ def check_sink(folder: StateFolder, sink: str) -> None:
         UsageError: with the names that there are.
     """
     with _open(folder, "read") as database:
-        begun = read_record(database, STATE, SINKS) or ()
-        stored = (
-            database.execute("count-waiting").fetchall() + database.execute("count-dead-letters").fetchall()
-        )
-    known = sorted({*begun, *dict(stored)})
+        begun = database.record(STATE, SINKS) or ()
+        known = sorted({*begun, *database.counts("count-waiting"), *database.counts("count-dead-letters")})
     if sink not in known:
         expected = ", ".join(known) or "none: no sink has had an event yet"
         raise UsageError(f"outbox: given --sink {sink}, expected {expected}{nearest(sink, known)}")
@@ -112,7 +98,7 @@ def check_sink(folder: StateFolder, sink: str) -> None:
 
 def show(folder: StateFolder, which: str) -> dict[str, Any]:
     """Return a stored event, by its CloudEvents id or its seq, as the CloudEvent that is sent."""
-    seq = int(which) if _SEQ.fullmatch(which) else -1
+    seq = int(which) if re.fullmatch("[0-9]{1,18}", which) else -1
     found = _rows(folder, "event-body", which, seq) or _rows(folder, "dead-letter-body", which)
     if not found:
         raise UsageError(f"{which}: no such event is stored; `imds-bridge outbox list` shows which are")
@@ -125,45 +111,32 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Have dead letters sent again, by the process within a second or two, or when it starts; return how many."""
-    return _change(folder, iter(numbers), lambda database, number: database.execute("mark-retry", number))
+    return _change(folder, "mark-retry", [(number,) for number in numbers])
 
 
 def drop(folder: StateFolder, numbers: Sequence[int]) -> int:
     """Delete dead letters; return how many."""
-    return _change(
-        folder, iter(numbers), lambda database, number: database.execute("delete-dead-letter", number)
-    )
+    return _change(folder, "delete-dead-letter", [(number,) for number in numbers])
 
 
 def drop_waiting(folder: StateFolder, sink: str) -> int:
     """Delete what waits for a sink; return how many events."""
-    return _change(
-        folder, _seqs(folder, sink), lambda database, seq: database.execute("delete-waiting", sink, seq)
-    )
+    return _change(folder, "delete-waiting", [(sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)])
 
 
 def move(folder: StateFolder, sink: str, target: str) -> int:
     """Let what waits for a sink wait for another one; return how many events."""
-
-    def change(database: Database, seq: int) -> sqlite3.Cursor:
-        database.execute("save-waiting", target, seq)
-        return database.execute("delete-waiting", sink, seq)
-
-    return _change(folder, _seqs(folder, sink), change)
+    rows = [(target, sink, seq) for (seq,) in _rows(folder, "waiting-seqs", sink)]
+    return _change(folder, "move-waiting", rows)
 
 
-def _seqs(folder: StateFolder, sink: str) -> Iterator[int]:
-    return iter([seq for (seq,) in _rows(folder, "waiting-seqs", sink)])
-
-
-def _change(
-    folder: StateFolder, numbers: Iterator[int], change: Callable[[Database, int], sqlite3.Cursor]
-) -> int:
+def _change(folder: StateFolder, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
     changed = 0
     with _open(folder, "write") as database:
-        while some := list(islice(numbers, CHANGED_ROWS)):
+        for start in range(0, len(rows), CHANGED_ROWS):
             with database.transaction():
-                changed += sum(change(database, number).rowcount for number in some)
+                some = rows[start : start + CHANGED_ROWS]
+                changed += sum(database.execute(statement, *row).rowcount for row in some)
     return changed
 
 

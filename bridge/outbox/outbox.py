@@ -11,42 +11,21 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from bridge.config.base import DAY_SECONDS
+from bridge.events.envelope import Envelope
 from bridge.events.filters import Filter
-from bridge.events.model import StoredEvent
-from bridge.outbox.retention import make_room
-from bridge.outbox.rows import (
-    DAMAGE,
-    OCCURRENCE,
-    OTHER_VM,
-    RUN,
-    SINKS,
-    STATE,
-    STATE_FOLDER_GONE,
-    DeadLetter,
-    Loss,
-    losses,
-    note_losses,
-    read_events,
-    read_record,
-    save_dead_letter,
-    save_event,
-    save_losses,
-    save_record,
-    stored_dead_letter,
-    stored_event,
-)
-from bridge.outbox.sqlite import LOG_BYTES, Database
+from bridge.events.model import CloudEvent, StoredEvent
+from bridge.outbox.retention import Freed, make_room
+from bridge.outbox.rows import OTHER_VM, RUN, SINKS, STATE, Ledger, Loss, stored_dead_letter, stored_event
+from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
 from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 from bridge.runtime.repeat_limit import RepeatLimit
-
-__all__ = ["DAMAGE", "EXPIRED", "OCCURRENCE", "REJECTED", "STATE", "STATE_FOLDER_GONE", "Loss", "Outbox"]
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +38,6 @@ LEFT_SECONDS = 7 * DAY_SECONDS
 # This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
 CHUNK_ROWS = 1000
-OTHER_VM_FILE = "other-vm"
-
-
-class Named(Protocol):
-    """What is kept of an event beside its encoding."""
-
-    @property
-    def id(self) -> str:
-        """The CloudEvent's id."""
-
-    @property
-    def type(self) -> str:
-        """The CloudEvent's type."""
 
 
 class Outbox:
@@ -116,14 +82,12 @@ class Outbox:
         self._retain_seconds = retain_seconds
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
-        self._dead: Counter[str] = Counter()
         self._has_delivered = True  # there may be events that no sink waits for
-        self._has_retries = False  # which are still marked
         self._drops = RepeatLimit(clock)
         self.changes = self.generation = 0
         self.epoch = uuid4().hex
         self._number = 0
-        self._storage = Storage(folder, wanted_by=self._wanted_by)
+        self._storage = Storage(folder, self._changed, self._wanted_by)
         try:
             self._storage.open()
         except BaseException:
@@ -161,23 +125,20 @@ class Outbox:
 
     def record(self, kind: str, key: str) -> Any:
         """Return a value that was committed under `kind` and `key`, None if there is none."""
-        with self._changed:
-            return self._storage.run(lambda database: read_record(database, kind, key))
+        return self._storage.run(lambda database: database.record(kind, key))
 
     def losses(self) -> list[Loss]:
         """Return the losses that are not published yet."""
-        with self._changed:
-            return self._storage.run(losses)
+        return self._storage.run(Ledger.losses)
 
     def next_number(self) -> int:
         """Return the number of the next event that this process counts; it counts once the event is committed."""
-        with self._changed:
-            self._number += 1
-            return self._number
+        self._number += 1
+        return self._number
 
     def commit(
         self,
-        events: Sequence[tuple[Named, bytes]],
+        events: Sequence[tuple[CloudEvent | StoredEvent | Envelope, bytes]],
         *,
         records: Mapping[tuple[str, str], Json] | None = None,
         published: Sequence[Loss] = (),
@@ -204,21 +165,22 @@ class Outbox:
             if added:
                 values[STATE, RUN] = {"epoch": self.epoch, "reporterseq": self._number, "seq": added[-1].seq}
 
-            def work(database: Database) -> None:
+            def work(database: Ledger) -> Freed:
                 for event in added:
-                    save_event(database, event)
+                    database.save_event(event)
                 for row in waiting:
                     database.execute("save-waiting", *row)
                 for (kind, key), value in values.items():
-                    save_record(database, kind, key, value, at=now)
+                    database.save_record(kind, key, value, at=now)
                 if published:
-                    save_losses(database, [loss for loss in losses(database) if loss not in published])
+                    database.forget_losses(published)
+                return self._make_room(database)
 
-            self._storage.run(work, synced=True)
+            self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
+            freed = self._storage.run(work, synced=True)
             self._storage.last_seq += len(added)
             self._waiting.update(sink for sink, _ in waiting)
-            self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
-            self._make_room()
+            self._note_freed(freed)
             self._storage.note_number()
             self.wake()
             return self._storage.error is None
@@ -227,22 +189,14 @@ class Outbox:
 
     def pending(self, sink: str, limit: int, *, after: int = 0) -> list[StoredEvent]:
         """Return the oldest events that wait for the sink behind the number `after`, in their order."""
-        with self._changed:
-            return self._storage.run(
-                lambda database: read_events(database.execute("pending", sink, after), limit=limit)
-            )
+        return self._storage.run(lambda database: database.pending(sink, after=after, limit=limit))
 
     def has_waiting(self, sink: str, *, since: float, types: tuple[str, str]) -> bool:
         """Return whether an event whose type begins so waits for the sink, stored after `since` (steady seconds)."""
-        patterns = [f"{beginning}*" for beginning in types]
-        with self._changed:
-            if not self._waiting[sink]:
-                return False
-            return self._storage.run(
-                lambda database: (
-                    database.execute("has-waiting-since", since, *patterns, sink).fetchone() is not None
-                )
-            )
+        values = (since, *(f"{beginning}*" for beginning in types), sink)
+        return bool(
+            self._storage.run(lambda database: database.execute("has-waiting-since", *values).fetchone())
+        )
 
     def wait(self, seen: int, seconds: float) -> None:
         """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
@@ -269,19 +223,16 @@ class Outbox:
         """
         now = self._clock.steady()
 
-        def work(database: Database) -> int:
-            for event in events if dead else ():
-                letter = DeadLetter(sink, event.id, event.type, *(dead or ("", "")), now, event.body)
-                save_dead_letter(database, letter)
-            return sum(database.execute("delete-waiting", sink, event.seq).rowcount for event in events)
+        def work(database: Ledger) -> int:
+            for one in events if dead else ():
+                database.save_dead_letter(sink, one.id, one.type, *(dead or ()), now, one.body)
+            return sum(database.execute("delete-waiting", sink, one.seq).rowcount for one in events)
 
-        def is_delivered(database: Database) -> bool:
+        def is_delivered(database: Ledger) -> bool:
             return any(database.execute("sinks-waiting-for", one.seq).fetchone() is None for one in events)
 
         with self._changed:
             self._waiting[sink] -= self._storage.run(work, synced=dead is not None)
-            if dead:
-                self._dead[sink] += len(events)
             self._has_delivered = self._has_delivered or self._storage.run(is_delivered)
             self._storage.note_done(sink, (event.seq for event in events))
             self._storage.note_number()
@@ -302,19 +253,15 @@ class Outbox:
     def left_sinks(self) -> dict[str, int]:
         """Return how many events wait for sinks that are not configured."""
         with self._changed:
-            return {
-                sink: count for sink, count in self._waiting.items() if count > 0 and sink not in self._sinks
-            }
+            return {sink: count for sink, count in (+self._waiting).items() if sink not in self._sinks}
 
     def dead_letter_counts(self) -> dict[str, int]:
         """Return the number of dead letters of each sink."""
-        with self._changed:
-            return dict(self._dead)
+        return self._storage.run(lambda database: database.counts("count-dead-letters"))
 
     def size_bytes(self) -> int:
         """Return how much the events, records and dead letters take up."""
-        with self._changed:
-            return self._storage.run(Database.used_bytes)
+        return self._storage.run(Ledger.used_bytes)
 
     # Whose the state is
 
@@ -326,11 +273,10 @@ class Outbox:
         with self._changed:
             waiting = [
                 Loss(reason=OTHER_VM, count=count, sink=sink, oldest=self.backlog(sink)[1])
-                for sink, count in self._waiting.items()
-                if count > 0
+                for sink, count in (+self._waiting).items()
             ]
-            target = self._storage.replace(OTHER_VM_FILE)
-            self._storage.run(lambda database: note_losses(database, waiting), synced=True)
+            target = self._storage.replace("other-vm")
+            self._storage.run(lambda database: database.note_losses(waiting), synced=True)
             self._begin()
             return target
 
@@ -339,36 +285,35 @@ class Outbox:
     def recover(self) -> None:
         """Use a file again that failed, and notice what the command line has changed; call every second."""
         with self._changed:
-            if self._storage.recover() or self._has_retries:
-                self._load()
-                self._make_room()
-                self.wake()
+            has_changed = self._storage.recover()
+        while has_changed:
+            has_changed = self._load() == CHUNK_ROWS
 
-    def _load(self) -> None:
-        """Count what waits, begin with new sinks, and let dead letters wait that are to be sent again."""
+    def _load(self) -> int:
+        """Count what waits, begin with new sinks, and let dead letters wait again; return how many of them."""
         now = self._clock.steady()
 
-        def work(database: Database) -> tuple[int, Counter[str], Counter[str]]:
+        def work(database: Ledger) -> tuple[int, Freed, Counter[str]]:
             appended = 0
             if not database.is_memory:
                 self._begin_sinks(database)
                 appended = _append_retries(database, self._storage.last_seq, now)
-            waiting, dead = (
-                Counter(dict(database.execute(name).fetchall()))
-                for name in ("count-waiting", "count-dead-letters")
-            )
-            return appended, waiting, dead
+            return appended, self._make_room(database), Counter(database.counts("count-waiting"))
 
-        appended, self._waiting, self._dead = self._storage.run(work, synced=True)
-        self._has_retries = appended == CHUNK_ROWS
-        self._storage.last_seq += appended
-        self._storage.note_number()
-        self._has_delivered = True
-        self.generation += 1
+        with self._changed:
+            self._has_delivered = True
+            appended, freed, waiting = self._storage.run(work, synced=True)
+            self._waiting = waiting + freed[1]
+            self._note_freed(freed)
+            self._storage.last_seq += appended
+            self._storage.note_number()
+            self.generation += 1
+            self.wake()
+            return appended
 
-    def _begin_sinks(self, database: Database) -> None:
+    def _begin_sinks(self, database: Ledger) -> None:
         """Let new sinks with `from_start` wait for what is stored."""
-        known = read_record(database, STATE, SINKS) or []
+        known = database.record(STATE, SINKS) or []
         if new := [name for name in self._sinks if name not in known]:
             for name in new:
                 wanted, from_start = self._sinks[name]
@@ -376,24 +321,21 @@ class Outbox:
                     event = stored_event(row)
                     if wanted.matches(event):
                         database.execute("save-waiting", name, event.seq)
-            save_record(database, STATE, SINKS, [*known, *new], at=0.0)
+            database.save_record(STATE, SINKS, [*known, *new])
 
     def prune(self) -> None:
         """Forget what every sink has had and what is old; call every minute."""
         now = self._clock.steady()
 
-        def work(database: Database) -> bool:
+        def work(database: Ledger) -> bool:
             database.execute("prune-dead-letters", now - DEAD_LETTER_SECONDS)
             database.execute("prune-records", now - RECORD_SECONDS)
-            return (
-                database.execute("prune-events", now - self._retain_seconds, CHUNK_ROWS).rowcount
-                == CHUNK_ROWS
-            )
+            pruned = database.execute("prune-events", now - self._retain_seconds, CHUNK_ROWS)
+            return pruned.rowcount == CHUNK_ROWS
 
         is_unfinished = True
         while is_unfinished:
-            with self._changed:
-                is_unfinished = self._storage.error is None and self._storage.run(work, synced=False)
+            is_unfinished = self._storage.error is None and self._storage.run(work, synced=False)
         for sink in self.left_sinks():
             self._expire(sink, now - LEFT_SECONDS)
 
@@ -403,32 +345,17 @@ class Outbox:
             self.acknowledge(sink, old, dead=(EXPIRED, "the sink is not configured"))
             log.error("%d event(s) for sink %s, which is not configured, are dead-lettered", len(old), sink)
 
-    def _make_room(self) -> None:
+    def _make_room(self, database: Ledger) -> Freed:
         """Keep the file, or the memory in its place, below its limit."""
+        limit = min(self._max_bytes, MEMORY_BYTES) if database.is_memory else self._max_bytes - LOG_BYTES
+        return make_room(database, limit, search=self._has_delivered, is_stored=self._storage.has_stored)
 
-        def max_bytes(database: Database) -> int:
-            return min(self._max_bytes, MEMORY_BYTES) if database.is_memory else self._max_bytes - LOG_BYTES
-
-        if self._storage.run(lambda database: database.used_bytes() <= max_bytes(database)):
-            return
-        freed = self._storage.run(
-            lambda database: make_room(
-                database,
-                max_bytes=max_bytes(database),
-                has_delivered=self._has_delivered,
-                is_stored=self._storage.has_stored,
-            ),
-            synced=False,
-        )
-        self._has_delivered = freed.has_delivered
-        self._dead -= freed.dead
-        for sink, loss in freed.losses.items():
-            self._waiting[sink] -= loss.count or 0
-        if freed.losses and self._drops.is_due():
-            log.error(
-                "the outbox reached its size limit: the oldest waiting events are dropped",
-                extra={"dropped": {sink: loss.count for sink, loss in freed.losses.items()}},
-            )
+    def _note_freed(self, freed: Freed) -> None:
+        self._has_delivered, lost = freed
+        self._waiting -= lost
+        if lost and self._drops.is_due():
+            text = "the outbox reached its size limit: the oldest waiting events are dropped"
+            log.error(text, extra={"dropped": lost})
 
     def close(self) -> None:
         """Write what can be written and let the folder go."""
@@ -436,20 +363,20 @@ class Outbox:
             if self._storage.error:
                 self._storage.recover()
             if self._storage.error and (waiting := max(self._waiting.values(), default=0)):
-                log.error(
-                    "the state store is still unavailable: %d event(s) that were not delivered are lost",
-                    waiting,
-                )
+                text = "the state store is still unavailable: %d event(s) that were not delivered are lost"
+                log.error(text, waiting)
             self._storage.close()
             self._folder.release()
 
 
-def _append_retries(database: Database, last_seq: int, now: float) -> int:
+def _append_retries(database: Ledger, last_seq: int, now: float) -> int:
     """Let dead letters that are to be sent again wait like new events, behind `last_seq`; return how many."""
     numbers = [number for (number,) in database.execute("retries", CHUNK_ROWS)]
     for seq, number in enumerate(numbers, last_seq + 1):
-        dead, *_ = stored_dead_letter(database.execute("dead-letter", number).fetchone())
-        save_event(database, StoredEvent(seq=seq, id=dead.id, type=dead.type, stored_at=now, body=dead.body))
-        database.execute("save-waiting", dead.sink, seq)
+        (sink, id_, type_, *_, body), _ = stored_dead_letter(
+            database.execute("dead-letter", number).fetchone()
+        )
+        database.save_event(StoredEvent(seq=seq, id=id_, type=type_, stored_at=now, body=body))
+        database.execute("save-waiting", sink, seq)
         database.execute("delete-dead-letter", number)
     return len(numbers)

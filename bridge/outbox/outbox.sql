@@ -45,13 +45,13 @@ INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?);
 INSERT OR IGNORE INTO waiting VALUES (?, ?);
 
 -- name: save-dead-letter
-INSERT OR REPLACE INTO dead_letter VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO dead_letter VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: save-record
 INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?);
 
 -- name: record
-SELECT kind, key, value, checksum FROM record WHERE kind = ? AND key = ?;
+SELECT * FROM record WHERE kind = ? AND key = ?;
 
 -- name: records-by-age
 SELECT * FROM record ORDER BY kind != 'state', saved_at DESC;
@@ -137,7 +137,7 @@ DELETE FROM record WHERE rowid IN (
 );
 
 -- name: delete-oldest-dead-letters
-DELETE FROM dead_letter WHERE number IN (SELECT number FROM dead_letter ORDER BY number LIMIT ?) RETURNING sink;
+DELETE FROM dead_letter WHERE number IN (SELECT number FROM dead_letter ORDER BY number LIMIT ?);
 
 -- name: oldest-event
 SELECT seq, stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting);
@@ -171,3 +171,6 @@ UPDATE dead_letter SET retry = 1 WHERE number = ?;
 
 -- name: waiting-seqs
 SELECT seq FROM waiting WHERE sink = ? ORDER BY seq;
+
+-- name: move-waiting
+UPDATE OR REPLACE waiting SET sink = ? WHERE sink = ? AND seq = ?;

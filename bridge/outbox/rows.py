@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bridge.events.model import StoredEvent
@@ -14,26 +14,13 @@ from bridge.runtime.json import Json
 # A batch of events is read up to this many bytes, so that a backlog of huge documents costs no memory.
 READ_BYTES = 4 * 1024 * 1024
 
-# The kind of the records that are kept for ever; others are forgotten after a while.
+# The kind of the records that are kept for ever, and keys of it: the last run of a process, losses that are not
+# published yet, and sinks that are not new.
 STATE = "state"
-OCCURRENCE = "occurrence"  # how often a transition was seen, by its fingerprint
-RUN, LOSSES = "run", "losses"
-SINKS = "sinks"  # which are not new
+RUN, LOSSES, SINKS = "run", "losses", "sinks"
+OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint
 
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """An event that a sink did not get."""
-
-    sink: str
-    id: str
-    type: str
-    reason: str
-    detail: str
-    dead_at: float
-    body: bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,36 +43,74 @@ class Loss:
 
     def __add__(self, other: Loss) -> Loss:
         counts = [loss.count for loss in (self, other) if loss.count is not None]
-        oldest = [loss.oldest for loss in (self, other) if loss.oldest is not None]
-        newest = [loss.newest for loss in (self, other) if loss.newest is not None]
         return replace(
             self,
             count=sum(counts) if counts else None,
-            oldest=min(oldest, default=None),
-            newest=max(newest, default=None),
+            oldest=min(filter(None, (self.oldest, other.oldest)), default=None),
+            newest=max(filter(None, (self.newest, other.newest)), default=None),
         )
 
 
-def save_event(database: Database, event: StoredEvent) -> None:
-    """Write an event; the caller holds the transaction."""
-    values = (event.id, event.type, event.stored_at, event.body)
-    database.execute("save-event", event.seq, *values, checksum(*values))
+class Ledger(Database):
+    """A database with the outbox's rows as values; whoever writes holds the transaction. Reads raise Damaged."""
 
+    def save_event(self, event: StoredEvent) -> None:
+        """Write an event."""
+        values = (event.id, event.type, event.stored_at, event.body)
+        self.execute("save-event", event.seq, *values, checksum(*values))
 
-def read_events(rows: Iterable[Sequence[Any]], *, limit: int) -> list[StoredEvent]:
-    """Read up to `limit` events, and fewer if they are large.
+    def pending(self, sink: str, *, after: int, limit: int) -> list[StoredEvent]:
+        """Return up to `limit` events that wait for a sink behind a number, and fewer if they are large."""
+        events: list[StoredEvent] = []
+        size = 0
+        for row in self.execute("pending", sink, after):
+            events.append(stored_event(row))
+            size += len(events[-1].body)
+            if len(events) == limit or size >= READ_BYTES:
+                break
+        return events
 
-    Raises:
-        Damaged: one is not as it was written.
-    """
-    events: list[StoredEvent] = []
-    size = 0
-    for row in rows:
-        events.append(stored_event(row))
-        size += len(events[-1].body)
-        if len(events) == limit or size >= READ_BYTES:
-            break
-    return events
+    def save_dead_letter(self, *values: Any, retry: int = 0) -> None:
+        """Write a dead letter: its sink, id, type, reason, detail, time and body."""
+        self.execute("save-dead-letter", *values, checksum(*values), retry)
+
+    def record(self, kind: str, key: str) -> Any:
+        """Return a record's value, None if there is none."""
+        row = self.execute("record", kind, key).fetchone()
+        return stored_record(row)[2] if row else None
+
+    def save_record(self, kind: str, key: str, value: Json, *, at: float = 0.0) -> None:
+        """Write a record."""
+        text = json.dumps(value)
+        self.execute("save-record", kind, key, text, at, checksum(kind, key, text))
+
+    def losses(self) -> list[Loss]:
+        """Return the losses that are not published yet."""
+        return [Loss(**loss) for loss in self.record(STATE, LOSSES) or ()]
+
+    def forget_losses(self, published: Sequence[Loss]) -> None:
+        """Forget losses that are published."""
+        self._save_losses(loss for loss in self.losses() if loss not in published)
+
+    def note_losses(self, new: Iterable[Loss]) -> None:
+        """Remember losses, together with others of their reason and sink."""
+        known = {(loss.reason, loss.sink): loss for loss in self.losses()}
+        for loss in new:
+            key = (loss.reason, loss.sink)
+            known[key] = known[key] + loss if key in known else loss
+        self._save_losses(known.values())
+
+    def _save_losses(self, losses: Iterable[Loss]) -> None:
+        self.save_record(STATE, LOSSES, [asdict(loss) for loss in losses])
+
+    def last_seq(self) -> int:
+        """Return the last number that was given in this database."""
+        run = self.record(STATE, RUN) or {}
+        return max(int(run.get("seq", 0)), int(self.execute("last-seq").fetchone()[0]))
+
+    def counts(self, statement: str) -> dict[str, int]:
+        """Return what a statement counts for each sink."""
+        return dict(self.execute(statement).fetchall())
 
 
 def stored_event(row: Sequence[Any]) -> StoredEvent:
@@ -95,42 +120,18 @@ def stored_event(row: Sequence[Any]) -> StoredEvent:
         Damaged: it is not as it was written.
     """
     seq, *values, expected = row
-    event_id, event_type, stored_at, body = verified(values, expected)
+    event_id, event_type, stored_at, body = _verified(values, expected)
     return StoredEvent(seq=seq, id=event_id, type=event_type, stored_at=stored_at, body=body)
 
 
-def save_dead_letter(
-    database: Database, dead: DeadLetter, *, number: int | None = None, retry: int = 0
-) -> None:
-    """Write a dead letter; the caller holds the transaction."""
-    values = astuple(dead)
-    database.execute("save-dead-letter", number, *values, checksum(*values), retry)
-
-
-def stored_dead_letter(row: Sequence[Any]) -> tuple[DeadLetter, int, int]:
-    """Make a dead letter of a row; return its number and whether it is to be sent again, too.
+def stored_dead_letter(row: Sequence[Any]) -> tuple[Sequence[Any], int]:
+    """Return the values of a dead letter as they are written, and whether it is to be sent again.
 
     Raises:
         Damaged: it is not as it was written.
     """
-    number, *values, expected, retry = row
-    return DeadLetter(*verified(values, expected)), number, retry
-
-
-def save_record(database: Database, kind: str, key: str, value: Json, *, at: float) -> None:
-    """Write a record; the caller holds the transaction."""
-    text = json.dumps(value)
-    database.execute("save-record", kind, key, text, at, checksum(kind, key, text))
-
-
-def read_record(database: Database, kind: str, key: str) -> Any:
-    """Return a record's value, None if there is none.
-
-    Raises:
-        Damaged: it is not as it was written.
-    """
-    row = database.execute("record", kind, key).fetchone()
-    return json.loads(verified(row[:3], row[3])[2]) if row else None
+    _, *values, expected, retry = row
+    return _verified(values, expected), retry
 
 
 def stored_record(row: Sequence[Any]) -> tuple[str, str, Any, float]:
@@ -140,41 +141,11 @@ def stored_record(row: Sequence[Any]) -> tuple[str, str, Any, float]:
         Damaged: it is not as it was written.
     """
     *values, saved_at, expected = row
-    kind, key, text = verified(values, expected)
+    kind, key, text = _verified(values, expected)
     return kind, key, json.loads(text), saved_at
 
 
-def losses(database: Database) -> list[Loss]:
-    """Return the losses that are not published yet."""
-    return [Loss(**loss) for loss in read_record(database, STATE, LOSSES) or ()]
-
-
-def save_losses(database: Database, found: Iterable[Loss]) -> None:
-    """Write the losses that are not published yet; the caller holds the transaction."""
-    save_record(database, STATE, LOSSES, [asdict(loss) for loss in found], at=0.0)
-
-
-def note_losses(database: Database, new: Iterable[Loss]) -> None:
-    """Remember losses, together with others of their reason and sink; the caller holds the transaction."""
-    known = {(loss.reason, loss.sink): loss for loss in losses(database)}
-    for loss in new:
-        key = (loss.reason, loss.sink)
-        known[key] = known[key] + loss if key in known else loss
-    save_losses(database, known.values())
-
-
-def last_seq(database: Database) -> int:
-    """Return the last number that was given in this database."""
-    run = read_record(database, STATE, RUN) or {}
-    return max(int(run.get("seq", 0)), int(database.execute("last-seq").fetchone()[0]))
-
-
-def verified(values: Sequence[Any], expected: int) -> Sequence[Any]:
-    """Return a row's values.
-
-    Raises:
-        Damaged: they are not as they were written.
-    """
+def _verified(values: Sequence[Any], expected: int) -> Sequence[Any]:
     if checksum(*values) != expected:
         raise Damaged("a row is not as it was written")
     return values

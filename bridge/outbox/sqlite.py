@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
@@ -51,12 +50,10 @@ class Database:
 
         Raises:
             StateError: a newer version wrote the file.
-            OSError: the file cannot be made.
+            sqlite3.Error: the file cannot be opened or made.
         """
         self.is_memory = path is None
-        if path and mode == "create":
-            _create_private(path)
-        self._connection = _connect(_address(path, mode), busy_seconds)
+        self._connection = _connect(path, mode, busy_seconds)
         try:
             if path:
                 _prepare(self._connection, path, mode)
@@ -119,10 +116,8 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 def checksum(*values: object) -> int:
     """Return the CRC-32 of a row's values."""
-    number = 0
-    for value in values:
-        number = crc32(value if isinstance(value, bytes) else f"{value}\0".encode("utf-8", "replace"), number)
-    return number
+    parts = (value if isinstance(value, bytes) else str(value).encode("utf-8", "replace") for value in values)
+    return crc32(b"\0".join(parts))
 
 
 def is_damage(error: Exception) -> bool:
@@ -146,16 +141,13 @@ def log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def _address(path: Path | None, mode: Mode) -> str:
-    if path is None:
-        return ":memory:"
-    if mode == "read":
-        # Without a log nothing needs to be locked, and no file of SQLite's is left behind.
-        return f"{path.absolute().as_uri()}?mode=ro{'' if log_bytes(path) else '&immutable=1'}"
-    return f"{path.absolute().as_uri()}?mode=rw"
-
-
-def _connect(name: str, busy_seconds: float) -> sqlite3.Connection:
+def _connect(path: Path | None, mode: Mode, busy_seconds: float) -> sqlite3.Connection:
+    name = ":memory:"
+    if path:
+        # Without a log a reader needs no lock, and leaves no file of SQLite's behind.
+        read = "mode=ro" if log_bytes(path) else "mode=ro&immutable=1"
+        options = {"create": "mode=rwc", "write": "mode=rw", "read": read}[mode]
+        name = f"{path.absolute().as_uri()}?{options}"
     connection = sqlite3.connect(
         name, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_seconds
     )
@@ -199,18 +191,6 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         f"BEGIN IMMEDIATE; {_statements()['schema']} PRAGMA application_id = {APPLICATION_ID}; "
         f"PRAGMA user_version = {VERSION}; COMMIT;"
     )
-
-
-def _create_private(path: Path) -> None:
-    """Make the file 0600 before SQLite does; SQLite gives its helper files the same mode.
-
-    A file that is there is not opened: closing it would drop the locks that this process has on it.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    if path.stat().st_mode & 0o077:
-        with contextlib.suppress(OSError):
-            path.chmod(0o600)
 
 
 def _storable(value: Any) -> Any:

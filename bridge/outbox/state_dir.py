@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -42,8 +41,7 @@ class StateFolder:
         self.path = path
         self.database = path / DATABASE
         self.moved_to = self.database  # where the database was moved last
-        self._lock: int | None = None
-        self._in_place: dict[str, int] = {}
+        self._files: dict[str, int] = {}  # the lock, and the files that are written in place
         self._number: int | None = None
 
     def acquire(self) -> None:
@@ -57,18 +55,19 @@ class StateFolder:
         if self.path.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):
                 self.path.chmod(0o700)
-        if self._lock is None or not self._is_still_there(self._lock):
+        if not self._is_held():
             self.release()
-            self._lock = self._take()
-            _sign(self._lock)
+            self._files[LOCK] = self._take()
+            self._write_in_place(
+                LOCK, f"{os.getpid():<20}"
+            )  # without room for it the lock counts all the same
 
     def release(self) -> None:
         """Let another process have the folder."""
-        for descriptor in (self._lock, *self._in_place.values()):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._lock, self._number = None, None
-        self._in_place.clear()
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+        self._number = None
 
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""
@@ -78,10 +77,9 @@ class StateFolder:
             return None
         try:
             _lock(lock)
+            return None  # noqa: TRY300 - nobody else held it
         except OSError:
             return _read_holder(lock)
-        else:
-            return None
         finally:
             os.close(lock)
 
@@ -116,14 +114,16 @@ class StateFolder:
         body += b" " * (-len(body) % STATUS_BLOCK_BYTES)
         path, temporary = self.path / STATUS, self.path / f"{STATUS}.new"
         try:
-            _write_private(temporary, body)
+            temporary.write_bytes(body)
             temporary.replace(path)
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             if path.stat().st_size < len(body):
                 raise
-            _write_private(path, body)  # over the old one, which needs no new room
+            with path.open("r+b") as file:  # over the old one, which needs no new room
+                file.write(body)
+                file.truncate()
 
     def read_status(self) -> dict[str, Any] | None:
         """Return what was last written, None if nothing readable was."""
@@ -139,7 +139,8 @@ class StateFolder:
             OSError: it cannot be read.
             ValueError: it is not a status.
         """
-        return read_object(_read(self.path / STATUS), max_bytes=MAX_STATUS_BYTES, decoder=_decoder)
+        with (self.path / STATUS).open("rb") as file:
+            return read_object(file.read(MAX_STATUS_BYTES + 1), max_bytes=MAX_STATUS_BYTES, decoder=_decoder)
 
     def write_last_good(self, text: str) -> None:
         """Keep the time of the last usable answer; a text has always the same length."""
@@ -166,40 +167,47 @@ class StateFolder:
 
     def _write_in_place(self, name: str, text: str) -> bool:
         try:
-            if name not in self._in_place:
-                self._in_place[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.lseek(self._in_place[name], 0, os.SEEK_SET)
-            os.write(self._in_place[name], text.encode())
+            if name not in self._files:
+                self._files[name] = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.lseek(self._files[name], 0, os.SEEK_SET)
+            os.write(self._files[name], text.encode())
         except OSError:
             return False
         return True
 
     def _read_text(self, name: str) -> str:
         try:
-            return _read(self.path / name).decode("ascii", "replace").strip()
+            return (self.path / name).read_bytes().decode("ascii", "replace").strip()
         except OSError:
             return ""
 
-    def _take(self) -> int:
-        lock = _open_lock(self.path / LOCK)
+    def _is_held(self) -> bool:
+        """Return whether ours is the lock that other processes see: the folder may have been replaced."""
         try:
-            _lock_patiently(lock)
-        except OSError as error:
-            holder = _read_holder(lock)
-            os.close(lock)
-            if not _is_held(error):
-                raise
-            raise StateError(
-                f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
-            ) from None
-        return lock
-
-    def _is_still_there(self, lock: int) -> bool:
-        """Return whether the lock is the one that other processes see: the folder may have been replaced."""
-        try:
-            return os.path.samestat(os.fstat(lock), (self.path / LOCK).stat())
+            return LOCK in self._files and os.path.samestat(
+                os.fstat(self._files[LOCK]), (self.path / LOCK).stat()
+            )
         except FileNotFoundError:
             return False
+
+    def _take(self) -> int:
+        path = self.path / LOCK
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:
+            if not path.exists():
+                raise
+            lock = os.open(path, os.O_RDONLY)  # on a disk that can only be read
+        for _ in range(LOCK_TRIES):
+            with contextlib.suppress(BlockingIOError, PermissionError):
+                _lock(lock)
+                return lock
+            time.sleep(LOCK_PAUSE_SECONDS)
+        holder = _read_holder(lock)
+        os.close(lock)
+        raise StateError(
+            f"{self.path} is held by {holder}: stop that process, or give this one its own state_dir"
+        )
 
 
 def _rename(path: Path, target: Path) -> None:
@@ -209,44 +217,6 @@ def _rename(path: Path, target: Path) -> None:
             path.with_name(path.name + suffix).replace(f"{target}{suffix}")
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MAX_STATUS_BYTES + 1)
-
-
-def _open_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        if path.exists():
-            return os.open(path, os.O_RDONLY)  # on a disk that can only be read
-        raise
-
-
-def _lock_patiently(lock: int) -> None:
-    for _ in range(LOCK_TRIES - 1):
-        try:
-            return _lock(lock)
-        except OSError as error:
-            if not _is_held(error):
-                raise
-            time.sleep(LOCK_PAUSE_SECONDS)
-    return _lock(lock)
-
-
-def _is_held(error: OSError) -> bool:
-    return error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
-
-
-def _sign(lock: int) -> None:
-    """Write our process id over the last one's; without room for it the lock counts all the same."""
-    text = f"{os.getpid()}\n".encode()
-    with contextlib.suppress(OSError):
-        os.lseek(lock, 0, os.SEEK_SET)
-        os.write(lock, text)
-        os.truncate(lock, len(text))
-
-
 def _read_holder(lock: int) -> str:
     try:
         os.lseek(lock, 0, os.SEEK_SET)
@@ -254,14 +224,6 @@ def _read_holder(lock: int) -> str:
     except OSError:  # Windows lets no one read what is locked
         pid = ""
     return f"process {pid}" if pid.isdigit() else "another process"
-
-
-def _write_private(path: Path, body: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(body)
-        file.flush()
-        file.truncate()
 
 
 if sys.platform == "win32":

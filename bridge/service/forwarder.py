@@ -16,7 +16,8 @@ from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import OCCURRENCE, STATE, Outbox
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import OCCURRENCE, STATE
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock, full_jitter
 from bridge.runtime.instants import iso_utc

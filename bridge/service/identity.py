@@ -19,7 +19,8 @@ from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import INSTANCE_SECONDS
 from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
-from bridge.outbox.outbox import DAMAGE, STATE, STATE_FOLDER_GONE, Loss, Outbox
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
 from bridge.runtime.clock import Clock
 
 log = logging.getLogger(__name__)

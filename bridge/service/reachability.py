@@ -11,7 +11,8 @@ from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS
-from bridge.outbox.outbox import STATE, Outbox
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import STATE
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc, parse_iso

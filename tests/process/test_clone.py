@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.events.filters import Filter
 from bridge.lab.imds import INSTANCE_PATH, ImdsLab
-from bridge.outbox.outbox import STATE
+from bridge.outbox.rows import STATE
 from bridge.runtime.clock import Clock
 from bridge.service.identity import VM
 from tests.support.outbox import open_outbox

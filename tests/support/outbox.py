@@ -14,7 +14,8 @@ from typing import Any
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.outbox import inspect
-from bridge.outbox.outbox import STATE, Outbox
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.clock import Clock

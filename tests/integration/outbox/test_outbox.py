@@ -17,7 +17,8 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.outbox import rows as rows_module
-from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, STATE, Outbox
+from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
+from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import LOG_BYTES
 from tests.support.clock import MovedClock
 from tests.support.outbox import (

@@ -14,8 +14,8 @@ from bridge.config.models import Config
 from bridge.errors import StateError
 from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
-from bridge.outbox.outbox import STATE, Loss, Outbox
-from bridge.outbox.rows import note_losses
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import STATE, Loss
 from bridge.runtime.instants import iso_utc
 from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
@@ -194,7 +194,7 @@ SIZE_LIMIT = Loss(reason="SizeLimit", count=3, sink="a", oldest=1e9, newest=1e9 
 
 
 def note_loss(outbox: Outbox, *losses: Loss) -> None:
-    outbox._storage.run(lambda database: note_losses(database, losses), synced=True)
+    outbox._storage.run(lambda database: database.note_losses(losses), synced=True)
 
 
 @pytest.mark.parametrize(
