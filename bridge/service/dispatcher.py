@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.errors import DeliveryError, Misconfigured, Rejected
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.runtime.clock import Clock
 from bridge.runtime.instants import iso_utc
+from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.service.measured import NO_METER, NoMeter
-from bridge.service.retries import URGENT_AGE_SECONDS, URGENT_TYPES, Failure, Pace
-from bridge.service.schedule import NOTHING_WAITS, Schedule
-from bridge.service.sink_health import SinkHealth
+from bridge.service.schedule import NOTHING_WAITS, URGENT_AGE_SECONDS, URGENT_TYPES, Failure, Pace, Schedule
 from bridge.sinks.base import Sink
 from bridge.sinks.responses import CONFLICT
 
 if TYPE_CHECKING:
     from bridge.service.metrics import Meter
 
+log = logging.getLogger(__name__)
+
 IDLE_SECONDS = 10.0  # new events end the wait
+LONG_WAIT_SECONDS = 600.0
+_LOG = {"retrying": log.warning, "misconfigured": log.error, "gone": log.error}
+_ADVICE = {
+    "retrying": "not delivered, retrying",
+    "misconfigured": (
+        "its address or credentials seem to be wrong; nothing is lost: fix the URL or the credentials; "
+        "secret files are read again on every retry"
+    ),
+    "gone": "the receiver wants no more events (410 Gone); stopped until this process is restarted",
+}
+SinkState = Literal["ok", "rejecting", "retrying", "misconfigured", "gone"]
+_STATES: dict[type[DeliveryError], SinkState] = {Gone: "gone", Misconfigured: "misconfigured"}
 
 
 class Dispatcher:
@@ -90,14 +104,13 @@ class Dispatcher:
         counts = [one.failure.count for one in list(self._schedule.failed.values())]
         failures = self._schedule.failures or max(counts, default=0)
         backlog, since = self._outbox.backlog(self.name)
+        retry_at = self._clock.wall() - self._clock.monotonic() + self._retry_at
         return {
             "state": self._health.state(is_failing=failures > 0),
             "backlog": backlog,
-            "oldest_waits_seconds": None
-            if since is None
-            else max(0.0, round(self._clock.steady() - since, 1)),
+            "oldest_waits_seconds": since and max(0.0, round(self._clock.steady() - since, 1)),
             "failures": failures,
-            "next_retry_at": self._wall_time(self._retry_at) if self._retry_at < math.inf else None,
+            "next_retry_at": iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
             **self._health.last,
         }
 
@@ -118,8 +131,6 @@ class Dispatcher:
             return None
         retry_at = self._retry_at = self._schedule.retry_at(pace)
         return max(0.0, retry_at - now)
-
-    # Delivery
 
     def _deliver(self, events: list[StoredEvent]) -> None:
         """Send events and note what became of them."""
@@ -148,7 +159,8 @@ class Dispatcher:
     def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
         self._schedule.acknowledge([event], dead=(reason, detail))
         self.dead_lettered += 1
-        self._health.note_dead_letter(event, reason, detail)
+        text = "sink %s: an event is dead-lettered as %s: %s"
+        log.error(text, self.name, reason, detail, extra={"event": event.id})
 
     def _note_delivery(self, events: Sequence[StoredEvent]) -> None:
         if not events:
@@ -186,8 +198,6 @@ class Dispatcher:
         wait_seconds = self._schedule.retry_at(self._pace()) - self._clock.monotonic()
         self._health.note_failure(error, self._schedule.failures, wait_seconds=wait_seconds)
 
-    # Waits
-
     def _pace(self) -> Pace:
         is_urgent = False
         if self._schedule.hold or self._schedule.failed:
@@ -211,5 +221,54 @@ class Dispatcher:
         extend_deadline(IDLE_SECONDS)
         self._outbox.wait(self._seen, min(seconds, IDLE_SECONDS))
 
-    def _wall_time(self, monotonic: float) -> str:
-        return iso_utc(self._clock.now() + timedelta(seconds=monotonic - self._clock.monotonic()))
+
+class SinkHealth:
+    """What the last deliveries of a sink showed; written by the sink's thread, read by any."""
+
+    def __init__(self, sink: str, clock: Clock) -> None:
+        self._sink = sink
+        self._clock = clock
+        self._log_limit = RepeatLimit(clock)
+        self._is_rejecting = False
+        self._failed_as: SinkState = "ok"
+        # The last success and the last error, as the status file shows them.
+        self.last: dict[str, str | None] = dict.fromkeys(("last_success_at", "last_error", "last_error_at"))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver wants nothing more."""
+        return self._failed_as == "gone"
+
+    def state(self, *, is_failing: bool) -> SinkState:
+        """Return how the sink is, given whether something fails now."""
+        if is_failing or self.is_gone:
+            return self._failed_as
+        return "rejecting" if self._is_rejecting else "ok"
+
+    def note_success(self) -> None:
+        """Note that events were accepted."""
+        self._is_rejecting = False
+        self.last["last_success_at"] = iso_utc(self._clock.now())
+
+    def note_rejection(self, event: StoredEvent, error: DeliveryError) -> None:
+        """Remember why an event was rejected."""
+        self._is_rejecting = True
+        self._note_error(f"{event.id}: {error}")
+
+    def note_recovery(self, failures: int) -> None:
+        """Log that the receiver answers again."""
+        log.info("sink %s: delivering again", self._sink, extra={"failures": failures})
+        self._log_limit.reset()
+
+    def note_failure(self, error: DeliveryError, failures: int, *, wait_seconds: float) -> None:
+        """Log what is wrong after `failures` in a row, once and then rarely, and a long wait for the next try."""
+        state = self._failed_as = _STATES.get(type(error), "retrying")
+        self._note_error(str(error))
+        if self._log_limit.is_due(state):
+            _LOG[state](f"sink %s: {_ADVICE[state]}: %s", self._sink, error, extra={"failures": failures})
+        if LONG_WAIT_SECONDS < wait_seconds < math.inf:
+            at = self._clock.now() + timedelta(seconds=wait_seconds)
+            log.warning("sink %s: the next try is at %s", self._sink, iso_utc(at))
+
+    def _note_error(self, text: str) -> None:
+        self.last |= {"last_error": text, "last_error_at": iso_utc(self._clock.now())}

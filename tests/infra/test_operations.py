@@ -37,7 +37,7 @@ def test_each_state_of_a_process_has_a_row() -> None:
 
 
 def test_each_state_of_a_sink_has_a_row() -> None:
-    health = (ROOT / "bridge/service/sink_health.py").read_text(encoding="utf-8")
+    health = (ROOT / "bridge/service/dispatcher.py").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z]+)`", section("States of a sink"), re.MULTILINE)
     for state in rows:
         assert f'"{state}"' in health, state

@@ -11,8 +11,7 @@ import pytest
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
-from bridge.service.retries import Failure, Pace
-from bridge.service.schedule import MANY_FAILED, MAX_FAILED, NOTHING_WAITS, Schedule
+from bridge.service.schedule import MANY_FAILED, MAX_FAILED, NOTHING_WAITS, Failure, Pace, Schedule
 
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER = "io.imdsbridge.bridge.heartbeat.v1"

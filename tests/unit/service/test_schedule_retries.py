@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
-from bridge.service.retries import FailedEvent, Failure, Pace, is_urgent_type
+from bridge.service.schedule import FailedEvent, Failure, Pace, is_urgent_type
 
 SHARES = st.floats(min_value=0, max_value=1)
 COUNTS = st.integers(min_value=1, max_value=10_000)
