@@ -50,8 +50,8 @@ class OwnAttributes(Attributes):
     """Those of the VM's own events, which are numbered."""
 
     reporter: str = _attribute("The reporting process: `<vm>/forward`, `<vm>/listen` or `<host>/relay`.")
-    reporterepoch: str = _attribute("The id of the state that reporterseq belongs to.")
-    reporterseq: str = _attribute("A gapless counter, with leading zeros.", pattern="^[0-9]{12,}$")
+    reporterepoch: str = _attribute("The id of this run of the process, in which reporterseq counts.")
+    reporterseq: str = _attribute("A gapless counter that begins with 1, with leading zeros.", pattern="^[0-9]{12,}$")
 
 
 class ReceiptAttributes(OwnAttributes):

@@ -396,9 +396,10 @@ class BridgeLossData(Part):
     """Events were lost or dropped before every sink had them; what IMDS shows now is published again if necessary."""
 
     Reason: str = _property(
-        "Damage: the state store was damaged. SizeLimit: the outbox reached its size limit. StateFolderGone: the "
-        "state folder was removed while the process was running. OtherVm: the state was that of the VM from which "
-        "this one was cloned; these events are not published here, and that VM has them.",
+        "Damage: the state store was damaged, or events were lost that waited in memory while the disk failed. "
+        "SizeLimit: the outbox reached its size limit. StateFolderGone: the state store was removed or emptied. "
+        "OtherVm: the state was that of the VM from which this one was cloned; these events are not published here, "
+        "and that VM has them.",
         *("Damage", "SizeLimit", "StateFolderGone", "OtherVm"),
     )
     Count: int | None = _property(

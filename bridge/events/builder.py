@@ -234,7 +234,7 @@ class Reporter:
         """Build the event that reports that events were lost.
 
         Args:
-            reason: Damage, SizeLimit or StateFolderGone.
+            reason: one of LOSS_REASONS.
             count: how many; None if that is unknown.
             sink: the only sink that lost them, "" if it is not only one.
             oldest: when the oldest was stored; None if that is unknown.

@@ -118,8 +118,8 @@ def _action(view: EventView) -> Action:
 def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:
     """Return the alert's key: the EventId in lower case, so that all VMs of a group share one alert."""
     if view.kind in _OWN_ALERTS:
-        # The VM's name may be unknown when IMDS becomes unreachable and known later; its epoch stays.
-        reporter = event.get("reporterepoch") or view.of_vm("VmId") or view.vm
+        # Unlike the epoch it lasts over restarts, and unlike the VM's id it is known while IMDS is unreachable.
+        reporter = event.get("reporter") or view.vm
         key = f"imds-bridge:{_OWN_ALERTS[view.kind][0]}:{reporter}"
     else:
         ids = (view.data.get("EventId"), event.get("subject"), event.get("id"))

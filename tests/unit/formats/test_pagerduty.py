@@ -81,13 +81,10 @@ def test_an_update_of_what_has_started_acknowledges() -> None:
     assert write(updated({"EventStatus": "Started"}))["event_action"] == "trigger"
 
 
-def test_unreachable_imds_is_an_alert_of_the_vm_that_its_recovery_resolves() -> None:
-    unreachable, recovered = write(EVENTS["imds.unreachable"]), write(EVENTS["imds.recovered"])
-    assert (
-        unreachable["dedup_key"]
-        == recovered["dedup_key"]
-        == "imds-bridge:watch:c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11"
-    )
+def test_unreachable_imds_is_an_alert_of_the_vm_that_its_recovery_resolves_even_after_a_restart() -> None:
+    unreachable = write(EVENTS["imds.unreachable"])
+    recovered = write(EVENTS["imds.recovered"] | {"reporterepoch": "ffffffffffffffffffffffffffffffff"})
+    assert unreachable["dedup_key"] == recovered["dedup_key"] == "imds-bridge:watch:web-0/forward"
 
 
 def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:
