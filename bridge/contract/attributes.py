@@ -51,7 +51,9 @@ class OwnAttributes(Attributes):
 
     reporter: str = _attribute("The reporting process: `<vm>/forward`, `<vm>/listen` or `<host>/relay`.")
     reporterepoch: str = _attribute("The id of this run of the process, in which reporterseq counts.")
-    reporterseq: str = _attribute("A gapless counter that begins with 1, with leading zeros.", pattern="^[0-9]{12,}$")
+    reporterseq: str = _attribute(
+        "A gapless counter that begins with 1, with leading zeros.", pattern="^[0-9]{12,}$"
+    )
 
 
 class ReceiptAttributes(OwnAttributes):

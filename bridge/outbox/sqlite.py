@@ -54,6 +54,7 @@ class Database:
         """
         self.is_memory = path is None
         self._connection = _connect(path, mode, busy_seconds)
+        self._is_synced: bool | None = None
         try:
             if path:
                 _prepare(self._connection, path, mode)
@@ -63,12 +64,12 @@ class Database:
             self._connection.close()
             raise
 
-    @contextlib.contextmanager
-    def transaction(self, *, synced: bool = True) -> Iterator[None]:
+    def transaction(self, *, synced: bool = True) -> contextlib.AbstractContextManager[sqlite3.Connection]:
         """Commit all that is executed inside, or nothing; `synced` waits until the disk has it for good."""
-        self._connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        with transaction(self._connection):
-            yield
+        if synced != self._is_synced:
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
+            self._is_synced = synced
+        return transaction(self._connection)
 
     def execute(self, name: str, *values: Any) -> sqlite3.Cursor:
         """Run the statement called `name` in outbox.sql."""
