@@ -333,9 +333,8 @@ class Outbox:
             pruned = database.execute("prune-events", now - self._retain_seconds, CHUNK_ROWS)
             return pruned.rowcount == CHUNK_ROWS
 
-        is_unfinished = True
-        while is_unfinished:
-            is_unfinished = self._storage.error is None and self._storage.run(work, synced=False)
+        while self._storage.error is None and self._storage.run(work, synced=False):
+            pass
         for sink in self.left_sinks():
             self._expire(sink, now - LEFT_SECONDS)
 
