@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from bridge.imds.document import STARTED, ScheduledEvent
-from bridge.runtime.instants import iso_utc, parse_instant
+from bridge.runtime.time import iso_utc, parse_instant
 
 RECENT_SECONDS = 60.0
 

@@ -16,7 +16,7 @@ from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
 from bridge.imds.document import Document, ScheduledEvent, parse_document
 from bridge.imds.port import Imds
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 

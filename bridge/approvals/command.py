@@ -12,9 +12,9 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from bridge.contract.types import type_of
-from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import printable
+from bridge.runtime.time import parse_iso
 
 COMMAND_APPROVE = "command.approve"
 MAX_EVENT_IDS = 100

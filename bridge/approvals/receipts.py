@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.time import iso_utc
 
 
 def receipt_data(decision: Decision, command: Json, *, dry_run: bool, count: int = 0) -> dict[str, Json]:

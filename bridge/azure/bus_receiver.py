@@ -27,10 +27,9 @@ from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
 from bridge.errors import DeliveryError, HungError, Unavailable
-from bridge.runtime.clock import Clock, full_jitter
-from bridge.runtime.redaction import redact
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.text import redact
 from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.time import Clock, RepeatLimit, full_jitter
 from bridge.runtime.worker import Worker
 
 log = logging.getLogger(__name__)

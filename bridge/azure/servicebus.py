@@ -15,7 +15,7 @@ from bridge.azure.internals import accept_undecodable_messages
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.redaction import redact, register_secret
+from bridge.runtime.text import redact, register_secret
 
 S = TypeVar("S", bound=BusSettings)
 

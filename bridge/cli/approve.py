@@ -14,7 +14,7 @@ from bridge.formats.text import format_relative
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from bridge.service.command_sender import ApproveCommand
 from bridge.service.identity import approval_session
 

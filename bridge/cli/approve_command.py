@@ -14,7 +14,7 @@ from bridge.cli.exit_codes import FAILED, OK
 from bridge.cli.receipts import IgnoredReceipt, Receipt, open_receipts, receipts_settings
 from bridge.config.models import Config
 from bridge.errors import UsageError
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 from bridge.service.command_sender import ApproveCommand, send_command
 
 _EPILOG = """\

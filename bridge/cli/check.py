@@ -12,7 +12,7 @@ from bridge.cli.exit_codes import FAILED, OK
 from bridge.cli.probes import Finding, check, config_findings
 from bridge.errors import ConfigError
 from bridge.formats.table import table
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 _EPILOG = """\
 Publishes nothing without --send. Exits 3 if something does not work.

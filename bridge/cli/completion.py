@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bridge.cli.exit_codes import OK
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 _EPILOG = """\
 infra/systemd/install.sh installs the scripts of both shells for all users.

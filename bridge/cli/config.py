@@ -11,7 +11,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.schema import config_schema_text
 from bridge.errors import ConfigError
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 from bridge.service.composition import build_sinks, relay_settings, sinks_of
 
 _EPILOG = """\

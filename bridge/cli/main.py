@@ -16,8 +16,7 @@ from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
 from bridge.cli.parser import Parser
 from bridge.config.names import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
-from bridge.runtime.redaction import redact
-from bridge.runtime.terminal import show
+from bridge.runtime.text import redact, show
 
 DESCRIPTION = """\
 Publish every change of this Azure VM's Scheduled Events as CloudEvents, and lose none of them.

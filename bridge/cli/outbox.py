@@ -16,7 +16,7 @@ from bridge.formats.table import table
 from bridge.formats.text import format_duration
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 _EPILOG = """\
 examples:

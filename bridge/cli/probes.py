@@ -38,9 +38,9 @@ from bridge.imds.document import parse_document
 from bridge.outbox.inspect import waiting_counts
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.program import find_fault
-from bridge.runtime.redaction import redact
+from bridge.runtime.text import redact
+from bridge.runtime.time import Clock
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
 from bridge.service.status import SILENT_SECONDS, age_of, bus_error

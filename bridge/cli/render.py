@@ -14,7 +14,7 @@ from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 from bridge.service.composition import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import RequestPreview
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bridge.cli.exit_codes import OK
 from bridge.contract.schema import schema_files, schema_text, schemas
 from bridge.errors import UsageError
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 _EPILOG = """\
 Without NAME, lists the names. schemas/ holds the same files, with examples and instructions for consumers.

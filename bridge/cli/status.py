@@ -11,7 +11,7 @@ from typing import Any
 from bridge.cli.common import add_config, add_role, json_lines, state_folder
 from bridge.cli.exit_codes import FAILED, OK
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 from bridge.service.health import BACKLOG_SECONDS, find_urgent
 from bridge.service.status import bus_error, read_status, render
 

@@ -17,7 +17,7 @@ from bridge.console.queries import EventRow, VmRow
 from bridge.formats.text import sanitize
 from bridge.imds.document import fold_name
 from bridge.imds.instance import Vm, resource_group_of
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 

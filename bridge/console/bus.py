@@ -11,8 +11,8 @@ from bridge.console.received import Received, receive
 from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
 from bridge.errors import Unavailable
 from bridge.events.envelope import decode_event
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
+from bridge.runtime.time import Clock
 from bridge.service.refusals import Refusals
 
 PASS_SECONDS = 0.25

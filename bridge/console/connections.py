@@ -10,8 +10,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.time import Clock, RepeatLimit
 
 HEADER_SECONDS = 10.0
 READ_SECONDS = 30.0

@@ -16,7 +16,7 @@ from bridge.console.now import css_class
 from bridge.console.queries import DAY, EventRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS
 from bridge.formats.text import format_duration, sanitize
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 
 PERIODS = {"30": 30, "90": 90}
 ENDS = ("Completed", "Ended", "Canceled", "Open")

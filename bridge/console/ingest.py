@@ -22,8 +22,7 @@ from bridge.console.content import UnsupportedContentError, read_events
 from bridge.console.writer import RETRY_AFTER_SECONDS, Writer
 from bridge.errors import Unavailable
 from bridge.events.envelope import MAX_BODY_BYTES
-from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 

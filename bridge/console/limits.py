@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from bridge.console import queries
 from bridge.console.fleet import STATES, count_states
 from bridge.console.queries import EventRow, Readers
 from bridge.contract.types import KNOWN_VALUES
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import progress_ages
+from bridge.runtime.time import Clock
 
 _STATUSES = ("Scheduled", "Started")
 _OTHER = "other"  # what Azure may add

@@ -28,9 +28,8 @@ from bridge.console.queries import DAY, Readers
 from bridge.contract.types import KNOWN_VALUES
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration, format_relative, sanitize
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
-from bridge.runtime.terminal import escape
+from bridge.runtime.text import escape
+from bridge.runtime.time import Clock, iso_utc
 
 MAX_ROWS = 100
 MAX_TABLE_VMS = 1000

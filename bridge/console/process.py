@@ -34,12 +34,10 @@ from bridge.console.writer import Writer
 from bridge.errors import StateError, UsageError
 from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime import logging as logs
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
+from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.signals import Signals
-from bridge.runtime.threads import Stop, stalled_threads, start_thread
+from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
+from bridge.runtime.time import Clock, iso_utc
 
 if TYPE_CHECKING:
     from bridge.service.metrics_server import MetricsServer

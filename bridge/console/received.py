@@ -9,8 +9,8 @@ from hashlib import sha256
 
 from bridge.contract.types import TYPE_PREFIX
 from bridge.events.envelope import check_event
-from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import Json
+from bridge.runtime.time import parse_iso
 
 SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
 MAX_TEXT = 300

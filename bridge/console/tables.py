@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 from bridge.console.merge import Report, ScheduledEvent, merge
 from bridge.console.received import Received, clip, hash_text
-from bridge.runtime.instants import parse_iso
 from bridge.runtime.json import Json
+from bridge.runtime.time import parse_iso
 
 MAX_CHANGES = 200  # of one EventId that are merged: the newest
 MAX_LISTED = 1000  # ids of one document

@@ -40,9 +40,8 @@ from bridge.console.limits import Limits, TooManyRequests
 from bridge.console.live import Live
 from bridge.console.pages import Pages, Request, static_file, static_url
 from bridge.errors import BridgeError
-from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import stalled_threads
+from bridge.runtime.time import Clock, RepeatLimit
 from bridge.service.health import find_unready
 
 log = logging.getLogger(__name__)

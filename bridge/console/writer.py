@@ -14,9 +14,8 @@ from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.errors import Unavailable
 from bridge.outbox.sqlite import is_damage
-from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
 from bridge.imds.instance import Vm
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.time import iso_utc
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
 

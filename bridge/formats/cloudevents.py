@@ -14,8 +14,8 @@ from urllib.parse import quote
 from bridge.config.webhook import WebhookSettings
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.base import Encoded
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.time import iso_utc
 
 # Kept, because making an encoder costs more than using it.
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

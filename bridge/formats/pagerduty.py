@@ -14,9 +14,9 @@ from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import Notice, notice
 from bridge.formats.view import EventView
 from bridge.imds.document import STARTED
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
-from bridge.runtime.redaction import register_secret
+from bridge.runtime.text import register_secret
+from bridge.runtime.time import iso_utc
 
 Action = Literal["trigger", "acknowledge", "resolve"]
 

@@ -15,7 +15,7 @@ from bridge.formats.cloudevents import structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 VM = Vm(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bridge.runtime.terminal import escape
+from bridge.runtime.text import escape
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

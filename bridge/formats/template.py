@@ -30,8 +30,8 @@ from bridge.config.validators import quote_path
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import TRUNCATED, instant_of
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
+from bridge.runtime.time import iso_utc
 
 MAX_BYTES = 256 * 1024
 MIN_CUT_LENGTH = 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from bridge.runtime.instants import parse_instant
 from bridge.runtime.json import Json
-from bridge.runtime.terminal import UNSAFE
+from bridge.runtime.text import UNSAFE
+from bridge.runtime.time import parse_instant
 
 TRUNCATED = "… (cut)"
 TEXT_LENGTH = 400

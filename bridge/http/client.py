@@ -25,8 +25,8 @@ from bridge.config.tls import check_ca, check_certificate
 from bridge.config.validators import check_proxy
 from bridge.errors import HttpFailure
 from bridge.http.deadline import Adapter, failure_of, proxy_refusal, watchdog
-from bridge.runtime.instants import parse_http_date
 from bridge.runtime.threads import extend_deadline
+from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
 MAX_BODY_BYTES = 64 * 1024

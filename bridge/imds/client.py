@@ -18,8 +18,8 @@ from bridge.imds.connection import ImdsConnection
 from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
 from bridge.imds.response import Response
-from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
+from bridge.runtime.time import Clock
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"

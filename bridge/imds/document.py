@@ -10,8 +10,8 @@ from datetime import datetime
 from functools import cached_property
 from json import JSONDecodeError
 
-from bridge.runtime.instants import parse_instant
 from bridge.runtime.json import BoundedDecoder, Json
+from bridge.runtime.time import parse_instant
 
 SCHEDULED = "scheduled"
 STARTED = "started"

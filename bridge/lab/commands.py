@@ -20,7 +20,7 @@ from bridge.lab.run import (
     serve,
 )
 from bridge.lab.scenario import load_scenario, scenario_names
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 EXIT_OK = 0
 EXIT_USAGE = 2

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from bridge.lab.httpd import LabError
 from bridge.lab.rendering import EVENT_TYPES
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 TIMEOUT_SECONDS = 10.0
 # The minimum notice of each type (Microsoft Learn, "Scheduled Events"). The user sets that of Terminate, from 300 up.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.lab.httpd import Answer, HttpRequest, LabError, json_answer
-from bridge.runtime.instants import parse_instant
+from bridge.runtime.time import parse_instant
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance"

@@ -14,8 +14,8 @@ from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, Step, load_scenario, play
-from bridge.runtime.signals import STOP_SIGNALS, Signals
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
+from bridge.runtime.threads import STOP_SIGNALS, Signals
 
 PORT_BASE = 8800
 # The inbox has the port base; the others are this much above it, and the VMs follow the control API.

@@ -10,7 +10,7 @@ from email.utils import formatdate
 from typing import Any, Literal
 
 from bridge.lab.httpd import LabError, check_seconds
-from bridge.runtime.instants import parse_instant
+from bridge.runtime.time import parse_instant
 
 Approvals = Literal["immediate", "hold"]
 

@@ -14,7 +14,7 @@ from bridge.errors import StateError, UsageError
 from bridge.outbox.rows import SINKS, STATE, Ledger
 from bridge.outbox.sqlite import ERRORS, Mode
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 
 BUSY_SECONDS = 10.0
 # So that the process never waits long for the lock.

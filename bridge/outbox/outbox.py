@@ -23,9 +23,8 @@ from bridge.outbox.rows import OTHER_VM, RUN, SINKS, STATE, Ledger, Loss, stored
 from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
-from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 

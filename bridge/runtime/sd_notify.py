@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from bridge.runtime.terminal import escape
+from bridge.runtime.text import escape
 
 log = logging.getLogger(__name__)
 

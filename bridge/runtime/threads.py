@@ -1,12 +1,15 @@
-"""The stop flag, and threads whose loops report progress."""
+"""The stop flag, the signals that ask for a stop, and threads whose loops report progress."""
 
 from __future__ import annotations
 
 import logging
 import math
+import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 from bridge.errors import BridgeError, Stopped
@@ -16,6 +19,8 @@ T = TypeVar("T")
 
 # What a busy machine or a slow disk may add to a deadline that a loop sets.
 STALL_SECONDS = 60.0
+# Windows has also SIGBREAK, Ctrl-Break: the one that a supervisor there can send to a single process.
+STOP_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
 
 
 class Stop:
@@ -35,6 +40,41 @@ class Stop:
         """Wait for at most `seconds`; return whether a stop was requested."""
         extend_deadline(seconds)
         return self._event.wait(None if seconds is None else max(0.0, seconds))
+
+
+class Signals:
+    """The signals that ask for a stop, as something the main thread waits for.
+
+    The handlers do nothing but wake the main thread through a socket, so no lock is ever taken inside one.
+    Use as a context manager, in the main thread only.
+    """
+
+    def __enter__(self) -> Signals:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._handlers = [(number, signal.signal(number, _ignore)) for number in STOP_SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers:
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        self._reader.close()
+        self._writer.close()
+
+    def wait(self, seconds: float, *, keep: bool = False) -> str | None:
+        """Wait for a signal for at most `seconds`; return its name, or None. `keep` leaves it for the next call."""
+        self._reader.settimeout(max(0.001, seconds))
+        try:
+            received = self._reader.recv(1, socket.MSG_PEEK if keep else 0)
+        except TimeoutError:
+            return None
+        return signal.Signals(received[0]).name
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Let the wakeup socket carry the signal."""
 
 
 class _Thread(threading.Thread):

@@ -21,9 +21,9 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import read_event
 from bridge.formats.cloudevents import encode_events
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
+from bridge.runtime.time import Clock
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.formats.cloudevents import structured
 from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
-from bridge.runtime.clock import Clock
 from bridge.runtime.program import encode_job
+from bridge.runtime.time import Clock
 from bridge.service.identity import VmIdentity
 
 

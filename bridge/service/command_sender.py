@@ -19,7 +19,7 @@ from bridge.contract.types import type_of
 from bridge.errors import DeliveryError, UsageError
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 
 SEND_SECONDS = 15.0
 

@@ -17,11 +17,9 @@ from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime import logging as logs
-from bridge.runtime.boot import read_boot_id
-from bridge.runtime.clock import Clock
-from bridge.runtime.signals import Signals
-from bridge.runtime.threads import Stop
+from bridge.runtime import log as logs
+from bridge.runtime.threads import Signals, Stop
+from bridge.runtime.time import Clock, read_boot_id
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
 from bridge.service.measured import MeasuredImds, MeasuredOutbox, NoMeter

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
-from bridge.runtime.repeat_limit import RepeatLimit
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
+from bridge.runtime.time import Clock, RepeatLimit, iso_utc
 from bridge.service.measured import NO_METER, NoMeter
 from bridge.service.schedule import NOTHING_WAITS, URGENT_AGE_SECONDS, URGENT_TYPES, Failure, Pace, Schedule
 from bridge.sinks.base import Sink

@@ -19,9 +19,8 @@ from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import OCCURRENCE, STATE
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock, full_jitter
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.time import Clock, full_jitter, iso_utc
 from bridge.service.identity import WATCH, VmIdentity
 from bridge.service.reachability import Reachability
 

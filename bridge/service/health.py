@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from bridge.runtime.instants import parse_iso
+from bridge.runtime.time import parse_iso
 from bridge.service.status import bus_error
 
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.

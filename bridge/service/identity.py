@@ -21,7 +21,7 @@ from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 

@@ -33,9 +33,8 @@ from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.answers import Answers, dead_letter
 from bridge.service.auto_rules import AutoRules
 from bridge.service.identity import VmIdentity

@@ -13,8 +13,8 @@ from bridge.imds.instance import Vm
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.json import Json
+from bridge.runtime.time import Clock
 
 if TYPE_CHECKING:  # few processes load what counts
     from bridge.service.metrics import Meter

@@ -25,9 +25,8 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import parse_iso
 from bridge.runtime.threads import progress_ages
+from bridge.runtime.time import Clock, parse_iso
 
 Status = Mapping[str, Any]
 

@@ -18,8 +18,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from bridge.config.metrics import socket_address
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import stalled_threads
+from bridge.runtime.time import Clock
 from bridge.service.health import find_stalled, find_unready
 from bridge.service.metrics import Status, StatusCollector
 

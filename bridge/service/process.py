@@ -15,12 +15,10 @@ from bridge.config.models import Config
 from bridge.errors import BridgeError, Incomplete
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime import logging as logs
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
+from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.signals import Signals
-from bridge.runtime.threads import Stop, stalled_threads, start_thread
+from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import Role
 from bridge.service.status_file import StatusFile, with_dead_letters
 

@@ -14,9 +14,7 @@ from bridge.imds.diff import CONTINUOUS_SECONDS
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc, parse_iso
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.time import Clock, RepeatLimit, iso_utc, parse_iso
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,7 @@ import logging
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import EXPECTED
-from bridge.runtime.clock import Clock
-from bridge.runtime.repeat_limit import RepeatLimit
+from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from typing import Any
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import Envelope, read_event
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import VmIdentity
 from bridge.service.refusals import Refusals
 

@@ -11,7 +11,7 @@ from bridge.formats.table import table
 from bridge.formats.text import format_duration, format_relative
 from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc, parse_iso
+from bridge.runtime.time import iso_utc, parse_iso
 
 # The process writes every 10 s at least.
 SILENT_SECONDS = 60.0

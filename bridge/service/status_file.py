@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.sd_notify import Supervisor
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 

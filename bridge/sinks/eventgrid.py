@@ -13,7 +13,7 @@ from bridge.errors import DeliveryError, Gone, HungError, Misconfigured, Rejecte
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
-from bridge.runtime.redaction import redact, register_secret, register_token
+from bridge.runtime.text import redact, register_secret, register_token
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.http_base import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview

@@ -13,8 +13,7 @@ from bridge.config.validators import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
-from bridge.runtime.redaction import redact, register_secret
-from bridge.runtime.text import one_line
+from bridge.runtime.text import one_line, redact, register_secret
 from bridge.sinks.base import RequestPreview
 
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks

@@ -31,7 +31,7 @@ from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from bridge.config.sinks import StdoutSettings
 from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
-from bridge.runtime.terminal import escape
+from bridge.runtime.text import escape
 from bridge.sinks.base import RequestPreview, Sink
 
 WAIT_SECONDS = 10.0

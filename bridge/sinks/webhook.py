@@ -18,8 +18,8 @@ from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
 from bridge.http.client import Answer, origin
 from bridge.http.signing import sign
-from bridge.runtime.clock import Clock
-from bridge.runtime.redaction import register_secret
+from bridge.runtime.text import register_secret
+from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
 from bridge.sinks.http_base import (
     MAX_BATCH_BYTES,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
 
 ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"

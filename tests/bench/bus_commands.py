@@ -24,9 +24,8 @@ from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import parse_document
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.answers import APPROVED
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener

@@ -24,7 +24,7 @@ from bridge.console.pages import Pages, Request
 from bridge.console.queries import Readers
 from bridge.console.received import Received
 from bridge.console.store import Store
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from tests.bench.measure import Progress, Row, memory_mib, spread
 from tests.support.console import (
     BATCH,

@@ -15,8 +15,8 @@ from bridge.formats.cloudevents import CloudEventsSettings
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
+from bridge.runtime.time import Clock
 from bridge.service.composition import Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder

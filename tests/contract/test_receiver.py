@@ -21,8 +21,8 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE, bus_config
 
 T = TypeVar("T")

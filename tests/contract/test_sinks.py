@@ -21,8 +21,8 @@ from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
-from bridge.runtime.clock import Clock
-from bridge.runtime.redaction import redact
+from bridge.runtime.text import redact
+from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink

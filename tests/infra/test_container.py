@@ -23,8 +23,7 @@ from bridge.cli.main import main
 from bridge.config.console import ConsoleSettings
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics_server import MetricsServer
 from infra.container.engines import call
 from infra.container.health import read_listen

@@ -21,7 +21,7 @@ from bridge.formats.samples import change_event, samples, scheduled_event, store
 from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from tests.support.examples import with_data
 from tests.support.npm import node_modules
 

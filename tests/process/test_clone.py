@@ -11,7 +11,7 @@ from typing import Any
 from bridge.events.filters import Filter
 from bridge.lab.imds import INSTANCE_PATH, ImdsLab
 from bridge.outbox.rows import STATE
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from bridge.service.identity import VM
 from tests.support.outbox import open_outbox
 from tests.support.process import Forward, closed_port, wait_until

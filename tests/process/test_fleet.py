@@ -19,8 +19,8 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity

@@ -15,7 +15,7 @@ import pytest
 from bridge.imds.connection import LATE_SECONDS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward
 
 POLL_SECONDS = 0.5

@@ -27,9 +27,8 @@ from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from tests.support.process import LIMIT_SECONDS, wait_until

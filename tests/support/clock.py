@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 
 class MovedClock(Clock):

@@ -31,8 +31,8 @@ from bridge.formats.samples import http_date, scheduled_event
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
+from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 

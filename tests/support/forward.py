@@ -10,8 +10,8 @@ from bridge.events.filters import Filter
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import Stop
+from bridge.runtime.time import iso_utc
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from tests.support.clock import MovedClock

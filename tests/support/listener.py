@@ -21,9 +21,9 @@ from bridge.imds.instance import Vm
 from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop
+from bridge.runtime.time import iso_utc
 from bridge.service.answers import COMMAND
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener

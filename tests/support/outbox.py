@@ -18,7 +18,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from tests.support.clock import MovedClock
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"

@@ -20,8 +20,8 @@ from bridge.lab.inbox import Inbox
 from bridge.lab.servicebus import Entity, ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay

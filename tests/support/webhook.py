@@ -18,7 +18,7 @@ from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect as ledger
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.sinks.webhook import WebhookSink
 from tests.support.outbox import open_outbox

@@ -8,7 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable
 
-from bridge.runtime.terminal import escape
+from bridge.runtime.text import escape
 
 WIDTH = 79
 WORD_WIDTH = 8

@@ -24,8 +24,8 @@ from bridge.lab.demo.story import (
     expected_events,
     legend,
 )
-from bridge.runtime.signals import STOP_SIGNALS
-from bridge.runtime.terminal import show
+from bridge.runtime.text import show
+from bridge.runtime.threads import STOP_SIGNALS
 
 
 def demonstrate(*, with_bus: bool, fast: bool) -> int:

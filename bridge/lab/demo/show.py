@@ -15,10 +15,9 @@ from bridge.config.models import Config
 from bridge.console.process import Console
 from bridge.errors import UsageError
 from bridge.lab.demo.fleet import SimulatedFleet
-from bridge.runtime.clock import Clock
-from bridge.runtime.signals import Signals
-from bridge.runtime.terminal import show
-from bridge.runtime.threads import start_thread
+from bridge.runtime.text import show
+from bridge.runtime.threads import Signals, start_thread
+from bridge.runtime.time import Clock
 
 SPEED = 60.0
 STEP_SECONDS = 0.25

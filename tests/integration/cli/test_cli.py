@@ -27,9 +27,8 @@ from bridge.events.filters import Filter
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
-from bridge.runtime.redaction import register_secret
-from bridge.runtime.terminal import UNSAFE
+from bridge.runtime.text import UNSAFE, register_secret
+from bridge.runtime.time import Clock
 from bridge.service.metrics_server import MetricsServer
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.paths import ROOT

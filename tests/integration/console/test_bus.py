@@ -16,8 +16,8 @@ from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.console.writer import Writer
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
 from tests.support.bus import Sender, message
 from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, event_id, running_console

@@ -20,8 +20,8 @@ from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.instants import iso_utc
 from bridge.runtime.threads import start_thread
+from bridge.runtime.time import iso_utc
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks.memory import MemorySink

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from bridge.service import metrics_server
 from bridge.service.metrics import Meter
 from bridge.service.metrics_server import MAX_CONNECTIONS, MetricsServer

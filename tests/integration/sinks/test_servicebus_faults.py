@@ -20,8 +20,8 @@ from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox import inspect as ledger
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import start_thread
+from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.schedule import NOTHING_WAITS
 from bridge.sinks import servicebus as module

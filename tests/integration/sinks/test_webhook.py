@@ -20,7 +20,7 @@ from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
-from bridge.runtime.redaction import redact
+from bridge.runtime.text import redact
 from bridge.sinks.base import Inconclusive
 from bridge.sinks.http_base import EXCERPT_CHARACTERS, register_url
 from tests.support.process import (

@@ -13,7 +13,7 @@ from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
 from bridge.config.approvals import AutoSettings, PolicySettings, RuleSettings
 from bridge.imds.document import ScheduledEvent, is_among, read_document
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from tests.support.diff import steady
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

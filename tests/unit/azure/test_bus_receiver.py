@@ -17,8 +17,8 @@ from bridge.azure.receiver import ReceivedMessage
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
 from bridge.errors import HungError, Unavailable
-from bridge.runtime.clock import Clock
 from bridge.runtime.threads import Stop, start_thread
+from bridge.runtime.time import Clock
 
 LIMIT_SECONDS = 20.0
 

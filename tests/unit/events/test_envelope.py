@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
 from bridge.formats.samples import samples
-from bridge.runtime.clock import Clock
+from bridge.runtime.time import Clock
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 

@@ -16,7 +16,7 @@ from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import CONTENT_TYPE, binary, structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import ScheduledEvent
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from tests.support.diff import FIRST, VM, document, entry, envelope_of, faults_of
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)

@@ -15,7 +15,7 @@ from bridge.imds.client import MAX_DOCUMENT_BYTES
 from bridge.imds.diff import Watch
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
-from bridge.runtime.instants import iso_utc, parse_instant
+from bridge.runtime.time import iso_utc, parse_instant
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
 
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)

@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
-from bridge.runtime import log_writer as log_writer_module
-from bridge.runtime.log_writer import LogWriter
+from bridge.runtime import log as log_module
+from bridge.runtime.log import LogWriter
 
 LIMIT_SECONDS = 10.0
 
@@ -121,7 +121,7 @@ def test_while_nothing_reads_lines_wait_and_further_ones_are_dropped_and_counted
 def test_the_end_does_not_wait_long_for_a_stream_that_nothing_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log_writer_module, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(log_module, "FLUSH_SECONDS", 0.01)
     pipe = Pipe()
     with writer(pipe) as handler:
         fill(handler, pipe, 20)

@@ -13,7 +13,7 @@ import pytest
 from bridge import __version__
 from bridge.errors import ImdsError
 from bridge.imds.document import Document, parse_document
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
 from tests.support.clock import MovedClock
 from tests.support.diff import BEFORE_START, FIRST, SECOND, entry

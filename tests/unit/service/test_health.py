@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.runtime.instants import iso_utc
+from bridge.runtime.time import iso_utc
 from bridge.service.health import find_stalled, find_unready, find_urgent
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)

@@ -15,8 +15,7 @@ from bridge.config.models import Config
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.signals import Signals
-from bridge.runtime.threads import Stop
+from bridge.runtime.threads import Signals, Stop
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.metrics_server import MetricsServer
 from bridge.service.process import Flow, Process

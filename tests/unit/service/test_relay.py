@@ -13,8 +13,8 @@ from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.repeat_limit import REPEAT_LOG_SECONDS
 from bridge.runtime.threads import Stop
+from bridge.runtime.time import REPEAT_LOG_SECONDS
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from tests.support.clock import MovedClock

@@ -13,17 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.runtime import redaction
-from bridge.runtime.logging import JsonFormatter, TextFormatter, flush, set_up
-from bridge.runtime.redaction import redact, register_secret, register_token
-from bridge.runtime.terminal import UNSAFE
+from bridge.runtime import text as runtime_text
+from bridge.runtime.log import JsonFormatter, TextFormatter, flush, set_up
+from bridge.runtime.text import UNSAFE, redact, register_secret, register_token
 
 SECRET = 'se"cret\\with\nquotes'  # noqa: S105 - made up
 
 
 @pytest.fixture(autouse=True)
 def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_secrets", set())
+    monkeypatch.setattr(runtime_text, "_secrets", set())
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def test_an_error_is_logged_with_its_traceback() -> None:
     except ValueError as error:
         line = json_line("thread ended", error=error)
     assert "ValueError: invalid literal for int() with base 10: 'what happened'" in line["error"]
-    assert "test_logging.py" in line["error"]
+    assert "test_log.py" in line["error"]
 
 
 def test_a_registered_secret_appears_nowhere_in_a_line() -> None:

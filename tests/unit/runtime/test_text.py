@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.formats.table import table
-from bridge.runtime.terminal import escape, show
+from bridge.runtime.text import escape, show
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -1,0 +1,183 @@
+"""Log lines: one JSON object each, or plain text on a terminal; secrets never appear in either.
+
+A thread of its own writes them, so that a reader that does not read blocks nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import sys
+import threading
+import time
+import traceback
+from datetime import UTC, datetime
+from typing import TextIO
+
+from bridge.runtime.text import escape, redact
+
+MAX_LINES = 1000
+# How long the end of the process waits for the last lines.
+FLUSH_SECONDS = 1.0
+RETRY_SECONDS = 0.05
+_DROPPED = "%d log line(s) were dropped: the log was not read"
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, message, and the fields of `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record without secrets."""
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if error := _error(record):
+            line["error"] = error
+        return escape(json.dumps({name: _sanitize(value) for name, value in line.items()}, default=str))
+
+
+class TextFormatter(logging.Formatter):
+    """Plain text for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write the record without secrets."""
+        clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        text = f"{clock} {record.levelname.lower():7} {record.getMessage()}"
+        if fields := " ".join(f"{name}={value}" for name, value in _fields(record).items()):
+            text += f"  [{fields}]"
+        # Text from outside may have line breaks; indented, none of its lines looks like the start of another record.
+        error = [f"    {line}" for line in redact(_error(record)).split("\n") if line]
+        return "\n".join(map(escape, [redact(text), *error]))
+
+
+def set_up(*, level: str, style: str) -> None:
+    """Send all log lines to stderr, never blocking; `style` is "json", "text", or "auto": text on a terminal."""
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    handler = LogWriter(sys.stderr)
+    handler.setFormatter(
+        TextFormatter() if style == "text" or (style == "auto" and is_terminal) else JsonFormatter()
+    )
+    root = logging.getLogger()
+    for former in root.handlers:
+        if isinstance(former, LogWriter):
+            former.close()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # It would log URLs, and each failure that imds-bridge logs itself.
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+
+
+def flush() -> None:
+    """Wait until all log lines are written, but not for long."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _error(record: logging.LogRecord) -> str:
+    if not record.exc_info or not record.exc_info[1]:
+        return ""
+    return "".join(traceback.format_exception(record.exc_info[1]))
+
+
+def _sanitize(value: object) -> object:
+    """Redact every text in a value, before JSON adds quotes and escapes to it."""
+    if isinstance(value, dict):
+        return {redact(str(name)): _sanitize(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sanitize(item) for item in value]
+    return value if isinstance(value, bool | int | float | None) else redact(str(value))
+
+
+class LogWriter(logging.Handler):
+    """A handler that never blocks: while the stream is not read, lines wait; further ones are dropped and counted."""
+
+    def __init__(self, stream: TextIO | None, *, max_lines: int = MAX_LINES) -> None:
+        """Start the thread.
+
+        Args:
+            stream: where lines are written; None drops them.
+            max_lines: how many may wait.
+        """
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(max_lines)
+        self._count_lock = threading.Lock()
+        self._dropped = 0
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record's line; count it instead if there is no space."""
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a line that cannot be written must not end its thread
+            line = f"a log line cannot be written: {error!r}"
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._count(1)
+
+    def flush(self) -> None:
+        """Wait until all queued lines are written, but not for long."""
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, FLUSH_SECONDS)
+
+    def close(self) -> None:
+        """End the thread after the queued lines; if nothing reads them, it ends with the process."""
+        super().close()
+        try:
+            self._lines.put_nowait(None)
+        except queue.Full:
+            return
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._write(line)
+            if self._lines.empty():
+                self._report_dropped()
+            self._lines.task_done()
+        self._lines.task_done()
+
+    def _report_dropped(self) -> None:
+        with self._count_lock:
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, _DROPPED, (dropped,), None)
+            self._write(self.format(record), stands_for=dropped)
+
+    def _write(self, line: str, *, stands_for: int = 1) -> None:
+        try:
+            _write_line(self._stream, f"{line}\n")
+        except (OSError, ValueError):
+            # The stream is closed.
+            self._count(stands_for)
+
+    def _count(self, dropped: int) -> None:
+        with self._count_lock:
+            self._dropped += dropped
+
+
+def _write_line(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    # Around the stream's own buffer: its lock, held by a blocked write, would abort the interpreter's exit.
+    buffer = getattr(stream, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
+    if raw is None:
+        stream.write(text)
+        return
+    rest = text.encode("utf-8", "backslashreplace")
+    while rest:
+        written = raw.write(rest)
+        if not written:
+            # Somebody has made the stream non-blocking.
+            time.sleep(RETRY_SECONDS)
+        rest = rest[written or 0 :]
