@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from bridge.cli.exit_codes import OK
-from bridge.contract.schema import schema_files, schema_text, schemas
+from bridge.contract.schemas import NAMES, file_name, schema
 from bridge.errors import UsageError
 from bridge.runtime.text import show
 
@@ -36,18 +36,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.write:
         show(f"{_write(arguments.write)} schemas written to {arguments.write}")
     elif arguments.name:
-        show(*schema_text(arguments.name).rstrip("\n").split("\n"))
+        show(*schema(arguments.name).decode().rstrip("\n").split("\n"))
     else:
-        show(*schemas())
+        show(*NAMES)
     return OK
 
 
 def _write(folder: Path) -> int:
-    files = schema_files()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        for name in NAMES:
+            (folder / file_name(name)).write_bytes(schema(name))
     except OSError as error:
         raise UsageError(f"schema: cannot write to {folder}: {error.strerror}") from error
-    return len(files)
+    return len(NAMES)

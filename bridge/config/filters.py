@@ -8,8 +8,7 @@ from typing import Any
 
 from bridge.config.names import nearest
 from bridge.config.validators import quote
-from bridge.contract.properties import is_property, property_names
-from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES, is_property
 
 
 def expression_of(pattern: str) -> str:
@@ -41,10 +40,9 @@ def check_name(name: str) -> None:
     Raises:
         ValueError: with the nearest name.
     """
-    # Most filters name one of these; the models of all data need not be loaded for them.
-    if name in ATTRIBUTES or name in KNOWN_VALUES or is_property(name):
+    if name in ATTRIBUTES or is_property(name):
         return
-    hint = nearest(name, [*ATTRIBUTES, *property_names()]) or ", such as EventType or AffectsThisVm"
+    hint = nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
     raise ValueError(f"{name}: expected an attribute or a property of an event's data{hint}")
 
 

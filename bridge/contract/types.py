@@ -15,6 +15,13 @@ def schema_id(name: str) -> str:
     return f"urn:imds-bridge:schema:{name}:1"
 
 
+def is_property(name: str) -> bool:
+    """Return whether some event's data can have the property `name`, with dots into objects."""
+    parts = name.split(".")
+    objects = (".".join(parts[:end]) for end in range(1, len(parts)))
+    return name in PROPERTIES or any(f"{outer}.*" in PROPERTIES for outer in objects)
+
+
 EVENT_NAMES = (
     "scheduledevent.scheduled",
     "scheduledevent.started",
@@ -59,6 +66,37 @@ KNOWN_VALUES = {
     "EventSource": ("Platform", "User"),
     "Outcome": ("Accepted", "Rejected", "Failed"),
 }
+
+# The names of all properties of events' data, with dots into objects; `*` is any name.
+PROPERTIES = (
+    *("EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore", "Description"),
+    *(
+        "EventSource",
+        "DurationInSeconds",
+        "PreviousStatus",
+        "Changed",
+        "Previous",
+        "Previous.*",
+        "NotBeforeUtc",
+    ),
+    *("NoticeSeconds", "DocumentIncarnation", "AffectsThisVm", "ApprovalSession", "VmRebooted", "EndReason"),
+    *("Vm", "Vm.Name", "Vm.VmId", "Vm.ResourceId", "Vm.Location", "Vm.Zone", "Vm.ScaleSet"),
+    *("Vm.Tags", "Vm.Tags.*", "Document", "Document.DocumentIncarnation", "Document.Events", "Unreadable"),
+    *(
+        "PreviousIncarnation",
+        "CloudEventIds",
+        "Since",
+        "Reason",
+        "Cause",
+        "BlindFrom",
+        "BlindTo",
+        "BlindSeconds",
+    ),
+    *("Version", "LastReporterSeq", "Backlog", "Backlog.*", "PreviousEpoch", "PreviousLastReporterSeq"),
+    *("Count", "Sink", "OldestTime", "NewestTime", "Message", "Detail", "Outcome", "DryRun"),
+    *("Command", "Command.Id", "Command.RequestedBy", "Command.Reason", "Command.Vm", "Command.ExpiresAt"),
+    *("EventIds", "StartRequests", "Id", "RequestedBy", "ExpiresAt"),
+)
 
 # The reasons of receipts, by Outcome, and of losses.
 RECEIPT_REASONS = {

@@ -145,6 +145,7 @@ def test_a_systemd_that_is_too_old_is_named_and_nothing_is_done(
 
 INSTALLED_PARTS = (
     "bridge",
+    "schemas",
     "infra/systemd",
     "pyproject.toml",
     "README.md",
@@ -258,6 +259,14 @@ def test_no_package_for_development_is_installed(installed: Path) -> None:
 
 def test_the_wheel_says_that_it_is_typed(installed: Path) -> None:
     assert list(installed.glob("opt/imds-bridge/lib/*/site-packages/bridge/py.typed"))
+
+
+def test_the_installed_program_writes_the_schemas_of_the_contract(installed: Path, tmp_path: Path) -> None:
+    home = installed / "opt/imds-bridge/bin"
+    command = (home / "python", home / "imds-bridge", "schema", "--write", "new")
+    subprocess.run(command, cwd=tmp_path, check=True)
+    written = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert written == {path.name: path.read_text() for path in (ROOT / "schemas").glob("*.json")}
 
 
 def test_the_installed_program_runs_against_the_lab_and_notifies_systemd(

@@ -11,26 +11,25 @@ import pytest
 from jsonschema import Draft7Validator
 
 from bridge.approvals.command import COMMAND_APPROVE
-from bridge.contract.data import DATA
-from bridge.contract.schema import CLOUDEVENT, file_name, schemas
-from bridge.contract.types import type_of
+from bridge.contract.schemas import CLOUDEVENT, file_name
+from bridge.contract.types import EVENT_NAMES, type_of
 from tests.support.npm import node_modules, run_script
-from tests.support.paths import DATA as TEST_DATA
-from tests.support.schemas import EXAMPLES, SCHEMAS
+from tests.support.paths import DATA
+from tests.support.schemas import BY_NAME, EXAMPLES, SCHEMAS
 
 pytestmark = pytest.mark.timeout(600)  # npm installs the parser
 
 DOCUMENT = SCHEMAS / "asyncapi.yaml"
-SCRIPT = TEST_DATA / "asyncapi" / "read_asyncapi.js"
+SCRIPT = DATA / "asyncapi" / "read_asyncapi.js"
 WARNING = 1  # severities: 0 is an error, 2 and 3 are advice
 
 PLAIN = f"{type_of(COMMAND_APPROVE)} (data alone)"
-EVENTS = {type_of(name) for name in DATA if name != COMMAND_APPROVE}
+EVENTS = {type_of(name) for name in EVENT_NAMES if name != COMMAND_APPROVE}
 
 
 def test_it_refers_to_the_schema_of_every_cloudevent_and_of_a_command_alone() -> None:
     referred = re.findall(r"\$ref: '?\./([^'}]+)", DOCUMENT.read_text())
-    events = [f"{file_name(CLOUDEVENT)}{one['$ref']}" for one in schemas()[CLOUDEVENT]["oneOf"]]
+    events = [f"{file_name(CLOUDEVENT)}{one['$ref']}" for one in BY_NAME[CLOUDEVENT]["oneOf"]]
     assert sorted(referred) == sorted([*events, file_name(COMMAND_APPROVE)])
 
 
@@ -87,7 +86,7 @@ def test_every_operation_has_a_channel_with_a_server(document: dict[str, Any]) -
     assert all(channel["servers"] for channel in document["channels"].values())
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 def test_a_message_is_the_cloudevent_of_its_type(document: dict[str, Any], name: str) -> None:
     (message,) = (one for one in document["components"]["messages"].values() if one["name"] == type_of(name))
     assert message["payload"]["properties"]["type"]["const"] == type_of(name)

@@ -20,9 +20,8 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.contract.data import DATA
-from bridge.contract.schema import CLOUDEVENT, file_name, schemas
-from bridge.contract.types import TYPE_PREFIX, type_of
+from bridge.contract.schemas import CLOUDEVENT, NAMES, file_name, schema
+from bridge.contract.types import EVENT_NAMES, TYPE_PREFIX, type_of
 from bridge.events.builder import END_STATUS, NAMESPACE
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
@@ -42,9 +41,10 @@ MALFORMED = 12  # two more than have receipts of their own within a minute
 
 Envelope = dict[str, Any]
 
+BY_NAME: dict[str, dict[str, Any]] = {name: json.loads(schema(name)) for name in NAMES}
 VALIDATORS = {
-    name: Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
-    for name, schema in schemas().items()
+    name: Draft202012Validator(one, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    for name, one in BY_NAME.items()
 }
 
 
@@ -97,7 +97,7 @@ def examples(events: list[Envelope]) -> dict[str, Envelope]:
         is_empty = envelope["data"].get("CloudEventIds") == [] or envelope["data"].get("EventId", "") is None
         if not is_empty:
             found.setdefault(name_of(envelope), envelope)
-    return {name: found[name] for name in DATA}
+    return {name: found[name] for name in EVENT_NAMES}
 
 
 def id_of(envelope: Envelope, command: Envelope) -> str:

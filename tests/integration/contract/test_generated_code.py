@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.contract.data import DATA
+from infra.contract.data import DATA
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA as TEST_DATA
 from tests.support.schemas import EXAMPLES, SCHEMAS

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.contract.data import DATA
-from bridge.contract.schema import CLOUDEVENT, file_name, schemas
-from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, type_of
+from bridge.contract.schemas import CLOUDEVENT, NAMES, file_name
+from bridge.contract.types import ATTRIBUTES, EVENT_NAMES, type_of
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
@@ -33,7 +32,17 @@ from bridge.lab.servicebus.sections import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
 from tests.support.process import run
-from tests.support.schemas import EXAMPLES, SCHEMAS, VALIDATORS, examples, faults, id_of, name_of, record
+from tests.support.schemas import (
+    BY_NAME,
+    EXAMPLES,
+    SCHEMAS,
+    VALIDATORS,
+    examples,
+    faults,
+    id_of,
+    name_of,
+    record,
+)
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
 REPORTER = Reporter(name="web-0", role="forward", epoch="e1", vm=VM, session="{resource_group}.{vm}")
@@ -75,13 +84,12 @@ def test_the_files_are_what_the_command_writes(tmp_path: Path) -> None:
 
 
 def test_every_type_has_a_schema_and_an_example_and_nothing_else_has() -> None:
-    assert {type_of(name) for name in DATA} == set(EVENT_TYPES)
-    files = {file_name(name) for name in DATA}
+    files = {file_name(name) for name in EVENT_NAMES}
     assert {path.name for path in SCHEMAS.glob("*.json")} == {*files, file_name(CLOUDEVENT)}
     assert {path.name for path in EXAMPLES.iterdir()} == files
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 def test_the_id_of_an_example_is_that_of_its_content(name: str) -> None:
     envelope, command = (read(EXAMPLES / file_name(one)) for one in (name, COMMAND_APPROVE))
     assert envelope["id"] == id_of(envelope, command)
@@ -100,7 +108,7 @@ def test_the_command_prints_one_schema(wanted: str, file: str) -> None:
 
 
 def test_without_a_name_the_command_lists_the_names() -> None:
-    assert run("schema").stdout.split() == [*DATA, CLOUDEVENT]
+    assert run("schema").stdout.split() == [*NAMES]
 
 
 @pytest.mark.parametrize(
@@ -128,9 +136,9 @@ def properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
         yield from properties(described.get("items", {}))
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 def test_a_schema_is_valid_and_describes_every_property(name: str) -> None:
-    schema = schemas()[name]
+    schema = BY_NAME[name]
     Draft202012Validator.check_schema(schema)
     assert schema["$id"] == f"urn:imds-bridge:schema:{name}:1"
     assert schema["description"]
@@ -147,7 +155,7 @@ def test_a_schema_is_valid_and_describes_every_property(name: str) -> None:
         assert all(validator.is_valid(example) for example in described.get("examples", ())), property_name
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 def test_a_schema_needs_no_other_file_and_lets_further_properties_pass(name: str) -> None:
     text = (SCHEMAS / file_name(name)).read_text()
     assert '"$ref"' not in text
@@ -156,10 +164,10 @@ def test_a_schema_needs_no_other_file_and_lets_further_properties_pass(name: str
     assert VALIDATORS[name].is_valid({**data, "SomethingNew": {"a": [None]}})
 
 
-@pytest.mark.parametrize("name", [name for name in DATA if name != COMMAND_APPROVE])
+@pytest.mark.parametrize("name", [name for name in EVENT_NAMES if name != COMMAND_APPROVE])
 def test_a_schema_refuses_data_without_required_properties_or_with_other_types(name: str) -> None:
     data = read(EXAMPLES / file_name(name))["data"]
-    for required in schemas()[name]["required"]:
+    for required in BY_NAME[name]["required"]:
         assert not VALIDATORS[name].is_valid({key: data[key] for key in data if key != required}), required
         assert not VALIDATORS[name].is_valid({**data, required: object()}), required
 
@@ -174,10 +182,10 @@ def test_the_statuses_of_ends_are_closed(end: str) -> None:
 # --- the schema of all CloudEvents ---
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 @pytest.mark.parametrize("draft", [Draft7Validator, Draft202012Validator])
 def test_the_schema_of_all_cloudevents_matches_an_event_only_by_its_own_type(draft: Any, name: str) -> None:
-    schema, envelope = schemas()[CLOUDEVENT], read(EXAMPLES / file_name(name))
+    schema, envelope = BY_NAME[CLOUDEVENT], read(EXAMPLES / file_name(name))
     validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
     assert list(validator.iter_errors(envelope)) == []
     assert validator.is_valid({**envelope, "somethingnew": "x"})
@@ -186,7 +194,9 @@ def test_the_schema_of_all_cloudevents_matches_an_event_only_by_its_own_type(dra
     assert not validator.is_valid({**envelope, "data": {}})
 
 
-@pytest.mark.parametrize("name", [name for name in DATA if not name.startswith(("approval.", "command."))])
+@pytest.mark.parametrize(
+    "name", [name for name in EVENT_NAMES if not name.startswith(("approval.", "command."))]
+)
 def test_the_schema_of_all_cloudevents_requires_every_attribute_that_a_type_has(name: str) -> None:
     envelope = read(EXAMPLES / file_name(name))
     for attribute in envelope:
@@ -195,9 +205,9 @@ def test_the_schema_of_all_cloudevents_requires_every_attribute_that_a_type_has(
 
 
 def test_the_attributes_of_the_schema_are_those_that_filters_know() -> None:
-    definitions = schemas()[CLOUDEVENT]["definitions"].values()
+    definitions = BY_NAME[CLOUDEVENT]["definitions"].values()
     events = [one["properties"] for one in definitions if "specversion" in one["properties"]]
-    assert len(events) == len(DATA)
+    assert len(events) == len(EVENT_NAMES)
     assert {name for properties in events for name in properties} == {*ATTRIBUTES, "data"}
 
 
@@ -247,20 +257,20 @@ def test_a_filter_of_readme_matches_some_events_and_not_others(expression: str) 
 # --- what is published ---
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", EVENT_NAMES)
 def test_an_example_is_a_valid_event_of_its_type(name: str) -> None:
     envelope = read(EXAMPLES / file_name(name))
     assert faults(envelope) == []
     assert envelope["type"] == type_of(name)
     if name != COMMAND_APPROVE:  # a command need not say it
-        assert envelope["dataschema"] == schemas()[name]["$id"]
+        assert envelope["dataschema"] == BY_NAME[name]["$id"]
 
 
 def test_the_samples_of_every_type_match_the_schemas() -> None:
     built = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
     assert [fault for envelope in built for fault in faults(envelope)] == []
     assert {envelope["dataschema"] for envelope in built} == {
-        schema["$id"] for name, schema in schemas().items() if name not in (COMMAND_APPROVE, CLOUDEVENT)
+        schema["$id"] for name, schema in BY_NAME.items() if name not in (COMMAND_APPROVE, CLOUDEVENT)
     }
 
 

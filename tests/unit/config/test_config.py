@@ -17,8 +17,7 @@ from bridge.config.models import Config
 from bridge.config.sinks import StdoutSettings
 from bridge.config.validators import check_url, parse_headers
 from bridge.config.webhook import WebhookSettings
-from bridge.contract.properties import property_names
-from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from bridge.errors import ConfigError
 from bridge.formats.cloudevents import CloudEventsSettings
 from tests.support.process import toml
@@ -582,7 +581,7 @@ def test_a_pattern_of_types_may_have_a_star_anywhere(file: Path, pattern: str) -
     assert read(file, stdout(types=[pattern])).sinks["ops"].types == (pattern,)
 
 
-@pytest.mark.parametrize("name", [*ATTRIBUTES, *property_names()])
+@pytest.mark.parametrize("name", [*ATTRIBUTES, *PROPERTIES])
 def test_every_attribute_and_property_of_the_contract_is_accepted_in_where(file: Path, name: str) -> None:
     wanted: Any = {"AffectsThisVm": True, "Outcome": "Failed"}.get(name, "x")
     assert read(file, stdout(where={name: wanted})).sinks["ops"].where == {name: wanted}

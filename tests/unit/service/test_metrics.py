@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from bridge.contract.data import DATA
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
 from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.events.filters import Filter
@@ -20,6 +19,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.measured import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
 from bridge.sinks.memory import MemorySink
+from infra.contract.data import DATA
 from tests.support.clock import MovedClock
 from tests.support.outbox import event, open_outbox
 

@@ -1,12 +1,13 @@
-"""The names that the contract gives: event types, attributes and properties."""
+"""The names and files of the contract are those of the models."""
 
 from __future__ import annotations
 
 import pytest
 
-from bridge.contract.data import DATA
-from bridge.contract.properties import is_property, property_names
-from bridge.contract.types import EVENT_NAMES, EVENT_TYPES
+from bridge.contract.schemas import NAMES, schema
+from bridge.contract.types import EVENT_NAMES, EVENT_TYPES, PROPERTIES, is_property
+from infra.contract.data import DATA
+from infra.contract.generate import properties, schemas, text_of
 
 
 def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
@@ -14,8 +15,13 @@ def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
     assert "io.imdsbridge.bridge.test.v1" in EVENT_TYPES
 
 
-def test_every_property_of_every_model_is_named() -> None:
-    assert {name for model in DATA.values() for name in model.model_fields} <= set(property_names())
+def test_the_named_properties_are_those_of_the_models() -> None:
+    assert sorted(PROPERTIES) == sorted(properties())
+
+
+def test_the_schemas_are_those_that_the_models_give() -> None:
+    generated = {name: text_of(one).encode() for name, one in schemas().items()}
+    assert generated == {name: schema(name) for name in NAMES}, "python -m infra.contract.generate"
 
 
 @pytest.mark.parametrize(

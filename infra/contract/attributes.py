@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import Field, create_model
 
-from bridge.contract.data import DATA, TIME, Part
 from bridge.contract.types import schema_id, type_of
+from infra.contract.data import DATA, TIME, Part
 
 
 def _attribute(text: str, **options: Any) -> Any:

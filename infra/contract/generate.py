@@ -1,21 +1,23 @@
-"""Generate the JSON Schemas of `schemas/` from the models of the contract; what `imds-bridge schema` prints."""
+"""Write the JSON Schemas of `schemas/` from the models of the contract: `python -m infra.contract.generate`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 from pydantic_core import core_schema
 
-from bridge.contract.attributes import cloudevents
-from bridge.contract.data import DATA, Part
-from bridge.contract.types import TYPE_PREFIX, schema_id
-from bridge.errors import UsageError
+from bridge.contract.schemas import CLOUDEVENT, file_name
+from bridge.contract.types import schema_id
+from infra.contract.attributes import cloudevents
+from infra.contract.data import DATA, Part
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-CLOUDEVENT = "cloudevent"
+SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
 
 Schema = dict[str, Any]
 
@@ -28,32 +30,13 @@ def schemas() -> dict[str, Schema]:
     }
 
 
-def schema_text(name: str) -> str:
-    """Return the text of one schema file.
-
-    Args:
-        name: `cloudevent`, or a type such as `scheduledevent.started`, with or without `io.imdsbridge.` and `.v1`.
-
-    Raises:
-        UsageError: the type does not exist.
-    """
-    short, known = name.removeprefix(TYPE_PREFIX).removesuffix(".v1"), schemas()
-    if short not in known:
-        raise UsageError(f"schema: given {name}, expected one of {', '.join(known)}")
-    return _text(known[short])
+def properties() -> tuple[str, ...]:
+    """Return the names of all properties of events' data, in the form of `bridge.contract.types.PROPERTIES`."""
+    return tuple(dict.fromkeys(name for model in DATA.values() for name in _properties(model)))
 
 
-def schema_files() -> dict[str, str]:
-    """Return the text of each schema file, by its name."""
-    return {file_name(name): _text(schema) for name, schema in schemas().items()}
-
-
-def file_name(name: str) -> str:
-    """Return the name of the file of a type's schema."""
-    return f"{name}.v1.json"
-
-
-def _text(schema: Schema) -> str:
+def text_of(schema: Schema) -> str:
+    """Return the text of a schema's file."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -122,3 +105,24 @@ def _bare(part: Any) -> Any:
     if "$ref" in part:
         return {"$ref": part["$ref"]}
     return {name: _bare(value) for name, value in part.items()}
+
+
+def _properties(model: type[BaseModel]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        yield from (f"{name}.{inner}" for inner in _inner_names(field.annotation))
+
+
+def _inner_names(annotation: Any) -> Iterator[str]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from _properties(annotation)
+    elif get_origin(annotation) is dict:
+        yield "*"
+    elif get_origin(annotation) is not list:  # `where` does not look into lists of objects
+        for choice in get_args(annotation):
+            yield from _inner_names(choice)
+
+
+if __name__ == "__main__":
+    for schema_name, schema in schemas().items():
+        (SCHEMAS / file_name(schema_name)).write_text(text_of(schema), encoding="utf-8", newline="\n")

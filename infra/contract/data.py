@@ -1,8 +1,8 @@
 """The data of every type of event and of the command, as models: the contract with consumers.
 
-The JSON Schemas in `schemas/` are generated from the models. Nothing is checked by them at run time; the tests check
-the events against the schemas. Properties of IMDS may be missing or null and may have any value, because an unusual
-event is published as received. Properties whose values cannot grow in number are literals.
+`infra/contract/generate.py` makes the JSON Schemas in `schemas/` of them. `bridge` does not use the models; the tests
+check its events against the schemas. Properties of IMDS may be missing or null and may have any value, because an
+unusual event is published as received. Properties whose values cannot grow in number are literals.
 """
 
 from __future__ import annotations
