@@ -14,7 +14,7 @@ from pathlib import Path
 from bridge import __version__
 from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
 from bridge.cli.parser import Parser
-from bridge.config.names import nearest
+from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.text import redact, show
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.config.names import nearest
+from bridge.config.values import nearest
 
 HELP_COLUMN = 30
 

@@ -15,10 +15,9 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.metrics import socket_address
-from bridge.config.models import Config
-from bridge.config.permissions import find_exposed
+from bridge.config.models import Config, find_exposed
 from bridge.config.sinks import alternatives
+from bridge.config.values import socket_address
 from bridge.errors import (
     BridgeError,
     ConfigError,

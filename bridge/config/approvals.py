@@ -10,8 +10,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
-from bridge.config.exec import Program, RunSeconds
-from bridge.config.validators import (
+from bridge.config.sinks import Program, RunSeconds
+from bridge.config.values import (
     check_policy_value,
     check_signing_secrets,
     check_template,

@@ -9,8 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
-from bridge.config.metrics import socket_address
-from bridge.config.validators import check_signing_secrets, check_token, is_loopback, join_signing_secrets
+from bridge.config.values import (
+    check_signing_secrets,
+    check_token,
+    is_loopback,
+    join_signing_secrets,
+    socket_address,
+)
 
 _SECRET_CHARACTERS = 24
 

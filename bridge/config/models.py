@@ -1,18 +1,88 @@
-"""The whole configuration."""
+"""The whole configuration, with IMDS and metrics; who else may change what it names."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, field_validator
 
-from bridge.config.base import DAY_SECONDS, Settings
-from bridge.config.imds import ImdsSettings
-from bridge.config.metrics import MetricsSettings
+from bridge.config.base import DAY_SECONDS, Secret, Settings
+from bridge.config.values import check_url, socket_address
+
+ApiVersion = Literal[
+    "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
+]
+
+# The first api-version that has a property or an event type; the others are in every version.
+FIRST_VERSIONS = {
+    "Preempt": "2017-11-01",
+    "Terminate": "2019-01-01",
+    "Description": "2019-04-01",
+    "EventSource": "2019-08-01",
+    "DurationInSeconds": "2020-07-01",
+}
+
+
+class ImdsSettings(Settings):
+    """Where IMDS is and how often it is polled."""
+
+    endpoint: str = Field(
+        default="http://169.254.169.254", json_schema_extra={"pattern": "^(discover$|http://)"}
+    )
+    """The address of IMDS; `discover` finds it by DHCP option 245 or the environment variable SCHEDULEDEVENTSIP,
+    outside a virtual network. Example: `"discover"`."""
+    api_version: ApiVersion = "2020-07-01"
+    """The version of Scheduled Events that is asked for; older ones lack properties."""
+    poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
+    """The time between two polls; IMDS answers five requests a second for all processes of a VM. Example: `2`."""
+    vm_name: str = ""
+    """This VM's name where there is no instance data, such as on a mock server; instance data is then not read.
+    Example: `"web-0"`."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if value == "discover":
+            return value
+        if value.startswith("https:"):
+            raise ValueError("expected http://address: IMDS does not use TLS")
+        return check_url(value.rstrip("/"), allow_http=True)
+
+    @field_validator("vm_name")
+    @classmethod
+    def _check_vm_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", value):
+            raise ValueError("expected the name of this VM as in Resources, for example web-0 or web_0")
+        return value
+
+    def lack(self, name: str) -> str:
+        """Return why no document has a property or event type, "" if documents of this api-version have it."""
+        first = FIRST_VERSIONS.get(name, "")
+        if self.api_version >= first:
+            return ""
+        return f"{name} comes with api_version {first}, and [imds] asks for {self.api_version}"
+
+
+class MetricsSettings(Settings):
+    """Where a process serves its metrics and its health; anybody who reaches the port may read."""
+
+    listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
+    """The address and port of `/metrics`, `/livez` and `/readyz`; empty serves nothing. Example:
+    `"127.0.0.1:9464"`."""
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, value: str) -> str:
+        if value:
+            socket_address(value)
+        return value
+
 
 if TYPE_CHECKING:
     from bridge.config.approvals import ApprovalSettings
@@ -85,3 +155,40 @@ class Config(Settings):
         """Remember the file that the settings were read from."""
         self._path = path
         return self
+
+
+def find_exposed(config: Config, role: str) -> Iterator[Path]:
+    """Yield what everybody may write of a process: its configuration, the files that it names, and its state."""
+    if sys.platform == "win32":  # permissions are lists there, of which stat shows nothing
+        return
+    files = [*([config.path] if config.path else ()), *_named_files(config)]
+    folders = [config.state_dir, config.state_dir / role]
+    for file in files:
+        folders += [file.parent, Path(os.path.realpath(file)).parent]
+    exposed = [file for file in files if _is_exposed(file, 0)]
+    # In a folder with the sticky bit, such as /tmp, only its owner can replace a file.
+    exposed += [folder for folder in folders if _is_exposed(folder, stat.S_ISVTX)]
+    yield from dict.fromkeys(exposed)
+
+
+def _is_exposed(path: Path, unless: int) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return bool(mode & stat.S_IWOTH) and not mode & unless
+
+
+def _named_files(value: object) -> Iterator[Path]:
+    """Yield the files that settings name: of secrets, certificates and keys."""
+    if isinstance(value, Secret) and value.file:
+        yield value.file
+    elif isinstance(value, BaseModel):
+        for name, inner in value:
+            if isinstance(inner, Path) and name.endswith("_file"):
+                yield inner
+            else:
+                yield from _named_files(inner)
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _named_files(inner)

@@ -1,4 +1,4 @@
-"""Every kind of sink and every webhook format: one line each.
+"""Every kind of sink and every webhook format, one line each; every table that a configuration can have.
 
 They are named, not imported: sinks and formats are layers above the settings, and a process loads only what its
 configuration has.
@@ -6,13 +6,14 @@ configuration has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
-from bridge.config.names import nearest
-from bridge.config.validators import quote
+from bridge.config.base import Settings
+from bridge.config.models import Config
+from bridge.config.values import nearest, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,11 @@ class SinkKind:
 
 
 SINK_KINDS: dict[str, SinkKind] = {
-    "eventgrid": SinkKind(
-        "bridge.config.eventgrid:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"
-    ),
-    "exec": SinkKind("bridge.config.exec:ExecSettings", "bridge.sinks.exec:ExecSink"),
-    "servicebus": SinkKind(
-        "bridge.config.servicebus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"
-    ),
+    "eventgrid": SinkKind("bridge.config.bus:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"),
+    "exec": SinkKind("bridge.config.sinks:ExecSettings", "bridge.sinks.exec:ExecSink"),
+    "servicebus": SinkKind("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
     "stdout": SinkKind("bridge.config.sinks:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
-    "webhook": SinkKind("bridge.config.webhook:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
+    "webhook": SinkKind("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
 }
 
 # Where each format's class is, which names its settings.
@@ -87,3 +84,50 @@ def format_class(name: object) -> Any:
     if not isinstance(name, str) or name not in FORMATS:
         raise UnknownNameError("format", name, FORMATS)
     return resolve_name(FORMATS[name])
+
+
+SINK = "sinks.NAME"
+# The sections that are loaded only if they are written; each may receive from a bus.
+SECTIONS = {
+    "approvals": "bridge.config.approvals:ApprovalSettings",
+    "relay": "bridge.config.bus:RelaySettings",
+    "console": "bridge.config.console:ConsoleSettings",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of the configuration: its full name, the condition under which it is so, and its settings."""
+
+    name: str
+    condition: str = ""
+    settings: type[Settings]
+
+    def full_name(self, key: str) -> str:
+        """Return the name that a key of the table has in the whole configuration."""
+        return f"{self.name}.{key}{self.condition}" if self.name else f"{key} before the first [table]"
+
+
+def tables() -> Iterator[Table]:
+    """Yield every table, those that a table contains after it."""
+    yield from _with_inner(Table(name="", settings=Config))
+    for section, settings in SECTIONS.items():
+        yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
+    yield from sink_tables()
+
+
+def sink_tables() -> Iterator[Table]:
+    """Yield the table of every kind of sink, and of every format of a webhook after what all have."""
+    for kind in SINK_KINDS:
+        yield Table(name=SINK, condition=f' with kind = "{kind}"', settings=sink_settings(kind))
+    for name in FORMATS:
+        condition = f' with kind = "webhook" and format = "{name}"'
+        yield Table(name=SINK, condition=condition, settings=format_class(name).settings)
+
+
+def _with_inner(table: Table) -> Iterator[Table]:
+    yield table
+    for key in table.settings.model_fields:
+        if inner := table.settings.inner_settings(key):
+            name = f"{table.name}.{key}" if table.name else key
+            yield from _with_inner(Table(name=name, settings=inner))

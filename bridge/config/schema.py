@@ -17,8 +17,7 @@ from pydantic_core import core_schema
 
 from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
-from bridge.config.registry import sink_settings
-from bridge.config.tables import SECTIONS, sink_tables, tables
+from bridge.config.registry import SECTIONS, sink_settings, sink_tables, tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}

@@ -1,23 +1,88 @@
-"""The settings of every sink: which events it takes, and how old they may become."""
+"""The settings of sinks: what every sink has, what HTTP adds, and each kind without Azure's identity."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
     Field,
+    ValidationInfo,
     WithJsonSchema,
     field_validator,
+    model_validator,
 )
 
-from bridge.config.base import DAY_SECONDS, Fault, Faults, Settings, try_setting
-from bridge.config.filters import check_name, check_outcomes, check_pattern
-from bridge.config.names import likely_meant
-from bridge.config.validators import quote
-from bridge.contract.types import EVENT_TYPES, KNOWN_VALUES
+from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
+from bridge.config.registry import DEFAULT_FORMAT, format_class
+from bridge.config.values import (
+    check_ca,
+    check_certificate,
+    check_proxy,
+    check_signing_secrets,
+    check_token,
+    check_url,
+    join_signing_secrets,
+    likely_meant,
+    nearest,
+    parse_headers,
+    quote,
+)
+from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES, is_property
+
+
+def expression_of(pattern: str) -> str:
+    """Return the regular expression of a pattern with `*` for any text, which takes linear time."""
+    first, *others = map(re.escape, pattern.split("*"))
+    if not others:
+        return first
+    # The first place that fits is as good as any later one, so nothing is tried twice.
+    return first + "".join(f"(?>.*?{text})" for text in others[:-1]) + f".*{others[-1]}"
+
+
+def check_pattern(pattern: str) -> str:
+    """Refuse a pattern that matches no type of event.
+
+    Raises:
+        ValueError: with the nearest type.
+    """
+    expression = expression_of(pattern)
+    if not any(re.fullmatch(expression, known) for known in EVENT_TYPES):
+        families = {f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES}
+        hint = nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
+        raise ValueError(f"expected existing event types{hint}")
+    return pattern
+
+
+def check_name(name: str) -> None:
+    """Refuse what is neither an attribute nor a property of any event's data.
+
+    Raises:
+        ValueError: with the nearest name.
+    """
+    if name in ATTRIBUTES or is_property(name):
+        return
+    hint = nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
+    raise ValueError(f"{name}: expected an attribute or a property of an event's data{hint}")
+
+
+def check_outcomes(values: Sequence[Any]) -> None:
+    """Refuse an Outcome that no receipt has: unlike IMDS's values, these are imds-bridge's own.
+
+    Raises:
+        ValueError: with those that exist.
+    """
+    known = KNOWN_VALUES["Outcome"]
+    for value in values:
+        if value not in known:
+            raise ValueError(
+                f"Outcome: given {quote(value)}, expected one of {', '.join(known)}{nearest(value, known)}"
+            )
 
 
 def alternatives(wanted: Any) -> Sequence[Any]:
@@ -121,3 +186,111 @@ class StdoutSettings(SinkSettings):
     """Print each event as one line of JSON."""
 
     kind: Literal["stdout"]
+
+
+class HttpSettings(Settings):
+    """How a receiver is reached over HTTP."""
+
+    allow_http: bool = False
+    """Whether plain http to another machine is allowed."""
+    ca_file: Path | None = None
+    """A PEM file of the only authorities that are trusted. Example: `"/etc/imds-bridge/ca.pem"`."""
+    client_certificate_file: Path | None = None
+    """A PEM file of the certificate for mutual TLS, with or without its key. Example:
+    `"/etc/imds-bridge/client.pem"`."""
+    client_key_file: Path | None = None
+    """A PEM file of the key, if it is not in the certificate's file. Example:
+    `"/etc/imds-bridge/client-key.pem"`."""
+    proxy: Secret | None = None
+    """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
+    timeout_seconds: float = Field(default=10.0, gt=0, le=120)
+    """How long one request may take. Example: `5`."""
+    secret_checks: ClassVar = {"proxy": check_proxy}
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield certificates and keys that cannot be used."""
+        yield from super().find_faults()
+        if not (self.ca_file or self.client_certificate_file or self.client_key_file):
+            return
+        certificate, key = self.client_certificate_file, self.client_key_file
+        if key and not certificate:
+            yield "client_key_file", "expected a client_certificate_file, too"
+        if certificate:
+            yield from try_setting("client_certificate_file", partial(check_certificate, certificate, key))
+        if self.ca_file:
+            yield from try_setting("ca_file", partial(check_ca, self.ca_file))
+
+
+class WebhookSettings(SinkSettings, HttpSettings):
+    """POST each event to a URL, as a CloudEvent or in a chat format."""
+
+    kind: Literal["webhook"]
+    url: Secret
+    """The URL that events are sent to. Example: `"https://example.org/hook"`."""
+    format: str
+    """How the body of a request is written."""
+    bearer_token: Secret | None = None
+    """The token of the `Authorization` header; its file is read again when the receiver refuses it. Example:
+    `"eyJhbGciOi..."`."""
+    headers: Secret | None = None
+    """Headers of each request; in a file one `Name: value` a line. Example: `{ X-Team = "ops" }`."""
+    signing_secrets: Secret | None = None
+    """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
+    `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
+    secret_checks: ClassVar = {
+        **HttpSettings.secret_checks,
+        "bearer_token": check_token,
+        "headers": parse_headers,
+        "signing_secrets": check_signing_secrets,
+    }
+
+    @classmethod
+    def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:
+        """Return the settings of the format that a sink's table names."""
+        model: type[WebhookSettings] = format_class(given.get("format", DEFAULT_FORMAT)).settings
+        return model
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, given: Any) -> Any:
+        """Bring signing secrets and headers into one form."""
+        if not isinstance(given, dict):
+            return given
+        taken = dict(join_signing_secrets(given))
+        if isinstance(taken.get("headers"), dict):
+            taken["headers"] = "\n".join(f"{name}: {value}" for name, value in taken["headers"].items())
+        return taken
+
+    @field_validator("url")
+    @classmethod
+    def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
+        check_url(value.read(), allow_http=info.data.get("allow_http", True))
+        return value
+
+
+def _check_program(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value or not value[0].startswith("/") or any("\0" in part for part in value):
+        raise ValueError(
+            'expected an absolute path and its arguments, for example ["/usr/local/bin/drain", "-v"]'
+        )
+    if sys.platform == "win32":
+        raise ValueError("programs are not supported on Windows")
+    return value
+
+
+Program = Annotated[tuple[str, ...], AfterValidator(_check_program)]
+RunSeconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class ExecSettings(SinkSettings):
+    """Run a program for each event, by default of those that may affect this VM.
+
+    It gets the CloudEvent on standard input.
+    """
+
+    kind: Literal["exec"]
+    run: Program
+    """The program, by its absolute path, and its arguments; no shell is involved. Example:
+    `["/usr/local/bin/notify", "--quiet"]`."""
+    timeout_seconds: RunSeconds = 30.0
+    """How long the program may run; then its process group gets SIGTERM, and SIGKILL 5 s later. Example: `60`."""

@@ -11,7 +11,7 @@ from datetime import datetime
 from urllib.parse import urlsplit
 
 from bridge.config.console import ConsoleSettings, IngestSettings
-from bridge.config.validators import is_loopback
+from bridge.config.values import is_loopback
 from bridge.console.content import is_binary
 from bridge.http.signing import signature_fault
 from bridge.runtime.json import Json

@@ -17,9 +17,8 @@ from starlette.applications import Starlette
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
-from bridge.config.metrics import socket_address
-from bridge.config.models import Config
-from bridge.config.permissions import find_exposed
+from bridge.config.models import Config, find_exposed
+from bridge.config.values import socket_address
 from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
 from bridge.console.connections import LimitedProtocol, RareLog

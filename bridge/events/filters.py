@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from bridge.config.filters import expression_of
+from bridge.config.sinks import expression_of
 from bridge.events.model import StoredEvent
 from bridge.imds.document import is_among, names
 from bridge.runtime.json import Json

@@ -11,8 +11,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
 
-from bridge.config.sinks import Pattern, PositiveSeconds
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import Pattern, PositiveSeconds, WebhookSettings
 from bridge.events.model import StoredEvent
 from bridge.runtime.json import Json
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 from urllib.parse import quote
 
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import WebhookSettings
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.base import Encoded
 from bridge.runtime.json import Json

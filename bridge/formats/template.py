@@ -26,7 +26,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
 from bridge.config.base import Fault, Faults
-from bridge.config.validators import quote_path
+from bridge.config.values import quote_path
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
 from bridge.formats.text import TRUNCATED, instant_of

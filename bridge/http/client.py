@@ -21,8 +21,7 @@ import requests
 from urllib3.exceptions import HTTPError as Urllib3Error
 
 from bridge import __version__
-from bridge.config.tls import check_ca, check_certificate
-from bridge.config.validators import check_proxy
+from bridge.config.values import check_ca, check_certificate, check_proxy
 from bridge.errors import HttpFailure
 from bridge.http.deadline import Adapter, failure_of, proxy_refusal, watchdog
 from bridge.runtime.threads import extend_deadline

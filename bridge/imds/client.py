@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 from bridge import __version__
 from bridge.config.base import DAY_SECONDS
-from bridge.config.imds import ImdsSettings
+from bridge.config.models import ImdsSettings
 from bridge.errors import HttpFailure, ImdsError
 from bridge.imds.connection import ImdsConnection
 from bridge.imds.discovery import search

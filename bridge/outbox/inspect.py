@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.config.names import nearest
+from bridge.config.values import nearest
 from bridge.errors import StateError, UsageError
 from bridge.outbox.rows import SINKS, STATE, Ledger
 from bridge.outbox.sqlite import ERRORS, Mode

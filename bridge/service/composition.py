@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.config.base import Secret
-from bridge.config.models import Config
-from bridge.config.permissions import find_exposed
+from bridge.config.models import Config, find_exposed
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError

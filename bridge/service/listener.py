@@ -28,7 +28,7 @@ from bridge.approvals.programs import Programs
 from bridge.approvals.receipts import command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.validators import check_signing_secrets
+from bridge.config.values import check_signing_secrets
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds

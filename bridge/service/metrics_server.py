@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from bridge.config.metrics import socket_address
+from bridge.config.values import socket_address
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock
 from bridge.service.health import find_stalled, find_unready

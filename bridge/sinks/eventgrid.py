@@ -7,8 +7,8 @@ from typing import Any
 
 from bridge.azure.credentials import make_credential
 from bridge.config.base import read_or_keep
-from bridge.config.eventgrid import EventGridSettings
-from bridge.config.validators import check_token
+from bridge.config.bus import EventGridSettings
+from bridge.config.values import check_token
 from bridge.errors import DeliveryError, Gone, HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote_plus, urlsplit
 
 from bridge.config.base import read_or_keep
-from bridge.config.http import HttpSettings
-from bridge.config.validators import check_proxy
+from bridge.config.sinks import HttpSettings
+from bridge.config.values import check_proxy
 from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds

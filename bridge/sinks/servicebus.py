@@ -23,8 +23,8 @@ from bridge.azure.servicebus import (
     with_current_secret,
 )
 from bridge.config.base import Secret, read_or_keep
-from bridge.config.servicebus import ServiceBusSettings
-from bridge.config.validators import check_signing_secrets
+from bridge.config.bus import ServiceBusSettings
+from bridge.config.values import check_signing_secrets
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE

@@ -10,8 +10,8 @@ from uuid import uuid5
 
 from bridge.config.base import read_or_keep
 from bridge.config.registry import format_class
-from bridge.config.validators import check_signing_secrets, check_token, check_url, parse_headers
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import WebhookSettings
+from bridge.config.values import check_signing_secrets, check_token, check_url, parse_headers
 from bridge.errors import DeliveryError, Misconfigured, Rejected
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent

@@ -18,8 +18,7 @@ from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
-from bridge.config.imds import ImdsSettings
-from bridge.config.models import Config
+from bridge.config.models import Config, ImdsSettings
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.imds.client import ImdsClient

@@ -12,7 +12,7 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusMess
 from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.config.base import Secret
-from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.bus import ServiceBusSettings
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.service.schedule import PAGE_EVENTS

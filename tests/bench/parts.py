@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bridge.config.base import Secret
-from bridge.config.imds import ImdsSettings
-from bridge.config.models import Config
+from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import CloudEventsSettings
 from bridge.imds.client import ImdsClient

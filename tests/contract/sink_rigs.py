@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from bridge.config.eventgrid import EventGridSettings
-from bridge.config.exec import ExecSettings
+from bridge.config.bus import EventGridSettings, ServiceBusSettings
 from bridge.config.registry import format_class
-from bridge.config.servicebus import ServiceBusSettings
-from bridge.config.sinks import StdoutSettings
+from bridge.config.sinks import ExecSettings, StdoutSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.base import ChatFormat

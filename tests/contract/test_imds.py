@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from bridge.config.imds import ImdsSettings
+from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
 from bridge.imds.memory import ImdsDouble

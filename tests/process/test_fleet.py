@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.imds import ImdsSettings
-from bridge.config.models import Config
+from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import ImdsLab

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.exec import ExecSettings
+from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.program import RUNNER, DetachedRun, Result, encode_job, run
 from bridge.sinks.exec import ExecSink

@@ -19,8 +19,7 @@ from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
-from bridge.config.imds import ApiVersion, ImdsSettings
-from bridge.config.models import Config
+from bridge.config.models import ApiVersion, Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH, ImdsLab

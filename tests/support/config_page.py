@@ -15,12 +15,9 @@ from pydantic.fields import FieldInfo
 from bridge.config.approvals import RuleSettings
 from bridge.config.base import Secret, Settings
 from bridge.config.bus import BusSettings, IdentitySettings, ReceiverSettings
-from bridge.config.http import HttpSettings
-from bridge.config.registry import FORMATS, SINK_KINDS
+from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
 from bridge.config.schema import config_schema
-from bridge.config.sinks import SinkSettings
-from bridge.config.tables import Table, tables
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import HttpSettings, SinkSettings, WebhookSettings
 from bridge.formats.base import ChatSettings
 from tests.support.paths import ROOT
 

@@ -15,7 +15,7 @@ import pytest
 from azure.servicebus import ServiceBusClient
 
 from bridge.azure import servicebus as bus
-from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.bus import ServiceBusSettings
 from bridge.lab.servicebus import ServiceBusLab, StoredMessage
 
 QUEUE = "notices"

@@ -12,7 +12,7 @@ import pytest
 
 from bridge.config.loader import load
 from bridge.config.models import Config
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import WebhookSettings
 from bridge.errors import DeliveryError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.tls import check_ca, check_certificate
+from bridge.config.values import check_ca, check_certificate
 from bridge.errors import HttpFailure
 from bridge.http import client as module
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds

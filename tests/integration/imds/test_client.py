@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridge.config.imds import ImdsSettings
+from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient
 from bridge.imds.connection import ImdsConnection

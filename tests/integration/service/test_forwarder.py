@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.config.imds import ImdsSettings
+from bridge.config.models import ImdsSettings
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENT_VERSIONS, EVENTS_PATH, ImdsLab
 from tests.support.clock import MovedClock

@@ -18,7 +18,7 @@ from azure.core.messaging import CloudEvent
 
 from bridge.azure import credentials as credentials_module
 from bridge.azure.credentials import make_credential
-from bridge.config.eventgrid import EventGridSettings
+from bridge.config.bus import EventGridSettings
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
@@ -424,7 +424,7 @@ def test_a_key_that_cannot_be_read_at_the_start_is_not_replaced_by_the_identity(
 def test_with_a_key_no_azure_package_is_loaded(lab: EventGridLab, flavor: str) -> None:
     code = (
         "import sys; from bridge.service.composition import build_sink;"
-        "from bridge.config.eventgrid import EventGridSettings;"
+        "from bridge.config.bus import EventGridSettings;"
         "sink = build_sink(EventGridSettings(kind='eventgrid', endpoint=sys.argv[1], key=sys.argv[2]));"
         "print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure', 'msal'))])"

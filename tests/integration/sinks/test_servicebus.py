@@ -22,7 +22,7 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 from bridge.azure import credentials as credentials_module
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
 from bridge.config.base import Secret
-from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.bus import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.servicebus import ServiceBusLab
@@ -510,7 +510,7 @@ def test_a_connection_string_needs_no_azure_identity(lab: ServiceBusLab, tmp_pat
     file = write(tmp_path / "bus", lab.connection_string)
     code = (
         "import sys; from bridge.sinks.servicebus import ServiceBusSink;"
-        "from bridge.config.servicebus import ServiceBusSettings;"
+        "from bridge.config.bus import ServiceBusSettings;"
         f"given = ServiceBusSettings(kind='servicebus', connection_string_file=sys.argv[1], queue='{QUEUE}');"
         "sink = ServiceBusSink(given); print(sink.check()); sink.close();"
         "print([name for name in sys.modules if name.startswith(('azure.identity', 'msal'))])"

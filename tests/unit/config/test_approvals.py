@@ -188,6 +188,6 @@ def test_a_program_has_a_time_limit(tmp_path: Path, seconds: str) -> None:
 
 
 def test_windows_has_no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bridge.config.exec.sys.platform", "win32")
+    monkeypatch.setattr("bridge.config.sinks.sys.platform", "win32")
     (fault,) = faults(tmp_path, '[[approvals.auto]]\nrun = ["/bin/true"]\n')
     assert fault.endswith("programs are not supported on Windows")

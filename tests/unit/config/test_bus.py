@@ -8,8 +8,7 @@ import pytest
 
 from bridge.azure.servicebus import connect
 from bridge.config.base import Secret
-from bridge.config.bus import ReceiverSettings
-from bridge.config.servicebus import ServiceBusSettings
+from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.errors import Misconfigured
 
 KEY = "SharedAccessKeyName=a;SharedAccessKey=c2VjcmV0"

@@ -12,11 +12,9 @@ import pytest
 from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
-from bridge.config.metrics import socket_address
 from bridge.config.models import Config
-from bridge.config.sinks import StdoutSettings
-from bridge.config.validators import check_url, parse_headers
-from bridge.config.webhook import WebhookSettings
+from bridge.config.sinks import StdoutSettings, WebhookSettings
+from bridge.config.values import check_url, parse_headers, socket_address
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from bridge.errors import ConfigError
 from bridge.formats.cloudevents import CloudEventsSettings

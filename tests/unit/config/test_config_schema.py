@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from bridge.config.loader import load
+from bridge.config.registry import tables
 from bridge.config.schema import config_schema, config_schema_text
-from bridge.config.tables import tables
 from bridge.errors import ConfigError
 from tests.support import config_page
 from tests.support.pages import configurations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bridge.config.loader import load
-from bridge.config.permissions import find_exposed
+from bridge.config.models import find_exposed
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="permissions are lists there, of which stat shows nothing"

@@ -1,4 +1,4 @@
-"""Check single values of the configuration; each error says what was expected."""
+"""Check single values of the configuration, and compare names; each error says what was expected."""
 
 from __future__ import annotations
 
@@ -6,12 +6,50 @@ import json
 import os
 import re
 from base64 import b64decode
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from socket import AF_INET, AF_INET6, AddressFamily
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from bridge.config.names import likely_meant
+if TYPE_CHECKING:
+    import ssl
+
+_SLIP_LETTERS = 2
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return "; did you mean X?" with the known name that is nearest, "" if none is near."""
+    meant = closest(name, known)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def closest(name: object, known: Iterable[str], *, similarity: float = 0.5) -> str | None:
+    """Return the known name that is nearest in any letter case, None if none is as similar (0 to 1)."""
+    by_lower = {one.lower(): one for one in known}
+    close = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=similarity)
+    return by_lower[close[0]] if close else None
+
+
+def likely_meant(value: str, known: Collection[str]) -> str | None:
+    """Return the known value that is within two letters of an unknown one, in any letter case; None if none is."""
+    if value in known:
+        return None
+    return next((one for one in known if _distance(value.lower(), one.lower()) <= _SLIP_LETTERS), None)
+
+
+def _distance(one: str, other: str) -> int:
+    """Count the letters to insert, delete or replace."""
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, 1):
+        diagonal, row[0] = row[0], number
+        for column, opposite in enumerate(other, 1):
+            replaced = diagonal + (letter != opposite)
+            diagonal, row[column] = row[column], min(replaced, row[column] + 1, row[column - 1] + 1)
+    return row[-1]
+
 
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -149,3 +187,65 @@ def join_signing_secrets(given: Any) -> Any:
     if isinstance(taken.get("signing_secrets"), list):
         taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
     return taken
+
+
+def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
+    """Return the family, the host and the port of an address to listen on.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:  # noqa: PLR2004 - the highest port
+        raise ValueError("expected an address and a port, for example 127.0.0.1:9464 or [::1]:9464")
+    return AF_INET6 if ":" in host else AF_INET, (host, int(port))
+
+
+def check_ca(path: Path) -> None:
+    """Refuse a file without CA certificates.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+    _check_readable(path)
+    try:
+        _context().load_verify_locations(cafile=path)
+    except OSError as error:
+        raise ValueError(f"{path}: expected CA certificates in PEM") from error
+
+
+def check_certificate(certificate: Path, key: Path | None) -> None:
+    """Refuse a client certificate that cannot be used; without `key`, its file must hold the key as well.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
+
+    def refuse() -> str:
+        raise ValueError(
+            f"{key or certificate}: the private key is encrypted; expected one without passphrase"
+        )
+
+    for path in filter(None, (certificate, key)):
+        _check_readable(path)
+    try:
+        _context().load_cert_chain(certificate, key, password=refuse)
+    except OSError as error:
+        names = f"{certificate} and {key}" if key else str(certificate)
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+            raise ValueError(f"{names}: the private key does not belong to the certificate") from error
+        raise ValueError(f"{names}: expected a certificate and its private key in PEM") from error
+
+
+def _context() -> ssl.SSLContext:
+    import ssl  # noqa: PLC0415 - few configurations name a certificate
+
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise ValueError(f"given {quote_path(path)}: {error.strerror}") from error
