@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,6 @@ from uuid import uuid4
 
 import pytest
 from azure.core.credentials import AzureNamedKeyCredential
-from azure.core.exceptions import HttpResponseError
 from azure.data.tables import TableServiceClient
 from azure.functions.meta import Datum
 from azure.functions.servicebus import ServiceBusMessageInConverter
@@ -36,11 +34,11 @@ from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
-from bridge.sinks.servicebus import ServiceBusSink, to_message
+from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.bus import SECRET
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, Forward, RawServer, environment, stored_event, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, environment, stored_event, wait_until
 from tests.support.sink import TOPIC, entities, settings
 
 pytestmark = pytest.mark.timeout(600)  # npm installs Azurite
@@ -293,22 +291,6 @@ def test_what_the_real_forwarder_sees_is_kept_and_its_completeness_can_be_checke
     assert listed <= {row["id"] for row in kept}
 
 
-def test_a_message_that_is_delivered_again_changes_nothing(
-    app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
-) -> None:
-    events = samples(now())
-    publish(lab, events)
-    with hosting(app, lab) as host:
-        messages = host.take(len(events))
-        for message in messages:
-            host.call(message)
-        before = rows(app, service)
-        for message in messages:
-            host.call(message)
-    assert rows(app, service) == before
-    assert len(before) == len(events)
-
-
 def test_calls_at_the_same_time_with_the_same_messages_keep_each_event_once(
     app: ModuleType, service: TableServiceClient, lab: ServiceBusLab
 ) -> None:
@@ -318,19 +300,6 @@ def test_calls_at_the_same_time_with_the_same_messages_keep_each_event_once(
         messages = host.take(len(events)) * 4
         list(pool.map(host.call, messages))
     assert sorted(row["id"] for row in rows(app, service)) == sorted(event.id for event in events)
-
-
-def test_the_same_id_of_another_source_is_another_event(app: ModuleType, service: TableServiceClient) -> None:
-    table = app.audit_table()
-    event = stored_event(1).envelope
-    others = [{**event, "source": source} for source in ("/subscriptions/a", "/subscriptions/b")]
-    assert [table.add(app.to_row(json.dumps(other).encode())) for other in others * 2] == [
-        True,
-        True,
-        False,
-        False,
-    ]
-    assert sorted(row["source"] for row in rows(app, service)) == ["/subscriptions/a", "/subscriptions/b"]
 
 
 @pytest.mark.parametrize("letter", ["x", "\\", "é", "\N{GRINNING FACE}"])
@@ -372,84 +341,6 @@ def test_an_invalid_cloudevent_raises_and_is_dead_lettered_after_the_last_delive
     assert rows(app, service) == []
 
 
-def test_an_event_that_the_table_refuses_is_abandoned_and_not_lost(
-    app: ModuleType, lab: ServiceBusLab, service: TableServiceClient
-) -> None:
-    event = stored_event(1)
-    publish(lab, [event])
-    service.delete_table(app.TABLE)
-    with hosting(app, lab) as host:
-        host.handle(1)
-        assert isinstance(host.failures[0], HttpResponseError)
-        service.create_table(app.TABLE)
-        host.handle(1)
-        assert len(host.failures) == 1
-    assert [row["id"] for row in rows(app, service)] == [event.id]
-
-
-def test_an_insert_whose_answer_is_lost_is_repeated_and_found_done(app: ModuleType) -> None:
-    exists = b'{"odata.error": {"code": "EntityAlreadyExists", "message": {"lang": "en", "value": "again"}}}'
-    answers = [json_answer(b"201 Created", b"{}"), b"", json_answer(b"409 Conflict", exists)]
-
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        while server.read_head(connection) and (answer := answers[len(server.requests) - 1]):
-            connection.sendall(answer)
-
-    with RawServer(serve) as server:
-        credential = AzureNamedKeyCredential(ACCOUNT, KEY)
-        with TableServiceClient(f"{server.url}/{ACCOUNT}", credential=credential, **app.RETRIES) as service:
-            assert app.AuditTable(service).add(app.to_row(stored_event(1).body)) is False
-    assert [head.split(" HTTP")[0] for head in server.requests[1:]] == [f"POST /{ACCOUNT}/{app.TABLE}"] * 2
-
-
-def json_answer(status: bytes, body: bytes) -> bytes:
-    head = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    return head % (status, len(body)) + body
-
-
-def test_values_that_no_column_can_hold_are_in_the_body(app: ModuleType, service: TableServiceClient) -> None:
-    event = stored_event(1, EventStatus="\ud800" + "x" * 100_000)
-    assert app.audit_table().add(app.to_row(b"".join(to_message(event).body)))
-    (row,) = rows(app, service)
-    assert row["EventStatus"] == "?" + "x" * (app.COLUMN_CHARACTERS - 1)
-    assert json.loads(body_of(row)) == event.envelope
-
-
-def test_the_binding_names_only_settings_so_that_nothing_is_fixed_or_secret(app: ModuleType) -> None:
-    (function,) = app.app.get_functions()
-    (binding,) = json.loads(function.get_function_json())["bindings"]
-    assert function.get_function_name() == "audit"
-    assert binding == {
-        "type": "serviceBusTrigger",
-        "direction": "IN",
-        "name": "message",
-        "connection": "ServiceBusConnection",
-        "topicName": "%EVENTS_TOPIC%",
-        "subscriptionName": "%EVENTS_SUBSCRIPTION%",
-    }
-    assert json.loads((HOME / "host.json").read_text())["version"] == "2.0"
-
-
-def test_the_table_is_opened_once_with_the_managed_identity(
-    azurite: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = load()
-    with ExitStack() as stack:
-
-        def opened(endpoint: str, **more: Any) -> TableServiceClient:
-            return stack.enter_context(TableServiceClient(endpoint, **more))
-
-        monkeypatch.setenv("AUDIT_TABLE_ENDPOINT", azurite)
-        monkeypatch.setattr(module, "TableServiceClient", opened)
-        # Azurite accepts no tokens without TLS, so its key replaces the identity.
-        monkeypatch.setattr(
-            module, "ManagedIdentityCredential", lambda: AzureNamedKeyCredential(ACCOUNT, KEY)
-        )
-        table = module.audit_table()
-        assert table.add(module.to_row(stored_event(1).body))
-        assert module.audit_table() is table
-
-
 def sample_settings() -> dict[str, str]:
     return dict(json.loads((HOME / "local.settings.json.sample").read_text())["Values"])
 
@@ -464,20 +355,3 @@ def test_the_sample_of_local_settings_has_every_setting_and_means_azurite(app: M
     assert given["AzureWebJobsStorage"] == given["AUDIT_TABLE_CONNECTION_STRING"]
     with TableServiceClient.from_connection_string(given["AUDIT_TABLE_CONNECTION_STRING"]) as service:
         assert service.url == "http://127.0.0.1:10002/devstoreaccount1"
-
-
-def test_on_a_laptop_events_are_stored_with_the_connection_string(
-    azurite: str, service: TableServiceClient, lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = load()
-    monkeypatch.setattr(module, "TABLE", f"t{uuid4().hex}")
-    # Azurite's port is another one here
-    account = f"AccountName={ACCOUNT};AccountKey={KEY};TableEndpoint={azurite}"
-    for name, value in {**sample_settings(), "AUDIT_TABLE_CONNECTION_STRING": account}.items():
-        monkeypatch.setenv(name, value)
-    event = stored_event(1)
-    publish(lab, [event])
-    with hosting(module, lab) as host:
-        host.handle(1)
-        assert host.failures == []
-    assert [row["id"] for row in rows(module, service)] == [event.id]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,111 +180,6 @@ def test_a_failed_prepare_is_logged_and_not_approved_and_recovers_at_the_end(wor
     assert world.approved() == []
 
 
-def test_killed_while_it_prepares_it_prepares_again_and_approves_once(world: World) -> None:
-    world.processes()
-    world.gate(closed=True)
-    worker = world.worker()
-    event = world.schedule()
-    prepared = f"prepare {event} Reboot Scheduled web-0"
-    world.wait_for_runs(prepared)
-    worker.kill()
-    worker.start()
-    world.wait_for_runs(prepared, prepared)
-    world.gate(closed=False)
-    world.wait_for_approval(event)
-    world.wait_for_runs(prepared, prepared)
-
-
-def test_killed_between_prepare_and_approval_it_goes_on_without_preparing_again(world: World) -> None:
-    world.processes()
-    world.bus.fault("unauthorized", APPROVALS)
-    worker = world.worker()
-    event = world.schedule()
-    worker.wait_for_text("not approved yet")
-    worker.kill()
-    world.bus.clear_faults()
-    worker.start()
-    world.wait_for_approval(event)
-    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
-
-
-def test_a_command_that_arrives_twice_has_one_id_and_one_receipt(world: World) -> None:
-    world.bus.fault("drop_after_store", APPROVALS, count=1)
-    world.processes()
-    worker = world.worker()
-    event = world.schedule()
-    worker.wait_for_text("sent")
-    wait_until(lambda: world.bus.entity(APPROVALS).counts.completed == 2, describe=world.__repr__)
-    wait_until(world.receipts, describe=world.__repr__)
-    assert world.approved() == [event]
-    assert len({receipt["id"] for receipt in world.receipts()}) == 1
-
-
-def test_an_earlier_not_before_ends_a_prepare_that_would_take_too_long(world: World) -> None:
-    world.processes()
-    world.gate(closed=True)
-    worker = world.worker("--margin-seconds", "3600")
-    event = world.schedule()
-    prepared = f"prepare {event} Reboot Scheduled web-0"
-    world.wait_for_runs(prepared)
-    world.imds.update(event, notice_seconds=1800)
-    worker.wait_for_text("ended with exit code -15")
-    world.gate(closed=False)
-    world.imds.cancel(event)
-    world.wait_for_runs(prepared, f"recover {event} Reboot Canceled web-0")
-    assert world.approved() == []
-
-
-def test_the_end_of_an_event_ends_its_prepare_and_recovers(world: World) -> None:
-    world.processes()
-    world.gate(closed=True)
-    worker = world.worker()
-    event = world.schedule()
-    prepared = f"prepare {event} Reboot Scheduled web-0"
-    world.wait_for_runs(prepared)
-    world.imds.cancel(event)
-    worker.wait_for_text("ended with exit code -15")
-    world.gate(closed=False)
-    world.wait_for_runs(prepared, f"recover {event} Reboot Canceled web-0")
-    world.wait_until_read()
-    assert world.approved() == []
-
-
-def test_it_recovers_only_when_the_vm_is_prepared_for_no_other_event(world: World) -> None:
-    world.processes()
-    worker = world.worker()
-    first, second = world.schedule("Reboot"), world.schedule("Redeploy")
-    worker.wait_for_text(f"{first.lower()}: Reboot of web-0: started")
-    worker.wait_for_text(f"{second.lower()}: Redeploy of web-0: started")
-    prepared = world.runs()
-    assert len(prepared) == 2
-    world.imds.complete(first)
-    worker.wait_for_text(f"{first.lower()}: no recovery yet: the VM stays prepared for {second.lower()}")
-    world.wait_until_read()
-    worker.kill()
-    worker.start()  # from the state file alone, as every message is completed
-    world.imds.complete(second)
-    wait_until(lambda: len(world.runs()) >= 4, describe=world.__repr__)
-    world.wait_until_read()
-    assert world.runs()[:2] == prepared
-    assert sorted(world.runs()[2:]) == sorted(
-        [f"recover {first} Reboot Completed web-0", f"recover {second} Redeploy Completed web-0"]
-    )
-
-
-def test_an_event_whose_end_was_missed_holds_up_a_recovery_for_a_day_only(world: World) -> None:
-    """A subscription may have dropped the end, and the VM must not stay prepared for ever."""
-    ago = (datetime.now(UTC) - timedelta(hours=25)).isoformat()
-    missed = {"phase": "waiting", "drained": True, "time": ago, "NotBeforeUtc": ago, "Resources": ["web-0"]}
-    (world.folder / "worker.json").write_text(json.dumps({"missed": missed}))
-    world.processes()
-    worker = world.worker()
-    event = world.schedule()
-    worker.wait_for_text(f"{event.lower()}: Reboot of web-0: started")
-    world.imds.complete(event)
-    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0", f"recover {event} Reboot Completed web-0")
-
-
 def test_a_recovery_ends_when_another_event_is_announced_and_runs_again_after_it(world: World) -> None:
     world.processes()
     worker = world.worker()
@@ -306,24 +200,6 @@ def test_a_recovery_ends_when_another_event_is_announced_and_runs_again_after_it
     world.wait_for_runs(*runs)
     world.wait_until_read()
     assert world.runs() == runs
-
-
-def test_an_event_that_is_first_seen_started_is_only_recovered_from(world: World) -> None:
-    world.processes()
-    worker = world.worker()
-    event = world.schedule(event_status="Started")
-    worker.wait_for_text(f"{event.lower()}: Reboot of web-0: started")
-    world.imds.complete(event)
-    world.wait_for_runs(f"recover {event} Reboot Completed web-0")
-
-
-def test_an_event_that_leaves_no_time_is_not_prepared_for_but_recovered_from(world: World) -> None:
-    world.processes()
-    worker = world.worker("--margin-seconds", str(2 * NOTICE_SECONDS))
-    event = world.schedule("Preempt")
-    worker.wait_for_text("no time is left to prepare")
-    world.imds.cancel(event)
-    world.wait_for_runs(f"recover {event} Preempt Canceled web-0")
 
 
 def test_an_event_of_several_vms_is_approved_only_with_group(world: World) -> None:
@@ -351,31 +227,6 @@ def test_a_signed_command_is_accepted(world: World) -> None:
         sender.send(message(json.dumps(forged), message_id="forged\x1b", properties=properties))
     worker.wait_for_text(r"message forged\x1b: a receipt without the listener's signature is ignored")
     assert "SIGNING_SECRET" not in (world.folder / "prepare.env").read_text()
-
-
-def test_locks_are_renewed_while_a_command_runs(world: World) -> None:
-    world.processes()
-    world.gate(closed=True)
-    world.worker()
-    event = world.schedule()
-    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
-    world.bus.fault("busy", f"{TOPIC}/Subscriptions/{OWN}", count=1)
-    wait_until(
-        lambda: world.bus.applied("busy") == 1, describe=world.__repr__
-    )  # only a renewal sends requests
-    world.gate(closed=False)
-    world.wait_for_approval(event)
-    world.wait_for_runs(f"prepare {event} Reboot Scheduled web-0")
-
-
-def test_without_an_approval_session_it_prepares_and_logs_why_it_cannot_approve(world: World) -> None:
-    given = settings(world.imds, world.bus)
-    del given["approvals"]
-    worker = world.worker()
-    with Forward(world.folder / "forward", given):
-        world.schedule()
-        worker.wait_for_text("not approved: ApprovalSession is null")
-    assert world.bus.entity(APPROVALS).counts.enqueued == 0
 
 
 @pytest.mark.parametrize(
