@@ -153,15 +153,16 @@ def test_text_from_outside_is_one_line_that_controls_nothing(
 def test_a_terminal_gets_text_and_everything_else_json_unless_configured(
     monkeypatch: pytest.MonkeyPatch, root: logging.Logger, style: str, terminal: bool, as_json: bool
 ) -> None:
-    output = io.StringIO()
+    output = io.TextIOWrapper(io.BytesIO())
     monkeypatch.setattr(output, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", output)
     set_up(level="info", style=style)
     logging.getLogger("bridge.x").info("sent")
     logging.getLogger("bridge.x").debug("not sent")
     flush()
-    assert output.getvalue().startswith("{") is as_json
-    assert output.getvalue().count("sent") == 1
+    written = output.buffer.getvalue().decode()
+    assert written.startswith("{") is as_json
+    assert written.count("sent") == 1
     assert root.level == logging.INFO
 
 
