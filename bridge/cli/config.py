@@ -9,14 +9,15 @@ from pathlib import Path
 from bridge.cli.exit_codes import OK
 from bridge.config.loader import load
 from bridge.config.models import Config
-from bridge.config.schema import config_schema_text
 from bridge.errors import ConfigError
 from bridge.runtime.text import show
 from bridge.service.composition import build_sinks, relay_settings, sinks_of
 
+# Generated from the settings.
+_SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
 _EPILOG = """\
-infra/config.schema.json is the same schema. Editors that know Taplo or Even Better TOML use it for a file whose first
-line is: #:schema ./config.schema.json
+Editors that know Taplo or Even Better TOML use the schema for a file whose
+first line is: #:schema ./config.schema.json
 
 examples:
   imds-bridge config schema > config.schema.json
@@ -46,7 +47,7 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 
 def _print_schema(_: argparse.Namespace) -> int:
-    show(*config_schema_text().rstrip("\n").split("\n"))
+    show(*_SCHEMA.read_text(encoding="utf-8").splitlines())
     return OK
 
 

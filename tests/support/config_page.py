@@ -16,9 +16,9 @@ from bridge.config.approvals import RuleSettings
 from bridge.config.base import Secret, Settings
 from bridge.config.bus import BusSettings, IdentitySettings, ReceiverSettings
 from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
-from bridge.config.schema import config_schema
 from bridge.config.sinks import HttpSettings, SinkSettings, WebhookSettings
 from bridge.formats.base import ChatSettings
+from infra.packaging.config_schema import config_schema
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"

@@ -274,7 +274,7 @@ def test_a_closed_output_pipe_is_not_an_error(config: Path) -> None:
 
 def test_config_schema_prints_the_shipped_schema(call: Any) -> None:
     done = call("config", "schema")
-    assert (done.code, done.out) == (0, (ROOT / "infra" / "config.schema.json").read_text())
+    assert (done.code, done.out) == (0, (ROOT / "bridge" / "config" / "schema.json").read_text())
 
 
 def test_config_check_reports_warnings_of_a_valid_file_without_a_network(call: Any, config: Path) -> None:

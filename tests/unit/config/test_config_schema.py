@@ -13,14 +13,12 @@ from jsonschema import Draft202012Validator
 
 from bridge.config.loader import load
 from bridge.config.registry import tables
-from bridge.config.schema import config_schema, config_schema_text
 from bridge.errors import ConfigError
+from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 from tests.support import config_page
 from tests.support.pages import configurations
-from tests.support.paths import ROOT
 from tests.support.process import toml
 
-SHIPPED = ROOT / "infra" / "config.schema.json"
 VALIDATOR = Draft202012Validator(config_schema())
 
 
@@ -29,8 +27,8 @@ def errors(given: Any) -> list[str]:
 
 
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
-    assert SHIPPED.read_text() == config_schema_text()
-    Draft202012Validator.check_schema(json.loads(SHIPPED.read_text()))
+    assert FILE.read_text() == config_schema_text()
+    Draft202012Validator.check_schema(json.loads(FILE.read_text()))
 
 
 def test_there_are_examples_of_every_place() -> None:

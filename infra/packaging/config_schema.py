@@ -1,4 +1,4 @@
-"""Generate the JSON Schema of the configuration from its settings; what `imds-bridge config schema` prints."""
+"""Write the JSON Schema of the configuration from its settings: `python -m infra.packaging.config_schema`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,6 +20,7 @@ from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, sink_settings, sink_tables, tables
 
+FILE = Path(__file__).resolve().parents[2] / "bridge/config/schema.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}
 _HEADERS = {"type": "object", "additionalProperties": _TEXT}
@@ -137,3 +139,7 @@ def _add_signing_secret(described: JsonSchemaValue) -> None:
     given = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
     for name in (_SIGNING_SECRETS, "signing_secret"):
         described["properties"] |= {name: given, f"{name}_file": dict(_TEXT)}
+
+
+if __name__ == "__main__":
+    FILE.write_text(config_schema_text(), encoding="utf-8")
