@@ -20,7 +20,6 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusReceivedMessage
 
 from bridge.events.model import StoredEvent
-from bridge.formats.samples import change_event, scheduled_event, stored
 from bridge.imds.diff import Change
 from bridge.lab.imds import ImdsLab
 from bridge.lab.servicebus import ServiceBusLab
@@ -28,6 +27,7 @@ from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.samples import change_event, scheduled_event, stored
 from tests.support.sink import settings as sink_settings
 
 DEFINITION = json.loads((ROOT / "infra/consumers/logicapp/definition.json").read_text())

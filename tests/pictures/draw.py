@@ -17,13 +17,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from bridge.formats.samples import change_event, samples, scheduled_event, stored
 from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
 from bridge.runtime.time import iso_utc
 from tests.support.examples import with_data
 from tests.support.npm import node_modules
+from tests.support.samples import change_event, samples, scheduled_event, stored
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)
 SCALE = 1.5

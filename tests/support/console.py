@@ -27,7 +27,6 @@ from bridge.events.builder import Reporter
 from bridge.events.envelope import decode_event
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
-from bridge.formats.samples import http_date, scheduled_event
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
@@ -35,6 +34,7 @@ from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.samples import http_date, scheduled_event
 
 NOW = datetime(2026, 11, 20, 13, 0, tzinfo=UTC)
 SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"

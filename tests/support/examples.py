@@ -6,15 +6,16 @@ from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from bridge.formats import samples
 from bridge.formats.notice import Notice, notice
+from bridge.formats.samples import check_event
 from bridge.imds.diff import Change, ChangeKind
+from tests.support import samples
 from tests.support.receivers import NOW
 
 BERLIN = ZoneInfo("Europe/Berlin")
 EVENTS = {
     stored.type.removeprefix("io.imdsbridge.").removesuffix(".v1"): stored.envelope
-    for stored in (*samples.samples(NOW), samples.check_event(NOW, vm="web-0"))
+    for stored in (*samples.samples(NOW), check_event(NOW, vm="web-0"))
 }
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 

@@ -746,7 +746,7 @@ def test_render_shows_the_exact_bytes_or_indented_json(call: Any, config: Path, 
 
 
 def test_render_names_the_events_that_a_sink_does_not_take(call: Any, config: Path, lab: ImdsLab) -> None:
-    sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Freeze"}})
+    sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Terminate"}})
     done = call("render", "--type", "scheduledevent.*", "--config", config)
     assert done.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from bridge.events.ordering import order_key
-from bridge.formats.samples import EVENT_ID, samples
+from tests.support.samples import EVENT_ID, samples
 
 SAMPLES = {
     event.type.removeprefix("io.imdsbridge.").removesuffix(".v1"): event.envelope

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from bridge.config.base import Secret
 from bridge.config.loader import load
-from bridge.formats.samples import samples
 from bridge.formats.template import FAILED, MAX_BYTES, Template, TemplateSettings
 from bridge.formats.text import TRUNCATED
+from tests.support.samples import samples
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SAMPLES = [event.envelope for event in samples(NOW)]

@@ -1,0 +1,132 @@
+"""An event of every type about the reboot of one VM, made by the code that makes the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+from bridge import __version__
+from bridge.events.builder import Reporter
+from bridge.events.model import CloudEvent, StoredEvent
+from bridge.formats.cloudevents import structured
+from bridge.imds.diff import Change, ChangeKind
+from bridge.imds.document import Document, ScheduledEvent
+from bridge.imds.instance import Vm
+from bridge.runtime.time import iso_utc
+
+EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
+VM = Vm(
+    name="web-0",
+    vm_id="13f56399-bd52-4150-9748-7190aae1ff21",
+    resource_id="/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop/providers"
+    "/Microsoft.Compute/virtualMachines/web-0",
+    location="westeurope",
+    zone="1",
+    subscription_id="8d10da13-8125-4ba9-a717-bf7490507b3d",
+    resource_group="shop",
+    tags={"team": "shop"},
+)
+_REPORTER = Reporter(
+    name=VM.name,
+    role="forward",
+    epoch="c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11",
+    vm=VM,
+    session="{resource_group}.{vm}",
+)
+_KINDS: tuple[ChangeKind, ...] = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+
+
+def samples(at: datetime) -> list[StoredEvent]:
+    """Return an event of every type, as if seen at `at`: a reboot of two VMs in 15 minutes, and what follows."""
+    return [stored(event) for event in (*_of_a_reboot(at), *_of_the_vm(at), *_receipts(at))]
+
+
+def stored(event: CloudEvent) -> StoredEvent:
+    """Return an event in the form that sinks take."""
+    return StoredEvent(seq=1, id=event.id, type=event.type, stored_at=0.0, body=structured(event))
+
+
+def scheduled_event(at: datetime, **properties: Any) -> ScheduledEvent:
+    """Make an event as IMDS shows it: a reboot by the platform in 15 minutes, changed by `properties`."""
+    raw = {
+        "EventId": EVENT_ID,
+        "EventType": "Reboot",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["web-0", "web-1"],
+        "EventStatus": "Scheduled",
+        "NotBefore": http_date(at + timedelta(minutes=15)),
+        "Description": "Host server is undergoing maintenance.",
+        "EventSource": "Platform",
+        "DurationInSeconds": -1,
+    }
+    return ScheduledEvent(raw={**raw, **properties})
+
+
+def http_date(instant: datetime) -> str:
+    """Write an instant as IMDS does."""
+    return format_datetime(instant, usegmt=True)
+
+
+def change_event(change: Change, at: datetime) -> CloudEvent:
+    """Make the event for a change, reported by the samples' VM."""
+    return _REPORTER.scheduled_event(change, seen_before=0, incarnation=12, at=at)
+
+
+def _of_a_reboot(at: datetime) -> Iterator[CloudEvent]:
+    first = scheduled_event(at)
+    sooner = scheduled_event(at, NotBefore=http_date(at + timedelta(minutes=10)))
+    started = scheduled_event(at, EventStatus="Started", NotBefore="")
+    for kind in _KINDS:
+        event = {"updated": sooner, "started": started, "completed": started}.get(kind, first)
+        previous = None if kind == "scheduled" else started if kind == "completed" else first
+        changed = {"updated": ("NotBefore",), "started": ("EventStatus", "NotBefore")}.get(kind, ())
+        change = Change(kind=kind, event=event, previous=previous, changed=changed)
+        if kind == "ended":
+            change = replace(change, end_reason="Restart", vm_rebooted=True)
+        yield change_event(change, at)
+
+
+def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:
+    event = scheduled_event(at)
+    raw = {"DocumentIncarnation": 12, "Events": [event.raw]}
+    document = Document(raw=raw, incarnation=12, events={event.key: event})
+    scheduled = change_event(Change(kind="scheduled", event=event), at)
+    before = at - timedelta(seconds=42)
+    yield _REPORTER.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
+    yield _REPORTER.unreachable(
+        since=before, reason="no answer within 10 s", cause="NoAnswer", sequence=2, at=at
+    )
+    yield _REPORTER.recovered(since=before, cause="NoAnswer", sequence=3, at=at)
+    yield _REPORTER.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
+    yield _REPORTER.loss(
+        reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at
+    )
+
+
+def _receipts(at: datetime) -> Iterator[CloudEvent]:
+    outcomes = {
+        "accepted": ("approved", ""),
+        "rejected": ("denied", "no rule allows it"),
+        "failed": ("imds_unavailable", "no answer within 10 s"),
+    }
+    for sequence, (outcome, (reason, detail)) in enumerate(outcomes.items(), 6):
+        yield _REPORTER.receipt(
+            outcome=outcome,
+            key="order-17",
+            command_id="order-17",
+            event_id=EVENT_ID,
+            resources=["web-0", "web-1"],
+            sequence=sequence,
+            at=at,
+            data={
+                "Reason": reason,
+                "Detail": detail,
+                "Command": {"Id": "order-17", "RequestedBy": "ops@example.org", "Reason": "drained"},
+                "EventType": "Reboot",
+                "NotBeforeUtc": iso_utc(at + timedelta(minutes=15)),
+                "DryRun": False,
+            },
+        )
