@@ -40,9 +40,9 @@ class Secret:
         try:
             text = self.file.read_text(encoding="utf-8-sig").strip()
         except UnicodeDecodeError:
-            raise ValueError(f"{self.file} is not UTF-8 text") from None
+            raise ValueError(f"expected UTF-8 text in {self.file}") from None
         if not text:
-            raise ValueError(f"{self.file} is empty")
+            raise ValueError(f"expected a secret in {self.file}, which is empty")
         return text
 
 
@@ -75,6 +75,10 @@ def try_setting(key: str, check: Callable[[], object]) -> Iterator[Fault]:
         yield key, str(error)
 
 
+class SecretUnreadable(ValueError):
+    """The file of a secret cannot be read, by this user or at all."""
+
+
 class Settings(BaseModel):
     """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`."""
 
@@ -105,7 +109,10 @@ class Settings(BaseModel):
         if isinstance(value, Secret):
             if value.file and value.value:
                 raise ValueError(f"expected either {info.field_name} or {info.field_name}_file, not both")
-            text = _read(value)
+            try:
+                text = value.read()
+            except OSError as error:
+                raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
             if check := cls.secret_checks.get(str(info.field_name)):
                 check(text)
         return value
@@ -140,16 +147,3 @@ class Settings(BaseModel):
         info = cls.model_fields.get(name)
         annotations = [info.annotation, *get_args(info.annotation)] if info else []
         return next((one for one in annotations if isinstance(one, type) and issubclass(one, Settings)), None)
-
-
-class SecretUnreadable(ValueError):
-    """The file of a secret cannot be read, by this user or at all."""
-
-
-def _read(secret: Secret) -> str:
-    try:
-        return secret.read()
-    except OSError as error:
-        raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"expected a file that holds the secret: {error}") from None

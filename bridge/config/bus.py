@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Literal
@@ -123,6 +123,16 @@ class ReceiverSettings(BusSettings):
         yield from super().find_faults()
         if bool(self.topic) != bool(self.subscription):
             yield "", "a topic needs a subscription, and a subscription a topic"
+
+    def find_loops(self, section: str, sinks: Mapping[str, SinkSettings]) -> Iterator[Fault]:
+        """Yield the sinks whose events a section with these settings would receive."""
+        for name, sink in sinks.items():
+            if isinstance(sink, ServiceBusSettings) and sink.address == self.address:
+                yield (
+                    f"sinks.{name}.{'topic' if sink.topic else 'queue'}",
+                    f"given {quote(sink.entity)}, the entity that [{section}] receives from; "
+                    "expected another one: it would receive each event that is sent there",
+                )
 
 
 class RelaySettings(ReceiverSettings):

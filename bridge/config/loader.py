@@ -9,7 +9,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bridge.config.base import Faults, Secret, SecretUnreadable, Settings
-from bridge.config.models import Config, ImdsSettings, MetricsSettings
-from bridge.config.registry import SECTIONS, UnknownNameError, sink_settings, tables
+from bridge.config.models import Config
+from bridge.config.registry import SECTIONS, sink_settings, tables
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import closest, nearest, quote, quote_path
 from bridge.errors import ConfigError, SecretFault
@@ -42,59 +42,14 @@ def load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | 
     try:
         return model(**given)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        texts = [text for details in found for text in _describe(model, where, details)]
-        texts += _find_hidden(model, given, where, found)
-        faults += dict.fromkeys(texts)
+        for details in error.errors(include_url=False):
+            faults += _describe(model, where, details)
         return None
 
 
 def _kind(value: object) -> str:
     """Quote what was given instead of a table, but no text: it may be a broken table with secrets."""
     return "a text" if isinstance(value, str) else quote(value)
-
-
-def _find_hidden(
-    model: type[Settings], given: Any, where: str, found: Sequence[ErrorDetails]
-) -> Iterator[str]:
-    """Yield the errors of settings together, which pydantic looks for only where each alone is right.
-
-    They are looked for without the faulty ones, and do not count if they are about those.
-    """
-    for details in reversed(found):
-        given = _without(given, details["loc"])
-    about = {name for details in found for name in _about(model, details)}
-    try:
-        model(**given)
-    except ValidationError as error:
-        hidden = [one for one in error.errors(include_url=False) if isinstance(_cause(one), Faults)]
-        for details in hidden:
-            texts = _describe(model, where, details)
-            yield from (text for text in texts if about.isdisjoint(re.findall(r"\w+", text)))
-        if any(details["loc"] for details in hidden):
-            yield from _find_hidden(model, given, where, hidden)
-
-
-def _about(model: type[Settings], details: ErrorDetails) -> Iterator[str]:
-    """Yield the key that an error is about, and the one that was meant."""
-    settings, key = _owner(model, details["loc"])
-    yield key
-    yield closest(key, settings.known_keys()) or key
-
-
-def _without(given: Any, path: Sequence[int | str]) -> Any:
-    """Return tables and lists without what is at a path in them."""
-    if not path:
-        return given
-    step, *rest = path
-    if isinstance(given, dict):
-        others = {key: inner for key, inner in given.items() if key not in (step, f"{step}_file")}
-        return {**others, step: _without(given[step], rest)} if rest and step in given else others
-    if isinstance(given, list) and isinstance(step, int):
-        # An empty table stands for a faulty one: that there is one may matter.
-        kept = [_without(given[step], rest)] if rest else [{}] if isinstance(given[step], dict) else []
-        return [*given[:step], *kept, *given[step + 1 :]]
-    return given
 
 
 def _owner(model: type[Settings], path: Sequence[int | str]) -> tuple[type[Settings], str]:
@@ -109,8 +64,7 @@ def _owner(model: type[Settings], path: Sequence[int | str]) -> tuple[type[Setti
 
 
 def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:
-    cause = _cause(details)
-    if isinstance(cause, Faults):
+    if isinstance(cause := _cause(details), Faults):
         for name, text in cause.found:
             yield f"{_key(where, [*details['loc'], *filter(None, [name])])}: {text}"
     else:
@@ -227,14 +181,11 @@ def name_variable(fault: str, variables: Mapping[str, str]) -> str:
 
 
 if TYPE_CHECKING:
-    from bridge.config.bus import ReceiverSettings
+    pass
 
 DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
-_CORE_SECTIONS: dict[str, type[Settings]] = {"imds": ImdsSettings, "metrics": MetricsSettings}
-# As what a section that receives from a bus would receive each event of a sink to the same entity.
-_RECEIVED_AS = {"approvals": "a command", "relay": "a new event, endlessly"}
 
 
 def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
@@ -258,16 +209,9 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     from_environment = override(given, environ)
     faults: list[str] = []
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
-    for section, model in _CORE_SECTIONS.items():
-        if section in given:
-            parts[section] = load_part(model, given.pop(section), section, faults) or model()
     for section, settings in SECTIONS.items():
         if section in given:
-            source = load_part(resolve_name(settings), given.pop(section), section, faults)
-            parts[section] = source
-            if section in _RECEIVED_AS:
-                faults += _find_loops(parts["sinks"], source, section)
-    faults += _find_missing_properties(parts)
+            parts[section] = load_part(resolve_name(settings), given.pop(section), section, faults)
     config = load_part(Config, {**given, **parts}, "", faults)
     if faults or config is None:
         named = [name_variable(fault, from_environment) for fault in faults]
@@ -296,48 +240,13 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
     if not isinstance(given, dict):
         faults.append("sinks: expected tables such as [sinks.ops]")
         return {}
-    loaded = {}
-    for name, table in given.items():
-        where = f"sinks.{name}"
-        if not isinstance(table, dict):
-            faults.append(f"{where}: expected a table [sinks.{name}] with a kind")
-            continue
-        try:
-            model: type[SinkSettings] = sink_settings(table.get("kind")).model_for(table)
-        except UnknownNameError as unknown:
-            faults.append(f"{where}.{unknown.key}: {unknown}")
-            continue
-        if (part := load_part(model, table, where, faults)) is not None:
-            loaded[name] = part
-    return loaded
+    loaded = {name: _load_sink(table, f"sinks.{name}", faults) for name, table in given.items()}
+    return {name: sink for name, sink in loaded.items() if sink}
 
 
-def _find_missing_properties(parts: Mapping[str, Any]) -> Iterable[str]:
-    """Find criteria that no document of the configured api-version can meet."""
-    imds: ImdsSettings = parts.get("imds") or ImdsSettings()
-    compared = [
-        (f"sinks.{sink}.where.{name}", part)
-        for sink, settings in parts["sinks"].items()
-        for name in settings.where
-        for part in name.split(".")
-    ]
-    if approvals := parts.get("approvals"):
-        compared += [(f"approvals.{key}", name) for key, name in approvals.compared_properties()]
-    for key, name in compared:
-        if lack := imds.lack(name):
-            yield f"{key}: {lack}; expected a newer api_version, or no such criterion"
-
-
-def _find_loops(
-    sinks: Mapping[str, SinkSettings], source: ReceiverSettings | None, section: str
-) -> Iterable[str]:
-    """Find sinks that would send to the entity that a section receives from."""
-    from bridge.config.bus import ServiceBusSettings  # noqa: PLC0415 - few configurations need it
-
-    for name, sink in sinks.items():
-        if source and isinstance(sink, ServiceBusSettings) and sink.address == source.address:
-            key = "topic" if sink.topic else "queue"
-            yield (
-                f"sinks.{name}.{key}: given {quote(sink.entity)}, the entity that [{section}] receives from; "
-                f"expected another one: each event sent there would be received as {_RECEIVED_AS[section]}"
-            )
+def _load_sink(given: Any, where: str, faults: list[str]) -> SinkSettings | None:
+    try:
+        return load_part(sink_settings(given), given, where, faults)
+    except Faults as unknown:
+        faults += [f"{where}.{key}: {text}" for key, text in unknown.found]
+        return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, field_validator
 
-from bridge.config.base import DAY_SECONDS, Secret, Settings
+from bridge.config.base import DAY_SECONDS, Fault, Secret, Settings
 from bridge.config.values import check_url, socket_address
 
 ApiVersion = Literal[
@@ -145,6 +145,22 @@ class Config(Settings):
     console: ConsoleSettings | None = None
     """Where `imds-bridge console` listens, where its events come from, and who may look."""
     _path: Path | None = PrivateAttr(default=None)
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield criteria that no document of the api-version can meet, and sinks that send to what is received."""
+        compared = [
+            (f"sinks.{sink}.where.{name}", part)
+            for sink, settings in self.sinks.items()
+            for name in settings.where
+            for part in name.split(".")
+        ]
+        if self.approvals:
+            compared += [(f"approvals.{key}", name) for key, name in self.approvals.compared_properties()]
+        for key, name in compared:
+            if lack := self.imds.lack(name):
+                yield key, f"{lack}; expected a newer api_version, or no such criterion"
+        for section, source in (("approvals", self.approvals), ("relay", self.relay)):
+            yield from source.find_loops(section, self.sinks) if source else ()
 
     @property
     def path(self) -> Path | None:

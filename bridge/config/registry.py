@@ -6,14 +6,17 @@ configuration has.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeVar
 
-from bridge.config.base import Settings
+from bridge.config.base import Faults, Settings
 from bridge.config.models import Config
+from bridge.config.sinks import SinkSettings
 from bridge.config.values import nearest, quote
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +46,18 @@ FORMATS: dict[str, str] = {
 DEFAULT_FORMAT = "cloudevents"
 
 
-class UnknownNameError(ValueError):
-    """A setting names something that is not registered; the text says what is."""
-
-    def __init__(self, key: str, given: object, known: Iterable[str]) -> None:
-        """Describe the error.
-
-        Args:
-            key: the setting's key.
-            given: its value.
-            known: every registered name.
-        """
-        self.key = key
-        expected = ", ".join(sorted(known))
-        super().__init__(f"given {quote(given)}, expected one of {expected}{nearest(given, known)}")
-
-
-def sink_settings(kind: object) -> Any:
-    """Import the settings of a kind of sink.
+def sink_settings(table: Any) -> Any:
+    """Import the settings that a sink's table is read with.
 
     Raises:
-        UnknownNameError: the kind is unknown.
+        Faults: its kind or its format is unknown.
     """
-    if not isinstance(kind, str) or kind not in SINK_KINDS:
-        raise UnknownNameError("kind", kind, SINK_KINDS)
-    return resolve_name(SINK_KINDS[kind].settings)
+    if not isinstance(table, dict):
+        return SinkSettings
+    kind = _registered("kind", table.get("kind"), SINK_KINDS)
+    if table["kind"] == "webhook":
+        return format_class(table.get("format", DEFAULT_FORMAT)).settings
+    return resolve_name(kind.settings)
 
 
 def sink_class(kind: str) -> Any:
@@ -79,11 +69,16 @@ def format_class(name: object) -> Any:
     """Import the class of a webhook format.
 
     Raises:
-        UnknownNameError: the format is unknown.
+        Faults: the format is unknown.
     """
-    if not isinstance(name, str) or name not in FORMATS:
-        raise UnknownNameError("format", name, FORMATS)
-    return resolve_name(FORMATS[name])
+    return resolve_name(_registered("format", name, FORMATS))
+
+
+def _registered(key: str, name: object, known: Mapping[str, T]) -> T:
+    if isinstance(name, str) and name in known:
+        return known[name]
+    expected = ", ".join(sorted(known))
+    raise Faults([(key, f"given {quote(name)}, expected one of {expected}{nearest(name, known)}")])
 
 
 SINK = "sinks.NAME"
@@ -118,8 +113,8 @@ def tables() -> Iterator[Table]:
 
 def sink_tables() -> Iterator[Table]:
     """Yield the table of every kind of sink, and of every format of a webhook after what all have."""
-    for kind in SINK_KINDS:
-        yield Table(name=SINK, condition=f' with kind = "{kind}"', settings=sink_settings(kind))
+    for name, kind in SINK_KINDS.items():
+        yield Table(name=SINK, condition=f' with kind = "{name}"', settings=resolve_name(kind.settings))
     for name in FORMATS:
         condition = f' with kind = "webhook" and format = "{name}"'
         yield Table(name=SINK, condition=condition, settings=format_class(name).settings)

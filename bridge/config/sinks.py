@@ -19,7 +19,6 @@ from pydantic import (
 )
 
 from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
-from bridge.config.registry import DEFAULT_FORMAT, format_class
 from bridge.config.values import (
     check_ca,
     check_certificate,
@@ -142,15 +141,6 @@ class SinkSettings(Settings):
     max_per_second: Rate | None = None
     """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
 
-    @classmethod
-    def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:  # noqa: ARG003 - for those that choose by it
-        """Return the settings that a sink's table is read with.
-
-        Raises:
-            UnknownNameError: the table asks for settings that do not exist.
-        """
-        return cls
-
     @property
     def is_chat_format(self) -> bool:
         """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
@@ -243,12 +233,6 @@ class WebhookSettings(SinkSettings, HttpSettings):
         "headers": parse_headers,
         "signing_secrets": check_signing_secrets,
     }
-
-    @classmethod
-    def model_for(cls, given: Mapping[str, Any]) -> type[SinkSettings]:
-        """Return the settings of the format that a sink's table names."""
-        model: type[WebhookSettings] = format_class(given.get("format", DEFAULT_FORMAT)).settings
-        return model
 
     @model_validator(mode="before")
     @classmethod
