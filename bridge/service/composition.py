@@ -14,7 +14,6 @@ from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
 from bridge.errors import ConfigError, UsageError
 from bridge.events.filters import Filter
-from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
@@ -168,13 +167,12 @@ class Parts:
         self.meter, self.metrics = self._metrics()
         self.outbox = MeasuredOutbox(
             self.folder,
-            meter=self.meter,
             clock=self.clock,
             sinks={name: (self.filters[name], sink.from_start) for name, sink in self.settings.items()},
             max_bytes=int(config.max_outbox_mb * 1024 * 1024),
             retain_seconds=config.retain_seconds,
         )
-
+        self.outbox.meter = self.meter
         self.imds = None if role == "relay" else self._imds()
         self.boot_id = read_boot_id()
         self.identity = VmIdentity(
@@ -195,7 +193,9 @@ class Parts:
         return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
 
     def _imds(self) -> Imds:
-        return MeasuredImds(ImdsClient(self.config.imds, clock=self.clock), self.meter, self.clock)
+        imds = MeasuredImds(self.config.imds, clock=self.clock)
+        imds.meter = self.meter
+        return imds
 
     def dispatchers(self) -> list[Dispatcher]:
         """Build one dispatcher for each sink.

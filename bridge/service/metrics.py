@@ -1,7 +1,6 @@
 """Metrics for Prometheus.
 
-What happens is counted by `Meter`, which `bridge.service.measured` calls; how things are is read from the status at
-each scrape.
+What happens is counted by `Meter`; how things are is read from the status at each scrape.
 No label holds an event id, a URL or the name of a VM: the number of series does not grow with the events.
 """
 
@@ -24,13 +23,16 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from bridge import __version__
-from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS
+from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
+from bridge.errors import ImdsError
+from bridge.events.model import CloudEvent
 from bridge.runtime.threads import progress_ages
 from bridge.runtime.time import Clock, parse_iso
 
 Status = Mapping[str, Any]
 
 POLL_RESULTS = ("answered", "unanswered", "refused", "throttled")
+_REFUSALS = {429: "throttled"}
 CHANGES = ("scheduled", "started", "updated", "completed", "canceled", "ended")
 SENT_RESULTS = ("delivered", "failed", "rejected", "expired")
 
@@ -103,18 +105,32 @@ class Meter:
             for reason in reasons:
                 self._decided.labels(outcome.lower(), reason)
 
-    def polled(self, result: str, seconds: float) -> None:
-        """Count a request to IMDS for the document, with one of POLL_RESULTS; `throttled` is a 429."""
+    def polled(self, error: ImdsError | None, seconds: float) -> None:
+        """Count a request to IMDS for the document, with one of POLL_RESULTS."""
+        result = "answered"
+        if error:
+            result = "unanswered" if error.status is None else _REFUSALS.get(error.status, "refused")
         self._polls.labels(result).inc()
         self._poll_seconds.observe(seconds)
 
-    def changed(self, kind: str) -> None:
-        """Count a change of a Scheduled Event, with one of CHANGES."""
-        self._changes.labels(kind).inc()
+    def committed(self, events: Iterable[Any]) -> None:
+        """Count new events of this process."""
+        for event in events:
+            if isinstance(event, CloudEvent):
+                self._commit(event.type.removeprefix(TYPE_PREFIX).removesuffix(".v1"), event.data)
 
-    def noticed(self, event_type: object, notice_seconds: float) -> None:
-        """Count the time from the first sight of an event of this EventType to its NotBefore."""
-        self._notices.labels(_known(event_type, _EVENT_TYPES)).observe(notice_seconds)
+    def _commit(self, event_type: str, data: Mapping[str, Any]) -> None:
+        family, _, kind = event_type.partition(".")
+        if family == "scheduledevent":
+            self._changes.labels(kind).inc()
+            if kind == "scheduled" and data.get("NoticeSeconds") is not None:
+                event_type = _known(data.get("EventType"), _EVENT_TYPES)
+                self._notices.labels(event_type).observe(data["NoticeSeconds"])
+        elif family == "approval":
+            self._decided.labels(kind, data["Reason"]).inc()
+        elif event_type == "bridge.loss":
+            self._losses.labels(data["Reason"]).inc()
+            self._lost.labels(data["Reason"]).inc(data["Count"] or 0)
 
     def sent(self, sink: str, result: str) -> None:
         """Count what became of one event at one sink, with one of SENT_RESULTS; `failed` is tried again."""
@@ -123,15 +139,6 @@ class Meter:
     def delivered(self, sink: str, seconds: float) -> None:
         """Count the time from an event's creation to its delivery."""
         self._waited.labels(sink).observe(seconds)
-
-    def lost(self, reason: str, count: int) -> None:
-        """Count a loss of events, with the reason of the loss event."""
-        self._losses.labels(reason).inc()
-        self._lost.labels(reason).inc(count)
-
-    def decided(self, outcome: str, reason: str) -> None:
-        """Count the receipt for one EventId of a command."""
-        self._decided.labels(outcome, reason).inc()
 
     def approved(self, seconds: float) -> None:
         """Count the time from a command's arrival to IMDS's answer to its POST."""

@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from http.client import HTTPConnection
 from typing import Any
 
@@ -16,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from bridge.runtime.time import iso_utc
 from bridge.service import metrics_server
 from bridge.service.metrics import Meter
-from bridge.service.metrics_server import MAX_CONNECTIONS, MetricsServer
+from bridge.service.metrics_server import MetricsServer
 from tests.support.clock import MovedClock
 
 
@@ -108,19 +107,6 @@ def test_head_has_no_body(rig: Rig) -> None:
 def test_a_client_that_sends_nothing_blocks_no_other(rig: Rig) -> None:
     with socket.create_connection(("127.0.0.1", rig.server.port)):
         assert rig.get("/livez")[0] == 200
-
-
-def test_of_too_many_connections_the_oldest_are_ended(rig: Rig) -> None:
-    address = ("127.0.0.1", rig.server.port)
-    with ExitStack() as stack:
-        clients = [
-            stack.enter_context(socket.create_connection(address, timeout=5))
-            for _ in range(MAX_CONNECTIONS + 3)
-        ]
-        assert [client.recv(1) for client in clients[:3]] == [b"", b"", b""]
-        assert rig.get("/livez")[0] == 200
-        clients[-1].sendall(b"GET /livez HTTP/1.0\r\n\r\n")
-        assert clients[-1].recv(12) == b"HTTP/1.0 200"
 
 
 def test_an_address_in_use_is_logged_and_changes_nothing_else(

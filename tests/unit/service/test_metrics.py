@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from bridge.config.models import ImdsSettings
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
 from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.events.filters import Filter
-from bridge.imds.memory import ImdsDouble
+from bridge.imds.client import ImdsClient
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.measured import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
@@ -94,15 +98,13 @@ def test_counters_start_at_zero_for_every_known_label() -> None:
 )
 def test_a_poll_is_counted_by_its_result(error: ImdsError | None, result: str) -> None:
     rig = Rig()
-    imds = ImdsDouble()
-    if error:
-        imds.fail(error)
-    measured = MeasuredImds(imds, rig.meter, rig.clock)
-    if error:
-        with pytest.raises(ImdsError):
-            measured.document()
-    else:
-        measured.document()
+    imds = MeasuredImds(ImdsSettings(), clock=rig.clock)
+    imds.meter = rig.meter
+    with (
+        patch.object(ImdsClient, "document", side_effect=[error or b"{}"]),
+        suppress(ImdsError),
+    ):
+        imds.document()
     assert rig.value("polls_total", result=result) == 1
     assert rig.value("poll_duration_seconds_count") == 1
 
@@ -157,8 +159,10 @@ def test_ten_thousand_events_leave_the_number_of_series_as_it_is(rig: DeliveryRi
     rig.commit(10_000)
     while rig.dispatcher.step() is None:
         pass
+    notice = replace(event("n")[0], type="io.imdsbridge.scheduledevent.scheduled.v1")
     for number in range(10_000):
-        rig.meter.noticed(f"New{number}", number)
+        data = {"EventType": f"New{number}", "NoticeSeconds": number}
+        rig.meter.committed([replace(notice, data=data)])
     assert rig.value("deliveries_total", sink="ops", result="delivered") == 10_000
     assert rig.series() == before
 
