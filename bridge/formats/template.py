@@ -12,42 +12,36 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, tzinfo
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from jinja2 import ChainableUndefined, Undefined
+from jinja2 import ChainableUndefined, Undefined, meta, nodes
 from jinja2.exceptions import TemplateSyntaxError
-from jinja2.filters import FILTERS
-from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
 from bridge.config.base import Fault, Faults
 from bridge.config.values import quote_path
+from bridge.contract.types import PROPERTIES
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
-from bridge.formats.text import TRUNCATED, instant_of
+from bridge.formats.text import instant_of
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
 
-MAX_BYTES = 256 * 1024
-MIN_CUT_LENGTH = 64
 FAILED = "(cannot be shown)"
 
-_FILTERS = (
-    *("capitalize", "count", "d", "default", "first", "float", "int", "items", "join", "last", "length"),
-    *("list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "select"),
-    *("selectattr", "sort", "string", "sum", "title", "trim", "truncate", "unique", "upper"),
-)
 _ROOTS = ("event", "data", "notice", "now")
 _ONE_EXPRESSION = re.compile(r"\s*\{\{-?((?:(?!\}\}|\{\{|\{%).)+?)-?\}\}\s*", re.DOTALL)
 _MENTIONS_OR_LINKS = re.compile(r"[@<]|\](?=\()")
+# Objects whose names no event gives: those with any, such as `Tags`, and the loop of Jinja2.
+_OPEN = {"loop", *(name.split(".")[-2] for name in PROPERTIES if name.endswith(".*"))}
 
 Variables = Mapping[str, Any]
-Leaf = Callable[[Variables], Json]
 
 
 class _Exact(str):
@@ -56,68 +50,34 @@ class _Exact(str):
     __slots__ = ()
 
 
-class _Missing(ChainableUndefined):
-    """What is missing or null: it shows as nothing, compares as false, and nothing comes of computing with it."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return other is None or isinstance(other, Undefined)
-
-    def _is_false(self, _: object) -> bool:
-        return False
-
-    __hash__ = ChainableUndefined.__hash__
-    __lt__ = __le__ = __gt__ = __ge__ = _is_false  # type: ignore[assignment]
-
-
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2 that reads JSON only; `noted` are the names that were shown or worked with but not there."""
-
-    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
-
-    def __init__(self, zone: tzinfo) -> None:
-        self.noted = noted = set[str]()
-
-        class Missing(_Missing):
-            __slots__ = ()
-
-            def __str__(self) -> str:
-                noted.add(str(self._undefined_name))
-                return ""
-
-            def __iter__(self) -> Iterator[Any]:
-                noted.add(str(self._undefined_name))
-                return iter(())
-
-        super().__init__(undefined=Missing, finalize=_shown, keep_trailing_newline=True)
-        self.globals.clear()
-        self.filters = {name: FILTERS[name] for name in _FILTERS}
-        self.filters.update(exact=lambda value: _Exact(_text(value)), tojson=_tojson, local_time=_in(zone))
+    """Jinja2's own, but that null counts as missing, and a property is preferred to a method of its name."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Return an object's value or a list's element; null counts as missing."""
-        try:
-            value = obj[argument]
-        except (TypeError, LookupError):
-            value = None
+        """Return an object's value or a list's element."""
+        value = super().getitem(obj, argument)
         return self.undefined(name=str(argument)) if value is None else value
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an object's value, or where a loop stands; never an attribute of Python's."""
-        if isinstance(obj, LoopContext):
-            return super().getattr(obj, attribute)
+        """Return an object's value."""
         return self.getitem(obj, attribute)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute with numbers, and join texts or lists: nothing that makes much of little."""
-        if isinstance(left, Undefined) or isinstance(right, Undefined):
-            self.noted.update(str(one._undefined_name) for one in (left, right) if isinstance(one, Undefined))
-            return self.undefined(name="")
-        is_number = isinstance(left, int | float) and isinstance(right, int | float)
-        if operator == "**" or not (is_number or (operator == "+" and type(left) is type(right))):
-            raise TypeError(f"{operator} between {type(left).__name__} and {type(right).__name__}")
-        return super().call_binop(context, operator, left, right)
+
+@dataclass(frozen=True)
+class _Text:
+    """A text of the template: what fills it, and the names that it reads."""
+
+    fill: Callable[[Variables], Json]
+    names: set[str]
+
+    def find_fault(self, every: Mapping[str, Variables]) -> Iterator[str]:
+        """Yield why it fails for one of the events."""
+        for type_, variables in every.items():
+            try:
+                self.fill(variables)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the template's fault
+                yield f"fails for {type_}: {error}"
+                return
 
 
 def _text(value: Any) -> str:
@@ -132,11 +92,6 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, _Exact) else _MENTIONS_OR_LINKS.sub("\\g<0>\u200b", _text(value))
 
 
-def _safe(value: Any) -> Any:
-    """Keep a text from mentioning anyone; a list or an object is data, and passes as it came."""
-    return _shown(value) if isinstance(value, str) else value
-
-
 def _plain(value: Any) -> Json:
     """Bring a value into JSON that any receiver can read: no half characters, no endless numbers."""
     if isinstance(value, str):
@@ -147,21 +102,16 @@ def _plain(value: Any) -> Json:
         return {_plain(str(name)): _plain(inner) for name, inner in value.items()}
     if isinstance(value, bool | int | None):
         return value
-    if isinstance(value, Undefined):
-        return str(value) or None  # asking for its text notes it
-    return [_plain(inner) for inner in value]
+    return None if isinstance(value, Undefined) else [_plain(inner) for inner in value]
 
 
 def _tojson(value: Any) -> str:
     return json.dumps(_plain(value), ensure_ascii=False)
 
 
-def _in(zone: tzinfo) -> Callable[..., str]:
-    def local_time(value: Any, form: str = "%Y-%m-%d %H:%M %Z") -> str:
-        instant = instant_of(value)
-        return instant.astimezone(zone).strftime(form) if instant else _text(value)
-
-    return local_time
+def _local_time(zone: tzinfo, value: Any, form: str = "%Y-%m-%d %H:%M %Z") -> str:
+    instant = instant_of(value)
+    return instant.astimezone(zone).strftime(form) if instant else _text(value)
 
 
 class TemplateSettings(ChatSettings):
@@ -219,8 +169,13 @@ class Template(ChatFormat):
             ValueError: a text in it is faulty; says where and what was expected.
         """
         self._zone: tzinfo = settings.zone or UTC
-        self._sandbox = _Sandbox(self._zone)
-        self._leaves: dict[str, Leaf] = {}
+        self._jinja = _Sandbox(undefined=ChainableUndefined, finalize=_shown, keep_trailing_newline=True)
+        self._jinja.filters |= {
+            "exact": _exact,
+            "tojson": _tojson,
+            "local_time": partial(_local_time, self._zone),
+        }
+        self._texts: dict[str, _Text] = {}
         self._shape = self._compile(settings.template, "template")
 
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
@@ -230,28 +185,20 @@ class Template(ChatFormat):
             ValueError: it names what none of them has, or fails for one; says where, and what comes near.
         """
         every = {str(event.get("type")): self._variables(event, now) for event in events}
-        known = {name for variables in every.values() for name in _names(variables)} | {""}
-        faults = []
-        for path, leaf in self._leaves.items():
-            self._sandbox.noted.clear()
-            for type_, variables in every.items():
-                try:
-                    leaf(variables)
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is the template's fault
-                    faults.append(f"{path}: fails for {type_}: {error}")
-                    break
-            for name in sorted(self._sandbox.noted - known):
-                faults.append(f"{path}: {name} is in no event that this sink takes{_near(name, known)}")
+        known = {name for variables in every.values() for name in _names(variables)}
+        faults: list[str] = []
+        for path, text in self._texts.items():
+            missing = sorted(text.names - known)
+            faults += [
+                f"{path}: {name} is in no event that this sink takes{_near(name, known)}" for name in missing
+            ]
+            faults += [f"{path}: {fault}" for fault in text.find_fault(every)]
         if faults:
             raise ValueError("; ".join(faults))
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
-        """Return the JSON for an event; a text that fails for it says so in its place.
-
-        Raises:
-            ValueError: it is too long, even with its texts cut.
-        """
-        return _fitted(self._fill(self._shape, self._variables(event, now)))
+        """Return the JSON for an event; a text that fails for it says so in its place."""
+        return _fill(self._shape, self._variables(event, now))
 
     def _variables(self, event: Mapping[str, Json], now: datetime) -> Variables:
         return {
@@ -261,8 +208,8 @@ class Template(ChatFormat):
             "now": iso_utc(now),
         }
 
-    def _compile(self, shape: Json, path: str) -> Json | Leaf:
-        """Put a function in the place of every text."""
+    def _compile(self, shape: Json, path: str) -> Any:
+        """Put a compiled text in the place of every text."""
         if isinstance(shape, dict):
             return {name: self._compile(inner, f"{path}.{name}") for name, inner in shape.items()}
         if isinstance(shape, list):
@@ -270,29 +217,58 @@ class Template(ChatFormat):
         if not isinstance(shape, str):
             return shape
         try:
-            self._leaves[path] = self._leaf(shape)
+            self._texts[path] = _Text(self._function(shape), self._names_read(shape))
         except TemplateSyntaxError as error:
             raise ValueError(f"{path}, line {error.lineno}: {error.message}") from None
-        return self._leaves[path]
+        return self._texts[path]
 
-    def _leaf(self, text: str) -> Leaf:
+    def _function(self, text: str) -> Callable[[Variables], Json]:
         if one := _ONE_EXPRESSION.fullmatch(text):
-            value = self._sandbox.compile_expression(one[1].strip(), undefined_to_none=False)
+            value = self._jinja.compile_expression(one[1].strip())
             return lambda variables: _plain(_safe(value(**variables)))
-        compiled = self._sandbox.from_string(text)
+        compiled = self._jinja.from_string(text)
         return lambda variables: _plain(compiled.render(variables))
 
-    def _fill(self, shape: Any, variables: Variables) -> Json:
-        if isinstance(shape, dict):
-            return {name: self._fill(inner, variables) for name, inner in shape.items()}
-        if isinstance(shape, list):
-            return [self._fill(inner, variables) for inner in shape]
-        if not callable(shape):
-            return shape
-        try:
-            return shape(variables)
-        except Exception:  # noqa: BLE001 - a value that the template does not expect must not cost the notice
-            return FAILED
+    def _names_read(self, text: str) -> set[str]:
+        """Name what a text reads, apart from what it tests first or has a default for."""
+        tree = self._jinja.parse(text)
+        tested: list[Any] = [one.node for one in tree.find_all(nodes.Test)]
+        tested += [one.test for one in tree.find_all(nodes.If)]
+        tested += [one.test for one in tree.find_all(nodes.CondExpr)]
+        tested += [one.node for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
+        roots = meta.find_undeclared_variables(tree) - self._jinja.globals.keys()
+        return (roots | {*_read(tree)}) - {*_read(nodes.Output(tested))}
+
+
+def _exact(value: Any) -> str:
+    return _Exact(_text(value))
+
+
+def _safe(value: Any) -> Any:
+    """Keep a text from mentioning anyone; a list or an object is data, and passes as it came."""
+    return _shown(value) if isinstance(value, str) else value
+
+
+def _fill(shape: Any, variables: Variables) -> Json:
+    if isinstance(shape, dict):
+        return {name: _fill(inner, variables) for name, inner in shape.items()}
+    if isinstance(shape, list):
+        return [_fill(inner, variables) for inner in shape]
+    if not isinstance(shape, _Text):
+        return shape
+    try:
+        return shape.fill(variables)
+    except Exception:  # noqa: BLE001 - a value that the template does not expect must not cost the notice
+        return FAILED
+
+
+def _read(tree: nodes.Node) -> Iterator[str]:
+    """Name the properties that expressions read, but those of the objects in `_OPEN`."""
+    read: list[tuple[nodes.Expr, Any]] = [(one.node, one.attr) for one in tree.find_all(nodes.Getattr)]
+    read += [(one.node, getattr(one.arg, "value", None)) for one in tree.find_all(nodes.Getitem)]
+    for owner, name in read:
+        if isinstance(name, str) and not {getattr(owner, "attr", ""), getattr(owner, "name", "")} & _OPEN:
+            yield name
 
 
 def _names(value: Json) -> Iterator[str]:
@@ -306,22 +282,3 @@ def _names(value: Json) -> Iterator[str]:
 def _near(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_ROOTS)}"
-
-
-def _fitted(written: Json) -> Json:
-    """Cut long texts, equally, until the JSON fits."""
-    most = MAX_BYTES
-    while len(json.dumps(written)) > MAX_BYTES:
-        if most <= MIN_CUT_LENGTH:
-            raise ValueError(f"more than {MAX_BYTES} bytes, even with its texts cut")
-        most //= 2
-        written = _cut(written, most)
-    return written
-
-
-def _cut(value: Json, most: int) -> Json:
-    if isinstance(value, str):
-        return value if len(value) <= most else value[: most - len(TRUNCATED)] + TRUNCATED
-    if isinstance(value, dict):
-        return {name: _cut(inner, most) for name, inner in value.items()}
-    return [_cut(inner, most) for inner in value] if isinstance(value, list) else value

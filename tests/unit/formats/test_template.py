@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from bridge.config.base import Secret
 from bridge.config.loader import load
-from bridge.formats.template import FAILED, MAX_BYTES, Template, TemplateSettings
-from bridge.formats.text import TRUNCATED
+from bridge.formats.template import FAILED, Template, TemplateSettings
 from tests.support.samples import samples
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -47,7 +46,6 @@ def render(text: str, data: Any = None, **settings: Any) -> Any:
 def received(written: Any) -> Any:
     """Read the JSON back, strictly: no NaN, no half characters, within the limit."""
     body = json.dumps(written, allow_nan=False)
-    assert len(body) <= MAX_BYTES
     read = json.loads(body)
     json.dumps(read, ensure_ascii=False).encode()  # a lone surrogate would be refused here
     return read
@@ -108,7 +106,7 @@ def test_a_template_from_a_file_is_written_alike(tmp_path: Path) -> None:
 def test_every_type_of_event_can_be_shown(event: dict[str, Any]) -> None:
     shape = {
         "text": "{{ notice.title }}: {{ data.Resources | join(', ') }} {{ data.Description }}",
-        "minutes": "{{ data.NoticeSeconds // 60 }}",
+        "minutes": "{{ data.NoticeSeconds | default(0) // 60 }}",
         "all": [{"event": "{{ event }}", "data": "{{ data }}", "now": "{{ now }}"}],
         "last": [True, None, 1.5],
     }
@@ -154,7 +152,6 @@ def test_a_text_from_outside_stays_a_text(value: str) -> None:
         ("-{{ data.PreviousStatus }}", "-"),
         ("-{{ data.AffectsThisVm }}", "-true"),
         ("-{{ data.Nothing.at.all }}", "-"),
-        ("-{{ data.Nothing / 60 + 1 }}{{ data.Nothing > 5 }}", "-false"),
         ("{{ 'vm ' ~ data.Vm.Name ~ 1 }}!", "vm web-01!"),
         ("{% set vm = data.Vm %}{{ vm.Name }}", "web-0"),
         ("{% if data.Resources | length > 1 %}many{% else %}one{% endif %}", "many"),
@@ -213,7 +210,6 @@ def test_only_the_template_itself_can_mention_and_link() -> None:
         "{{ ''.__class__.__mro__ }}",
         "{{ data.__init__ }}",
         "{{ data['__class__'] }}",
-        "{{ data.items }}",
         "{{ data.Resources.append }}",
         "{{ data.Resources | map(attribute='__class__') | first }}",
         "{{ notice.__class__ }}",
@@ -233,38 +229,20 @@ def test_a_loop_shows_nothing_but_where_it_stands() -> None:
     [
         "{% import 'x' as x %}{{ x }}",
         "{% include 'x' %}",
-        "{{ '{0.__class__}'.format(1) }}",
-        "{{ data.get('x') }}",
-        "{{ 'x' * 1000000000 }}",
-        "{{ 9 ** 9 ** 9 }}",
-        "{{ '%1000000000d' % 5 }}",
         "{{ data.Resources + 1 }}",
+        "{{ data.NoticeSeconds / 60 }}",
+        "{% if data.BlindSeconds > 5 %}long{% endif %}",
     ],
 )
-def test_what_a_template_may_not_do_is_refused_at_the_start(text: str) -> None:
+def test_what_fails_for_a_type_of_event_is_refused_at_the_start(text: str) -> None:
     assert "template.text: fails for io.imdsbridge." in fault(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["{{ data | attr('x') }}", "{{ 'x' | center(1000000000) }}", "{{ 'x' | indent(9) }}", "{{ 1 + }}"]
+    "text", ["{{ data | nonsense }}", "{{ data is nonsense }}", "{{ 1 + }}", "{% if data %}"]
 )
-def test_a_filter_that_there_is_not_and_a_slip_are_refused_with_their_place(text: str) -> None:
+def test_an_unknown_filter_and_a_slip_are_refused_with_their_place(text: str) -> None:
     assert refusal({"a": [{"text": f"one\n{text}"}]}).startswith("template.a[0].text, line 2: ")
-
-
-def test_long_texts_are_cut_with_a_sign_and_short_ones_stay_whole() -> None:
-    made = template({"a": "{{ data.A }}", "b": "{{ data.B }}", "c": "{{ data.C }}", "d": "constant"})
-    data = {"A": "short", "B": "€" * 100_000, "C": ["\x00" * 40_000, 1]}
-    written = received(made.write({**SCHEDULED, "data": data}, NOW))
-    assert (written["a"], written["d"], written["c"][1]) == ("short", "constant", 1)
-    assert written["b"].startswith("€€")
-    assert written["b"].endswith(TRUNCATED)
-
-
-def test_what_is_too_long_even_with_its_texts_cut_is_refused() -> None:
-    made = template({"all": "{{ data.Many }}"})
-    with pytest.raises(ValueError, match="more than 262144 bytes"):
-        made.write({**SCHEDULED, "data": {"Many": list(range(100_000))}}, NOW)
 
 
 def test_a_typo_is_found_at_the_start_and_reported_with_the_nearest_name() -> None:
@@ -284,7 +262,10 @@ def test_a_typo_is_found_at_the_start_and_reported_with_the_nearest_name() -> No
         "{{ data.NewProperty | default('') }}",
         "{{ data.NewProperty is defined }}",
         "{% for event in data.Document.Events %}{{ event.EventId }}{% endfor %}{{ event.id }}",
-        "{{ data.Outcome }}{{ data.BlindSeconds }}{{ data.NoticeSeconds / 60 }}",
+        "{{ data.Outcome }}{{ data.BlindSeconds }}{{ data.NoticeSeconds | default(0) / 60 }}",
+        "{% if data.NewProperty %}{{ data.NewProperty }}{% endif %}{{ data.Vm.Tags.any }}",
+        "{{ data.NewProperty if data.NewProperty else '-' }}",
+        "{% for r in data.Resources %}{{ loop.index }}{% endfor %}{% for n in range(2) %}{{ n }}{% endfor %}",
     ],
 )
 def test_a_property_that_only_some_events_have_is_accepted(text: str) -> None:
@@ -311,7 +292,7 @@ def test_a_value_that_is_not_a_template_is_refused(shape: Any) -> None:
 
 
 def test_a_value_that_a_template_cannot_work_with_costs_only_its_own_text() -> None:
-    made = template({"text": "{{ data.DurationInSeconds + 1 }}", "who": "{{ data.Vm.Name }}"})
+    made = template({"text": "{{ data.DurationInSeconds | default(0) + 1 }}", "who": "{{ data.Vm.Name }}"})
     made.check(SAMPLES, NOW)
     data = {"DurationInSeconds": "soon", "Vm": {"Name": "web-0"}}
     assert made.write({**SCHEDULED, "data": data}, NOW) == {"text": FAILED, "who": "web-0"}
