@@ -1,24 +1,34 @@
-"""Run the programs of auto rules, once for each event, and refuse the approval unless they end with exit code 0.
+"""The auto rules: which events this VM approves without a command, and the programs that they run first.
 
-I/O: files in the state folder, processes and the log.
+I/O: processes and the log.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from hashlib import sha256
-from pathlib import Path
+from typing import Any
 
-from bridge.config.approvals import AutoSettings
-from bridge.imds.document import ScheduledEvent
-from bridge.runtime.program import DetachedRun, Result
+from bridge.approvals.approved import content_hash, is_same
+from bridge.approvals.policy import (
+    Decision,
+    auto_wait_seconds,
+    judge_event,
+    not_recorded,
+    unknown_outcome,
+)
+from bridge.config.approvals import ApprovalSettings, AutoSettings
+from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
+from bridge.runtime.program import Run
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 
 END_BEFORE_SECONDS = 10.0  # how long before NotBefore a program gets SIGTERM; SIGKILL follows 5 s later
-KEEP_SECONDS = 86_400.0  # how long it is remembered that a program has run for an event that is gone
+
+# What a program gets of an event: the CloudEvent for its standard input, and the event's data.
+Notice = Callable[[ScheduledEvent, Document], tuple[bytes, Mapping[str, Any]]]
 
 
 def run_seconds(event: ScheduledEvent, *, timeout_seconds: float, now: datetime) -> float:
@@ -34,84 +44,121 @@ def run_seconds(event: ScheduledEvent, *, timeout_seconds: float, now: datetime)
     return min(timeout_seconds, (event.not_before - now).total_seconds() - END_BEFORE_SECONDS)
 
 
-class Programs:
-    """The programs of one listener, each in its own process; no method waits for them. For one thread."""
+class AutoRules:
+    """Approves events without a command, once this VM is known; for the listener's thread.
 
-    def __init__(self, folder: Path, *, start: Callable[[Path], DetachedRun] = DetachedRun) -> None:
-        """Find what an earlier process has run.
+    Args:
+        settings: the policy and the auto rules.
+        vm_name: returns this VM's name.
+        notice: makes what a program gets.
+        clock: for turns and the rules about the notice.
+        run: makes the run of a program; None for a dry run, which runs none.
+    """
+
+    def __init__(
+        self,
+        settings: ApprovalSettings,
+        *,
+        vm_name: Callable[[], str],
+        notice: Notice,
+        clock: Clock,
+        run: Callable[..., Run] | None,
+    ) -> None:
+        self._settings = settings
+        self._vm_name = vm_name
+        self._notice = notice
+        self._clock = clock
+        self._run = run
+        self._runs: dict[str, Run] = {}
+        self._first_seen: dict[str, float] = {}
+
+    def due(
+        self, document: Document, approval: Callable[[str], Any]
+    ) -> Iterator[tuple[str, AutoSettings, ScheduledEvent]]:
+        """Yield the events that a rule approves, once it is this VM's turn, with the rule and a command's key.
 
         Args:
-            folder: where the runs are recorded.
-            start: makes a run from the path of its record.
+            document: the current one.
+            approval: returns the record of an event's last approval.
         """
-        self._folder = folder
-        self._make = start
-        self._runs = {path.stem: start(path) for path in folder.glob("*.run")}
-        self._running: dict[str, str] = {}  # the programs whose end is not logged yet
+        now = self._clock.monotonic()
+        self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
+        scheduled = [event for event in document.events.values() if event.status == SCHEDULED]
+        self._end_others(scheduled)
+        for event in scheduled:
+            approved = approval(event.key)
+            turn = None if is_same(approved, event) else self._turn(event)
+            if turn and now - self._first_seen[event.key] >= turn[0]:
+                # one command for the event as it is, and another one for each time that it is approved
+                number = approved["number"] if approved else 0
+                yield f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}", turn[1], event
 
-    def refusal(
-        self, event: ScheduledEvent, rule: AutoSettings, *, now: datetime, job: Callable[[float], bytes]
-    ) -> str | None:
-        """Return "" if the rule's program allows the approval, else why not, and None while it runs; start it once.
+    def judge(
+        self, event: ScheduledEvent | None, document: Document, *, is_intended: bool
+    ) -> Decision | None:
+        """Decide about an event that was due; None if no rule approves it any more.
 
         Args:
-            event: as in the document, Scheduled.
-            rule: names the program.
-            now: the time of day.
-            job: makes the runner's job from the program's time limit.
+            event: the event as it is now, None if the document does not have it.
+            document: the current one.
+            is_intended: whether it was POSTed, or was about to be.
         """
-        name, program = _name(event.key), rule.run[0]
-        run = self._runs.setdefault(name, self._make(self._folder / f"{name}.run"))
-        result = run.result()
-        if result is not None:
-            self._log_end(name, run)
-            return f"{program}: {result.fault}" if result.fault else ""
+        is_scheduled = event is not None and event.status == SCHEDULED
+        turn = self._turn(event) if event and is_scheduled else None
+        if event and turn and self.refusal(turn[1], event, document) == "":
+            return Decision(outcome="accepted", reason="approved", detail="an auto rule", event=event)
+        if not is_intended:
+            return None
+        if not is_scheduled:
+            return not_recorded(event)
+        denied = Decision(outcome="rejected", reason="denied", detail="no auto rule matches", event=event)
+        return unknown_outcome(denied)
+
+    def refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
+        """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason.
+
+        Args:
+            rule: a rule that approves the event.
+            event: the event as in the document, Scheduled.
+            document: the current one.
+        """
+        if not rule.run or not self._run:
+            return ""
+        now = self._clock.now()
         left_seconds = run_seconds(event, timeout_seconds=rule.run_timeout_seconds, now=now)
-        if run.is_running():
-            self._running[name] = program
+        run = self._runs.get(event.key)
+        if run is None or (run.result and run.result.ended_by == "stop"):
+            if left_seconds <= 0:
+                return f"{rule.run[0]}: there was not enough time before NotBefore"
+            body, data = self._notice(event, document)
+            run = self._runs[event.key] = self._run(rule.run, body, data, timeout_seconds=left_seconds)
+            log.info("running %s", rule.run[0], extra={"event_id": event.event_id})
+            run.start()
+        if run.result is None:
             if left_seconds <= 0:
                 run.end()
             return None
-        if left_seconds <= 0:
-            return f"{program}: there was not enough time before NotBefore"
-        try:
-            run.start(job(left_seconds))
-        except OSError as error:
-            if name not in self._running:
-                log.error("%s cannot be run; it is tried again: %s", program, error)  # noqa: TRY400
-        else:
-            log.info("running %s", program, extra={"event_id": event.event_id})
-        self._running[name] = program
-        return None
+        return f"{rule.run[0]}: {run.result.fault}" if run.result.fault else ""
 
-    def end_others(self, events: Iterable[ScheduledEvent]) -> None:
-        """End the programs of all events but these, and forget those of long ago."""
-        names = {_name(event.key) for event in events}
-        for name in self._runs.keys() - names:
-            run = self._runs[name]
-            run.end()
-            if not run.is_running():
-                self._log_end(name, run)
-                if run.forget(older_than_seconds=KEEP_SECONDS):
-                    del self._runs[name]
+    def end(self) -> None:
+        """End every program soon; a later process runs them again if there is still time."""
+        self._end_others(())
 
-    def end_all(self) -> None:
-        """End all programs soon; a later process runs them again if there is still time."""
-        for run in self._runs.values():
-            run.end()
+    def _end_others(self, events: Iterable[ScheduledEvent]) -> None:
+        """End the programs of all events but these, and forget those that have ended."""
+        keys = {event.key for event in events}
+        for key in self._runs.keys() - keys:
+            self._runs[key].end()
+            if self._runs[key].result:
+                del self._runs[key]
 
-    def _log_end(self, name: str, run: DetachedRun) -> None:
-        if program := self._running.pop(name, ""):
-            result = run.result() or Result(code=None, error="it was ended")
-            level = logging.WARNING if result.fault else logging.INFO
-            log.log(
-                level,
-                "%s has ended: %s",
-                program,
-                result.fault or "exit code 0",
-                extra={"output": result.output},
-            )
-
-
-def _name(key: str) -> str:
-    return sha256(key.encode()).hexdigest()[:32]
+    def _turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
+        """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""
+        name, turns = self._vm_name(), []
+        for rule in self._settings.auto:
+            policy = self._settings.policy.model_copy(update={"allow": (rule,)})
+            decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
+            wait_seconds = auto_wait_seconds(event, vm_name=name, group=rule.group)
+            if decision.outcome == "accepted" and wait_seconds is not None:
+                turns.append((wait_seconds, rule))
+        return min(turns, key=lambda turn: turn[0], default=None)

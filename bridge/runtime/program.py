@@ -1,32 +1,35 @@
-"""Start programs without a shell, wait for them or leave them running, and read how they ended; POSIX only."""
+"""Run a program without a shell, as a child of this process with a time limit; POSIX only."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import errno
-import json
+import logging
 import os
+import selectors
+import signal
 import stat
 import subprocess
 import sys
 import time
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM, Signals
-from typing import Any
+from typing import IO, Any
 
 from bridge.runtime.text import one_line, printable
-from bridge.runtime.threads import extend_deadline
+from bridge.runtime.threads import extend_deadline, start_thread
+
+log = logging.getLogger(__name__)
 
 KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
+OUTPUT_BYTES = 4096
 # What a program inherits: the rest may contain secrets, or concerns this process alone.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB
-RESULT_BYTES = 32 * 1024  # the room that a result needs at most, its 4 KiB of output escaped
-_SPARE_SECONDS = 10.0  # what a busy machine may add
-RUNNER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("program_runner.py")))
+_CHUNK_BYTES = 65_536
+_STEP_SECONDS = 0.02
+_LAST_READS = 16  # more than a pipe holds: a program that escaped its group may write for ever
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ class Result:
             return f"it cannot be started: {self.error}"
         if self.ended_by:
             is_late = self.ended_by == "timeout"
-            return "it did not end in time" if is_late else "it was ended with imds-bridge"
+            return "it did not end in time" if is_late else "it was ended by imds-bridge"
         if self.code < 0:
             return f"it was ended by {_signal_name(-self.code)}"
         return f"exit code {self.code}" if self.code else ""
@@ -60,30 +63,119 @@ class Result:
 
 def _signal_name(number: int) -> str:
     try:
-        return Signals(number).name
+        return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def encode_job(
-    command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
-) -> bytes:
-    """Write what the runner has to do.
+class Run:
+    """One run of a program, in a session of its own, whose processes end with it.
 
-    Args:
-        command: the program and its arguments.
-        body: the CloudEvent, which the program gets on standard input.
-        data: the event's data, from which the environment is made.
-        timeout_seconds: when the program is ended.
+    `result` is None until it has ended. `end` may be called from any thread.
     """
-    job = {
-        "command": list(command),
-        "stdin": b64encode(body).decode("ascii"),
-        "environment": environment(data),
-        "timeout_seconds": timeout_seconds,
-        "kill_after_seconds": KILL_AFTER_SECONDS,
-    }
-    return json.dumps(job).encode("ascii") + b"\n"
+
+    def __init__(
+        self, command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+            command: the program and its arguments.
+            body: the CloudEvent, which the program gets on standard input.
+            data: the event's data, from which the environment is made.
+            timeout_seconds: when the program is ended.
+        """
+        self.result: Result | None = None
+        self._command = command
+        self._body = body
+        self._environment = environment(data)
+        self._timeout_seconds = timeout_seconds
+        self._output = b""
+        self._ended_by = ""
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Run the program in a thread, which logs how it ended."""
+        start_thread(f"program {self._command[0]}", self._finish_and_log)
+
+    def end(self) -> None:
+        """Have the program ended soon: SIGTERM, and SIGKILL a few seconds later."""
+        self._is_stopped = True
+
+    def finish(self) -> Result:
+        """Run the program and wait for its end; it gets SIGTERM when this process ends."""
+        extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the program that the configuration names, without a shell
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=self._environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.result = Result(error=error.strerror or str(error))
+        else:
+            self.result = self._wait(process)
+        return self.result
+
+    def _finish_and_log(self) -> None:
+        result = self.finish()
+        log.log(
+            logging.WARNING if result.fault else logging.INFO,
+            *("%s has ended: %s", self._command[0], result.fault or "exit code 0"),
+            extra={"output": result.output},
+        )
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> Result:
+        assert process.stdin  # noqa: S101 - both are pipes
+        assert process.stdout  # noqa: S101
+        stdin = process.stdin
+        start_thread("program input", lambda: _write(stdin, self._body))
+
+        def terminate() -> None:
+            _signal_group(process, "SIGTERM")
+
+        atexit.register(terminate)
+        with process.stdout, selectors.DefaultSelector() as ready:
+            ready.register(process.stdout, selectors.EVENT_READ)
+            self._read_to_the_end(process, ready)
+        atexit.unregister(terminate)
+        output = one_line(self._output.decode("utf-8", "replace"))
+        return Result(code=process.returncode, ended_by=self._ended_by, output=output)
+
+    def _read_to_the_end(self, process: subprocess.Popen[bytes], ready: selectors.BaseSelector) -> None:
+        limit_at, kill_at = time.monotonic() + self._timeout_seconds, float("inf")
+        while process.poll() is None:
+            self._read(ready, _STEP_SECONDS)
+            now = time.monotonic()
+            if not self._ended_by and (self._is_stopped or now >= limit_at):
+                self._ended_by, kill_at = "stop" if self._is_stopped else "timeout", now + KILL_AFTER_SECONDS
+                _signal_group(process, "SIGTERM")
+            if now >= kill_at:
+                _signal_group(process, "SIGKILL")
+        _signal_group(process, "SIGKILL")  # what it has left behind
+        for _ in range(_LAST_READS):
+            self._read(ready, 0)
+
+    def _read(self, ready: selectors.BaseSelector, seconds: float) -> None:
+        for key, _ in ready.select(seconds):
+            if not (chunk := os.read(key.fd, _CHUNK_BYTES)):
+                ready.unregister(key.fileobj)
+            self._output = (self._output + chunk)[-OUTPUT_BYTES:]
+
+
+def _write(stdin: IO[bytes], body: bytes) -> None:
+    with contextlib.suppress(OSError), stdin:  # it may not want to read it
+        stdin.write(body)
+
+
+def _signal_group(process: subprocess.Popen[bytes], name: str) -> None:
+    if sys.platform != "win32":  # where the configuration refuses programs
+        with contextlib.suppress(OSError):  # it has ended, or has changed its user
+            os.killpg(process.pid, signal.Signals[name])
 
 
 def environment(data: Mapping[str, Any]) -> dict[str, str]:
@@ -99,152 +191,6 @@ def environment(data: Mapping[str, Any]) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     own = {f"IMDS_BRIDGE_{name}": printable(value, _VALUE_CHARACTERS) for name, value in values.items()}
     return {**inherited, **own}
-
-
-def run(job: bytes, *, timeout_seconds: float) -> Result:
-    """Run a job and wait for its end; the program is ended if this process ends.
-
-    Args:
-        job: from `encode_job`.
-        timeout_seconds: the job's.
-    """
-    limit_seconds = timeout_seconds + KILL_AFTER_SECONDS + _SPARE_SECONDS
-    extend_deadline(limit_seconds)
-    try:
-        done = subprocess.run(  # noqa: S603 - a script of ours
-            RUNNER,
-            input=job,
-            stdout=subprocess.PIPE,
-            cwd="/",
-            start_new_session=True,
-            timeout=limit_seconds,
-            check=False,
-        )
-    except OSError as error:
-        return Result(error=error.strerror or str(error))
-    except subprocess.TimeoutExpired:
-        return Result(code=-1, ended_by="timeout")
-    return _result(_read_lines(done.stdout)) or Result(error="its runner ended unexpectedly")
-
-
-class DetachedRun:
-    """A program that continues if this process ends, with everything about it in a file.
-
-    The file is locked as long as the runner lives: so a later process sees whether the program still runs, and a file
-    without a lock and without a result is of a run that was interrupted. For one thread.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._runner: subprocess.Popen[bytes] | None = None
-        self._result: Result | None = None
-
-    def start(self, job: bytes) -> None:
-        """Start the program; the job is on the disk before.
-
-        Raises:
-            OSError: the disk or the system does not allow it, or an earlier run has not ended.
-        """
-        self.path.parent.mkdir(mode=0o700, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            _lock(file)
-            os.ftruncate(file, 0)
-            # The runner writes its result over the blanks: without it the program would run again.
-            text = job + b" " * RESULT_BYTES
-            if os.write(file, text) < len(text):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file)
-            os.lseek(file, 0, os.SEEK_SET)
-            # the runner has the lock with the descriptor, and its program has neither
-            self._runner = subprocess.Popen(  # noqa: S603 - a script of ours
-                RUNNER, stdin=file, stdout=file, cwd="/", start_new_session=True
-            )
-        finally:
-            os.close(file)
-        self._result = None
-
-    def result(self) -> Result | None:
-        """Return how it ended, None if that is not known or its end was this process's wish."""
-        if self._result is None and not self.is_running():
-            found = _result(self._lines())
-            self._result = found if found and found.ended_by != "stop" else None
-        return self._result
-
-    def is_running(self) -> bool:
-        """Return whether the program, or one that an earlier process started, has not ended."""
-        try:
-            file = os.open(self.path, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            _lock(file)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        if self._runner:
-            self._runner.wait()  # it has let go of the lock, so it is about to end
-            self._runner = None
-        return False
-
-    def end(self) -> None:
-        """Ask the runner to end the program soon, if it runs; may be repeated."""
-        if not self.is_running():
-            return
-        pid = self._runner.pid if self._runner else self._lines().get("pid")
-        if isinstance(pid, int) and pid > 1:  # any other would be a group of processes, or all
-            with contextlib.suppress(OSError, OverflowError):
-                os.kill(pid, SIGTERM)  # it is the runner's, as no other process has its lock
-
-    def forget(self, *, older_than_seconds: float) -> bool:
-        """Remove the file of a run that has ended long ago; return whether it is gone."""
-        try:
-            is_old = time.time() - self.path.stat().st_mtime > older_than_seconds
-            if is_old and not self.is_running():
-                self.path.unlink()
-                return True
-        except OSError:
-            return not self.path.exists()
-        return False
-
-    def _lines(self) -> dict[str, Any]:
-        try:
-            return _read_lines(self.path.read_bytes())
-        except OSError:
-            return {}
-
-
-def _lock(file: int) -> None:
-    """Lock a file until its descriptor is closed everywhere.
-
-    Raises:
-        BlockingIOError: it is locked.
-    """
-    if sys.platform != "win32":  # where the configuration refuses programs
-        import fcntl  # noqa: PLC0415
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _read_lines(text: bytes) -> dict[str, Any]:
-    """Merge the lines of a runner; one that was not written to its end does not count."""
-    merged: dict[str, Any] = {}
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, TypeError):  # the disk may have changed it
-            merged |= json.loads(line)
-    return merged
-
-
-def _result(lines: Mapping[str, Any]) -> Result | None:
-    if "code" not in lines and "error" not in lines:
-        return None
-    code, ended_by = lines.get("code"), lines.get("ended_by", "")
-    error, output = lines.get("error", ""), lines.get("output", "")
-    texts = (ended_by, error, output)
-    if not isinstance(code, int | None) or not all(isinstance(text, str) for text in texts):
-        return None
-    return Result(code=code, ended_by=ended_by, error=error, output=one_line(output))
 
 
 def find_fault(program: str) -> str:

@@ -278,8 +278,7 @@ def _forwarder(parts: Parts) -> Forwarder:
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
-    from bridge.approvals.programs import Programs  # noqa: PLC0415 - only `listen` needs these
-    from bridge.service.listener import Listener  # noqa: PLC0415
+    from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     clock, identity = parts.clock, parts.identity
     assert parts.imds is not None  # noqa: S101 - only a relay has none
@@ -300,7 +299,6 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         clock=clock,
         stop=parts.stop,
         identity=identity,
-        programs=Programs(parts.folder.path / "runs"),
         dry_run=dry_run,
         approved=parts.meter.approved,
     )

@@ -24,19 +24,21 @@ from bridge.approvals.policy import (
     public,
     unknown_outcome,
 )
-from bridge.approvals.programs import Programs
+from bridge.approvals.programs import AutoRules
 from bridge.approvals.receipts import command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
+from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
+from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
+from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.answers import Answers, dead_letter
-from bridge.service.auto_rules import AutoRules
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
@@ -65,9 +67,9 @@ class Listener:
         clock: Clock,
         stop: Stop,
         identity: VmIdentity,
-        programs: Programs,
         dry_run: bool = False,
         approved: Callable[[float], None] = lambda _: None,
+        run: Callable[..., Run] = Run,
     ) -> None:
         """Prepare to listen.
 
@@ -79,9 +81,9 @@ class Listener:
             clock: for ages, expiry and receipts.
             stop: ends `run`.
             identity: who this VM is; until that is known, nothing is approved.
-            programs: runs what auto rules name.
             dry_run: decide and publish receipts, but POST nothing.
             approved: called for each command that IMDS has approved, with the seconds since its arrival.
+            run: makes a run of a program that an auto rule names.
         """
         self._approved = approved
         self._settings = settings
@@ -91,7 +93,13 @@ class Listener:
         self._clock = clock
         self._stop = stop
         self._identity = identity
-        self._auto = AutoRules(settings, identity=identity, programs=programs, clock=clock, dry_run=dry_run)
+        self._auto = AutoRules(
+            settings,
+            vm_name=self._vm_name,
+            notice=self._notice,
+            clock=clock,
+            run=None if dry_run else run,
+        )
         self._dry_run = dry_run
         self._is_resolved = False
         self._pending: dict[str, Pending] = {}
@@ -235,9 +243,12 @@ class Listener:
         self._post_accepted()
         self._fail_overdue(self._approver.last_error)
 
+    def _vm_name(self) -> str:
+        assert self._identity.vm is not None  # noqa: S101 - nothing is judged before it is known
+        return self._identity.vm.name
+
     def _judge(self, pending: Pending, document: Document, *, may_wait: bool) -> None:
         """Decide by the document; an unknown event may still appear, an accepted one is judged in each pass."""
-        assert self._identity.vm is not None  # noqa: S101 - _decide has checked it
         if may_wait and not pending.decisions and pending.judged_by == self._approver.read_at:
             return  # the same document would give the same decisions
         pending.judged_by = self._approver.read_at
@@ -250,7 +261,7 @@ class Listener:
                 pending.command,
                 event_id,
                 document,
-                vm_name=self._identity.vm.name,
+                vm_name=self._vm_name(),
                 policy=self._settings.policy,
                 now=self._clock.now(),
             )
@@ -272,8 +283,7 @@ class Listener:
 
     def _pass_on_by_name(self) -> None:
         """Pass on the commands that name another VM, also while IMDS does not answer."""
-        assert self._identity.vm is not None  # noqa: S101 - _decide has checked it
-        name = fold_name(self._identity.vm.name)
+        name = fold_name(self._vm_name())
         for pending in list(self._pending.values()):
             if pending.command.vm and fold_name(pending.command.vm) != name:
                 self._pass_on(pending)
@@ -467,6 +477,15 @@ class Listener:
             self._answers.put(AUTO_POSTED, posted)
 
     # Auto rules
+
+    def _notice(self, event: ScheduledEvent, document: Document) -> tuple[bytes, Mapping[str, Any]]:
+        notice = self._identity.reporter().scheduled_event(
+            Change(kind="scheduled", event=event),
+            seen_before=0,
+            incarnation=document.incarnation,
+            at=self._clock.now(),
+        )
+        return structured(notice), notice.data
 
     def _approve_automatically(self) -> None:
         """Make a command for each event that an auto rule approves, once it is this VM's turn."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.runtime.program import Result, encode_job, environment, find_fault, run
+from bridge.runtime.program import Result, Run, environment, find_fault
 from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
 
 log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ class ExecSink:
         """Run the program to its end."""
         (event,) = events
         limit_seconds = self._settings.timeout_seconds
-        job = encode_job(self._settings.run, event.body, _data(event), timeout_seconds=limit_seconds)
-        result = run(job, timeout_seconds=limit_seconds)
+        result = Run(self._settings.run, event.body, _data(event), timeout_seconds=limit_seconds).finish()
         if result.output:
             log.info("output of %s", self._program, extra={"output": result.output, "event": event.id})
         if result.fault:

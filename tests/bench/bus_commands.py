@@ -14,7 +14,6 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.approvals.approved import record_approval
-from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
@@ -188,7 +187,6 @@ def _decided(task: _Task) -> _Done:
         clock=clock,
         stop=stop,
         identity=identity,
-        programs=Programs(task.folder / "runs"),
     )
     sender = parts.dispatcher(parts.NAME, sink, outbox)
     with bus.completions() as border:

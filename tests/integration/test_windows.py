@@ -26,11 +26,7 @@ from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
 from tests.support.windows import ABSENT, BREAK, ROOT
 
 SIMULATED = [sys.executable, str(ROOT / "tests/support/windows.py")]
-# A script of its own, which is never started on Windows: there the configuration refuses programs.
-RUNNER = ROOT / "bridge/runtime/program_runner.py"
-SOURCES = sorted(
-    path.relative_to(ROOT).as_posix() for path in (ROOT / "bridge").rglob("*.py") if path != RUNNER
-)
+SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "bridge").rglob("*.py"))
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 
 

@@ -103,13 +103,13 @@ def test_the_lines_in_readme_are_six() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_vm_is_drained_approved_and_recovered_once_though_both_processes_are_killed_in_between(
+def test_a_vm_is_drained_approved_once_and_recovered_though_both_processes_are_killed_in_between(
     vm: Vm,
 ) -> None:
     event = vm.schedule()
     wait_until(vm.drain.events, describe=lambda: vm.listen)
     vm.kill_and_restart()
-    vm.listen.wait_for_status(lambda status: status["last_good_at"])
+    wait_until(lambda: len(vm.drain.events()) == 2, describe=lambda: vm.listen)
     assert vm.imds.approvals == []
     vm.drain.finish()
     wait_until(lambda: vm.imds.approvals, describe=lambda: vm.listen)
@@ -122,7 +122,8 @@ def test_a_vm_is_drained_approved_and_recovered_once_though_both_processes_are_k
     wait_until(vm.recover.events, describe=lambda: vm.forward)
     vm.recover.finish()
     vm.forward.wait_for_status(lambda status: status["sinks"]["recover"]["last_success_at"])
-    assert vm.drain.events() == vm.recover.events() == [event]
+    assert set(vm.drain.events()) == {event}  # once more after the kill
+    assert vm.recover.events() == [event]
     assert [one.event_id for one in vm.imds.approvals] == [event]
 
 

@@ -15,7 +15,6 @@ from uuid import uuid4
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.approvals.programs import Programs
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -224,7 +223,6 @@ class Rig:
             clock=self.clock,
             stop=self.stopping,
             identity=identity,
-            programs=Programs(self.folder / "runs"),
             dry_run=self._dry_run,
         )
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bridge.approvals.programs import Programs
 from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
@@ -22,6 +21,7 @@ from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.json import Json
+from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
 from bridge.service.answers import COMMAND
@@ -124,10 +124,10 @@ class ListenerRig:
         *,
         policy: Mapping[str, Any] = ALLOW_ALL,
         dry_run: bool = False,
-        make_programs: Callable[[Path], Programs] = Programs,
+        make_run: Callable[..., Run] = Run,
         **approvals: Any,
     ) -> None:
-        self.make_programs = make_programs
+        self._make_run = make_run
         self.journal: list[str] = []
         self.clock = MovedClock()
         self.queue = MemoryQueue(now=self.clock.now)
@@ -169,9 +169,9 @@ class ListenerRig:
             clock=self.clock,
             stop=self.stop,
             identity=identity,
-            programs=self.make_programs(self._folder / "runs"),
             dry_run=self.dry_run,
             approved=self.approved_after.append,
+            run=self._make_run,
         )
 
     def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:

@@ -2,69 +2,53 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.runtime.program import DetachedRun, Result
+from bridge.runtime.program import Result, Run
 
 
-@dataclass(kw_only=True)
 class Machine:
-    """What runs on the machine, whatever happens to the listener.
+    """Runs the programs of one listener; `runs` has every one that was started, in order."""
 
-    Attributes:
-        jobs: every job that was started, in order.
-        running: the records of the runs that have not ended.
-        results: how runs ended, by their records.
-        error: what the next starts raise.
-        ended: the records of runs that were asked to end, which they do at once.
-    """
+    def __init__(self) -> None:
+        self.runs: list[MachineRun] = []
 
-    jobs: list[dict[str, Any]] = field(default_factory=list)
-    running: set[Path] = field(default_factory=set)
-    results: dict[Path, Result] = field(default_factory=dict)
-    error: OSError | None = None
-    ended: list[Path] = field(default_factory=list)
+    def make(
+        self, command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
+    ) -> Run:
+        """Make a run, as the listener does."""
+        self.runs.append(MachineRun(command, body, data, timeout_seconds=timeout_seconds))
+        return self.runs[-1]
 
-    def run(self, path: Path) -> DetachedRun:
-        """Make a run from the path of its record."""
-        return _Run(self, path)
+    @property
+    def running(self) -> list[MachineRun]:
+        """Those that have not ended."""
+        return [run for run in self.runs if run.result is None]
+
+    @property
+    def ended(self) -> list[MachineRun]:
+        """Those that were asked to end."""
+        return [run for run in self.runs if run.result and run.result.ended_by == "stop"]
 
     def finish(self, **result: Any) -> None:
         """End every program that runs."""
-        self.results |= dict.fromkeys(self.running, Result(**result))
-        self.running.clear()
+        for run in self.running:
+            run.result = Result(**result)
 
 
-class _Run(DetachedRun):
-    def __init__(self, machine: Machine, path: Path) -> None:
-        super().__init__(path)
-        self._machine = machine
+class MachineRun(Run):
+    """A run that starts nothing, and ends at once when it is asked to."""
 
-    def start(self, job: bytes) -> None:
-        """Start the program, or raise what the machine raises."""
-        if self._machine.error:
-            raise self._machine.error
-        assert self.path not in self._machine.running
-        self._machine.jobs.append(json.loads(job))
-        self._machine.running.add(self.path)
+    def __init__(
+        self, command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
+    ) -> None:
+        super().__init__(command, body, data, timeout_seconds=timeout_seconds)
+        self.command, self.body, self.data, self.timeout_seconds = command, body, data, timeout_seconds
 
-    def result(self) -> Result | None:
-        """Return how it ended."""
-        return self._machine.results.get(self.path)
-
-    def is_running(self) -> bool:
-        """Return whether it has not ended."""
-        return self.path in self._machine.running
+    def start(self) -> None:
+        """Start nothing."""
 
     def end(self) -> None:
-        """End it without a result."""
-        if self.is_running():
-            self._machine.running.discard(self.path)
-            self._machine.ended.append(self.path)
-
-    def forget(self, **_: Any) -> bool:
-        """Forget nothing."""
-        return False
+        """End it without a result of its own."""
+        self.result = self.result or Result(code=-15, ended_by="stop")

@@ -27,8 +27,6 @@ ABSENT = json.loads((ROOT / "tests/data/windows/absent.json").read_text(encoding
 BREAK = signal.SIGUSR2  # stands for SIGBREAK, whose number Linux has for another one
 # What the commands of the tests need of libraries; to load all would cost each start seconds.
 FOR_COMMANDS = ["bridge.service.composition", "bridge.cli.main", "bridge.cli.render", "bridge.sinks.webhook"]
-# A script of its own, which is never started on Windows: there the configuration refuses programs.
-RUNNER = "bridge.runtime.program_runner"
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in (ROOT / "bridge").rglob("*.py")
@@ -80,5 +78,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(importlib.import_module("bridge.cli.main").main())
     for each in MODULES:
-        if each != RUNNER:
-            importlib.import_module(each)
+        importlib.import_module(each)

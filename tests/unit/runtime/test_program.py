@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from base64 import b64decode
 from pathlib import Path
 
 import pytest
 
-from bridge.runtime.program import Result, encode_job, environment, find_fault
+from bridge.runtime.program import Result, environment, find_fault
 
 DATA = {
     "EventId": "A-1",
@@ -45,13 +43,6 @@ def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None
     assert len(got["IMDS_BRIDGE_RESOURCES"]) == 32_000
 
 
-def test_a_job_is_one_line_whatever_the_event_contains() -> None:
-    job = encode_job(["/bin/true", "a b"], b"\xff\n{}", DATA, timeout_seconds=3)
-    assert job.count(b"\n") == 1
-    read = json.loads(job)
-    assert (read["command"], b64decode(read["stdin"])) == (["/bin/true", "a b"], b"\xff\n{}")
-
-
 @pytest.mark.parametrize(
     ("result", "fault"),
     [
@@ -60,7 +51,7 @@ def test_a_job_is_one_line_whatever_the_event_contains() -> None:
         (Result(code=-9), "it was ended by SIGKILL"),
         (Result(code=-99), "it was ended by signal 99"),
         (Result(code=0, ended_by="timeout"), "it did not end in time"),
-        (Result(code=-15, ended_by="stop"), "it was ended with imds-bridge"),
+        (Result(code=-15, ended_by="stop"), "it was ended by imds-bridge"),
         (Result(error="No such file"), "it cannot be started: No such file"),
     ],
 )

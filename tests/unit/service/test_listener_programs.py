@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from email.utils import format_datetime
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals.programs import Programs
 from tests.support.listener import ListenerRig
 from tests.support.machine import Machine
 
@@ -42,7 +40,7 @@ def make_rig(tmp_path: Path, machine: Machine) -> Iterator[MakeRig]:
                 policy=policy or {},
                 dry_run=dry_run,
                 auto=auto or [{"run": [DRAIN, "-v"], **rule}],
-                make_programs=lambda folder: Programs(folder, start=machine.run),
+                make_run=machine.make,
             )
         )
         return rigs[-1]
@@ -73,25 +71,24 @@ def notice(rig: ListenerRig, seconds: float) -> str:
 def test_an_event_is_approved_once_its_program_has_ended_with_0(rig: ListenerRig, machine: Machine) -> None:
     event = rig.imds.schedule()
     rig.run(5)
-    assert (rig.imds.posts, rig.receipts(), len(machine.jobs)) == ([], [], 1)
+    assert (rig.imds.posts, rig.receipts(), len(machine.runs)) == ([], [], 1)
     machine.finish(code=0)
     rig.run(5)
     assert rig.imds.approved == [event]
     assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
-    assert len(machine.jobs) == 1
+    assert len(machine.runs) == 1
 
 
 def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig, machine: Machine) -> None:
     event = rig.imds.schedule()
     rig.run()
-    (job,) = machine.jobs
-    published = json.loads(b64decode(job["stdin"]))
+    (run,) = machine.runs
+    published = json.loads(run.body)
     assert published["type"] == "io.imdsbridge.scheduledevent.scheduled.v1"
     assert (published["subject"], published["data"]["AffectsThisVm"]) == (event, True)
-    assert job["command"] == [DRAIN, "-v"]
-    assert job["environment"]["IMDS_BRIDGE_EVENT_ID"] == event
-    assert job["environment"]["IMDS_BRIDGE_NOT_BEFORE"] == "2037-01-19T22:26:58.000Z"
-    assert job["timeout_seconds"] == 600
+    assert run.command == (DRAIN, "-v")
+    assert (run.data["EventId"], run.data["NotBeforeUtc"]) == (event, "2037-01-19T22:26:58.000Z")
+    assert run.timeout_seconds == 600
 
 
 @pytest.mark.parametrize(
@@ -113,21 +110,8 @@ def test_any_other_end_of_the_program_is_a_receipt_with_the_reason_and_no_post(
     assert reasons(rig) == [("Rejected", "denied", f"{DRAIN}: {detail}")]
     rig.restart()
     rig.run(30)
-    assert len(reasons(rig)) == len(machine.jobs) == 1
+    assert len(reasons(rig)) == len(machine.runs) == 1
     assert rig.imds.posts == []
-
-
-def test_a_later_listener_waits_for_the_program_of_an_earlier_one(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    for _ in range(3):
-        rig.restart()
-        rig.run(5)
-    assert rig.imds.posts == []
-    machine.finish(code=0)
-    rig.restart()
-    rig.run(5)
-    assert (rig.imds.approved, len(machine.jobs)) == ([event], 1)
 
 
 def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig, machine: Machine) -> None:
@@ -137,13 +121,13 @@ def test_a_program_that_ended_with_the_listener_runs_again(rig: ListenerRig, mac
     assert len(machine.ended) == 1
     rig.restart()
     rig.run()
-    assert len(machine.jobs) == 2
+    assert len(machine.runs) == 2
 
 
 def test_a_program_has_until_shortly_before_the_event(rig: ListenerRig, machine: Machine) -> None:
     rig.imds.schedule(NotBefore=notice(rig, 100))
     rig.run()
-    assert machine.jobs[0]["timeout_seconds"] == pytest.approx(90, abs=1.5)
+    assert machine.runs[0].timeout_seconds == pytest.approx(90, abs=1.5)
 
 
 def test_a_program_is_ended_before_an_event_that_comes_earlier_than_announced(
@@ -155,14 +139,14 @@ def test_a_program_is_ended_before_an_event_that_comes_earlier_than_announced(
     rig.run(15)
     assert machine.ended == []
     rig.run(10)
-    assert len(machine.ended) == len(machine.jobs) == 1
+    assert len(machine.ended) == len(machine.runs) == 1
     assert reasons(rig) == [("Rejected", "denied", f"{DRAIN}: there was not enough time before NotBefore")]
 
 
 def test_no_program_starts_without_time_for_it(rig: ListenerRig, machine: Machine) -> None:
     rig.imds.schedule(NotBefore=notice(rig, 9))
     rig.run(2)
-    assert machine.jobs == []
+    assert machine.runs == []
     assert reasons(rig) == [("Rejected", "denied", f"{DRAIN}: there was not enough time before NotBefore")]
 
 
@@ -193,7 +177,7 @@ def test_commands_are_decided_while_a_program_runs(make_rig: MakeRig, machine: M
 def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig, machine: Machine) -> None:
     events = {rig.imds.schedule(), rig.imds.schedule()}
     rig.run()
-    assert {job["environment"]["IMDS_BRIDGE_EVENT_ID"] for job in machine.jobs} == events
+    assert {run.data["EventId"] for run in machine.runs} == events
     assert len(machine.running) == 2
 
 
@@ -207,7 +191,7 @@ def test_an_event_that_changes_has_its_program_run_once(rig: ListenerRig, machin
     rig.imds.change(event, NotBefore="Wed, 21 Jan 2037 22:26:58 GMT")
     rig.run(90)
     assert rig.reasons() == ["approved", "approved"]
-    assert len(machine.jobs) == 1
+    assert len(machine.runs) == 1
 
 
 def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeRig, machine: Machine) -> None:
@@ -225,7 +209,7 @@ def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeRig, 
     rig.run(45)
     machine.finish(code=0)
     rig.run(5)
-    assert len(machine.jobs) == 1
+    assert len(machine.runs) == 1
     assert (rig.imds.posts, rig.receipts()) == ([], [])
 
 
@@ -236,7 +220,7 @@ def test_an_approval_that_falls_to_another_rule_waits_for_its_program(
     rig.imds.fail(429, methods=["approve"])
     event = rig.imds.schedule(NotBefore=notice(rig, 65))
     rig.run(10)
-    assert len(machine.jobs) == 1
+    assert len(machine.runs) == 1
     rig.imds.restore()
     rig.run(5)
     assert rig.imds.approved == []
@@ -245,37 +229,8 @@ def test_an_approval_that_falls_to_another_rule_waits_for_its_program(
     assert rig.imds.approved == [event]
 
 
-def test_a_program_that_cannot_be_recorded_is_tried_again(
-    rig: ListenerRig, machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    machine.error = OSError(28, "No space left on device")
-    event = rig.imds.schedule()
-    rig.run(5)
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"{DRAIN} cannot be run; it is tried again: [Errno 28] No space left on device"
-    ]
-    machine.error = None
-    rig.run()
-    machine.finish(code=0)
-    rig.run(2)
-    assert rig.imds.approved == [event]
-
-
 def test_a_dry_run_runs_no_program(make_rig: MakeRig, machine: Machine) -> None:
     rig = make_rig(dry_run=True)
     rig.imds.schedule()
     rig.run(2)
-    assert (rig.reasons(), machine.jobs, rig.imds.posts) == (["approved"], [], [])
-
-
-def test_the_end_and_the_output_of_a_program_are_logged_once(
-    rig: ListenerRig, machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    rig.imds.schedule()
-    rig.run()
-    machine.finish(code=1, output="no route to the load balancer")
-    rig.run(5)
-    (record,) = [record for record in caplog.records if "has ended" in record.getMessage()]
-    assert record.getMessage() == f"{DRAIN} has ended: exit code 1"
-    assert vars(record)["output"] == "no route to the load balancer"
+    assert (rig.reasons(), machine.runs, rig.imds.posts) == (["approved"], [], [])
