@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
 from bridge.config.sinks import Program, RunSeconds
-from bridge.config.values import (
-    check_policy_value,
-    check_signing_secrets,
-    check_template,
-    join_signing_secrets,
-)
+from bridge.config.values import check_policy_value, check_signing_secrets, check_some, check_template
 from bridge.contract.types import KNOWN_VALUES
 
 _EventType = Annotated[str, AfterValidator(partial(check_policy_value, known=KNOWN_VALUES["EventType"]))]
@@ -55,13 +50,7 @@ class RuleSettings(Settings):
     """NotBefore is at least this far away. Example: `60`."""
     max_notice_seconds: float | None = Field(default=None, allow_inf_nan=False)
     """NotBefore is at most this far away. Example: `300`."""
-
-    @field_validator("event_type", "event_source", "resource")
-    @classmethod
-    def _check_list(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError("expected at least one value; leave it out to match all")
-        return value
+    _check_lists = field_validator("event_type", "event_source", "resource")(check_some)
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield bounds that contradict each other."""
@@ -131,11 +120,6 @@ class ApprovalSettings(ReceiverSettings):
     auto: tuple[AutoSettings, ...] = ()
     """Rules by which events are approved without a command."""
     secret_checks: ClassVar = {"signing_secrets": check_signing_secrets}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _join_secrets(cls, given: Any) -> Any:
-        return join_signing_secrets(given)
 
     @property
     def has_bus(self) -> bool:

@@ -8,13 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -42,7 +36,7 @@ class Secret:
         except UnicodeDecodeError:
             raise ValueError(f"expected UTF-8 text in {self.file}") from None
         if not text:
-            raise ValueError(f"expected a secret in {self.file}, which is empty")
+            raise ValueError(f"expected text in {self.file}, which is empty")
         return text
 
 
@@ -75,6 +69,18 @@ def try_setting(key: str, check: Callable[[], object]) -> Iterator[Fault]:
         yield key, str(error)
 
 
+def spellings(name: str) -> tuple[str, ...]:
+    """Return every spelling of a setting's key."""
+    alike = ("signing_secret", "signing_secrets")
+    return alike if name in alike else (name,)
+
+
+def _one_a_line(value: Any) -> Any:
+    """Write a list of secrets or a table of headers as a file would hold it."""
+    lines = [f"{name}: {inner}" for name, inner in value.items()] if isinstance(value, dict) else value
+    return "\n".join(map(str, lines)) if isinstance(lines, list) else value
+
+
 class SecretUnreadable(ValueError):
     """The file of a secret cannot be read, by this user or at all."""
 
@@ -96,11 +102,12 @@ class Settings(BaseModel):
             return given
         taken = dict(given)
         for name in cls.secret_names():
-            file, value = taken.pop(f"{name}_file", None), taken.get(name)
+            spelled = next((one for one in spellings(name) if {one, f"{one}_file"} & taken.keys()), name)
+            value, file = _one_a_line(taken.pop(spelled, None)), taken.pop(f"{spelled}_file", None)
             if file is not None:
-                taken[name] = Secret(value="" if value is None else str(value), file=Path(str(file)))
-            elif isinstance(value, str):
-                taken[name] = Secret(value)
+                taken[name] = Secret("" if value is None else str(value), Path(str(file)))
+            elif value is not None:
+                taken[name] = Secret(value) if isinstance(value, str) else value
         return taken
 
     @field_validator("*")

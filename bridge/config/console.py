@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from bridge.config.base import Fault, Secret, Settings
 from bridge.config.bus import ReceiverSettings
-from bridge.config.values import (
-    check_signing_secrets,
-    check_token,
-    is_loopback,
-    join_signing_secrets,
-    socket_address,
-)
+from bridge.config.values import check_signing_secrets, check_token, is_loopback, socket_address
 
 _SECRET_CHARACTERS = 24
 
@@ -30,11 +24,6 @@ class IngestSettings(Settings):
     """The Standard Webhooks secrets, one a line, of which one has to have signed each request. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     secret_checks: ClassVar = {"bearer_token": check_token, "signing_secrets": check_signing_secrets}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _join_secrets(cls, given: Any) -> Any:
-        return join_signing_secrets(given)
 
     @property
     def has_secret(self) -> bool:

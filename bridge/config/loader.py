@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Faults, Secret, SecretUnreadable, Settings
+from bridge.config.base import Faults, Secret, SecretUnreadable, Settings, spellings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, sink_settings, tables
 from bridge.config.sinks import SinkSettings
@@ -147,18 +147,12 @@ def override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
             table[name] = dict(inner) if isinstance(inner, dict) else {}
             table = table[name]
         key = next((name for name in table if name.lower() == key), key)
-        for name in _spellings(key.removesuffix("_file")):
+        for name in spellings(key.removesuffix("_file")):
             table.pop(name, None)
             table.pop(f"{name}_file", None)
         table[key] = _from_text(value)
         variables[".".join((*sections, key))] = variable
     return variables
-
-
-def _spellings(name: str) -> tuple[str, ...]:
-    """Return every spelling of a key, so that the environment's value replaces all of the file's."""
-    alike = ("signing_secret", "signing_secrets")
-    return alike if name in alike else (name,)
 
 
 def _from_text(value: str) -> Any:

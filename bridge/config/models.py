@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, field_validator
 
 from bridge.config.base import DAY_SECONDS, Fault, Secret, Settings
-from bridge.config.values import check_url, socket_address
+from bridge.config.values import check_listen, check_url
 
 ApiVersion = Literal[
     "2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
@@ -75,13 +75,7 @@ class MetricsSettings(Settings):
     listen: str = Field(default="", json_schema_extra={"pattern": r"^$|^.+:[0-9]{1,5}$"})
     """The address and port of `/metrics`, `/livez` and `/readyz`; empty serves nothing. Example:
     `"127.0.0.1:9464"`."""
-
-    @field_validator("listen")
-    @classmethod
-    def _check_listen(cls, value: str) -> str:
-        if value:
-            socket_address(value)
-        return value
+    _check_listen = field_validator("listen")(check_listen)
 
 
 if TYPE_CHECKING:
@@ -102,16 +96,10 @@ def _check_source(value: str) -> str:
     return value
 
 
-def _check_path(value: Path) -> Path:
-    if "\0" in str(value):
-        raise ValueError("expected a path without NUL")
-    return value
-
-
 class Config(Settings):
     """The whole configuration."""
 
-    state_dir: Annotated[Path, AfterValidator(_check_path)] = Path(
+    state_dir: Path = Path(
         r"C:\ProgramData\imds-bridge\state" if sys.platform == "win32" else "/var/lib/imds-bridge"
     )
     """The folder for the state of each process; it must survive a restart. Example: `"/srv/imds-bridge"`."""

@@ -9,14 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
 from bridge.config.values import (
@@ -24,9 +17,9 @@ from bridge.config.values import (
     check_certificate,
     check_proxy,
     check_signing_secrets,
+    check_some,
     check_token,
     check_url,
-    join_signing_secrets,
     likely_meant,
     nearest,
     parse_headers,
@@ -56,32 +49,6 @@ def check_pattern(pattern: str) -> str:
         hint = nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
         raise ValueError(f"expected existing event types{hint}")
     return pattern
-
-
-def check_name(name: str) -> None:
-    """Refuse what is neither an attribute nor a property of any event's data.
-
-    Raises:
-        ValueError: with the nearest name.
-    """
-    if name in ATTRIBUTES or is_property(name):
-        return
-    hint = nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
-    raise ValueError(f"{name}: expected an attribute or a property of an event's data{hint}")
-
-
-def check_outcomes(values: Sequence[Any]) -> None:
-    """Refuse an Outcome that no receipt has: unlike IMDS's values, these are imds-bridge's own.
-
-    Raises:
-        ValueError: with those that exist.
-    """
-    known = KNOWN_VALUES["Outcome"]
-    for value in values:
-        if value not in known:
-            raise ValueError(
-                f"Outcome: given {quote(value)}, expected one of {', '.join(known)}{nearest(value, known)}"
-            )
 
 
 def alternatives(wanted: Any) -> Sequence[Any]:
@@ -114,11 +81,15 @@ Rate = Annotated[float, Field(ge=0.001, le=10_000)]
 
 
 def _find_criterion_faults(name: str, wanted: Any) -> Iterator[Fault]:
-    yield from try_setting(name, partial(check_name, name))
+    if name not in ATTRIBUTES and not is_property(name):
+        hint = nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
+        yield name, f"expected an attribute or a property of an event's data{hint}"
     if name == "AffectsThisVm" and not isinstance(wanted, bool):
         yield name, f"given {quote(wanted)}, expected true or false"
-    if name == "Outcome":
-        yield from try_setting(name, partial(check_outcomes, alternatives(wanted)))
+    known = KNOWN_VALUES["Outcome"]  # unlike IMDS's values, these are imds-bridge's own
+    for value in alternatives(wanted) if name == "Outcome" else ():
+        if value not in known:
+            yield name, f"given {quote(value)}, expected one of {', '.join(known)}{nearest(value, known)}"
 
 
 class SinkSettings(Settings):
@@ -140,18 +111,12 @@ class SinkSettings(Settings):
     """Whether a new sink also gets the events that are already stored."""
     max_per_second: Rate | None = None
     """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
+    _check_types = field_validator("types")(check_some)
 
     @property
     def is_chat_format(self) -> bool:
         """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
         return False
-
-    @field_validator("types")
-    @classmethod
-    def _check_types(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
-            raise ValueError('expected at least one pattern, for example ["io.imdsbridge.scheduledevent.*"]')
-        return value
 
     @field_validator("where")
     @classmethod
@@ -200,8 +165,6 @@ class HttpSettings(Settings):
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""
         yield from super().find_faults()
-        if not (self.ca_file or self.client_certificate_file or self.client_key_file):
-            return
         certificate, key = self.client_certificate_file, self.client_key_file
         if key and not certificate:
             yield "client_key_file", "expected a client_certificate_file, too"
@@ -233,17 +196,6 @@ class WebhookSettings(SinkSettings, HttpSettings):
         "headers": parse_headers,
         "signing_secrets": check_signing_secrets,
     }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prepare(cls, given: Any) -> Any:
-        """Bring signing secrets and headers into one form."""
-        if not isinstance(given, dict):
-            return given
-        taken = dict(join_signing_secrets(given))
-        if isinstance(taken.get("headers"), dict):
-            taken["headers"] = "\n".join(f"{name}: {value}" for name, value in taken["headers"].items())
-        return taken
 
     @field_validator("url")
     @classmethod

@@ -6,18 +6,16 @@ import json
 import os
 import re
 from base64 import b64decode
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6, AddressFamily
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     import ssl
-
-_SLIP_LETTERS = 2
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -34,21 +32,8 @@ def closest(name: object, known: Iterable[str], *, similarity: float = 0.5) -> s
 
 
 def likely_meant(value: str, known: Collection[str]) -> str | None:
-    """Return the known value that is within two letters of an unknown one, in any letter case; None if none is."""
-    if value in known:
-        return None
-    return next((one for one in known if _distance(value.lower(), one.lower()) <= _SLIP_LETTERS), None)
-
-
-def _distance(one: str, other: str) -> int:
-    """Count the letters to insert, delete or replace."""
-    row = list(range(len(other) + 1))
-    for number, letter in enumerate(one, 1):
-        diagonal, row[0] = row[0], number
-        for column, opposite in enumerate(other, 1):
-            replaced = diagonal + (letter != opposite)
-            diagonal, row[column] = row[column], min(replaced, row[column] + 1, row[column - 1] + 1)
-    return row[-1]
+    """Return the known value that an unknown one is likely to mean, in any letter case; None if none is."""
+    return None if value in known else closest(value, known, similarity=0.75)
 
 
 _TOKEN = re.compile(r"[!-~]+")
@@ -61,6 +46,13 @@ def check_policy_value(value: str, known: tuple[str, ...]) -> str:
     is_known = value.lower() in {one.lower() for one in known}
     if not is_known and (meant := likely_meant(value, known)):
         raise ValueError(f"expected one of {', '.join(known)}; did you mean {meant}?")
+    return value
+
+
+def check_some(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse an empty list."""
+    if not value:
+        raise ValueError("expected at least one value")
     return value
 
 
@@ -176,17 +168,11 @@ def quote_path(path: Path) -> str:
     return "a name that is not shown because it may be a secret"
 
 
-def join_signing_secrets(given: Any) -> Any:
-    """Take one signing secret or a list of them; a file holds one a line."""
-    if not isinstance(given, dict):
-        return given
-    taken = dict(given)
-    for suffix in ("", "_file"):
-        if f"signing_secret{suffix}" in taken:
-            taken[f"signing_secrets{suffix}"] = taken.pop(f"signing_secret{suffix}")
-    if isinstance(taken.get("signing_secrets"), list):
-        taken["signing_secrets"] = "\n".join(map(str, taken["signing_secrets"]))
-    return taken
+def check_listen(value: str) -> str:
+    """Refuse what is no address to listen on; an empty one is none."""
+    if value:
+        socket_address(value)
+    return value
 
 
 def socket_address(listen: str) -> tuple[AddressFamily, tuple[str, int]]:
@@ -208,11 +194,7 @@ def check_ca(path: Path) -> None:
     Raises:
         ValueError: what is wrong with it.
     """
-    _check_readable(path)
-    try:
-        _context().load_verify_locations(cafile=path)
-    except OSError as error:
-        raise ValueError(f"{path}: expected CA certificates in PEM") from error
+    _check_pem("CA certificates in PEM", [path], lambda tls: tls.load_verify_locations(cafile=path))
 
 
 def check_certificate(certificate: Path, key: Path | None) -> None:
@@ -221,31 +203,22 @@ def check_certificate(certificate: Path, key: Path | None) -> None:
     Raises:
         ValueError: what is wrong with it.
     """
-
-    def refuse() -> str:
-        raise ValueError(
-            f"{key or certificate}: the private key is encrypted; expected one without passphrase"
-        )
-
-    for path in filter(None, (certificate, key)):
-        _check_readable(path)
-    try:
-        _context().load_cert_chain(certificate, key, password=refuse)
-    except OSError as error:
-        names = f"{certificate} and {key}" if key else str(certificate)
-        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
-            raise ValueError(f"{names}: the private key does not belong to the certificate") from error
-        raise ValueError(f"{names}: expected a certificate and its private key in PEM") from error
+    _check_pem(
+        "a certificate and its own private key in PEM, without passphrase",
+        [certificate, *([key] if key else [])],
+        lambda tls: tls.load_cert_chain(certificate, key, password=""),  # OpenSSL would ask for a missing one
+    )
 
 
-def _context() -> ssl.SSLContext:
+def _check_pem(expected: str, files: Sequence[Path], load: Callable[[ssl.SSLContext], object]) -> None:
     import ssl  # noqa: PLC0415 - few configurations name a certificate
 
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
-def _check_readable(path: Path) -> None:
+    for file in files:
+        try:
+            file.open("rb").close()
+        except OSError as error:
+            raise ValueError(f"given {quote_path(file)}: {error.strerror}") from error
     try:
-        path.open("rb").close()
+        load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     except OSError as error:
-        raise ValueError(f"given {quote_path(path)}: {error.strerror}") from error
+        raise ValueError(f"{' and '.join(map(str, files))}: expected {expected}") from error

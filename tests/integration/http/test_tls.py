@@ -25,6 +25,7 @@ from tests.support.tls import ESTABLISHED, PASSPHRASE, Authority, proxying
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LOGIN = "user:secret-password"
+UNUSABLE = "expected a certificate and its own private key in PEM, without passphrase"
 
 Make = Callable[..., HttpClient]
 
@@ -304,9 +305,8 @@ def test_an_encrypted_key_fails_without_a_prompt_for_its_passphrase(
         )
     os.close(theirs)
     os.close(terminal)
-    assert result.stdout == (
-        f"{files[-1] or files[0]}: the private key is encrypted; expected one without passphrase\n"
-    )
+    named = " and ".join(str(file) for file in files if file)
+    assert result.stdout == f"{named}: {UNUSABLE}\n"
     assert result.stderr == ""
 
 
@@ -322,11 +322,11 @@ def test_a_check_says_what_is_wrong_with_a_certificate(authority: Authority, tmp
     locked = authority.issue("locked", passphrase=PASSPHRASE)
     missing = tmp_path / "missing"
     faults = [
-        (pair.certificate, other.key, f"{other.key}: the private key does not belong to the certificate"),
-        (pair.certificate, None, f"{pair.certificate}: expected a certificate and its private key in PEM"),
-        (pair.key, pair.key, f"{pair.key}: expected a certificate and its private key in PEM"),
-        (locked.certificate, locked.key, f"{locked.key}: the private key is encrypted"),
-        (locked.in_one_file(), None, "both.pem: the private key is encrypted"),
+        (pair.certificate, other.key, f"{other.key}: {UNUSABLE}"),
+        (pair.certificate, None, f"{pair.certificate}: {UNUSABLE}"),
+        (pair.key, pair.key, f"{pair.key}: {UNUSABLE}"),
+        (locked.certificate, locked.key, f"{locked.key}: {UNUSABLE}"),
+        (locked.in_one_file(), None, f"both.pem: {UNUSABLE}"),
         (missing, None, f'given "{missing}": No such file or directory'),
         (pair.certificate, missing, f'given "{missing}": No such file or directory'),
         (tmp_path, None, f'given "{tmp_path}": Is a directory'),

@@ -127,7 +127,7 @@ def test_files_that_are_half_written_lose_no_event_and_end_no_sink(
         target.reload()
         error = failure(target)
         assert type(error) is Misconfigured
-        assert "the private key does not belong to the certificate" in str(error)
+        assert "expected a certificate and its own private key in PEM" in str(error)
         key.unlink()
         target.reload()
         assert type(failure(target)) is Misconfigured

@@ -222,10 +222,9 @@ def test_an_error_about_a_key_with_brackets_is_reported(file: Path, key: str) ->
 # --- faults ---
 
 
-def test_a_size_or_a_path_that_no_disk_has_is_refused(file: Path) -> None:
-    assert sorted(faults(file, 'max_outbox_mb = 1e308\nstate_dir = "a\\u0000b"')) == [
-        "max_outbox_mb: given 1e+308, expected less than or equal to 1000000",
-        'state_dir: given "a\\u0000b", expected a path without NUL',
+def test_a_size_that_no_disk_has_is_refused(file: Path) -> None:
+    assert faults(file, "max_outbox_mb = 1e308") == [
+        "max_outbox_mb: given 1e+308, expected less than or equal to 1000000"
     ]
 
 
@@ -332,7 +331,7 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
             "sinks.ops.headers: given ***, headers, line 2: expected",
         ),
         (webhook(headers={"X-A": f"€{SECRET}"}), "sinks.ops.headers: given ***, headers, line 1: expected"),
-        (webhook(types=[]), "sinks.ops.types: given [], expected at least one pattern"),
+        (webhook(types=[]), "sinks.ops.types: given [], expected at least one value"),
         (webhook(where={"a": {"b": 1}}), 'sinks.ops.where.a: given {"b": 1}, expected a text'),
         (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),
         (webhook(allow_http="perhaps"), 'sinks.ops.allow_http: given "perhaps", expected a valid boolean'),
@@ -399,7 +398,7 @@ def test_a_secret_in_place_of_a_files_name_is_not_shown(file: Path, key: str, se
 def test_a_secret_file_that_is_empty_or_not_text_is_an_error(file: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     for content, expected in (
-        (b" \n", f"a secret in {token}, which is empty"),
+        (b" \n", f"text in {token}, which is empty"),
         (b"\xff" + SECRET.encode(), f"UTF-8 text in {token}"),
     ):
         token.write_bytes(content)
@@ -625,7 +624,7 @@ def test_a_value_that_azure_may_have_added_is_accepted_without_a_warning(file: P
         ("EventStatus", "Cancelled", "Canceled"),
     ],
 )
-def test_a_value_within_two_letters_of_a_known_one_is_accepted_with_a_warning(
+def test_a_value_that_is_nearly_a_known_one_is_accepted_with_a_warning(
     file: Path, name: str, value: str, meant: str
 ) -> None:
     sink = read(file, stdout(where={name: [value]})).sinks["ops"]
