@@ -222,18 +222,6 @@ class Parts:
             for name, sink in self.settings.items()
         ]
 
-    def process(self) -> Process:
-        """Build the process."""
-        return Process(
-            self.config,
-            self.role,
-            folder=self.folder,
-            outbox=self.outbox,
-            clock=self.clock,
-            stop=self.stop,
-            metrics=self.metrics,
-        )
-
 
 def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     os.umask(0o077)
@@ -245,7 +233,7 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
     with Signals() as signals:
         parts = Parts(config, role)
         parts.identity.settle(lambda seconds: signals.wait(seconds, keep=True))
-        return parts.process().run(build(parts), signals, parts.dispatchers)
+        return Process(parts, build(parts), signals).run()
 
 
 def _forward(parts: Parts) -> Flow:

@@ -11,30 +11,27 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from bridge import __version__
-from bridge.config.models import Config
 from bridge.errors import BridgeError, Incomplete
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import log as logs
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
-from bridge.runtime.time import Clock, iso_utc
-from bridge.service.identity import Role
-from bridge.service.status_file import StatusFile, with_dead_letters
+from bridge.runtime.threads import Signals, stalled_threads, start_thread
+from bridge.runtime.time import iso_utc
 
 if TYPE_CHECKING:
+    from bridge.service.composition import Parts
     from bridge.service.dispatcher import Dispatcher
-    from bridge.service.metrics_server import MetricsServer
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 1.0
-STATUS_SECONDS = 2.0
+TICK_SECONDS = 2.0
 PRUNE_SECONDS = 60.0
+STATUS_AGE_SECONDS = 10.0  # how old an unchanged status file may become
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
 _JOIN_SECONDS = 0.02
+# What changes all the time although nothing happens.
+_VOLATILE = {"written_at", "last_good_at", "oldest_waits_seconds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,50 +47,29 @@ class Flow:
 
 
 class Process:
-    """A flow's loops and the dispatchers behind them, from start to stop. It is used from the main thread."""
+    """A flow's loops and the dispatchers behind them, from start to stop. It is used from the main thread.
 
-    def __init__(
-        self,
-        config: Config,
-        role: Role,
-        *,
-        folder: StateFolder,
-        outbox: Outbox,
-        clock: Clock,
-        stop: Stop,
-        metrics: MetricsServer | None = None,
-    ) -> None:
-        """Set up a process.
+    Args:
+        parts: what the flow is built on; its stop is set when the loops are to end, and its outbox closed after them.
+        flow: what the process does.
+        signals: what asks for the stop.
+    """
 
-        Args:
-            config: `stop_seconds` is read from it.
-            role: which process it is, for the log and the status.
-            folder: where the status is written.
-            outbox: closed at the end of `run`.
-            clock: times all tasks.
-            stop: set when the loops are to end.
-            metrics: serves the status as metrics; None if they are off.
-        """
-        self._metrics = metrics
-        self._config = config
-        self._role = role
-        self._outbox = outbox
-        self._clock = clock
-        self._stop = stop
+    def __init__(self, parts: Parts, flow: Flow, signals: Signals) -> None:
+        self._parts = parts
+        self._flow = flow
+        self._signals = signals
+        self._outbox = parts.outbox
+        self._clock = parts.clock
         self._supervisor = Supervisor()
-        self._status_file = StatusFile(folder, supervisor=self._supervisor, clock=clock)
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
-        self._undelivered: list[str] = []
-        self._started_at = clock.now()
+        self._started_at = parts.clock.now()
+        self._written: dict[str, Any] = {}
+        self._write_at = -math.inf
 
-    def run(self, flow: Flow, signals: Signals, build_dispatchers: Callable[[], list[Dispatcher]]) -> int:
+    def run(self) -> int:
         """Run until a signal comes or a thread ends; return the exit code.
-
-        Args:
-            flow: its loops are started first: a notice may be there already.
-            signals: what asks for the stop.
-            build_dispatchers: called once the loops run.
 
         Raises:
             ConfigError: a sink cannot be built.
@@ -102,96 +78,99 @@ class Process:
         log.info(
             "imds-bridge %s: %s started",
             __version__,
-            self._role,
-            extra={"sinks": [*self._config.sinks] or ["stdout"]},
+            self._parts.role,
+            extra={"sinks": [*self._parts.settings]},
         )
         self._supervisor.ready()
-        loops = [start_thread(name, loop) for name, loop in flow.loops.items()]
+        # The loops are started first: a notice may be there already.
+        loops = [start_thread(name, loop) for name, loop in self._flow.loops.items()]
         try:
-            self._dispatchers = build_dispatchers()
+            self._dispatchers = self._parts.dispatchers()
         except BridgeError:
-            self._end(flow, signals, loops, [], why="a sink cannot be built")
+            self._end(loops, [], why="a sink cannot be built")
             raise
         senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
-        if self._metrics:
-            self._metrics.start(lambda: self._full_status(flow))
-        signal = self._watch_over(flow, signals, [*loops, *senders])
-        self._end(flow, signals, loops, senders, why=signal)
-        if flow.faults and (faults := [*flow.faults(), *self._undelivered]):
+        if self._parts.metrics:
+            self._parts.metrics.start(self._full_status)
+        signal = self._watch_over([*loops, *senders])
+        undelivered = self._end(loops, senders, why=signal)
+        if self._flow.faults and (faults := [*self._flow.faults(), *undelivered]):
             raise Incomplete("; ".join(faults))
         return 0 if signal else 1
 
-    def _watch_over(self, flow: Flow, signals: Signals, threads: list[Thread]) -> str | None:
+    def _watch_over(self, threads: list[Thread]) -> str | None:
         """Run the periodic tasks until a signal comes or the flow is done (why), or a thread ends (None)."""
-        tasks: dict[Callable[[], None], float] = {
-            self._outbox.recover: TICK_SECONDS,
-            lambda: self._write_status(flow): STATUS_SECONDS,
+        every_seconds: dict[Callable[[], None], float] = {
+            self._look_after_state: TICK_SECONDS,
             self._outbox.prune: PRUNE_SECONDS,
-            self._notice_clock: TICK_SECONDS,
             self._check_progress: min(PROGRESS_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
         }
-        due_at = dict.fromkeys(tasks, 0.0)
+        due_at = dict.fromkeys(every_seconds, -math.inf)
         while all(thread.is_alive() for thread in threads):
-            for task, every_seconds in tasks.items():
-                if self._clock.monotonic() >= due_at[task]:
-                    try:
-                        task()
-                    except (
-                        BridgeError
-                    ) as error:  # the state is damaged, which a thread may have found as well
-                        log.critical("the process stops: %s", error)
-                        return None
-                    due_at[task] = self._clock.monotonic() + every_seconds
-            if signal := signals.wait(_JOIN_SECONDS if flow.faults else TICK_SECONDS):
+            try:
+                for task in [task for task, at in due_at.items() if at <= self._clock.monotonic()]:
+                    task()
+                    due_at[task] = self._clock.monotonic() + every_seconds[task]
+            except BridgeError as error:  # the state is damaged, which a thread may have found as well
+                log.critical("the process stops: %s", error)
+                return None
+            wait_seconds = min(due_at.values()) - self._clock.monotonic()
+            if signal := self._signals.wait(_JOIN_SECONDS if self._flow.faults else wait_seconds):
                 return signal
-        if flow.faults:
+        if self._flow.faults:
             return "done"
         log.critical("a thread ended; the process stops so that its supervisor restarts it")
         return None
 
-    def _end(
-        self, flow: Flow, signals: Signals, loops: list[Thread], senders: list[Thread], *, why: str | None
-    ) -> None:
-        """Let the loops end and deliver waiting events within `stop_seconds`; a second signal ends it at once."""
+    def _end(self, loops: list[Thread], senders: list[Thread], *, why: str | None) -> list[str]:
+        """Let the loops end and deliver waiting events within `stop_seconds`; return what is not delivered.
+
+        A second signal ends it at once.
+        """
         log.info("stopping: waiting events are delivered first", extra={"why": why})
-        self._supervisor.stopping(self._config.stop_seconds + LAST_SECONDS)
-        deadline = self._clock.monotonic() + self._config.stop_seconds
-        self._stop.set()
+        stop_seconds = self._parts.config.stop_seconds
+        self._supervisor.stopping(stop_seconds + LAST_SECONDS)
+        deadline = self._clock.monotonic() + stop_seconds
+        self._parts.stop.set()
         for dispatcher in self._dispatchers:
             dispatcher.begin_drain()
-        self._join(loops, signals, deadline)
+        self._join(loops, deadline)
         for dispatcher in self._dispatchers:
             dispatcher.stop_when_drained()
-        self._join(senders, signals, deadline)
-        self._note_undelivered()
-        self._write_status(flow, running=False)
-        if self._metrics:
-            self._metrics.close()
+        self._join(senders, deadline)
+        undelivered = self._undelivered()
+        self._write_status(self._status(running=False))
+        if self._parts.metrics:
+            self._parts.metrics.close()
         self._outbox.close()
         log.info("stopped")
         logs.flush()  # whoever prints an error now does not break a line of the log
+        return undelivered
 
-    def _join(self, threads: list[Thread], signals: Signals, deadline: float) -> None:
+    def _join(self, threads: list[Thread], deadline: float) -> None:
         while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
-            if signals.wait(_JOIN_SECONDS):
+            if self._signals.wait(_JOIN_SECONDS):
                 log.warning("second signal: stopped at once; the next start delivers waiting events")
                 logs.flush()
                 os._exit(1)
 
-    def _note_undelivered(self) -> None:
+    def _undelivered(self) -> list[str]:
         left = {one.name: count for one in self._dispatchers if (count := self._outbox.backlog(one.name)[0])}
         if left:
             log.warning("stopped with events waiting; the next start delivers them", extra={"waiting": left})
         dead = {one.name: one.dead_lettered for one in self._dispatchers if one.dead_lettered}
-        self._undelivered = [
+        return [
             *(f"sinks.{name}: {count} event(s) wait for the next start" for name, count in left.items()),
             *(f"sinks.{name}: {count} event(s) dead-lettered" for name, count in dead.items()),
         ]
 
-    def _notice_clock(self) -> None:
+    def _look_after_state(self) -> None:
+        """Use a state that works again, notice the wall clock's jumps, and show how things are."""
+        self._outbox.recover()
         if jump := self._clock.jump_seconds():
             seconds = round(jump, 1)
             log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
+        self._write_status(self._status())
 
     def _check_progress(self) -> None:
         """Report to the supervisor that the process works, but only while every loop makes progress."""
@@ -204,25 +183,48 @@ class Process:
             log.warning("all threads are responding again")
         self._stalled = stalled
 
-    def _write_status(self, flow: Flow, *, running: bool = True) -> None:
-        self._status_file.write(self._status(flow, running=running), self._outbox.dead_letter_counts)
+    # The status
 
-    def _full_status(self, flow: Flow) -> dict[str, Any]:
-        """Return what the status file would show now."""
-        status = with_dead_letters(self._status(flow), self._outbox.dead_letter_counts())
-        sizes = {"outbox_bytes": self._outbox.size_bytes(), "storage_errors": self._outbox.storage_errors}
-        return {**status, **sizes}
-
-    def _status(self, flow: Flow, *, running: bool = True) -> dict[str, Any]:
+    def _status(self, *, running: bool = True) -> dict[str, Any]:
+        dead = self._outbox.dead_letter_counts()
         return {
             "version": __version__,
-            "role": self._role,
+            "role": self._parts.role,
             "pid": os.getpid(),
             "running": running,
             "started_at": iso_utc(self._started_at),
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
             "left_sinks": self._outbox.left_sinks(),
-            **flow.status(),
-            "sinks": {one.name: one.status() for one in self._dispatchers},
+            **self._flow.status(),
+            "sinks": {
+                one.name: {**one.status(), "dead_letters": dead.get(one.name, 0)} for one in self._dispatchers
+            },
         }
+
+    def _full_status(self) -> dict[str, Any]:
+        """Return what the status file would show now, and what only metrics show."""
+        sizes = {"outbox_bytes": self._outbox.size_bytes(), "storage_errors": self._outbox.storage_errors}
+        return {**self._status(), **sizes}
+
+    def _write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status file and the supervisor's line if something has changed, or the file is getting old."""
+        stable = _without_volatile(status)
+        if stable == self._written and self._clock.monotonic() < self._write_at:
+            return
+        if self._supervisor.is_there and stable != self._written:
+            from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
+
+            self._supervisor.report_status(headline(status))
+        self._written, self._write_at = stable, self._clock.monotonic() + STATUS_AGE_SECONDS
+        try:
+            self._parts.folder.write_status(status)
+        except OSError as error:
+            log.debug("the status file cannot be written: %s", error)
+
+
+def _without_volatile(status: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in status.items() if key not in _VOLATILE}
+    if "sinks" in kept:
+        kept["sinks"] = {name: _without_volatile(sink) for name, sink in kept["sinks"].items()}
+    return kept

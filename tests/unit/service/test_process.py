@@ -7,17 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from bridge.config.models import Config
 from bridge.errors import ConfigError, Incomplete, StateError
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Signals, Stop
+from bridge.service.composition import Parts
 from bridge.service.dispatcher import Dispatcher
-from bridge.service.metrics_server import MetricsServer
 from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 
@@ -30,6 +30,7 @@ class CountingOutbox:
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
+        self.dead_letters: dict[str, int] = {}
 
     def recover(self) -> None:
         self.calls["recover"] += 1
@@ -46,7 +47,10 @@ class CountingOutbox:
         self.calls["close"] += 1
 
     def dead_letter_counts(self) -> dict[str, int]:
-        return {}
+        return {**self.dead_letters}
+
+    def backlog(self, _sink: str) -> tuple[int, float | None]:
+        return 0, None
 
 
 class MovedSignals:
@@ -70,8 +74,11 @@ class Folder(StateFolder):
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
         self.statuses: list[dict[str, Any]] = []
+        self.error: OSError | None = None
 
     def write_status(self, status: dict[str, Any]) -> None:
+        if self.error:
+            raise self.error
         self.statuses.append(status)
 
 
@@ -99,34 +106,41 @@ class Rig:
         self.stop = Stop()
         self.loop_ended = threading.Event()
         self.metrics = Metrics(self.outbox)
-        self.process = Process(
-            Config(),
-            "forward",
+        self.sinks: list[Any] = []
+        self.status: dict[str, Any] = {"vm": "web-0", "document": None}
+
+    def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
+        parts = SimpleNamespace(
+            config=Config(),
+            role="forward",
+            settings=[],
             folder=self.folder,
-            outbox=cast("Outbox", self.outbox),
+            outbox=self.outbox,
             clock=self.clock,
             stop=self.stop,
-            metrics=cast("MetricsServer", self.metrics),
+            metrics=self.metrics,
+            dispatchers=dispatchers or (lambda: self.sinks),
         )
-
-    def run(self, *, seconds: float, dispatchers: Any = list, faults: list[str] | None = None) -> int:
         flow = Flow(
             loops={"poll": self._loop},
-            status=lambda: {"vm": "web-0", "document": None},
+            status=lambda: {**self.status},
             faults=None if faults is None else lambda: faults,
         )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
-        return self.process.run(flow, signals, dispatchers)
+        return Process(cast("Parts", parts), flow, signals)
+
+    def run(self, **how: Any) -> int:
+        return self.process(**how).run()
 
     def _loop(self) -> None:
         self.stop.wait(None)
         self.loop_ended.set()
 
 
-def test_the_outbox_recovers_every_second_and_prunes_every_minute() -> None:
+def test_the_outbox_recovers_every_two_seconds_and_prunes_every_minute() -> None:
     rig = Rig()
     assert rig.run(seconds=120.5) == 0
-    assert rig.outbox.calls["recover"] > 110
+    assert rig.outbox.calls["recover"] > 55
     assert rig.outbox.calls["prune"] == 3
 
 
@@ -146,12 +160,40 @@ def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
     assert rig.outbox.calls["close"] == 1
 
 
-def test_the_status_is_written_at_least_every_ten_seconds_and_at_the_end() -> None:
+def test_an_unchanged_status_is_written_every_ten_seconds_and_at_the_end() -> None:
     rig = Rig()
-    rig.run(seconds=100)
-    assert len(rig.folder.statuses) > 10
-    assert rig.folder.statuses[0]["running"] is True
-    assert rig.folder.statuses[-1]["running"] is False
+    rig.run(seconds=99)
+    assert [status["running"] for status in rig.folder.statuses] == [True] * 10 + [False]
+
+
+@pytest.mark.parametrize("change", ["vm", "state", "dead_letters"])
+def test_a_changed_status_is_written_at_once(change: str) -> None:
+    rig = Rig()
+    process = rig.process(seconds=1)
+    sink: dict[str, Any] = {"state": "ok", "oldest_waits_seconds": None}
+    process._dispatchers = [cast("Dispatcher", SimpleNamespace(name="ops", status=lambda: {**sink}))]
+    process._look_after_state()
+    sink["oldest_waits_seconds"] = 2.0
+    process._look_after_state()
+    assert len(rig.folder.statuses) == 1
+    rig.status["vm"] = "web-1" if change == "vm" else "web-0"
+    sink["state"] = "retrying" if change == "state" else "ok"
+    rig.outbox.dead_letters = {"ops": 3} if change == "dead_letters" else {}
+    for _ in range(2):
+        process._look_after_state()
+        assert len(rig.folder.statuses) == 2
+    assert rig.folder.statuses[-1]["sinks"]["ops"]["dead_letters"] == (3 if change == "dead_letters" else 0)
+
+
+def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
+    rig = Rig()
+    rig.folder.error = OSError(28, "No space left on device")
+    process = rig.process(seconds=1)
+    process._look_after_state()
+    rig.folder.error = None
+    rig.clock.advance(10)
+    process._look_after_state()
+    assert len(rig.folder.statuses) == 1
 
 
 def test_a_signal_ends_the_loops_and_then_closes_the_outbox() -> None:
