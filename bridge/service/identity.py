@@ -30,6 +30,8 @@ SETTLE_SECONDS = 5.0
 SETTLE_PAUSE_SECONDS = 0.5
 RESOLVE_EVERY_SECONDS = 30.0
 HEARTBEAT_EVERY_SECONDS = 3600.0
+# How often losses are looked for, and how often they are published.
+LOSSES_LOOK_SECONDS = 5.0
 LOSSES_EVERY_SECONDS = 60.0
 WATCH = "watch"  # the record of what the last document showed
 VM = "vm"  # the record of who the VM is, and of the boot in which that was learned
@@ -156,9 +158,12 @@ class VmIdentity:
     def emit_losses(self) -> bool:
         """Publish losses of events; return whether what IMDS shows now must be published again."""
         now = self._clock.monotonic()
-        if now < self._losses_at or not (losses := self._outbox.losses()):
+        if now < self._losses_at:
             return False
-        self._losses_at = now + LOSSES_EVERY_SECONDS
+        losses = self._outbox.losses()
+        self._losses_at = now + (LOSSES_EVERY_SECONDS if losses else LOSSES_LOOK_SECONDS)
+        if not losses:
+            return False
         must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
         records = {(STATE, WATCH): ""} if must_repeat else {}
         self._outbox.commit(encode_events(map(self._loss, losses)), records=records, published=losses)
