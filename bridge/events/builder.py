@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from hashlib import sha1, sha256
@@ -25,6 +25,7 @@ from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
+_NAMESPACE_HASH = sha1(NAMESPACE.bytes, usedforsecurity=False)
 
 # EventStatus of an event that is gone; Microsoft's preview of Event Grid uses the same values.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
@@ -125,7 +126,7 @@ class Reporter:
             "imds.unreachable",
             sequence=sequence,
             at=at,
-            data={"Since": iso_utc(since) if since else None, "Reason": reason, "Cause": cause},
+            data={"Since": _iso(since), "Reason": reason, "Cause": cause},
         )
 
     def recovered(
@@ -144,7 +145,7 @@ class Reporter:
             sequence=sequence,
             at=at,
             data={
-                "BlindFrom": iso_utc(since) if since else None,
+                "BlindFrom": _iso(since),
                 "BlindTo": iso_utc(at),
                 "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
                 "Cause": cause,
@@ -182,13 +183,12 @@ class Reporter:
             data={
                 "Outcome": outcome.capitalize(),
                 "EventId": event_id or None,
-                "Resources": list(resources),
+                "Resources": [*resources],
                 **data,
             },
         )
         attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": command_id}
-        return replace(
-            receipt,
+        return receipt._replace(
             id=_uuid5(f"{key}:{event_id.lower()}:{outcome}"),
             subject=event_id or receipt.subject,
             extensions={**receipt.extensions, **{name: value for name, value in attributes.items() if value}},
@@ -246,8 +246,8 @@ class Reporter:
             "Reason": reason,
             "Count": count,
             "Sink": sink or None,
-            "OldestTime": iso_utc(oldest) if oldest else None,
-            "NewestTime": iso_utc(newest) if newest else None,
+            "OldestTime": _iso(oldest),
+            "NewestTime": _iso(newest),
         }
         return self._own("bridge.loss", sequence=sequence, at=at, data=data)
 
@@ -259,13 +259,14 @@ class Reporter:
             at=at,
             data={"Message": "This is a test of imds-bridge; nothing is scheduled.", "Version": version},
         )
-        return replace(event, id=_uuid5(f"{event.source}:test:{iso_utc(at)}"), extensions={})
+        return event._replace(id=_uuid5(f"{event.source}:test:{iso_utc(at)}"), extensions={})
 
     def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
         """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
-        vm_id = self.vm.vm_id if self.vm else ""
+        place = f"{self._vm_data['VmId']}:{self.epoch}:{sequence}"
+        content = json.dumps([name, iso_utc(at), data], sort_keys=True)
         return CloudEvent(
-            id=_own_id(f"{vm_id}:{self.epoch}:{sequence}", [name, iso_utc(at), data]),
+            id=_uuid5(f"{place}:{sha256(content.encode()).hexdigest()}"),
             source=self._vm_source,
             type=type_of(name),
             subject=self.name,
@@ -280,15 +281,14 @@ class Reporter:
         )
 
     def _scheduled_data(self, change: Change, incarnation: int | None, at: datetime) -> dict[str, Json]:
-        event, before = change.event, change.previous
+        event, before, not_before = change.event, change.previous, change.event.not_before
         data: dict[str, Json] = dict(event.raw)
         if change.kind in END_STATUS:
             data["EventStatus"] = END_STATUS[change.kind]
-        not_before = event.not_before
         data["PreviousStatus"] = before.raw.get("EventStatus") if before else None
         data["Changed"] = list(change.changed)
         data["Previous"] = {name: before.raw.get(name) for name in change.changed} if before else {}
-        data["NotBeforeUtc"] = iso_utc(not_before) if not_before else None
+        data["NotBeforeUtc"] = _iso(not_before)
         data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
         data["DocumentIncarnation"] = incarnation
         if change.kind in ("completed", "ended"):
@@ -338,8 +338,8 @@ class Reporter:
         }
 
 
-def _own_id(place: str, content: Json) -> str:
-    return _uuid5(f"{place}:{_digest(content)}")
+def _iso(instant: datetime | None) -> str | None:
+    return iso_utc(instant) if instant else None
 
 
 def _group_source(vm: Vm | None) -> str:
@@ -358,10 +358,8 @@ def _reference(resource_id: str) -> str:
 
 def _uuid5(name: str) -> str:
     """Return uuid.uuid5(NAMESPACE, name) as text, which that takes three times as long to make."""
-    digits = sha1(NAMESPACE.bytes + name.encode(), usedforsecurity=False).hexdigest()
+    named = _NAMESPACE_HASH.copy()
+    named.update(name.encode())
+    digits = named.hexdigest()
     variant = "89ab"[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-5{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
-
-
-def _digest(content: Json) -> str:
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -17,17 +17,14 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DEPTH = 200  # twice that of a document, which may be part of an event
 MAX_TEXT_CHARACTERS = 2048
 # Some sinks send these attributes as headers, or as the message id of Service Bus.
-_REQUIRED = {
+_REQUIRED = ("specversion", "id", "source", "type")
+_EXPECTED = {
     "specversion": (re.compile(r"1\.0"), '"1.0"'),
     "id": (re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?"), "1 to 128 printable ASCII characters"),
     "source": (re.compile(r".+"), "a text"),
     "type": (re.compile(r".+"), "a text"),
-}
-_OPTIONAL = {
     "datacontenttype": (re.compile(r"[!-~](?:[ -~]*[!-~])?"), "printable ASCII characters"),
-    "dataschema": (re.compile(r".*"), "a text"),
-    "subject": (re.compile(r".*"), "a text"),
-    "time": (re.compile(r".*"), "a text"),
+    **dict.fromkeys(("dataschema", "subject", "time"), (re.compile(r".*"), "a text")),
 }
 _NAME = re.compile(r"[a-z0-9]+")
 _INVALID = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -74,7 +71,7 @@ def check_event(given: Mapping[str, Json]) -> Envelope:
     for name, value in given.items():
         if name not in ("data", "data_base64"):
             _check_attribute(name, value)
-    for name, (pattern, expected) in (_REQUIRED | _OPTIONAL).items():
+    for name, (pattern, expected) in _EXPECTED.items():
         value = given.get(name)
         if value is None and name in _REQUIRED:
             raise ValueError(f"the attribute {name} is missing")

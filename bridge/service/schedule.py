@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from bridge.errors import DeliveryError
-from bridge.events.model import StoredEvent
-from bridge.events.ordering import order_key
+from bridge.events.model import StoredEvent, order_key
 from bridge.outbox.outbox import Outbox
 from bridge.sinks.base import RETRY_BASE_SECONDS
 

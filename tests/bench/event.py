@@ -6,7 +6,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def _ours(change: Change) -> bytes:
 
 def _encode(made: OurEvent) -> bytes:
     """Build and encode what is known already, as the package is made to."""
-    return structured(replace(made))
+    return structured(made._replace())
 
 
 def _package(given: tuple[dict[str, Any], dict[str, Any]]) -> bytes:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bridge.events.ordering import order_key
+from bridge.events.model import order_key
 
 
 def by_order_key(envelopes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from bridge.events.ordering import order_key
+from bridge.events.model import order_key
 from tests.support.samples import EVENT_ID, samples
 
 SAMPLES = {

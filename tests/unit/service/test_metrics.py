@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -159,10 +158,10 @@ def test_ten_thousand_events_leave_the_number_of_series_as_it_is(rig: DeliveryRi
     rig.commit(10_000)
     while rig.dispatcher.step() is None:
         pass
-    notice = replace(event("n")[0], type="io.imdsbridge.scheduledevent.scheduled.v1")
+    notice = event("n")[0]._replace(type="io.imdsbridge.scheduledevent.scheduled.v1")
     for number in range(10_000):
         data = {"EventType": f"New{number}", "NoticeSeconds": number}
-        rig.meter.committed([replace(notice, data=data)])
+        rig.meter.committed([notice._replace(data=data)])
     assert rig.value("deliveries_total", sink="ops", result="delivered") == 10_000
     assert rig.series() == before
 
