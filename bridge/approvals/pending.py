@@ -1,4 +1,4 @@
-"""Commands in progress: what is not decided yet, and what is decided but not committed yet."""
+"""Commands in progress, and how far each of their EventIds is."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
-from bridge.azure.receiver import ReceivedMessage, Settlement
-from bridge.events.envelope import Envelope
-from bridge.events.model import CloudEvent
+from bridge.azure.receiver import ReceivedMessage
+from bridge.imds.document import ScheduledEvent
 
 REFUSED_RECEIPTS_PER_MINUTE = 10
 REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
@@ -20,11 +20,45 @@ PASSED_ON_PER_MINUTE = 600
 MINUTE_SECONDS = 60.0
 
 
+class Stage(Enum):
+    """How far an EventId of a command is."""
+
+    WAITING = "waiting"  # not judged yet, or the document does not have the event yet
+    ALLOWED = "allowed"  # nothing was POSTed, or IMDS has refused it
+    POSTED = "posted"  # or about to be: that is recorded, and the outcome is not known
+    ANSWERED = "answered"
+
+
+@dataclass(kw_only=True)
+class Request:
+    """One EventId of a command.
+
+    Attributes:
+        event_id: as the command spells it.
+        decision: why it is allowed, or how it was answered.
+        receipt: as it was published; "" for a rejection without one, of which there were too many.
+    """
+
+    event_id: str
+    stage: Stage = Stage.WAITING
+    decision: Decision | None = None
+    receipt: str = ""
+
+    @property
+    def key(self) -> str:
+        """The EventId in lower case."""
+        return self.event_id.lower()
+
+    @property
+    def wanted(self) -> ScheduledEvent | None:
+        """The event that is to be POSTed, None if none is."""
+        is_wanted = self.stage in (Stage.ALLOWED, Stage.POSTED) and self.decision
+        return self.decision.event if is_wanted and self.decision else None
+
+
 @dataclass(kw_only=True)
 class Pending:
     """A command that is not fully decided yet, with every message that carried it.
-
-    The mappings and the set have EventIds in lower case.
 
     Attributes:
         command: what is to be approved.
@@ -32,12 +66,8 @@ class Pending:
         grace_from: when the broker accepted it, monotonic; an unknown event may appear for a while from then on.
         messages: what has to be settled once the command is decided.
         is_auto: an auto rule made it; there is no message.
-        decisions: what may still change.
-        receipts: those so far, as they were published.
-        unanswered: rejections that have no receipt, because there were too many.
         is_recorded: whether there is a record of it.
         judged_by: when the document was read by which it was judged last, monotonic.
-        intended: events that were POSTed or were about to be, with an outcome that is not known yet.
     """
 
     command: Command
@@ -45,48 +75,45 @@ class Pending:
     grace_from: float
     messages: list[ReceivedMessage] = field(default_factory=list)
     is_auto: bool = False
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    receipts: dict[str, str] = field(default_factory=dict)
-    unanswered: dict[str, Decision] = field(default_factory=dict)
-    intended: set[str] = field(default_factory=set)
     is_recorded: bool = False
     judged_by: float = -math.inf
 
+    def __post_init__(self) -> None:
+        self.requests = [Request(event_id=event_id) for event_id in self.command.event_ids]
+
+    def at(self, *stages: Stage) -> list[Request]:
+        """Return the EventIds that are at one of these stages."""
+        return [request for request in self.requests if request.stage in stages]
+
     @property
-    def open_ids(self) -> list[str]:
-        """The EventIds that are not decided yet, as the command spells them."""
-        decided = self.receipts.keys() | self.unanswered.keys()
-        return [event_id for event_id in self.command.event_ids if event_id.lower() not in decided]
+    def open(self) -> list[Request]:
+        """The EventIds that are not decided yet."""
+        return self.at(Stage.WAITING, Stage.ALLOWED, Stage.POSTED)
 
     @property
     def record(self) -> dict[str, Any]:
         """What is stored of the command."""
         return {
-            "receipts": self.receipts,
-            "intended": sorted(self.intended - self.receipts.keys()),
-            "done": not self.open_ids,
+            "receipts": {request.key: request.receipt for request in self.requests if request.receipt},
+            "intended": sorted(request.key for request in self.at(Stage.POSTED)),
+            "done": not self.open,
         }
 
     def continue_from(self, record: Mapping[str, Any] | None) -> None:
         """Take over what an earlier process, or an earlier delivery, has recorded."""
-        if record:
-            self.receipts = dict(record["receipts"])
-            self.intended = set(record["intended"])
-            self.is_recorded = True
+        if not record:
+            return
+        self.is_recorded = True
+        for request in self.requests:
+            if receipt := record["receipts"].get(request.key):
+                request.stage, request.receipt = Stage.ANSWERED, receipt
+            elif request.key in record["intended"]:
+                request.stage = Stage.POSTED
 
     def add(self, message: ReceivedMessage) -> None:
         """Add another message with the same command; those of an earlier connection cannot be settled."""
         self.messages = [one for one in self.messages if one.generation == message.generation]
         self.messages.append(message)
-
-
-@dataclass(kw_only=True)
-class Batch:
-    """What one pass has decided: committed in one transaction, and settled only after it."""
-
-    events: list[tuple[CloudEvent | Envelope, bytes]] = field(default_factory=list)
-    records: dict[tuple[str, str], Any] = field(default_factory=dict)
-    settlements: list[tuple[ReceivedMessage, Settlement]] = field(default_factory=list)
 
 
 class MinuteLimit:

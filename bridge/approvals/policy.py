@@ -10,13 +10,12 @@ from typing import Literal
 
 from bridge.approvals.command import Command
 from bridge.config.approvals import PolicySettings, RuleSettings
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name, is_among
+from bridge.imds.document import SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
 Outcome = Literal["accepted", "rejected", "failed"]
 
 TERMINATE = "terminate"
 AUTO_STEP_SECONDS = 10.0
-_NOT_RECORDED = "not_recorded"  # a POST without an answer, or the process was killed after it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,7 @@ def expired(command: Command) -> Decision:
 def not_recorded(event: ScheduledEvent | None) -> Decision:
     """Return the decision for an event that has started or gone since a POST whose outcome is unknown."""
     detail = "it was POSTed to IMDS and has started or gone since; the outcome was not recorded"
-    return Decision(outcome="accepted", reason=_NOT_RECORDED, detail=detail, event=event)
+    return Decision(outcome="accepted", reason="approved", detail=detail, event=event)
 
 
 def unknown_outcome(decision: Decision) -> Decision:
@@ -54,39 +53,34 @@ def unknown_outcome(decision: Decision) -> Decision:
     return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
 
 
-def public(decision: Decision) -> Decision:
-    """Replace the internal reason by the one that receipts have."""
-    return replace(decision, reason="approved") if decision.reason == _NOT_RECORDED else decision
+def already_approved(event: ScheduledEvent) -> Decision:
+    """Return the decision for an event that IMDS has just approved."""
+    detail = "this VM approved it less than a minute ago"
+    return Decision(outcome="accepted", reason="already_approved", detail=detail, event=event)
 
 
-def judge(
-    command: Command,
-    event_id: str,
-    document: Document,
-    *,
-    vm_name: str,
-    policy: PolicySettings,
-    now: datetime,
-) -> Decision:
-    """Decide about one EventId of a command.
+def names_other_vm(command: Command, vm_name: str) -> bool:
+    """Return whether a command is for another VM than this one."""
+    return bool(command.vm) and fold_name(command.vm) != fold_name(vm_name)
+
+
+def other_vm(command: Command) -> Decision:
+    """Return the decision for each EventId of a command that names another VM."""
+    return Decision(outcome="rejected", reason="other_vm", detail=f"it is meant for {command.vm}")
+
+
+def judge(event: ScheduledEvent | None, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
+    """Decide about an event that a command names.
 
     Args:
-        command: the command that names the event.
-        event_id: the EventId, as the command spells it.
-        document: the current document.
+        event: the event as in the current document, None if that does not have it.
         vm_name: this VM's name in instance data.
         policy: the configured policy.
-        now: the time of day, for expiry and rules about the notice.
+        now: the time of day, for rules about the notice.
     """
-    if is_expired(command, now):
-        return expired(command)
-    if command.vm and fold_name(command.vm) != fold_name(vm_name):
-        return Decision(outcome="rejected", reason="other_vm", detail=f"it is meant for {command.vm}")
-    event = document.events.get(event_id.lower())
     if event is None:
-        return Decision(
-            outcome="rejected", reason="unknown_event", detail="this VM's document does not contain it"
-        )
+        detail = "this VM's document does not contain it"
+        return Decision(outcome="rejected", reason="unknown_event", detail=detail)
     if event.status == STARTED:
         return Decision(outcome="rejected", reason="already_started", event=event)
     if event.status != SCHEDULED:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from bridge.approvals.approved import content_hash, is_same
+from bridge.approvals.approver import content_hash, is_same
 from bridge.approvals.policy import (
     Decision,
     auto_wait_seconds,
     judge_event,
-    not_recorded,
-    unknown_outcome,
 )
 from bridge.config.approvals import ApprovalSettings, AutoSettings
 from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
@@ -93,26 +91,12 @@ class AutoRules:
                 number = approved["number"] if approved else 0
                 yield f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}", turn[1], event
 
-    def judge(
-        self, event: ScheduledEvent | None, document: Document, *, is_intended: bool
-    ) -> Decision | None:
-        """Decide about an event that was due; None if no rule approves it any more.
-
-        Args:
-            event: the event as it is now, None if the document does not have it.
-            document: the current one.
-            is_intended: whether it was POSTed, or was about to be.
-        """
-        is_scheduled = event is not None and event.status == SCHEDULED
-        turn = self._turn(event) if event and is_scheduled else None
+    def judge(self, event: ScheduledEvent | None, document: Document) -> Decision:
+        """Decide about an event that was due: as it is now, None if the document does not have it."""
+        turn = self._turn(event) if event and event.status == SCHEDULED else None
         if event and turn and self.refusal(turn[1], event, document) == "":
             return Decision(outcome="accepted", reason="approved", detail="an auto rule", event=event)
-        if not is_intended:
-            return None
-        if not is_scheduled:
-            return not_recorded(event)
-        denied = Decision(outcome="rejected", reason="denied", detail="no auto rule matches", event=event)
-        return unknown_outcome(denied)
+        return Decision(outcome="rejected", reason="denied", detail="no auto rule matches", event=event)
 
     def refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
         """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason.

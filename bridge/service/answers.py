@@ -9,21 +9,16 @@ from hashlib import sha256
 from typing import Any
 
 from bridge.approvals.command import Command
-from bridge.approvals.pending import (
-    REFUSED_RECEIPTS_PER_MINUTE,
-    REJECTED_RECEIPTS_PER_MINUTE,
-    Batch,
-    MinuteLimit,
-)
+from bridge.approvals.pending import REFUSED_RECEIPTS_PER_MINUTE, REJECTED_RECEIPTS_PER_MINUTE, MinuteLimit
 from bridge.approvals.policy import Decision
-from bridge.approvals.receipts import command_data, receipt_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.events.envelope import read_event
+from bridge.events.envelope import Envelope, read_event
+from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
-from bridge.runtime.time import Clock
+from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
@@ -55,16 +50,16 @@ class Answers:
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
         self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
-        self._batch = Batch()
+        self._start_batch()
 
     def record(self, key: str) -> Any:
         """Return a command's record, whether it is committed or not yet; None if there is none."""
-        uncommitted = self._batch.records.get((self._kind, key))
+        uncommitted = self._records.get((self._kind, key))
         return self._outbox.record(self._kind, key) if uncommitted is None else uncommitted
 
     def put(self, key: str, record: Json) -> None:
         """Record a command's progress."""
-        self._batch.records[self._kind, key] = record
+        self._records[self._kind, key] = record
 
     def approval(self, key: str) -> Any:
         """Return the committed record of an event's approval, None if there is none."""
@@ -72,11 +67,11 @@ class Answers:
 
     def put_approval(self, key: str, record: Json) -> None:
         """Record an event's approval."""
-        self._batch.records[APPROVED, key] = record
+        self._records[APPROVED, key] = record
 
     def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
         """Settle messages after the commit."""
-        self._batch.settlements += [(message, settlement) for message in messages]
+        self._settlements += [(message, settlement) for message in messages]
 
     def allows_rejection(self, reason: str) -> bool:
         """Return whether one more rejection may have a receipt of its own within this minute."""
@@ -129,7 +124,7 @@ class Answers:
         """Publish the receipts of a command that was decided before again, unchanged."""
         for receipt in record["receipts"].values():
             body = receipt.encode()
-            self._batch.events.append((read_event(body), body))
+            self._events.append((read_event(body), body))
 
     def add(
         self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
@@ -153,19 +148,25 @@ class Answers:
             resources=event.resources if event else (),
             sequence=self._outbox.next_number(),
             at=self._clock.now(),
-            data=receipt_data(decision, dict(command), dry_run=self._dry_run, count=count),
+            data=_receipt_data(decision, dict(command), dry_run=self._dry_run, count=count),
         )
-        self._batch.events += encode_events([receipt])
-        return self._batch.events[-1][1].decode()
+        self._events += encode_events([receipt])
+        return self._events[-1][1].decode()
 
     def commit(self) -> None:
         """Commit what was decided since the last commit, then settle its messages."""
-        batch, self._batch = self._batch, Batch()
-        if batch.events or batch.records:
-            self._outbox.commit(batch.events, records=batch.records)
+        events, records, settlements = self._events, self._records, self._settlements
+        self._start_batch()
+        if events or records:
+            self._outbox.commit(events, records=records)
         if self._receiver:
-            for message, settlement in batch.settlements:
+            for message, settlement in settlements:
                 self._receiver.settle(message, settlement)
+
+    def _start_batch(self) -> None:
+        self._events: list[tuple[CloudEvent | Envelope, bytes]] = []
+        self._records: dict[tuple[str, str], Any] = {}
+        self._settlements: list[tuple[ReceivedMessage, Settlement]] = []
 
 
 def _refusal_key(message: ReceivedMessage, reason: str) -> str:
@@ -176,3 +177,35 @@ def _refusal_key(message: ReceivedMessage, reason: str) -> str:
 def dead_letter(decision: Decision) -> Settlement:
     """Return the settlement of a message that no receipt answers."""
     return Settlement(dead_letter_reason=decision.reason, description=decision.detail[:1000])
+
+
+def _receipt_data(decision: Decision, command: Json, *, dry_run: bool, count: int = 0) -> dict[str, Json]:
+    """Return the data of a receipt.
+
+    Args:
+        decision: what was decided.
+        command: what the receipt repeats of the command.
+        dry_run: whether nothing was POSTed.
+        count: how many messages it answers, if they are several.
+    """
+    event = decision.event
+    data: dict[str, Json] = {
+        "Reason": decision.reason,
+        "Detail": decision.detail,
+        "Command": command,
+        "EventType": event.raw.get("EventType") if event else None,
+        "NotBeforeUtc": iso_utc(event.not_before) if event and event.not_before else None,
+        "DryRun": dry_run,
+    }
+    return {**data, "Count": count} if count else data
+
+
+def command_data(command: Command) -> dict[str, Json]:
+    """Return what receipts repeat of their command."""
+    return {
+        "Id": command.id,
+        "RequestedBy": command.requested_by,
+        "Reason": command.reason,
+        "Vm": command.vm,
+        "ExpiresAt": iso_utc(command.expires_at) if command.expires_at else None,
+    }

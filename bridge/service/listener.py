@@ -7,38 +7,38 @@ with its receipt before the message is settled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.approvals.approved import is_recent, is_same, record_approval
-from bridge.approvals.approver import ImdsApprover
+from bridge.approvals.approver import ImdsApprover, is_recent, is_same, record_approval
 from bridge.approvals.command import Command, parse_command, unwrap
-from bridge.approvals.pending import PASSED_ON_PER_MINUTE, MinuteLimit, Pending
+from bridge.approvals.pending import PASSED_ON_PER_MINUTE, MinuteLimit, Pending, Request, Stage
 from bridge.approvals.policy import (
     Decision,
+    already_approved,
     expired,
     is_expired,
     judge,
+    names_other_vm,
     not_recorded,
-    public,
+    other_vm,
     unknown_outcome,
 )
 from bridge.approvals.programs import AutoRules
-from bridge.approvals.receipts import command_data
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
 from bridge.imds.diff import Change
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, fold_name
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
 from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, iso_utc
-from bridge.service.answers import Answers, dead_letter
+from bridge.service.answers import Answers, command_data, dead_letter
 from bridge.service.identity import VmIdentity
 
 log = logging.getLogger(__name__)
@@ -204,8 +204,8 @@ class Listener:
         )
         pending.continue_from(record)
         self._pending[command.key] = pending
-        if is_expired(command, self._clock.now()) and not pending.intended:
-            self._answer(pending, dict.fromkeys(pending.open_ids, expired(command)))
+        if is_expired(command, self._clock.now()) and not pending.at(Stage.POSTED):
+            self._answer(pending, [(request, expired(command)) for request in pending.open])
 
     def _age_seconds(self, message: ReceivedMessage) -> float:
         """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
@@ -227,66 +227,118 @@ class Listener:
     # Decisions
 
     def _decide(self) -> None:
-        """Decide what can be decided now: judge all commands by one document, POST the accepted events, answer."""
-        if not self._identity.resolved:
-            self._fail_overdue("the VM's identity is not available")
-            return
-        self._pass_on_by_name()
-        document = self._approver.document()
-        if document is None:
-            self._fail_overdue(self._approver.last_error)
-            return
-        self._note_starts(document)
+        """Decide what can be decided now: judge all commands by one document, POST the allowed events, answer."""
+        document = self._approver.document() if self._is_resolved else None
+        if document:
+            self._note_starts(document)
         surplus = len(self._pending) - MAX_WAITING
         for number, pending in enumerate(list(self._pending.values())):
             self._judge(pending, document, may_wait=number >= surplus)
-        self._post_accepted()
-        self._fail_overdue(self._approver.last_error)
+        if document and not self._dry_run:
+            self._post_allowed()
 
     def _vm_name(self) -> str:
         assert self._identity.vm is not None  # noqa: S101 - nothing is judged before it is known
         return self._identity.vm.name
 
-    def _judge(self, pending: Pending, document: Document, *, may_wait: bool) -> None:
-        """Decide by the document; an unknown event may still appear, an accepted one is judged in each pass."""
-        if may_wait and not pending.decisions and pending.judged_by == self._approver.read_at:
+    def _judge(self, pending: Pending, document: Document | None, *, may_wait: bool) -> None:
+        """Answer what can be answered by the document, None while there is none; note what is to be POSTed."""
+        is_known = document and may_wait and pending.judged_by == self._approver.read_at
+        if is_known and not pending.at(Stage.ALLOWED, Stage.POSTED):
             return  # the same document would give the same decisions
         pending.judged_by = self._approver.read_at
-        if pending.is_auto:
-            self._judge_auto(pending, document)
+        judged = [
+            (request, self._judge_one(pending, request, document, may_wait)) for request in pending.open
+        ]
+        final = [(request, decision) for request, decision in judged if decision]
+        is_elsewhere = all(decision.reason == "other_vm" for _, decision in final)
+        if final and is_elsewhere and not pending.at(Stage.ALLOWED) and self._pass_on(pending):
             return
-        for event_id in pending.open_ids:
-            was_accepted = event_id in pending.decisions
-            decision = judge(
-                pending.command,
-                event_id,
-                document,
-                vm_name=self._vm_name(),
-                policy=self._settings.policy,
-                now=self._clock.now(),
-            )
-            is_intended = event_id.lower() in pending.intended
-            if is_intended and not _is_scheduled(document, event_id):
-                decision = not_recorded(decision.event)
-            elif is_intended and decision.outcome == "rejected" and decision.reason != "expired":
-                decision = unknown_outcome(decision)
-            elif decision.reason == "expired" and (is_intended or was_accepted):
-                why = self._approver.last_error or "the listener was stopped"
-                detail = f"it expired before IMDS had answered its POST: {why}"
-                decision = replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
-            elif decision.reason == "unknown_event" and self._has_time(pending, may_wait=may_wait):
-                pending.decisions.pop(event_id, None)
-                continue
-            pending.decisions[event_id] = decision
-        if {decision.reason for decision in pending.decisions.values()} == {"other_vm"}:
-            self._pass_on(pending)
+        if final and pending.is_auto and final[0][1].outcome == "rejected":
+            del self._pending[pending.command.key]  # no rule approves it any more
+            return
+        self._answer(pending, final)
 
-    def _pass_on_by_name(self) -> None:
-        """Pass on the commands that name another VM, also while IMDS does not answer."""
-        name = fold_name(self._vm_name())
-        for pending in list(self._pending.values()):
-            if pending.command.vm and fold_name(pending.command.vm) != name:
-                self._pass_on(pending)
+    def _judge_one(
+        self, pending: Pending, request: Request, document: Document | None, may_wait: bool
+    ) -> Decision | None:
+        """Return the final decision about an EventId; None if it waits for its event, for its POST or for IMDS."""
+        if request.stage is not Stage.POSTED:
+            return self._judge_open(pending, request, document, may_wait=may_wait)
+        event = document.events.get(request.key) if document else None
+        if document and not (event and event.status == SCHEDULED):
+            return not_recorded(event)
+        decision = self._judge_open(pending, request, document, may_wait=may_wait)
+        return unknown_outcome(decision) if decision and decision.outcome == "rejected" else decision
+
+    def _judge_open(
+        self, pending: Pending, request: Request, document: Document | None, *, may_wait: bool
+    ) -> Decision | None:
+        if self._is_resolved and names_other_vm(pending.command, self._vm_name()):
+            return other_vm(pending.command)
+        if over := self._judge_overdue(pending, request, is_readable=document is not None):
+            return over
+        if document is None:
+            return None
+        if request.key not in document.events and self._has_time(pending, may_wait=may_wait):
+            request.stage = Stage.WAITING
+            return None
+        return self._judge_event(pending, request, document)
+
+    def _judge_event(self, pending: Pending, request: Request, document: Document) -> Decision | None:
+        """Decide by the policy or an auto rule; None if the event is to be POSTed."""
+        event = document.events.get(request.key)
+        if pending.is_auto:
+            decision = self._auto.judge(event, document)
+        else:
+            now, policy = self._clock.now(), self._settings.policy
+            decision = judge(event, vm_name=self._vm_name(), policy=policy, now=now)
+        is_accepted = decision.outcome == "accepted"
+        if event and (is_accepted or event.status == STARTED) and self._is_approved(event):
+            return already_approved(event)
+        if is_accepted and self._dry_run:
+            return replace(decision, detail="dry run: not POSTed")
+        if is_accepted:
+            request.decision = decision
+            request.stage = Stage.POSTED if request.stage is Stage.POSTED else Stage.ALLOWED
+            return None
+        return decision
+
+    def _judge_overdue(self, pending: Pending, request: Request, *, is_readable: bool) -> Decision | None:
+        """Decide about a command that has expired, or has waited for IMDS as long as anything may."""
+        has_expired = is_expired(pending.command, self._clock.now())
+        if has_expired and is_readable and request.stage is Stage.WAITING:
+            return expired(pending.command)
+        if not has_expired and self._clock.monotonic() - pending.arrived_at < IMDS_WAIT_SECONDS:
+            return None
+        error = self._approver.last_error if self._is_resolved else "the VM's identity is not available"
+        detail = error or "it was not decided in time"
+        return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
+
+    def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
+        """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
+        if pending.is_auto:
+            return False
+        if not may_wait:
+            return self._approver.read_at < pending.grace_from
+        is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
+        return is_in_grace or self._approver.read_at < pending.arrived_at
+
+    def _pass_on(self, pending: Pending) -> bool:
+        """Release a command for another VM, unless no other listener can have the queue or none has taken it."""
+        is_shared = bool(self._settings.queue) and not self._settings.session
+        if not is_shared or pending.is_recorded or not pending.messages:
+            return False
+        now = self._clock.monotonic()
+        # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
+        age_seconds = now - self._passed_since.setdefault(pending.command.key, now)
+        may_pass = age_seconds < PASS_ON_MANY_SECONDS or (
+            age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
+        )
+        if may_pass:
+            self._answers.settle(pending.messages, Settlement(is_released=True))
+            del self._pending[pending.command.key]
+        return may_pass
 
     def _forget_passed_on(self) -> None:
         now = self._clock.monotonic()
@@ -295,184 +347,112 @@ class Listener:
             key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
         }
 
-    def _pass_on(self, pending: Pending) -> None:
-        """Release a command for another VM, unless no other listener can have the queue or none has taken it."""
-        is_shared = bool(self._settings.queue) and not self._settings.session
-        if not is_shared or pending.is_recorded or not pending.messages:
-            return
-        now = self._clock.monotonic()
-        # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
-        age_seconds = now - self._passed_since.setdefault(pending.command.key, now)
-        if age_seconds < PASS_ON_MANY_SECONDS or (
-            age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
-        ):
-            released = Settlement(is_released=True)
-            self._answers.settle(pending.messages, released)
-            del self._pending[pending.command.key]
+    # POSTs
 
-    def _judge_auto(self, pending: Pending, document: Document) -> None:
-        """Continue with an event only while it is Scheduled and an auto rule still approves it."""
-        (event_id,) = pending.command.event_ids
-        event = document.events.get(event_id.lower())
-        decision = self._auto.judge(event, document, is_intended=bool(pending.intended))
-        if decision:
-            pending.decisions[event_id] = decision
-        else:
-            del self._pending[pending.command.key]
-            self._put_record(pending)
-
-    def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
-        """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
-        if not may_wait:
-            return self._approver.read_at < pending.grace_from
-        is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
-        return is_in_grace or self._approver.read_at < pending.arrived_at
-
-    def _post_accepted(self) -> None:
-        """POST the accepted events that are not approved yet, together; then answer what is final."""
-        wanted = {
-            decision.event.key: decision.event
-            for pending in self._pending.values()
-            for decision in pending.decisions.values()
-            if decision.reason == "approved" and decision.event
-        }
-        known = {key for key, event in wanted.items() if self._is_approved(event)}
-        new = self._approver.choose({key: event for key, event in wanted.items() if key not in known})
-        results: Mapping[str, Decision] = {}
-        # if IMDS may not be called now, a later pass does it
-        if new and not self._dry_run and self._approver.may_call():
-            results = self._post(new)
-        for pending in list(self._pending.values()):
-            self._answer(pending, self._final(pending, results, known))
-
-    def _is_approved(self, event: ScheduledEvent | None) -> bool:
+    def _is_approved(self, event: ScheduledEvent) -> bool:
         """Return whether IMDS has approved the event as it is within the last minute."""
-        if event is None:
-            return False
         record = self._answers.approval(event.key)
         return is_same(record, event) and is_recent(record, self._clock.now())
 
     def _note_starts(self, document: Document) -> None:
         """Record which approved events have started: Scheduled again, they are to be approved again."""
-        for event in document.events.values():
-            if event.status != STARTED or event.key in self._started:
-                continue
-            self._started.add(event.key)
-            if record := self._answers.approval(event.key):
-                self._answers.put_approval(event.key, {**record, "has_started": True})
-        self._started &= {event.key for event in document.events.values() if event.status == STARTED}
+        started = {key: event for key, event in document.events.items() if event.status == STARTED}
+        for key in started.keys() - self._started:
+            if record := self._answers.approval(key):
+                self._answers.put_approval(key, {**record, "has_started": True})
+        self._started = {*started}
 
-    def _commit_intents(self, keys: set[str]) -> dict[str, set[str]]:
-        """Commit, before the POST, which commands depend on its outcome; return the new intents by command."""
-        new: dict[str, set[str]] = {}
-        for pending in self._pending.values():
-            accepted = {key.lower() for key, one in pending.decisions.items() if one.outcome == "accepted"}
-            if intended := keys & accepted - pending.intended:
-                new[pending.command.key] = intended
-                pending.intended |= intended
-                self._put_record(pending)
+    def _post_allowed(self) -> None:
+        """POST the allowed events together, once their intent is committed, and answer by what IMDS says."""
+        requests = [
+            (pending, request, request.wanted)
+            for pending in self._pending.values()
+            for request in pending.requests
+            if request.wanted
+        ]
+        chosen = self._approver.choose({event.key: event for _, _, event in requests if event})
+        if not chosen or not self._approver.may_call():
+            return  # a later pass does it
+        keys = {event.key for event in chosen}
+        new = [
+            (one, request)
+            for one, request, _ in requests
+            if request.key in keys and request.stage is Stage.ALLOWED
+        ]
+        self._set_stage(new, Stage.POSTED)
         self._answers.commit()
-        return new
+        result = self._approver.post(chosen)
+        if (
+            result.not_applied
+        ):  # an earlier POST, whose outcome is not known, may have been applied all the same
+            self._set_stage(new, Stage.ALLOWED)
+        self._answer_posted(result.decisions)
 
-    def _post(self, events: list[ScheduledEvent]) -> Mapping[str, Decision]:
-        """Commit the intent, then POST; return the decisions that IMDS's answer allows."""
-        keys = {event.key for event in events}
-        new = self._commit_intents(keys)
-        result = self._approver.post(events)
-        if result.not_applied:
-            # an earlier POST, whose outcome is not known, may have been applied all the same
-            for command_key, intended in new.items():
-                self._pending[command_key].intended -= intended
-                self._put_record(self._pending[command_key])
-        self._measure(result.decisions)
-        return result.decisions
+    def _set_stage(self, requests: list[tuple[Pending, Request]], stage: Stage) -> None:
+        for _, request in requests:
+            request.stage = stage
+        for pending in {id(pending): pending for pending, _ in requests}.values():
+            self._put_record(pending)
 
-    def _measure(self, decisions: Mapping[str, Decision]) -> None:
-        accepted = {key for key, decision in decisions.items() if decision.outcome == "accepted"}
-        for pending in self._pending.values():
-            if not accepted.isdisjoint(map(str.lower, pending.decisions)):
-                self._approved(self._clock.monotonic() - pending.arrived_at)
-
-    def _final(
-        self, pending: Pending, results: Mapping[str, Decision], known: set[str]
-    ) -> dict[str, Decision]:
-        """Return the decisions of a command that are final."""
-        final: dict[str, Decision] = {}
-        for event_id, decision in pending.decisions.items():
-            key = event_id.lower()
-            is_known = decision.reason == "approved" and key in known
-            has_started = decision.reason == "already_started"
-            if is_known or (has_started and self._is_approved(decision.event)):
-                final[event_id] = replace(
-                    decision,
-                    outcome="accepted",
-                    reason="already_approved",
-                    detail="this VM approved it less than a minute ago",
-                )
-            elif decision.reason != "approved":
-                final[event_id] = decision
-            elif self._dry_run:
-                final[event_id] = replace(decision, detail="dry run: not POSTed")
-            elif key in results:
-                final[event_id] = replace(results[key], detail=results[key].detail or decision.detail)
-        return final
-
-    def _fail_overdue(self, error: str) -> None:
-        """Answer commands that have expired, or have waited for IMDS as long as anything may."""
+    def _answer_posted(self, decisions: Mapping[str, Decision]) -> None:
+        """Answer what a POST has decided, by EventIds in lower case."""
+        for key, decision in decisions.items():
+            if decision.outcome == "accepted" and decision.event:
+                earlier = self._answers.approval(key)
+                record = record_approval(decision.event, at=self._clock.now(), earlier=earlier)
+                self._answers.put_approval(key, record)
         for pending in list(self._pending.values()):
-            is_over = is_expired(pending.command, self._clock.now())
-            if is_over or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
-                decision = Decision(outcome="failed", reason="imds_unavailable", detail=error)
-                self._answer(pending, dict.fromkeys(pending.open_ids, decision))
+            final = [
+                (request, replace(decisions[request.key], detail=_detail(decisions[request.key], request)))
+                for request in pending.requests
+                if request.wanted and request.key in decisions
+            ]
+            if any(decision.outcome == "accepted" for _, decision in final):
+                self._approved(self._clock.monotonic() - pending.arrived_at)
+            self._answer(pending, final)
 
-    def _answer(self, pending: Pending, final: dict[str, Decision]) -> None:
+    # Answers
+
+    def _answer(self, pending: Pending, final: Sequence[tuple[Request, Decision]]) -> None:
         """Add final decisions to the batch; settle the command's messages once every event has its receipt."""
         if not final:
             return
-        for event_id, decision in final.items():
-            pending.decisions.pop(event_id, None)
-            if self._has_receipt(pending, event_id, decision):
-                self._answer_one(pending, event_id, decision)
-            else:
-                pending.unanswered[event_id.lower()] = decision
-        if not pending.open_ids:
-            settlement = next(map(dead_letter, pending.unanswered.values()), Settlement())
-            self._answers.settle(pending.messages, settlement)
+        for request, decision in final:
+            self._answer_one(pending, request, decision)
+        if not pending.open:
+            without = (one.decision for one in pending.requests if one.decision and not one.receipt)
+            self._answers.settle(pending.messages, next(map(dead_letter, without), Settlement()))
             del self._pending[pending.command.key]
         self._put_record(pending)
 
-    def _has_receipt(self, pending: Pending, event_id: str, decision: Decision) -> bool:
-        """Return whether a decision is answered: all but rejections beyond the limit, which a flood may cause."""
-        if decision.outcome != "rejected" or pending.is_auto or event_id.lower() in pending.intended:
-            return True
-        return self._answers.allows_rejection(decision.reason)
-
-    def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
-        command, key = pending.command, event_id.lower()
-        pending.receipts[key] = self._answers.add(
-            public(decision), event_id, command_data(command), key=command.key
+    def _answer_one(self, pending: Pending, request: Request, decision: Decision) -> None:
+        """Answer with a receipt, unless it is a rejection beyond the limit: a flood may cause those."""
+        request.stage, request.decision = Stage.ANSWERED, decision
+        is_limited = decision.outcome == "rejected" and not pending.is_auto
+        if is_limited and not self._answers.allows_rejection(decision.reason):
+            return
+        command = pending.command
+        request.receipt = self._answers.add(
+            decision, request.event_id, command_data(command), key=command.key
         )
-        if decision.reason == "approved" and decision.event and not self._dry_run:
-            earlier = self._answers.approval(key)
-            approval = record_approval(decision.event, at=self._clock.now(), earlier=earlier)
-            self._answers.put_approval(key, approval)
         log.info(
             "command %s for %s: %s",
-            *(decision.outcome, event_id, decision.reason),
+            *(decision.outcome, request.event_id, decision.reason),
             extra={"command": command.id, "detail": decision.detail},
         )
 
     def _put_record(self, pending: Pending) -> None:
         """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
-        pending.is_recorded = pending.is_recorded or bool(pending.receipts or pending.intended)
+        record = pending.record
+        pending.is_recorded = bool(pending.is_recorded or record["receipts"] or record["intended"])
         if pending.is_recorded:
-            self._answers.put(pending.command.key, pending.record)
+            self._answers.put(pending.command.key, record)
         if pending.is_auto:
             posted = [
-                [event_id, one.command.key]
+                [request.event_id, one.command.key]
                 for one in self._pending.values()
-                if one.is_auto and one.intended
-                for event_id in one.command.event_ids
+                if one.is_auto
+                for request in one.at(Stage.POSTED)
             ]
             self._answers.put(AUTO_POSTED, posted)
 
@@ -489,7 +469,7 @@ class Listener:
 
     def _approve_automatically(self) -> None:
         """Make a command for each event that an auto rule approves, once it is this VM's turn."""
-        document = self._approver.document() if self._identity.resolved else None
+        document = self._approver.document() if self._is_resolved else None
         if document is None:
             return
         self._note_starts(document)
@@ -503,7 +483,7 @@ class Listener:
             self._add_auto(event.event_id, key)
             if refusal:
                 decision = Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
-                self._answer(self._pending[key], {event.event_id: decision})
+                self._answer(self._pending[key], [(self._pending[key].requests[0], decision)])
 
     def _add_auto(self, event_id: str, key: str) -> None:
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
@@ -512,6 +492,5 @@ class Listener:
         pending.continue_from(self._answers.record(key))
 
 
-def _is_scheduled(document: Document, event_id: str) -> bool:
-    event = document.events.get(event_id.lower())
-    return event is not None and event.status == SCHEDULED
+def _detail(decision: Decision, request: Request) -> str:
+    return decision.detail or (request.decision.detail if request.decision else "")

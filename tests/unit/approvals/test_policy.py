@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.approvals.command import Command
-from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches
+from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches, names_other_vm
 from bridge.config.approvals import AutoSettings, PolicySettings, RuleSettings
 from bridge.imds.document import ScheduledEvent, is_among, read_document
 from bridge.runtime.time import iso_utc
@@ -38,18 +38,10 @@ def event(**changes: Any) -> ScheduledEvent:
     return ScheduledEvent(raw=raw(**changes))
 
 
-def decide(
-    policy: dict[str, Any] | None = None,
-    *,
-    vm: str = "web-0",
-    command: dict[str, Any] | None = None,
-    **changes: Any,
-) -> Decision:
+def decide(policy: dict[str, Any] | None = None, *, vm: str = "web-0", **changes: Any) -> Decision:
     document = read_document({"DocumentIncarnation": 1, "Events": [raw(**changes)]})
     return judge(
-        Command(**{"id": "c", "key": "k", "event_ids": ("a",), **(command or {})}),
-        "a",
-        document,
+        document.events.get("a"),
         vm_name=vm,
         policy=PolicySettings(**(policy or {"allow": [{}]})),
         now=NOW,
@@ -69,26 +61,27 @@ def test_deny_wins_over_allow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "command", "reason"),
+    ("changes", "reason"),
     [
-        ({}, {"expires_at": NOW}, "expired"),
-        ({}, {"vm": "web-1"}, "other_vm"),
-        ({"EventId": "B"}, {}, "unknown_event"),
-        ({"EventStatus": "Started"}, {}, "already_started"),
-        ({"EventStatus": "Paused"}, {}, "denied"),
-        ({"EventStatus": ...}, {}, "denied"),
-        ({"Resources": ["web-1"]}, {}, "other_vm"),
-        ({"Resources": []}, {}, "other_vm"),
-        ({"Resources": ...}, {}, "other_vm"),
+        ({"EventId": "B"}, "unknown_event"),
+        ({"EventStatus": "Started"}, "already_started"),
+        ({"EventStatus": "Paused"}, "denied"),
+        ({"EventStatus": ...}, "denied"),
+        ({"Resources": ["web-1"]}, "other_vm"),
+        ({"Resources": []}, "other_vm"),
+        ({"Resources": ...}, "other_vm"),
     ],
 )
-def test_each_reason_to_reject(changes: dict[str, Any], command: dict[str, Any], reason: str) -> None:
-    decision = decide(command=command, **changes)
+def test_each_reason_to_reject(changes: dict[str, Any], reason: str) -> None:
+    decision = decide(**changes)
     assert (decision.outcome, decision.reason) == ("rejected", reason)
 
 
 def test_vm_names_are_compared_without_letter_case_and_without_the_leading_underscore() -> None:
-    assert decide(Resources=["_WEB-0"], command={"vm": "Web-0"}).outcome == "accepted"
+    assert decide(Resources=["_WEB-0"]).outcome == "accepted"
+    command = Command(id="c", key="k", event_ids=("a",), vm="Web-0")
+    assert not names_other_vm(command, "_WEB-0")
+    assert names_other_vm(command, "web-1")
 
 
 def test_scope_group_approves_events_of_other_vms() -> None:
