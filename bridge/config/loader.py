@@ -92,6 +92,7 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         also = f" (or {name}_file)" if f"{name}_file" in settings.known_keys() else ""
         return f"{key}: is missing{also}"
     expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    expected = expected.replace("String should match", "expected a text that matches")
     expected = _PLAINER.get(details["type"], expected)
     # An error of the part as a whole, or of a secret in it.
     if not details["loc"]:
@@ -108,11 +109,9 @@ def _hint(settings: type[Settings], name: str, where: str) -> str:
     """Return the key that an unknown one is likely to mean: of the same table, else of another one."""
     if near := closest(name, settings.known_keys(), similarity=0.75):
         return f"; did you mean {near}?"
-    elsewhere: dict[str, str] = {}
     section = where.partition(".")[0]
-    for table in sorted(tables(), key=lambda table: table.name.partition(".")[0] != section):
-        for key in table.settings.known_keys():
-            elsewhere.setdefault(key, table.full_name(key))
+    first = sorted(tables(), key=lambda table: table.name.partition(".")[0] != section)
+    elsewhere = {key: one.full_name(key) for one in reversed(first) for key in one.settings.known_keys()}
     if far := closest(name, elsewhere, similarity=0.8):
         return f"; did you mean {elsewhere[far]}?"
     return nearest(name, settings.known_keys())

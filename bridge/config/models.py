@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 
-from bridge.config.base import DAY_SECONDS, Fault, Secret, Settings
+from bridge.config.base import DAY_SECONDS, Fault, Settings
 from bridge.config.values import check_listen, check_url
 
 ApiVersion = Literal[
@@ -41,7 +40,7 @@ class ImdsSettings(Settings):
     """The version of Scheduled Events that is asked for; older ones lack properties."""
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)
     """The time between two polls; IMDS answers five requests a second for all processes of a VM. Example: `2`."""
-    vm_name: str = ""
+    vm_name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,128}$")
     """This VM's name where there is no instance data, such as on a mock server; instance data is then not read.
     Example: `"web-0"`."""
 
@@ -53,13 +52,6 @@ class ImdsSettings(Settings):
         if value.startswith("https:"):
             raise ValueError("expected http://address: IMDS does not use TLS")
         return check_url(value.rstrip("/"), allow_http=True)
-
-    @field_validator("vm_name")
-    @classmethod
-    def _check_vm_name(cls, value: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{0,128}", value):
-            raise ValueError("expected the name of this VM as in Resources, for example web-0 or web_0")
-        return value
 
     def lack(self, name: str) -> str:
         """Return why no document has a property or event type, "" if documents of this api-version have it."""
@@ -87,13 +79,7 @@ else:
     # The loader validates each part with its own settings, and imports only those that are configured.
     ApprovalSettings = ConsoleSettings = RelaySettings = SinkSettings = Any
 
-_TOKEN = re.compile(r"[!-~]+")
-
-
-def _check_source(value: str) -> str:
-    if value and not _TOKEN.fullmatch(value):
-        raise ValueError("expected a URI without spaces, for example urn:contoso:fleet")
-    return value
+_URI = "^[!-~]*$"
 
 
 class Config(Settings):
@@ -114,10 +100,10 @@ class Config(Settings):
     """The least severe messages that are logged."""
     log_format: Literal["auto", "json", "text"] = "auto"
     """How log lines are written; `auto` is text on a terminal and JSON elsewhere."""
-    source: Annotated[str, AfterValidator(_check_source)] = ""
+    source: str = Field(default="", pattern=_URI)
     """The CloudEvents `source` of Scheduled Events, instead of the ARM id of the scale set or the resource group.
     Example: `"urn:contoso:fleet"`."""
-    vm_source: Annotated[str, AfterValidator(_check_source)] = ""
+    vm_source: str = Field(default="", pattern=_URI)
     """The CloudEvents `source` of the VM's own events, instead of the VM's ARM id. Example:
     `"urn:contoso:vm:web-0"`."""
     imds: ImdsSettings = Field(default_factory=ImdsSettings)
@@ -165,7 +151,7 @@ def find_exposed(config: Config, role: str) -> Iterator[Path]:
     """Yield what everybody may write of a process: its configuration, the files that it names, and its state."""
     if sys.platform == "win32":  # permissions are lists there, of which stat shows nothing
         return
-    files = [*([config.path] if config.path else ()), *_named_files(config)]
+    files = [*([config.path] if config.path else ()), *_named_files(config.model_dump())]
     folders = [config.state_dir, config.state_dir / role]
     for file in files:
         folders += [file.parent, Path(os.path.realpath(file)).parent]
@@ -183,16 +169,10 @@ def _is_exposed(path: Path, unless: int) -> bool:
     return bool(mode & stat.S_IWOTH) and not mode & unless
 
 
-def _named_files(value: object) -> Iterator[Path]:
+def _named_files(settings: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the files that settings name: of secrets, certificates and keys."""
-    if isinstance(value, Secret) and value.file:
-        yield value.file
-    elif isinstance(value, BaseModel):
-        for name, inner in value:
-            if isinstance(inner, Path) and name.endswith("_file"):
-                yield inner
-            else:
-                yield from _named_files(inner)
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _named_files(inner)
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            yield from _named_files(value)
+        elif isinstance(value, Path) and key.endswith("file"):
+            yield value

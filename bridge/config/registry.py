@@ -19,20 +19,13 @@ from bridge.config.values import nearest, quote
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class SinkKind:
-    """A kind of sink: where its settings and its class are."""
-
-    settings: str
-    sink: str
-
-
-SINK_KINDS: dict[str, SinkKind] = {
-    "eventgrid": SinkKind("bridge.config.bus:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"),
-    "exec": SinkKind("bridge.config.sinks:ExecSettings", "bridge.sinks.exec:ExecSink"),
-    "servicebus": SinkKind("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
-    "stdout": SinkKind("bridge.config.sinks:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
-    "webhook": SinkKind("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
+# Where the settings and the class of each kind of sink are.
+SINK_KINDS: dict[str, tuple[str, str]] = {
+    "eventgrid": ("bridge.config.bus:EventGridSettings", "bridge.sinks.eventgrid:EventGridSink"),
+    "exec": ("bridge.config.sinks:ExecSettings", "bridge.sinks.exec:ExecSink"),
+    "servicebus": ("bridge.config.bus:ServiceBusSettings", "bridge.sinks.servicebus:ServiceBusSink"),
+    "stdout": ("bridge.config.sinks:StdoutSettings", "bridge.sinks.stdout:StdoutSink"),
+    "webhook": ("bridge.config.sinks:WebhookSettings", "bridge.sinks.webhook:WebhookSink"),
 }
 
 # Where each format's class is, which names its settings.
@@ -54,15 +47,15 @@ def sink_settings(table: Any) -> Any:
     """
     if not isinstance(table, dict):
         return SinkSettings
-    kind = _registered("kind", table.get("kind"), SINK_KINDS)
+    settings, _ = _registered("kind", table.get("kind"), SINK_KINDS)
     if table["kind"] == "webhook":
         return format_class(table.get("format", DEFAULT_FORMAT)).settings
-    return resolve_name(kind.settings)
+    return resolve_name(settings)
 
 
 def sink_class(kind: str) -> Any:
     """Import the class of a kind of sink."""
-    return resolve_name(SINK_KINDS[kind].sink)
+    return resolve_name(SINK_KINDS[kind][1])
 
 
 def format_class(name: object) -> Any:
@@ -113,8 +106,8 @@ def tables() -> Iterator[Table]:
 
 def sink_tables() -> Iterator[Table]:
     """Yield the table of every kind of sink, and of every format of a webhook after what all have."""
-    for name, kind in SINK_KINDS.items():
-        yield Table(name=SINK, condition=f' with kind = "{name}"', settings=resolve_name(kind.settings))
+    for name, (settings, _) in SINK_KINDS.items():
+        yield Table(name=SINK, condition=f' with kind = "{name}"', settings=resolve_name(settings))
     for name in FORMATS:
         condition = f' with kind = "webhook" and format = "{name}"'
         yield Table(name=SINK, condition=condition, settings=format_class(name).settings)

@@ -11,20 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
+from bridge.config import values
 from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
-from bridge.config.values import (
-    check_ca,
-    check_certificate,
-    check_proxy,
-    check_signing_secrets,
-    check_some,
-    check_token,
-    check_url,
-    likely_meant,
-    nearest,
-    parse_headers,
-    quote,
-)
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES, is_property
 
 
@@ -46,7 +34,7 @@ def check_pattern(pattern: str) -> str:
     expression = expression_of(pattern)
     if not any(re.fullmatch(expression, known) for known in EVENT_TYPES):
         families = {f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES}
-        hint = nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
+        hint = values.nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
         raise ValueError(f"expected existing event types{hint}")
     return pattern
 
@@ -82,14 +70,15 @@ Rate = Annotated[float, Field(ge=0.001, le=10_000)]
 
 def _find_criterion_faults(name: str, wanted: Any) -> Iterator[Fault]:
     if name not in ATTRIBUTES and not is_property(name):
-        hint = nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
+        hint = values.nearest(name, [*ATTRIBUTES, *PROPERTIES]) or ", such as EventType or AffectsThisVm"
         yield name, f"expected an attribute or a property of an event's data{hint}"
     if name == "AffectsThisVm" and not isinstance(wanted, bool):
-        yield name, f"given {quote(wanted)}, expected true or false"
+        yield name, f"given {values.quote(wanted)}, expected true or false"
     known = KNOWN_VALUES["Outcome"]  # unlike IMDS's values, these are imds-bridge's own
     for value in alternatives(wanted) if name == "Outcome" else ():
         if value not in known:
-            yield name, f"given {quote(value)}, expected one of {', '.join(known)}{nearest(value, known)}"
+            expected = f"expected one of {', '.join(known)}{values.nearest(value, known)}"
+            yield name, f"given {values.quote(value)}, {expected}"
 
 
 class SinkSettings(Settings):
@@ -111,7 +100,7 @@ class SinkSettings(Settings):
     """Whether a new sink also gets the events that are already stored."""
     max_per_second: Rate | None = None
     """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
-    _check_types = field_validator("types")(check_some)
+    _check_types = field_validator("types")(values.check_some)
 
     @property
     def is_chat_format(self) -> bool:
@@ -130,10 +119,10 @@ class SinkSettings(Settings):
     def warnings(self) -> list[str]:
         """Describe what is accepted but looks like a slip: Azure may add values, so none is refused."""
         return [
-            f"where.{name}: given {quote(value)}, did you mean {meant}?"
+            f"where.{name}: given {values.quote(value)}, did you mean {meant}?"
             for name, wanted in self.where.items()
             for value in alternatives(wanted)
-            if (meant := likely_meant(str(value), KNOWN_VALUES.get(name, ())))
+            if (meant := values.likely_meant(str(value), KNOWN_VALUES.get(name, ())))
         ]
 
 
@@ -160,7 +149,7 @@ class HttpSettings(Settings):
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long one request may take. Example: `5`."""
-    secret_checks: ClassVar = {"proxy": check_proxy}
+    secret_checks: ClassVar = {"proxy": values.check_proxy}
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""
@@ -169,9 +158,11 @@ class HttpSettings(Settings):
         if key and not certificate:
             yield "client_key_file", "expected a client_certificate_file, too"
         if certificate:
-            yield from try_setting("client_certificate_file", partial(check_certificate, certificate, key))
+            yield from try_setting(
+                "client_certificate_file", partial(values.check_certificate, certificate, key)
+            )
         if self.ca_file:
-            yield from try_setting("ca_file", partial(check_ca, self.ca_file))
+            yield from try_setting("ca_file", partial(values.check_ca, self.ca_file))
 
 
 class WebhookSettings(SinkSettings, HttpSettings):
@@ -192,15 +183,15 @@ class WebhookSettings(SinkSettings, HttpSettings):
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     secret_checks: ClassVar = {
         **HttpSettings.secret_checks,
-        "bearer_token": check_token,
-        "headers": parse_headers,
-        "signing_secrets": check_signing_secrets,
+        "bearer_token": values.check_token,
+        "headers": values.parse_headers,
+        "signing_secrets": values.check_signing_secrets,
     }
 
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
-        check_url(value.read(), allow_http=info.data.get("allow_http", True))
+        values.check_url(value.read(), allow_http=info.data.get("allow_http", True))
         return value
 
 

@@ -159,7 +159,7 @@ def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(
 
 def test_a_name_that_no_vm_has_is_an_error(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, '[imds]\nvm_name = "web 0"\n')
-    assert fault.startswith('imds.vm_name: given "web 0", expected the name of this VM')
+    assert fault.startswith('imds.vm_name: given "web 0", expected a text that matches')
 
 
 # Programs

@@ -271,7 +271,7 @@ def test_all_errors_are_reported_at_once_each_with_the_given_value_and_the_expec
         [
             "log_levl: unknown key; did you mean log_level?",
             "stop_seconds: given 9999, expected less than or equal to 600",
-            'source: given "two words", expected a URI without spaces, for example urn:contoso:fleet',
+            "source: given \"two words\", expected a text that matches pattern '^[!-~]*$'",
             "max_outbox_mb: given Infinity, expected a finite number",
             'imds.endpoint: given "http://***@1.2.3.4", expected a URL without user and password; '
             "use bearer_token or headers",
