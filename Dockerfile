@@ -14,10 +14,10 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     SETUPTOOLS_SCM_PRETEND_VERSION="${VERSION}" \
     && python3 -m venv /build \
     && /build/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: \
-        --requirement requirements-build.lock \
+        --requirement requirements/build.lock \
     && /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip download --quiet --require-hashes --no-deps --only-binary :all: \
-        --requirement requirements-runtime.lock --dest /wheels \
+        --requirement requirements/runtime.lock --dest /wheels \
     && python3 -m venv --without-pip /opt/imds-bridge \
     && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
         --no-index --find-links /wheels 'imds-bridge[console,websocket]' \

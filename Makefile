@@ -14,7 +14,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo console quick test coverage unit lint format-check types types-windows layers bench mutants soak fleet dist audit lock clean
+.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers bench mutants soak fleet dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ coverage: $(READY) ## run all tests and measure branch coverage, which takes mor
 
 unit: $(READY) ## run the unit tests
 	@$(BIN)/python -m pytest -n 2 tests/unit
+
+size: ## print code lines and files of each package, and what else is read
+	@$(PYTHON) -m tests.support.size
 
 lint: format-check types types-windows layers ## check style, types and layers
 
@@ -69,29 +72,29 @@ dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and che
 
 audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions; DRY_RUN=1 needs no network
 	@$(BIN)/pip-audit --strict --disable-pip --progress-spinner off $(if $(DRY_RUN),--dry-run) \
-		$(foreach lock,$(wildcard requirements*.lock),--requirement $(lock))
+		$(foreach lock,$(wildcard requirements/*.lock),--requirement $(lock))
 
 lock: $(READY) ## choose new versions; the lock files hold versions, markers and hashes, no address
 	$(BIN)/pip install --quiet uv
-	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements.lock pyproject.toml
-	$(COMPILE) --constraint requirements.lock --extra console --extra websocket --output-file requirements-runtime.lock pyproject.toml
-	$(COMPILE) --constraint requirements.lock --group release --output-file requirements-release.lock
-	$(COMPILE) --constraint requirements.lock --group build --output-file requirements-build.lock
-	$(COMPILE) --constraint requirements.lock --extra console --extra lab --group build --output-file requirements-demo.lock pyproject.toml
+	$(COMPILE) --upgrade --all-extras --group dev --output-file requirements/dev.lock pyproject.toml
+	$(COMPILE) --constraint requirements/dev.lock --extra console --extra websocket --output-file requirements/runtime.lock pyproject.toml
+	$(COMPILE) --constraint requirements/dev.lock --group release --output-file requirements/release.lock
+	$(COMPILE) --constraint requirements/dev.lock --group build --output-file requirements/build.lock
+	$(COMPILE) --constraint requirements/dev.lock --extra console --extra lab --group build --output-file requirements/demo.lock pyproject.toml
 
 clean: ## remove generated files
 	rm -rf $(VENV) $(VERSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
 
-$(VENV)/.demo-ready: requirements-demo.lock pyproject.toml
-	$(call install,requirements-demo.lock)
+$(VENV)/.demo-ready: requirements/demo.lock pyproject.toml
+	$(call install,requirements/demo.lock)
 	@touch $@
 
-$(VENV)/.ready: requirements.lock pyproject.toml
-	$(call install,requirements.lock)
+$(VENV)/.ready: requirements/dev.lock pyproject.toml
+	$(call install,requirements/dev.lock)
 	@touch $(VENV)/.demo-ready $@
 
-$(VENV)/.release-ready: requirements-release.lock $(VENV)/.ready
-	@$(PIP) install --quiet --require-hashes --no-deps -r requirements-release.lock
+$(VENV)/.release-ready: requirements/release.lock $(VENV)/.ready
+	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/release.lock
 	@touch $@
 
 $(VERSION): $(wildcard .git/logs/HEAD)

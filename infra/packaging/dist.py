@@ -114,7 +114,7 @@ def install(wheel: Path, environment: Path) -> Path:
     """Install the wheel with the versions of the runtime lock; return the folder of its commands."""
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     pip = (sys.executable, "-m", "pip", "--python", environment / "bin/python", "--disable-pip-version-check")
-    lock = ROOT / "requirements-runtime.lock"
+    lock = ROOT / "requirements/runtime.lock"
     hashed = ("--require-hashes", "--only-binary", ":all:", "--requirement", lock)
     run(*pip, "install", "--no-deps", *hashed)
     # By its name: an installation by path is recorded, and the SBOM would have the path.

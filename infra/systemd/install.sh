@@ -106,9 +106,9 @@ fingerprint() { # identify the set of files to install
 
 install_program() {
     find_python
-    lock=$here/requirements-runtime.lock
-    [ -f "$lock" ] || lock=$checkout/requirements-runtime.lock
-    [ -f "$lock" ] || fail "there is no requirements-runtime.lock, neither here nor in a checkout around"
+    lock=$here/runtime.lock
+    [ -f "$lock" ] || lock=$checkout/requirements/runtime.lock
+    [ -f "$lock" ] || fail "there is no runtime.lock here, and no requirements/runtime.lock in a checkout around"
     source=${wheel:-$checkout}
     [ -f "$source" ] || [ -f "$source/pyproject.toml" ] || fail "there is no $source; expected a wheel, or a checkout"
     case $("$python" -c 'import sys; print(sys.base_prefix)') in
@@ -125,7 +125,7 @@ install_program() {
     "$python" -m venv "$tools/venv"
     pip download --require-hashes --no-deps --only-binary :all: --requirement "$lock" --dest "$tools/wheels"
     if [ -d "$source" ]; then
-        pip install --require-hashes --no-deps --only-binary :all: --requirement "$source/requirements-build.lock"
+        pip install --require-hashes --no-deps --only-binary :all: --requirement "$source/requirements/build.lock"
         pip wheel --no-deps --no-build-isolation --wheel-dir "$tools/wheels" "$source"
         # The build writes this file, which the owner of the checkout must be able to replace.
         chown --reference="$source/pyproject.toml" "$source/bridge/version.txt"

@@ -150,8 +150,7 @@ INSTALLED_PARTS = (
     "pyproject.toml",
     "README.md",
     "LICENSE",
-    "requirements-build.lock",
-    "requirements-runtime.lock",
+    "requirements",
 )
 
 

@@ -1,0 +1,84 @@
+"""Print how much there is to read: code lines, which are lines without blanks, comments and docstrings.
+
+`python -m tests.support.size [FOLDER]` measures the package in FOLDER; the default is this checkout's.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import statistics
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+APART = ("console", "lab")
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+NO_CODE = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+}
+
+
+def main() -> None:
+    """Print a line for each package of `bridge`, for other kinds of files, and for the tests."""
+    bridge = (Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT) / "bridge"
+    sizes: dict[str, list[int]] = defaultdict(list)
+    bodies: list[int] = []
+    for path in sorted(bridge.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = code_lines(text)
+        inside = path.relative_to(bridge).parts
+        sizes[inside[0] if len(inside) > 1 else "top"].append(len(lines))
+        bodies += (body for body in function_bodies(text, lines) if inside[0] not in APART)
+    for package, files in sizes.items():
+        show(package, sum(files), len(files))
+    rest = [files for package, files in sizes.items() if package not in APART]
+    show("without console and lab", sum(map(sum, rest)), sum(map(len, rest)))
+    median, high = statistics.median(bodies), statistics.quantiles(bodies, n=10)[-1]
+    print(f"body of a function: median {median:g}, 90th percentile {high:g} lines")
+    for suffix in (".sql", ".html", ".js", ".css"):
+        show(suffix, *raw(bridge, suffix), "raw lines")
+    show("tests", *raw(bridge.parent / "tests", ".py"), "raw lines")
+
+
+def show(what: str, lines: int, files: int, kind: str = "code lines") -> None:
+    """Print one line."""
+    print(f"{what:<24} {lines:>6,} {kind}, {files} file(s)")
+
+
+def raw(folder: Path, suffix: str) -> tuple[int, int]:
+    """Return the number of all lines in the files with that suffix, and of the files."""
+    files = [path.read_text(encoding="utf-8") for path in folder.rglob(f"*{suffix}")]
+    return sum(len(text.splitlines()) for text in files), len(files)
+
+
+def code_lines(text: str) -> set[int]:
+    """Return the numbers of the lines that are code."""
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        for one in node.body if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS) else ():
+            if (
+                isinstance(one, ast.Expr)
+                and isinstance(one.value, ast.Constant)
+                and isinstance(one.value.value, str)
+            ):
+                found.difference_update(range(one.lineno, (one.end_lineno or one.lineno) + 1))
+    return found
+
+
+def function_bodies(text: str, lines: set[int]) -> Iterator[int]:
+    """Yield the number of code lines in the body of each function."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, FUNCTIONS):
+            yield len(lines & set(range(node.body[0].lineno, (node.end_lineno or 0) + 1)))
+
+
+if __name__ == "__main__":
+    main()
