@@ -1,22 +1,152 @@
-"""What `imds-bridge approve` sends: a command on the bus."""
+"""The command `approve`: ask what to approve, send the command, print its receipts."""
 
 from __future__ import annotations
 
+import argparse
 import getpass
+import json
 import re
 import socket
-from datetime import datetime
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
+from bridge.azure.bus_receiver import convert
+from bridge.azure.receiver import ReceivedMessage
+from bridge.azure.servicebus import address_of, connect, delivery_error
+from bridge.cli.common import FAILED, OK, add_config, load_config
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
-from bridge.errors import ImdsError, UsageError
+from bridge.contract.types import KNOWN_VALUES, type_of
+from bridge.errors import BridgeError, ImdsError, UsageError
 from bridge.formats.text import format_relative
+from bridge.http.signing import signature_fault
 from bridge.imds.client import ImdsClient
 from bridge.imds.document import SCHEDULED, ScheduledEvent, parse_document
 from bridge.imds.instance import Vm
+from bridge.runtime.text import show
 from bridge.runtime.time import Clock
-from bridge.service.command_sender import ApproveCommand
+from bridge.service.command_sender import ApproveCommand, send_command
 from bridge.service.identity import approval_session
+
+_EPILOG = """\
+Without EVENT_ID, on a VM: lists the Scheduled events, names every VM that an approval releases, and asks.
+
+examples:
+  imds-bridge approve 4CAEA225-A741-474D-A72E-428C86FCD853 --wait
+  imds-bridge approve 4CAEA225-A741-474D-A72E-428C86FCD853 --vm web-0 --resource-group shop --expires 10m
+  imds-bridge approve
+"""
+
+
+def configure(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `approve`."""
+    command.epilog = _EPILOG
+    add_config(command)
+    command.add_argument("events", nargs="*", metavar="EVENT_ID", help="the EventId, in any letter case")
+    command.add_argument(
+        "--vm", default="", metavar="NAME", help="the VM whose listener gets it (default: this VM)"
+    )
+    command.add_argument(
+        "--resource-group",
+        default="",
+        metavar="NAME",
+        help="the VM's resource group, for the session id (default: this VM's)",
+    )
+    command.add_argument("--reason", default="", metavar="TEXT", help="repeated in the receipt")
+    command.add_argument(
+        "--expires",
+        default="10m",
+        metavar="TIME",
+        help="when the command expires: 90s, 10m, 1h (default: %(default)s)",
+    )
+    command.add_argument("--wait", action="store_true", help="wait for the receipt")
+    command.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments)
+    settings = settings_of(config)
+    if arguments.wait:
+        receipts_settings(settings)
+    try:
+        expires_seconds = parse_duration(arguments.expires)
+    except ValueError as error:
+        raise UsageError(f"approve: --expires: {error}") from None
+    event_ids = arguments.events or _choose_events(config)
+    if not event_ids:
+        show("nothing approved")
+        return OK
+    request = ApproveCommand(
+        event_ids=event_ids,
+        vm=arguments.vm,
+        resource_group=arguments.resource_group,
+        reason=arguments.reason,
+        expires_seconds=expires_seconds,
+    )
+    with open_receipts(settings) if arguments.wait else nullcontext() as receipts:
+        session = session_of(config, request)
+        command_id = send_command(settings, request, session=session, requested_by=user())
+        to_session = f" to session {session}" if session else ""
+        waiting = "" if receipts is None else "; waiting for the receipt"
+        show(f"sent: command {command_id} for {', '.join(event_ids)}{to_session}{waiting}")
+        if receipts is None:
+            return OK
+        found = receipts.wait(command_id, event_ids, limit_seconds=expires_seconds)
+        return _report(found, len(event_ids), within=arguments.expires)
+
+
+def _report(found: Iterator[Receipt | IgnoredReceipt], expected: int, *, within: str) -> int:
+    """Print the receipts as they come; return the exit code."""
+    receipts = []
+    for one in found:
+        if isinstance(one, Receipt):
+            receipts.append(one)
+            show(_describe(one))
+        else:
+            show(f"warning: receipt {one.message_id} is not believed: {one.fault}", stream=sys.stderr)
+    is_whole = len(receipts) == expected or any(not one.event_id for one in receipts)
+    if not is_whole:
+        show(f"no receipt within {within}: is `imds-bridge listen` running on that VM?", stream=sys.stderr)
+    if [one.outcome for one in receipts] != ["Accepted"] * expected:
+        return FAILED
+    show("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
+    return OK
+
+
+def _describe(receipt: Receipt) -> str:
+    is_released = receipt.outcome == "Accepted" and receipt.resources
+    releases = f"; releases {', '.join(receipt.resources)}" if is_released else ""
+    detail = f" ({receipt.detail})" if receipt.detail else ""
+    return (
+        f"{receipt.outcome.lower()}: {receipt.event_id or 'the command'}: {receipt.reason}{detail}{releases}"
+    )
+
+
+def _choose_events(config: Config) -> list[str]:
+    """Show the Scheduled events, and ask which of them to approve."""
+    events = scheduled_here(config)
+    if not events:
+        show("nothing is Scheduled for this VM or its group")
+        return []
+    for number, event in enumerate(events, 1):
+        show(f"  {number}  {describe(event, datetime.now(UTC))}")
+    if not sys.stdin.isatty():
+        raise UsageError("approve: give the EventIds: without a terminal it cannot ask")
+    answer = input("Approve which? Numbers, `all`, or nothing: ").split()
+    if answer in (["n"], ["no"], ["none"]):
+        return []
+    if answer == ["all"]:
+        return [event.event_id for event in events]
+    known = {str(number): event.event_id for number, event in enumerate(events, 1)}
+    if wrong := [one for one in answer if one not in known]:
+        raise UsageError(f"approve: given {' '.join(wrong)}, expected numbers from 1 to {len(events)}")
+    return [known[one] for one in answer]
+
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, None: 60}
@@ -106,3 +236,141 @@ def session_of(config: Config, request: ApproveCommand) -> str:
             client.close()
         vm = Vm(name=request.vm or here.name, resource_group=request.resource_group or here.resource_group)
     return approval_session(settings.session, vm) or ""
+
+
+ANSWER_SECONDS = 15.0
+PEEK_SECONDS = 0.5
+PEEK_MESSAGES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What a receipt says about one EventId; "" stands for all of a command that could not be read."""
+
+    event_id: str
+    outcome: str
+    reason: str
+    detail: str
+    resources: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IgnoredReceipt:
+    """A message that looks like a receipt of the command, and why it is not believed."""
+
+    message_id: str
+    fault: str
+
+
+def parse_receipt(body: bytes, command_id: str) -> Receipt | None:
+    """Read a receipt of a command; None if the message is anything else."""
+    try:
+        envelope = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(envelope, dict) or envelope.get("causationid") != command_id:
+        return None
+    data = envelope.get("data")
+    if not isinstance(data, dict) or data.get("Outcome") not in KNOWN_VALUES["Outcome"]:
+        return None
+    if envelope.get("type") != type_of(f"approval.{data['Outcome'].lower()}"):
+        return None
+    resources = data.get("Resources")
+    return Receipt(
+        event_id=_text(data, "EventId"),
+        outcome=data["Outcome"],
+        reason=_text(data, "Reason"),
+        detail=_text(data, "Detail"),
+        resources=tuple(map(str, resources)) if isinstance(resources, list) else (),
+    )
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    value = data.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def receipts_settings(settings: ApprovalSettings) -> ApprovalSettings:
+    """Return the settings of the subscription that receipts arrive in.
+
+    Raises:
+        UsageError: the configuration names none.
+    """
+    topic, subscription = settings.receipts_topic, settings.receipts_subscription
+    if not topic or not subscription:
+        raise UsageError("approve: --wait needs receipts_topic and receipts_subscription in [approvals]")
+    return settings.model_copy(update={"queue": "", "topic": topic, "subscription": subscription})
+
+
+@contextmanager
+def open_receipts(settings: ApprovalSettings) -> Iterator[Receipts]:
+    """Open the subscription that receipts arrive in and look into it: it must work before a command is sent.
+
+    Raises:
+        UsageError: the configuration names none.
+        DeliveryError: it cannot be read.
+    """
+    source = receipts_settings(settings)
+    try:
+        with (
+            connect(source) as client,
+            client.get_subscription_receiver(source.topic, source.subscription) as receiver,
+        ):
+            receiver.peek_messages(1, timeout=ANSWER_SECONDS)
+            yield Receipts(receiver, settings)
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise delivery_error(error, f"{address_of(source)}/{source.subscription}") from error
+
+
+class Receipts:
+    """The receipts in a subscription, which are read and left where they are."""
+
+    def __init__(self, receiver: Any, settings: ApprovalSettings) -> None:
+        """Read from `receiver`, the SDK's; `settings` have the secrets that receipts must be signed with."""
+        self._receiver = receiver
+        self._secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
+
+    def wait(
+        self, command_id: str, event_ids: Sequence[str], *, limit_seconds: float
+    ) -> Iterator[Receipt | IgnoredReceipt]:
+        """Yield what is found, until each EventId has a receipt or the time is over.
+
+        Args:
+            command_id: the command's id, which its receipts carry as `causationid`.
+            event_ids: of the command.
+            limit_seconds: how long to wait.
+        """
+        missing = {event_id.lower() for event_id in event_ids}
+        for message in self._messages(time.monotonic() + limit_seconds):
+            receipt = parse_receipt(message.body, command_id)
+            if receipt is None or (receipt.event_id and receipt.event_id.lower() not in missing):
+                continue
+            if fault := self._fault(message):
+                yield IgnoredReceipt(message_id=message.message_id, fault=fault)
+                continue
+            yield receipt
+            missing -= {receipt.event_id.lower()} if receipt.event_id else missing
+            if not missing:
+                return
+
+    def _fault(self, message: ReceivedMessage) -> str:
+        if not self._secrets:
+            return ""
+        return signature_fault(
+            self._secrets, message.properties, message.body, signed_near=message.enqueued_at
+        )
+
+    def _messages(self, deadline: float) -> Iterator[ReceivedMessage]:
+        """Yield all messages that can be decoded, and new ones until the deadline."""
+        number = 1
+        while True:
+            page = self._receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
+            messages = [convert(message, 0) for message in page]
+            yield from (message for message in messages if not message.fault)
+            if time.monotonic() >= deadline:
+                return
+            number = 1 + max((one.sequence_number or 0 for one in messages), default=number - 1)
+            if not messages:
+                time.sleep(PEEK_SECONDS)  # Ctrl-C ends it

@@ -1,17 +1,50 @@
-"""Arguments that several commands have, and what they name."""
+"""What several commands share: exit codes, the parser, arguments and what they name."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bridge.config.loader import DEFAULT_PATH, load, load_state_dir
 from bridge.config.models import Config
+from bridge.config.values import nearest
 from bridge.errors import ConfigError, SecretFault
 from bridge.outbox.state_dir import StateFolder
+
+OK = 0
+UNEXPECTED = 1
+USAGE = 2
+FAILED = 3
+
+
+HELP_COLUMN = 30
+
+
+class Parser(argparse.ArgumentParser):
+    """Keeps the lines of descriptions and examples, and names the option that a mistyped one may mean."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_formatter, **settings)
+
+    # The overloads of argparse differ only in the type of the namespace.
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Parse the arguments; an unknown option is an error of the command that it was given to."""
+        result, unknown = super().parse_known_args(args, namespace)
+        if options := [one for one in unknown if one.startswith("-")]:
+            known = re.findall(r"--[a-z-]+", self.format_usage())
+            self.error(f"unknown option {options[0]!a}{nearest(options[0].partition('=')[0], known)}")
+        return result, unknown
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=HELP_COLUMN)
 
 
 def add_config(command: argparse.ArgumentParser) -> None:

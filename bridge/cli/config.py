@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from bridge.cli.exit_codes import OK
+from bridge.cli.common import OK
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import ConfigError

@@ -12,8 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from bridge import __version__
-from bridge.cli.exit_codes import FAILED, OK, UNEXPECTED, USAGE
-from bridge.cli.parser import Parser
+from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.text import redact, show
@@ -50,7 +49,7 @@ COMMANDS = {
         "relay",
     ),
     "console": ("show a fleet's events on one web page", "bridge.cli.console", "configure"),
-    "approve": ("send an approve command to a VM's listener", "bridge.cli.approve_command", "configure"),
+    "approve": ("send an approve command to a VM's listener", "bridge.cli.approve", "configure"),
     "check": ("try the configuration, IMDS and every sink", "bridge.cli.check", "configure"),
     "render": (
         "show what a sink would send, for a sample of each event type",
@@ -65,7 +64,7 @@ COMMANDS = {
     ),
     "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
     "schema": ("print the JSON Schema of every event, or of a type's data", "bridge.cli.schema", "configure"),
-    "completion": ("print a shell's completion script", "bridge.cli.completion", "configure"),
+    "completion": ("print a shell's completion script", "bridge.cli.schema", "completion"),
     "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
     "demo": ("see everything work, on simulators", "bridge.lab.demo.command", "configure"),
 }

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import add_config, add_json, add_role, json_lines, state_folder
-from bridge.cli.exit_codes import OK
+from bridge.cli.common import OK, add_config, add_json, add_role, json_lines, state_folder
 from bridge.errors import UsageError
 from bridge.formats.table import table
 from bridge.formats.text import format_duration

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from bridge.cli.common import add_config, load_config
-from bridge.cli.exit_codes import OK
+from bridge.cli.common import OK, add_config, load_config
 from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError

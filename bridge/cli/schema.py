@@ -1,11 +1,11 @@
-"""The command `schema`."""
+"""The commands `schema` and `completion`: print files that are shipped."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from bridge.cli.exit_codes import OK
+from bridge.cli.common import OK
 from bridge.contract.schemas import NAMES, file_name, schema
 from bridge.errors import UsageError
 from bridge.runtime.text import show
@@ -50,3 +50,27 @@ def _write(folder: Path) -> int:
     except OSError as error:
         raise UsageError(f"schema: cannot write to {folder}: {error.strerror}") from error
     return len(NAMES)
+
+
+_COMPLETION = """\
+infra/systemd/install.sh installs the scripts of both shells for all users.
+
+examples:
+  imds-bridge completion bash > ~/.local/share/bash-completion/completions/imds-bridge
+  source <(imds-bridge completion bash)             for this shell
+  imds-bridge completion zsh > ~/.zfunc/_imds-bridge    a folder of fpath, before compinit
+"""
+
+
+def completion(command: argparse.ArgumentParser) -> None:
+    """Complete the parser of `completion`."""
+    command.epilog = _COMPLETION
+    command.add_argument("shell", choices=("bash", "zsh"), help="the shell")
+    command.set_defaults(run=_print_completion)
+
+
+def _print_completion(arguments: argparse.Namespace) -> int:
+    # infra/packaging/shell.py has written it.
+    file = Path(__file__).parent / "share" / f"completion.{arguments.shell}"
+    show(*file.read_text(encoding="utf-8").rstrip("\n").split("\n"))
+    return OK

@@ -8,8 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import add_config, add_role, json_lines, state_folder
-from bridge.cli.exit_codes import FAILED, OK
+from bridge.cli.common import FAILED, OK, add_config, add_role, json_lines, state_folder
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.health import BACKLOG_SECONDS, find_urgent

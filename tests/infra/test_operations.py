@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-PROBES = (ROOT / "bridge/cli/probes.py").read_text(encoding="utf-8")
+PROBES = (ROOT / "bridge/cli/check.py").read_text(encoding="utf-8")
 STATUS = (ROOT / "bridge/service/status.py").read_text(encoding="utf-8")
 CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted(Path(ROOT, "bridge").rglob("*.py")))
 
@@ -19,7 +19,7 @@ def section(title: str) -> str:
 
 
 def test_each_line_of_check_has_a_row() -> None:
-    printed = set(re.findall(r'(?:check=|name = |_receive\(\s*)f?"([a-z.]+)', PROBES))
+    printed = set(re.findall(r'(?:_(?:ok|warn|fail|receive)\(\s*|name = |row = .*?, )f?"([a-z.]+)', PROBES))
     rows = set(re.findall(r"^\| `([a-z.]+)", section("Lines of check"), re.MULTILINE))
     assert {"state", "imds", "sink", "relay"} <= printed
     assert rows == printed
