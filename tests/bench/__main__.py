@@ -65,7 +65,7 @@ rows:
   console          the console's store, pages, ingest and memory, against a bare insert
 
 examples:
-  python -m tests.bench                               the whole table, in about six minutes
+  python -m tests.bench                               the whole table, in about eight minutes
   python -m tests.bench --json bench.json             and as JSON, with facts of the machine
   python -m tests.bench --rows latency,drain          two groups of rows
   python -m tests.bench --rows memory --real-pace     1,000 polls at 0.2 s, the unmodified command
@@ -146,9 +146,10 @@ def _durable_folder() -> str | None:
 
 
 def _measure(name: str, measure: Measure, folder: Path, progress: Progress) -> list[Row]:
-    """Measure one group; a failure becomes a row, and the other groups are still measured."""
+    """Measure one group in a folder of its own; a failure becomes a row, and the other groups are still measured."""
     try:
-        return measure(folder, progress)
+        (folder / name).mkdir()
+        return measure(folder / name, progress)
     except BenchError as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - the other rows are still of use
