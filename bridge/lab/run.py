@@ -13,7 +13,7 @@ from pathlib import Path
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.scenario import Scenario, Step, load_scenario, play
+from bridge.lab.scenario import Scenario, load_scenario, play
 from bridge.runtime.text import show
 from bridge.runtime.threads import STOP_SIGNALS, Signals
 
@@ -71,7 +71,7 @@ def _playing(scenario: Scenario | None, lab: ImdsLab) -> Iterator[None]:
 def _play(scenario: Scenario | None, lab: ImdsLab, stop: threading.Event) -> None:
     if scenario is not None:
         _report("scenario", scenario.title)
-        play(scenario, lab, stop, _report_step)
+        play(scenario, lab, stop, _reporter("scenario"))
 
 
 def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:
@@ -174,10 +174,6 @@ For one message per event, save this as relay.toml and run: imds-bridge relay --
   format = "slack"
   url = "{chat}"
 """
-
-
-def _report_step(step: Step) -> None:
-    _report("scenario", step.text)
 
 
 def _reporter(who: str) -> Callable[[str], None]:

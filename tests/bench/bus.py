@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bridge.lab.httpd import Answer, HttpRequest, Server, json_answer
-from bridge.lab.servicebus import ServiceBusLab
 from tests.bench.measure import BenchError
 from tests.bench.simulators import VM, Remote
+from tests.support.servicebus import ServiceBusLab
 
 TOPIC = "events"  # without subscriptions: what is sent there is counted and kept nowhere
 SESSION_QUEUE = "approvals"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.browser import axe_faults, chromium, opened
 from tests.support.bus import QUEUE
 from tests.support.console import (
@@ -24,6 +23,7 @@ from tests.support.console import (
     event_id,
     running_console,
 )
+from tests.support.servicebus import ServiceBusLab
 
 NOW = datetime.now(UTC)
 PHONE: ViewportSize = {"width": 320, "height": 640}  # also a desktop of 1280 pixels at 400%: WCAG 1.4.10

@@ -242,19 +242,6 @@ class BusContract:
                 receiver.complete_message(dead)
                 assert nothing(receiver)
 
-    def test_a_deferred_message_comes_by_its_number_only(self, bus: Bus) -> None:
-        bus.send("plain", ServiceBusMessage("1"))
-        with bus.client() as client, bus.receiver(client, "plain") as receiver:
-            message = only(receiver)
-            assert message.sequence_number is not None
-            receiver.defer_message(message)
-            assert nothing(receiver)
-            (again,) = receiver.receive_deferred_messages([message.sequence_number])
-            assert str(again) == "1"
-            receiver.complete_message(again)
-            with refused(ServiceBusError):
-                receiver.receive_deferred_messages([message.sequence_number])
-
     def test_a_lock_can_be_renewed(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"))
         with bus.client() as client, bus.receiver(client, "plain") as receiver:
@@ -302,23 +289,6 @@ class BusContract:
             assert (str(dead), dead.dead_letter_reason) == ("1", "TTLExpiredException")
             dead_letters.complete_message(dead)
 
-    def test_a_scheduled_message_comes_at_its_time(self, bus: Bus) -> None:
-        at = datetime.now(UTC) + timedelta(seconds=3)
-        with bus.client() as client, bus.sender(client, "plain") as sender:
-            sender.schedule_messages(ServiceBusMessage("later"), at, timeout=SEND_SECONDS)
-        (message,) = bus.receive("plain", 1)
-        assert str(message) == "later"
-        assert datetime.now(UTC) >= at - timedelta(seconds=0.5)
-
-    def test_a_canceled_message_never_comes(self, bus: Bus) -> None:
-        with bus.client() as client, bus.sender(client, "plain") as sender:
-            at = datetime.now(UTC) + timedelta(seconds=6)  # by when it must have been canceled
-            numbers = sender.schedule_messages(
-                [ServiceBusMessage("canceled"), ServiceBusMessage("kept")], at, timeout=SEND_SECONDS
-            )
-            sender.cancel_scheduled_messages(numbers[:1], timeout=SEND_SECONDS)
-        assert bodies(bus.receive("plain", 1)) == ["kept"]
-
     # --- duplicates ---
 
     def test_a_message_id_is_taken_once_also_within_a_batch(self, bus: Bus) -> None:
@@ -364,13 +334,10 @@ class BusContract:
             with bus.receiver(other, "sessions", session_id=session_id) as second:
                 assert second.session.session_id == session_id
 
-    def test_a_session_lock_can_be_renewed_and_a_session_has_state(self, bus: Bus) -> None:
+    def test_a_session_lock_can_be_renewed(self, bus: Bus) -> None:
         session_id = str(uuid4())
         with bus.client() as client, bus.receiver(client, "sessions", session_id=session_id) as receiver:
             assert receiver.session.renew_lock(timeout=WAIT_SECONDS) > datetime.now(UTC)
-            receiver.session.set_state(b"half-way", timeout=WAIT_SECONDS)
-            assert receiver.session.get_state(timeout=WAIT_SECONDS) == b"half-way"
-            receiver.session.set_state(None, timeout=WAIT_SECONDS)
 
     def test_without_a_session_nothing_is_sent_to_or_received_from_an_entity_that_requires_one(
         self, bus: Bus

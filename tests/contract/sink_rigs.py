@@ -19,7 +19,6 @@ from bridge.events.model import StoredEvent
 from bridge.formats.base import ChatFormat
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks import eventgrid as eventgrid_module
 from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module
@@ -32,6 +31,7 @@ from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
 from tests.support.clock import MovedClock
 from tests.support.process import stored_event
+from tests.support.servicebus import ServiceBusLab
 
 SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - a test's; PagerDuty's keys have 32 letters and digits
 NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's

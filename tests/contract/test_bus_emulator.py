@@ -105,8 +105,12 @@ def bus(emulator: Bus) -> Iterator[Bus]:
 
 def _entities() -> list[tuple[str, bool]]:
     namespace = load(CONFIG)
-    queues = [*namespace.queues, *(one.queue for topic in namespace.topics for one in topic.subscriptions)]
-    return [(queue.name.replace("/Subscriptions/", "/"), queue.requires_session) for queue in queues]
+    subscriptions = [
+        (f"{topic.name}/{one.name}", one.properties.requires_session)
+        for topic in namespace.topics
+        for one in topic.subscriptions
+    ]
+    return [*((one.name, one.properties.requires_session) for one in namespace.queues), *subscriptions]
 
 
 def _empty(bus: Bus, name: str, **options: object) -> None:

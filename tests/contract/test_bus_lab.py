@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.lab.servicebus import ServiceBusLab
 from tests.contract.bus_contract import CONFIG, Bus, BusContract
+from tests.support.servicebus import ServiceBusLab
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE, bus_config
+from tests.support.servicebus import ServiceBusLab
 
 T = TypeVar("T")
 LIMIT_SECONDS = 20.0

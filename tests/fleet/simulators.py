@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
+from tests.support.servicebus import ServiceBusLab
 
 TOPIC, QUEUE = "scheduled-events", "approvals"
 SUBSCRIPTIONS = ("audit", "chat", "console")

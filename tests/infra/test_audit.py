@@ -17,7 +17,6 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender, command
 from tests.support.clock import MovedClock
 from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, run_script, settings
@@ -26,6 +25,7 @@ from tests.support.imds import ScriptedImds
 from tests.support.outbox import failing_disk
 from tests.support.paths import ROOT
 from tests.support.process import Forward, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 PREFIX = "io.imdsbridge."
 SPEC = spec_from_file_location("audit_script", ROOT / "infra/consumers/audit/audit.py")

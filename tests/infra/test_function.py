@@ -33,12 +33,12 @@ from bridge.config.base import Secret
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.bus import SECRET
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, stored_event, wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import TOPIC, entities, settings
 
 pytestmark = pytest.mark.timeout(600)  # npm installs Azurite

@@ -22,12 +22,12 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 from bridge.events.model import StoredEvent
 from bridge.imds.diff import Change
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import change_event, scheduled_event, stored
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import settings as sink_settings
 
 DEFINITION = json.loads((ROOT / "infra/consumers/logicapp/definition.json").read_text())

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.clients import go_program
 from tests.support.consumers import APPROVER, TOPIC, Listen, bus_config, settings
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.programs import tool
+from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import pytest
 
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender, message
 from tests.support.consumers import (
     ALL,
@@ -25,6 +24,7 @@ from tests.support.consumers import (
     settings,
 )
 from tests.support.process import Forward, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 P = TypeVar("P", bound=Forward)
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard

@@ -15,7 +15,6 @@ from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
@@ -25,6 +24,7 @@ from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.process import wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import TOPIC, entities, settings
 
 VMS = [f"web-{number}" for number in range(50)]

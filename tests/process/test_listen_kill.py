@@ -14,9 +14,9 @@ import pytest
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE, Sender, bus_config, command, message
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 

@@ -13,9 +13,9 @@ import pytest
 
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward, read_outbox, run, wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities, ids
 
 KEY = "a-key-that-must-not-be-shown"

@@ -12,10 +12,10 @@ from azure.servicebus.exceptions import ServiceBusError
 
 from bridge.lab.httpd import LabError
 from bridge.lab.imds import EVENT_TYPES, ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.soak.checks import APPROVABLE_TYPES
 from tests.soak.truth import Command
 from tests.support.bus import Sender, command, message
+from tests.support.servicebus import ServiceBusLab
 
 LIVE_EVENTS = 8  # at a time
 LARGE_BYTES, LARGE_SHARE = 180_000, 0.1  # a message of Service Bus has at most 256 KiB

@@ -16,7 +16,6 @@ from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.httpd import KEPT_REQUESTS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.bench.measure import BenchError
 from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
 from tests.soak.member import Member
@@ -24,6 +23,7 @@ from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
 from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span, Usage
 from tests.support.disk import SmallDisk
 from tests.support.process import Forward, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 Role = Literal["forward", "listen", "relay"]
 ROLES: tuple[Role, ...] = ("forward", "listen", "relay")

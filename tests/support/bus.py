@@ -22,7 +22,6 @@ from bridge.config.models import ApiVersion, Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
@@ -30,6 +29,7 @@ from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 T = TypeVar("T")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.lab.servicebus.codec import Symbol, Timestamp, described, write
-from bridge.lab.servicebus.sections import (
+from bridge.lab.servicebus.messages import Content, parse
+from tests.support.amqp import (
     APPLICATION,
     DATA,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    Content,
-    parse,
+    Symbol,
+    described,
+    write,
 )
 
 
@@ -37,16 +38,16 @@ def encoded(
     subject: str | None = None,
     correlation_id: str | None = None,
     ttl_seconds: float | None = None,
-    scheduled_for: float | None = None,
     properties: dict[str, Any] | None = None,
+    annotations: dict[str, Any] | None = None,
 ) -> bytes:
     """Return a message as bytes."""
     parts = []
     if ttl_seconds is not None:
         parts.append(described(HEADER, write([True, None, int(ttl_seconds * 1000)])))
-    if scheduled_for is not None:
-        at = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(int(scheduled_for * 1000))}
-        parts.append(described(MESSAGE_ANNOTATIONS, write(at)))
+    if annotations:
+        named = {Symbol(name): value for name, value in annotations.items()}
+        parts.append(described(MESSAGE_ANNOTATIONS, write(named)))
     values = [message_id, None, None, subject, None, correlation_id, None, None, None, None, session_id]
     parts.append(described(PROPERTIES, write(values)))
     if properties:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"

@@ -23,11 +23,11 @@ import requests
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
 from tests.support.dashboard import ROWS, Panel
 from tests.support.monitoring import FOLDER
 from tests.support.process import COMMAND, environment, toml, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 PICTURE = FOLDER / "dashboard.svg"
 RUN_SECONDS = 110

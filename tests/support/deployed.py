@@ -12,10 +12,10 @@ from http import HTTPStatus
 import requests
 
 from bridge.config.models import Config
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender, message
 from tests.support.console import FleetVm, RunningConsole, approvable, event_id, running
 from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 NAMESPACE = "contoso.servicebus.windows.net"
 TOPIC, SUBSCRIPTION, QUEUE = "scheduled-events", "console", "approvals"

@@ -8,8 +8,8 @@ import pytest
 
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import bus_config
+from tests.support.servicebus import ServiceBusLab
 
 __all__ = ["bus", "imds", "inbox", "lab"]
 

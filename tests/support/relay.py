@@ -17,7 +17,6 @@ from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import Entity, ServiceBusLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
@@ -28,6 +27,7 @@ from bridge.service.relay import Relay
 from bridge.sinks.memory import MemorySink
 from tests.support.bus import message, no_sdk_thread_runs
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.servicebus import Entity, ServiceBusLab
 
 TOPIC = "scheduled-events"
 SUBSCRIPTION = "chat"

@@ -27,12 +27,12 @@ from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.process.test_listen_kill import Listen
 from tests.support.bus import FLEET, Sender, bus_config, message
 from tests.support.diff import faults_of
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, run, toml, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 SCHEMAS = ROOT / "schemas"
 EXAMPLES = SCHEMAS / "examples"

@@ -16,7 +16,7 @@ from azure.servicebus import ServiceBusClient
 
 from bridge.azure import servicebus as bus
 from bridge.config.bus import ServiceBusSettings
-from bridge.lab.servicebus import ServiceBusLab, StoredMessage
+from tests.support.servicebus import ServiceBusLab, StoredMessage
 
 QUEUE = "notices"
 TOPIC = "events"

@@ -11,8 +11,7 @@ from azure.servicebus import ServiceBusMessage
 from azure.servicebus._pyamqp import sender as sdk_sender
 from hypothesis import strategies as st
 
-from bridge.lab.servicebus.codec import Symbol, described, write, write_compound
-from bridge.lab.servicebus.sections import (
+from tests.support.amqp import (
     APPLICATION,
     DATA,
     DELIVERY_ANNOTATIONS,
@@ -21,6 +20,10 @@ from bridge.lab.servicebus.sections import (
     PROPERTIES,
     SEQUENCE,
     VALUE,
+    Symbol,
+    described,
+    write,
+    write_compound,
 )
 from tests.support.bus import Sender
 

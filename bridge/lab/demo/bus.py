@@ -53,8 +53,7 @@ allow = [{{ event_type = ["Freeze"] }}]
 
     def received_ids(self) -> set[str]:
         """Return the ids of the events that have arrived at the subscription."""
-        messages = self._lab.entity(f"{TOPIC}/Subscriptions/{SUBSCRIPTION}").messages
-        return {message.message_id for message in messages}
+        return self._lab.message_ids(f"{TOPIC}/Subscriptions/{SUBSCRIPTION}")
 
     def forge(self, event_id: str) -> None:
         """Send a command that approves the event and is signed with a wrong key."""

@@ -2,202 +2,129 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_pascal
 
 from bridge.lab.httpd import LabError
-from bridge.lab.servicebus.filters import EVERYTHING, SYSTEM_PROPERTIES, Correlation, Filter, Rule, Sql
+from bridge.lab.servicebus.filters import Correlation, Filter, Sql, everything
 
 Json = Mapping[str, Any]
-
-_DURATION = re.compile(
-    r"P(?:(\d+)Y)?(?:(\d+)M)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.ASCII
-)
-_UNIT_SECONDS = (365 * 86400, 30 * 86400, 86400, 3600, 60, 1)
-_NAME = re.compile(r"[A-Za-z0-9](?:[\w./-]*[A-Za-z0-9])?", re.ASCII)
+Duration = Annotated[timedelta, Field(gt=timedelta(0))]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?$")]
+HOUR = timedelta(hours=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueSettings:
-    """Hold the settings of a queue, or of a subscription's messages.
+class _Model(BaseModel):
+    model_config = ConfigDict(alias_generator=to_pascal, validate_by_name=True)
 
-    Attributes:
-        name: as clients address it; a subscription's name includes its topic.
-        ttl_seconds: the time to live of a message without a shorter one.
-        duplicate_window_seconds: None without duplicate detection.
-    """
 
-    name: str
-    lock_seconds: float = 60.0
-    max_delivery_count: int = 10
-    ttl_seconds: float = 3600.0
-    dead_letter_on_expiration: bool = False
-    duplicate_window_seconds: float | None = None
+class Properties(_Model):
+    """The properties of a queue, a topic or a subscription."""
+
+    lock_duration: Annotated[Duration, Field(le=timedelta(minutes=5))] = timedelta(minutes=1)
+    max_delivery_count: Annotated[int, Field(ge=1)] = 10
+    default_message_time_to_live: Duration = HOUR
+    dead_lettering_on_message_expiration: bool = False
+    requires_duplicate_detection: bool = False
+    duplicate_detection_history_time_window: Duration = timedelta(seconds=20)
     requires_session: bool = False
+    forward_to: Literal["", None] = None  # the lab forwards nothing
+    forward_dead_lettered_messages_to: Literal["", None] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubscriptionSettings:
-    """Hold a subscription: its queue settings, and its rules, one of which must match."""
+class QueueSettings(_Model):
+    """A queue, or what a subscription keeps."""
 
-    queue: QueueSettings
-    rules: tuple[Rule, ...] = (EVERYTHING,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TopicSettings:
-    """Hold a topic and its subscriptions."""
-
-    name: str
-    ttl_seconds: float = 3600.0
-    duplicate_window_seconds: float | None = None
-    subscriptions: tuple[SubscriptionSettings, ...] = ()
+    name: Name
+    properties: Properties = Properties()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Namespace:
-    """Hold all entities, and a warning for each setting that the lab ignores."""
+class _SqlFilter(_Model):
+    sql_expression: str
 
-    queues: tuple[QueueSettings, ...] = ()
-    topics: tuple[TopicSettings, ...] = ()
-    ignored: tuple[str, ...] = ()
+
+class _RuleProperties(_Model):
+    filter_type: Literal["Sql", "Correlation"]
+    sql_filter: _SqlFilter | None = None
+    correlation_filter: dict[str, Any] | None = None
+    action: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.compiled()
+        return self
+
+    def compiled(self) -> Filter:
+        """Return the condition; raise LabError if it is invalid."""
+        if self.filter_type == "Sql" and self.sql_filter:
+            return Sql(self.sql_filter.sql_expression)
+        return Correlation(self.correlation_filter or {})
+
+
+class _Rule(_Model):
+    name: str = ""
+    properties: _RuleProperties
+
+
+class SubscriptionSettings(QueueSettings):
+    """A subscription and its rules, one of which must match."""
+
+    rules: list[_Rule] = []
+
+    def filters(self) -> list[Filter]:
+        """Return the conditions of its rules."""
+        return [rule.properties.compiled() for rule in self.rules] or [everything]
+
+
+def _each_once(entities: list[Any]) -> list[Any]:
+    names = [one.name.lower() for one in entities]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"given twice: {', '.join(repeated)}")
+    return entities
+
+
+class TopicSettings(QueueSettings):
+    """A topic and its subscriptions."""
+
+    subscriptions: Annotated[list[SubscriptionSettings], AfterValidator(_each_once)] = []
+
+
+class Namespace(_Model):
+    """All entities."""
+
+    queues: Annotated[list[QueueSettings], AfterValidator(_each_once)] = []
+    topics: Annotated[list[TopicSettings], AfterValidator(_each_once)] = []
+
+    def ignored(self) -> Iterable[str]:
+        """Yield a warning for each setting that the lab ignores."""
+        for topic in self.topics:
+            for subscription in topic.subscriptions:
+                for rule in subscription.rules:
+                    if (rule.properties.action or {}).get("SqlExpression"):
+                        yield f"{topic.name}/{subscription.name}: the Action of rule {rule.name!r} is not run"
+
+
+class _UserConfig(_Model):
+    namespaces: Annotated[list[Namespace], Field(min_length=1, max_length=1)]
+
+
+class _File(_Model):
+    user_config: _UserConfig
 
 
 def load(source: str | Path | Json) -> Namespace:
     """Return the namespace of a configuration file, or of its content; raise LabError if it is invalid."""
-    return parse(source if isinstance(source, Mapping) else _read(Path(source)))
-
-
-def _read(path: Path) -> Json:
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise LabError(f"configuration {path} given: {error}; expected: the emulator's JSON") from error
-    if not isinstance(content, dict):
-        raise LabError(f"configuration {path} given: no object; expected: the emulator's JSON")
-    return content
-
-
-def parse(content: Json) -> Namespace:
-    """Return the namespace in a file's content."""
-    try:
-        namespaces = content["UserConfig"]["Namespaces"]
-        if len(namespaces) != 1:
-            raise LabError(f"Namespaces given: {len(namespaces)}; expected: 1")
-        queues = tuple(queue_settings(one) for one in namespaces[0].get("Queues") or ())
-        topics = tuple(topic_settings(one) for one in namespaces[0].get("Topics") or ())
-        ignored = tuple(_ignored(namespaces[0]))
-    except (KeyError, TypeError, AttributeError) as error:
+        if isinstance(source, Mapping):
+            return _File.model_validate(source).user_config.namespaces[0]
+        text = Path(source).read_text(encoding="utf-8-sig")
+        return _File.model_validate_json(text).user_config.namespaces[0]
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
         raise LabError(
-            f"configuration given: {error!r}; expected: UserConfig.Namespaces[0].Queues/Topics"
+            f"bus configuration given: {source}; expected: the emulator's JSON ({error})"
         ) from error
-    _refuse_repeats([queue.name for queue in queues] + [topic.name for topic in topics])
-    return Namespace(queues=queues, topics=topics, ignored=ignored)
-
-
-def queue_settings(content: Json, prefix: str = "") -> QueueSettings:
-    """Return the settings of one entry of Queues, or with a prefix of Subscriptions."""
-    properties = content.get("Properties") or {}
-    name = prefix + _name(content)
-    for forward in ("ForwardTo", "ForwardDeadLetteredMessagesTo"):
-        if properties.get(forward):
-            raise LabError(
-                f"{name}: {forward} given: {properties[forward]!r}; expected: none, the lab forwards nothing"
-            )
-    return QueueSettings(
-        name=name,
-        lock_seconds=_seconds(properties, "LockDuration", 60.0),
-        max_delivery_count=int(properties.get("MaxDeliveryCount", 10)),
-        ttl_seconds=_seconds(properties, "DefaultMessageTimeToLive", 3600.0),
-        dead_letter_on_expiration=bool(properties.get("DeadLetteringOnMessageExpiration", False)),
-        duplicate_window_seconds=_window(properties),
-        requires_session=bool(properties.get("RequiresSession", False)),
-    )
-
-
-def topic_settings(content: Json) -> TopicSettings:
-    """Return the settings of one entry of Topics."""
-    properties = content.get("Properties") or {}
-    name = _name(content)
-    subscriptions = tuple(_subscription(one, name) for one in content.get("Subscriptions") or ())
-    _refuse_repeats([subscription.queue.name for subscription in subscriptions])
-    return TopicSettings(
-        name=name,
-        ttl_seconds=_seconds(properties, "DefaultMessageTimeToLive", 3600.0),
-        duplicate_window_seconds=_window(properties),
-        subscriptions=subscriptions,
-    )
-
-
-def _subscription(content: Json, topic: str) -> SubscriptionSettings:
-    queue = queue_settings(content, f"{topic}/Subscriptions/")
-    rules = tuple(_rule(rule, queue.name) for rule in content.get("Rules") or ())
-    return SubscriptionSettings(queue=queue, rules=rules or (EVERYTHING,))
-
-
-def _rule(content: Json, subscription: str) -> Rule:
-    return Rule(name=str(content.get("Name", "")), matches=_filter(content["Properties"], subscription))
-
-
-def _filter(properties: Json, subscription: str) -> Filter:
-    kind = properties.get("FilterType")
-    if kind == "Sql":
-        return Sql(properties["SqlFilter"]["SqlExpression"])
-    if kind == "Correlation":
-        return _correlation(properties["CorrelationFilter"])
-    raise LabError(f"{subscription}: FilterType given: {kind!r}; expected: Sql or Correlation")
-
-
-def _correlation(content: Json) -> Correlation:
-    system = {}
-    for name, value in content.items():
-        if name == "Properties":
-            continue
-        if name.lower() not in SYSTEM_PROPERTIES:
-            raise LabError(f"CorrelationFilter given: {name}; expected: a property of the message")
-        system[SYSTEM_PROPERTIES[name.lower()]] = value
-    return Correlation(system=system, application=dict(content.get("Properties") or {}))
-
-
-def _ignored(namespace: Json) -> list[str]:
-    return [
-        f"{topic['Name']}/Subscriptions/{subscription['Name']}: the Action of rule {rule.get('Name')!r} is not run"
-        for topic in namespace.get("Topics") or ()
-        for subscription in topic.get("Subscriptions") or ()
-        for rule in subscription.get("Rules") or ()
-        if (rule["Properties"].get("Action") or {}).get("SqlExpression")
-    ]
-
-
-def _name(content: Json) -> str:
-    name = content.get("Name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise LabError(f"Name given: {name!r}; expected: letters, digits, and . - _ / between them")
-    return name
-
-
-def _window(properties: Json) -> float | None:
-    if not properties.get("RequiresDuplicateDetection", False):
-        return None
-    return _seconds(properties, "DuplicateDetectionHistoryTimeWindow", 20.0)
-
-
-def _seconds(properties: Json, name: str, default: float) -> float:
-    given = properties.get(name)
-    if given is None:
-        return default
-    match = _DURATION.fullmatch(given) if isinstance(given, str) else None
-    if match is None or not any(match.groups()):
-        raise LabError(f"{name} given: {given!r}; expected: an ISO 8601 duration such as PT1M")
-    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), _UNIT_SECONDS, strict=True))
-
-
-def _refuse_repeats(names: list[str]) -> None:
-    folded = [name.lower() for name in names]
-    repeated = sorted({name for name in folded if folded.count(name) > 1})
-    if repeated:
-        raise LabError(f"entities given twice: {', '.join(repeated)}; expected: each once")

@@ -1,20 +1,229 @@
-"""The messages of a queue, and counters. No I/O."""
+"""The messages of a queue: split into their sections, checked, and assembled for a receiver.
+
+Properties and body are kept as the bytes that the client sent and leave the broker unchanged; only the header, the
+annotations and the application properties of a message that was changed are written by the broker.
+"""
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from bridge.lab.servicebus.sections import Content, compose
+from bridge.lab.servicebus.conditions import ARGUMENT, DECODE, NOT_IMPLEMENTED, Refused
+from bridge.lab.servicebus.connection import proton
+
+HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(
+    0x70, 0x79
+)
+BODIES = (DATA, SEQUENCE, VALUE)
+SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
+PARTITION_KEY = "x-opt-partition-key"
+# The service sets these; values from a client are dropped.
+_OWN_ANNOTATIONS = (
+    "x-opt-enqueued-time",
+    "x-opt-sequence-number",
+    "x-opt-enqueue-sequence-number",
+    "x-opt-locked-until",
+    "x-opt-lock-token",
+    "x-opt-message-state",
+    "x-opt-deadletter-source",
+)
+_PROPERTY_NAMES = (
+    "message_id",
+    "user_id",
+    "to",
+    "subject",
+    "reply_to",
+    "correlation_id",
+    "content_type",
+    "content_encoding",
+    "absolute_expiry_time",
+    "creation_time",
+    "session_id",
+    "group_sequence",
+    "reply_to_session_id",
+)
+_TTL = 2
+# learn.microsoft.com/azure/service-bus-messaging/service-bus-quotas
+MAX_ID_CHARACTERS = 128
+MAX_PROPERTY_BYTES, MAX_PROPERTIES_BYTES = 32 * 1024, 64 * 1024
+_MAX_UINT = 2**32 - 1
 
 
-class State(IntEnum):
-    """The state of a message, with the values of x-opt-message-state."""
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Hold one message as received. Bytes are whole sections, or empty."""
 
-    ACTIVE = 0
-    DEFERRED = 1
-    SCHEDULED = 2
+    ttl_seconds: float | None = None
+    annotations: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
+    properties_bytes: bytes = b""
+    application_properties: dict[Any, Any] = field(default_factory=dict)
+    application_bytes: bytes = b""
+    body_bytes: bytes = b""
+
+    @property
+    def message_id(self) -> str:
+        """Return the message's id as a text, which may be empty."""
+        return str(self.properties.get("message_id", ""))
+
+    @property
+    def session_id(self) -> str | None:
+        """Return the session, or None."""
+        found = self.properties.get("session_id")
+        return None if found is None else str(found)
+
+    @cached_property
+    def body(self) -> bytes:
+        """Return the joined data sections; for another kind of body, the bytes of its sections."""
+        parts = [section.data() for section in _sections(self.body_bytes) if section.code == DATA]
+        return b"".join(parts) if parts else self.body_bytes
+
+    def with_properties(self, changes: Mapping[str, Any]) -> Content:
+        """Return the message with some application properties set; the others keep their types."""
+        if not changes:
+            return self
+        merged = {**self.application_properties, **changes}
+        return replace(self, application_properties=merged, application_bytes=encode(APPLICATION, merged))
+
+    def check(self) -> None:
+        """Raise Refused for what Service Bus refuses, or the lab does not have."""
+        if SCHEDULED_TIME in self.annotations:
+            raise Refused(NOT_IMPLEMENTED, "The lab has no scheduled messages.")
+        if max(len(self.message_id), len(self.session_id or "")) > MAX_ID_CHARACTERS:
+            raise Refused(ARGUMENT, f"An id has more than {MAX_ID_CHARACTERS} characters.")
+        key = self.annotations.get(PARTITION_KEY)
+        if self.session_id is not None and key not in (None, self.session_id):
+            raise Refused(ARGUMENT, "The PartitionKey differs from the SessionId.")
+        texts = [one for one in self.application_properties.values() if isinstance(one, str | memoryview)]
+        if any(len(one) > MAX_PROPERTY_BYTES for one in texts):
+            raise Refused(ARGUMENT, f"A property has more than {MAX_PROPERTY_BYTES} bytes.")
+        if len(self.properties_bytes) + len(self.application_bytes) > MAX_PROPERTIES_BYTES:
+            raise Refused(ARGUMENT, f"The properties have more than {MAX_PROPERTIES_BYTES} bytes.")
+
+
+@dataclass(frozen=True)
+class _Section:
+    code: int
+    encoded: bytes
+    decoded: Any  # proton's decoder, at the value; None for data
+
+    def value(self, kind: type[Any]) -> Any:
+        found = self.decoded.get_object()
+        if not isinstance(found, kind):
+            raise ValueError(f"section given: {type(found).__name__}; expected: {kind.__name__}")
+        return found
+
+    def data(self) -> bytes:
+        return self.encoded[5 if self.encoded[3] == _SMALL_BINARY else 8 :]
+
+
+_SMALL_BINARY, _BINARY = 0xA0, 0xB0
+
+
+def _sections(data: bytes) -> Iterator[_Section]:
+    """Yield the sections of a message; raise ValueError or a ProtonException if it is not one."""
+    at = 0
+    while at < len(data):
+        end = _end_of_data(data, at)
+        if end:
+            yield _Section(DATA, data[at:end], None)
+        else:
+            decoder = proton.Data()
+            end = at + decoder.decode(data[at:])
+            decoder.rewind()
+            if decoder.next() != proton.Data.DESCRIBED:
+                raise ValueError("no section")
+            decoder.enter()
+            decoder.next()
+            code = decoder.get_object()
+            decoder.next()
+            if not isinstance(code, int) or not HEADER <= code <= FOOTER or code == DATA:
+                raise ValueError(f"section given: {code!r}; expected: one of a message")
+            yield _Section(code, data[at:end], decoder)
+        at = end
+
+
+def _end_of_data(data: bytes, at: int) -> int:
+    """Return where a data section ends, and 0 for another section: a batch has hundreds, found without copies."""
+    start = data[at : at + 4]
+    if start == bytes((0x00, 0x53, DATA, _SMALL_BINARY)):
+        end = at + 5 + data[at + 4]
+    elif start == bytes((0x00, 0x53, DATA, _BINARY)):
+        end = at + 8 + int.from_bytes(data[at + 4 : at + 8])
+    else:
+        return 0
+    if end > len(data):
+        raise ValueError("a section ends after its message")
+    return end
+
+
+def parse(data: bytes) -> Content:
+    """Return a message; raise Refused if the bytes are not one."""
+    try:
+        return _parse(data)
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RecursionError,
+        proton.ProtonException,
+    ) as error:
+        raise Refused(DECODE, f"{len(data)} bytes are no AMQP message ({error})") from error
+
+
+def _parse(data: bytes) -> Content:
+    found: dict[str, Any] = {}
+    body = []
+    for section in _sections(data):
+        if section.code == HEADER:
+            ttl = dict(enumerate(section.value(list))).get(_TTL)
+            found["ttl_seconds"] = None if ttl is None else int(ttl) / 1000
+        elif section.code == ANNOTATIONS:
+            found["annotations"] = {str(name): value for name, value in section.value(dict).items()}
+        elif section.code == PROPERTIES:
+            pairs = zip(_PROPERTY_NAMES, section.value(list), strict=False)
+            found["properties"] = {name: value for name, value in pairs if value is not None}
+            found["properties_bytes"] = section.encoded
+        elif section.code == APPLICATION:
+            found["application_properties"] = section.value(dict)
+            found["application_bytes"] = section.encoded
+        elif section.code in BODIES:
+            body.append(section.encoded)
+    content = Content(**found, body_bytes=b"".join(body))
+    encode(ANNOTATIONS, content.annotations)  # as for a receiver: what cannot be written is refused now
+    return content
+
+
+def parse_transfer(data: bytes) -> list[Content]:
+    """Return the messages of one transfer: one, or those of a batch; raise Refused for an invalid one.
+
+    A batch is recognised by its shape, since proton hides its message format 0x80013700: it has only data sections,
+    and each of them is a whole message. Clients give the batch the properties and application properties of its
+    first message.
+    """
+    outer = parse(data)
+    sections = list(_sections(outer.body_bytes))
+    try:
+        inner = [parse(section.data()) for section in sections if section.code == DATA]
+    except Refused:
+        inner = []
+    if not inner or len(inner) < len(sections) or not all(content.body_bytes for content in inner):
+        inner = [outer]
+    for content in inner:
+        content.check()
+    return inner
+
+
+def encode(code: int, value: Any) -> bytes:
+    """Return a section."""
+    data = proton.Data()
+    data.put_object(proton.Described(proton.ulong(code), value))
+    return bytes(data.encode())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -25,33 +234,39 @@ class Message:
     sequence_number: int
     enqueued_at: float
     expires_at: float | None = None
-    state: State = State.ACTIVE
     delivery_count: int = 0
     lock_token: uuid.UUID | None = None
     locked_until: float = 0.0
-    gone: bool = False
     dead_letter_source: str | None = None
 
     def encode(self) -> bytes:
         """Return the message as it is sent to a receiver."""
-        return compose(
-            self.content,
-            sequence_number=self.sequence_number,
-            enqueued_at=self.enqueued_at,
-            delivery_count=self.delivery_count,
-            locked_until=self.locked_until if self.lock_token is not None else None,
-            state=self.state,
-            ttl_seconds=None if self.expires_at is None else self.expires_at - self.enqueued_at,
-            dead_letter_source=self.dead_letter_source,
-            lock_token=self.lock_token,
+        content, token = self.content, self.lock_token
+        own = {
+            "x-opt-enqueued-time": proton.timestamp(int(self.enqueued_at * 1000)),
+            "x-opt-sequence-number": self.sequence_number,
+            "x-opt-message-state": proton.int32(0),
+        }
+        if token is not None:
+            own["x-opt-locked-until"] = proton.timestamp(int(self.locked_until * 1000))
+        if self.dead_letter_source is not None:
+            own["x-opt-deadletter-source"] = self.dead_letter_source
+        kept = {name: value for name, value in content.annotations.items() if name not in _OWN_ANNOTATIONS}
+        annotations = {proton.symbol(name): value for name, value in (kept | own).items()}
+        # Go's client looks for the lock token among the delivery annotations.
+        given = {proton.symbol("x-opt-lock-token"): token}
+        return b"".join(
+            (
+                encode(HEADER, [True, proton.ubyte(4), self._ttl(), False, proton.uint(self.delivery_count)]),
+                b"" if token is None else encode(DELIVERY_ANNOTATIONS, given),
+                encode(ANNOTATIONS, annotations),
+                content.properties_bytes,
+                content.application_bytes,
+                content.body_bytes,
+            )
         )
 
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Count what was stored and removed."""
-
-    enqueued: int = 0
-    completed: int = 0
-    duplicates: int = 0
-    expired: int = 0
+    def _ttl(self) -> Any:
+        if self.expires_at is None:
+            return None
+        return proton.uint(min(int((self.expires_at - self.enqueued_at) * 1000), _MAX_UINT))

@@ -1,33 +1,40 @@
-"""The links for requests and replies: $cbs, and $management of each entity."""
+"""The nodes that answer requests: $cbs, and $management of each entity."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import uuid
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
-from bridge.lab.servicebus import cbs
-from bridge.lab.servicebus.codec import Int, Malformed
-from bridge.lab.servicebus.conditions import BUSY, DECODE, Refused
-from bridge.lab.servicebus.links import CREDIT, SEND_REFUSALS, Consumer, Endpoint, mirror, reject
-from bridge.lab.servicebus.management import ManagementHandler
-from bridge.lab.servicebus.peer import Peer, proton
-from bridge.lab.servicebus.sections import Content, parse, reply
+from bridge.lab.servicebus.conditions import ARGUMENT, DECODE, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
+from bridge.lab.servicebus.connection import Connection, proton
+from bridge.lab.servicebus.links import CREDIT, Consumer, Endpoint, reject
+from bridge.lab.servicebus.queues import MessageQueue
 
 if TYPE_CHECKING:
-    from bridge.lab.servicebus.amqp import Bus
+    from bridge.lab.servicebus.bus import Bus
 
-UNAUTHORIZED_STATUS = 401
+CBS = "$cbs"
+MANAGEMENT_SUFFIX = "/$management"
+PREFIX = "com.microsoft:"
+MAX_PEEKED = 1000
+_SAS = "SharedAccessSignature "
+
+Body = dict[str, Any]
 
 
 class ReplyLink(Endpoint):
     """Send replies to a client, as far as it has granted credit."""
 
-    def __init__(self, bus: Bus, peer: Peer, link: Any, path: str) -> None:
-        super().__init__(bus, peer, link, path)
+    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+        super().__init__(bus, connection, link, path)
         self._waiting: deque[bytes] = deque()
-        mirror(link)
-        link.open()
+        self.attach()
 
     def put(self, data: bytes) -> None:
         """Send a reply, or keep it until there is credit."""
@@ -41,94 +48,190 @@ class ReplyLink(Endpoint):
             self.link.send(self._waiting.popleft())
             self.link.advance()
             delivery.settle()
-        self.peer.loop.dirty.add(self.peer)
+        self.bus.send_later(self.connection)
 
 
 class RequestLink(Endpoint):
     """Receive requests, one per transfer."""
 
-    def __init__(self, bus: Bus, peer: Peer, link: Any, path: str) -> None:
-        super().__init__(bus, peer, link, path)
-        mirror(link)
-        link.open()
+    def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
+        super().__init__(bus, connection, link, path)
+        self.attach()
         link.flow(CREDIT)
 
     def delivered(self, delivery: Any) -> None:
         """Answer a complete request."""
-        if delivery.partial or not delivery.readable:
+        if delivery.partial or not delivery.readable or self.intercepted("ask", delivery):
             return
-        if self.bus.connection_faults.stalls(self.peer, self.path, lambda: self.delivered(delivery)):
-            return
-        data = bytes(self.link.recv(delivery.pending) or b"")
-        self.link.advance()
+        request = proton.Message()
+        data = self.read()
         self.link.flow(1)
         try:
-            request = parse(data)
-            request.value  # noqa: B018 - parsed here, where an error can still be answered
-        except Malformed as error:
+            request.decode(data)
+        except (proton.ProtonException, ValueError, TypeError) as error:
             reject(delivery, Refused(DECODE, str(error)))
             return
         delivery.update(proton.Delivery.ACCEPTED)
         delivery.settle()
-        answer = self.answer(request)
-        if answer is not None:
-            self._send(request, answer)
+        self._reply(request, *self.answer(request))
 
-    def answer(self, request: Content) -> bytes | None:
-        """Return the reply, or None for no reply."""
+    def answer(self, request: Any) -> tuple[Body, Body | None]:
+        """Return the properties and the body of the reply; no properties for no reply."""
         raise NotImplementedError
 
-    def _send(self, request: Content, answer: bytes) -> None:
-        wanted = request.properties.get("reply_to")
-        links = [e for e in self.peer.context.endpoints if isinstance(e, ReplyLink)]
-        here = [e for e in links if e.path == self.path]
-        named = [
-            e for e in here if wanted is not None and wanted in (e.link.remote_target.address, e.link.name)
+    def _reply(self, request: Any, properties: Body, body: Body | None) -> None:
+        links = [
+            one for one in self.connection.endpoints if isinstance(one, ReplyLink) and one.path == self.path
         ]
-        for link in (named or here)[:1]:
-            link.put(answer)
+        named = [one for one in links if request.reply_to in (one.link.remote_target.address, one.link.name)]
+        if not properties or not links:
+            return
+        message = proton.Message(body=body, properties=properties, correlation_id=request.id)
+        message.inferred = False
+        (named or links)[0].put(message.encode())
 
 
 class CbsNode(RequestLink):
     """Receive tokens."""
 
-    def answer(self, request: Content) -> bytes | None:
-        """Return the answer to a token."""
-        if self.bus.faults.applies("silent_cbs"):
-            return None
-        result = cbs.check_token(request, key_name=self.bus.key_name, key=self.bus.key, now=self.bus.now())
-        if result.accepted and self.bus.faults.applies("refuse_cbs", result.path):
-            result = cbs.TokenResult(
-                status_code=UNAUTHORIZED_STATUS,
-                description="InvalidSignature: The token has an invalid signature.",
-            )
-        if result.accepted:
-            self.peer.context.opened_paths.add(result.path)
-        status = {"status-code": Int(result.status_code), "status-description": result.description}
-        return reply(request.properties.get("message_id"), status)
+    def answer(self, request: Any) -> tuple[Body, Body | None]:
+        """Return the answer to a put-token request."""
+        name = entity_path(str((request.properties or {}).get("name", "")))
+        try:
+            if self.bus.intercept("token", self.connection, name, lambda: None):
+                return {}, None
+            check_token(request, name, key_name=self.bus.key_name, key=self.bus.key, now=self.bus.now())
+        except Refused as refused:
+            return {"status-code": proton.int32(401), "status-description": refused.description}, None
+        self.connection.opened_paths.add(name)
+        return {"status-code": proton.int32(202), "status-description": "Accepted"}, None
+
+
+def check_token(request: Any, path: str, *, key_name: str, key: str, now: float) -> None:
+    """Raise Refused unless a put-token request gives access to the path.
+
+    The lab has no tenant: it accepts any token that is not signed with a key. The request's `type` does not help:
+    azure-servicebus also sends "jwt" for SAS tokens.
+    """
+    token = request.body
+    if (request.properties or {}).get("operation") != "put-token" or not isinstance(token, str) or not token:
+        raise Refused(ARGUMENT, "InvalidToken: The request carries no token.")
+    if not token.startswith(_SAS):
+        return
+    token = token.removeprefix(_SAS)
+    fields = {name: values[0] for name, values in parse_qs(token).items()}
+    # The signature covers the resource as encoded in the token.
+    resource = dict(part.partition("=")[::2] for part in token.split("&")).get("sr", "")
+    expires = fields.get("se", "")
+    digest = hmac.new(key.encode(), f"{resource}\n{expires}".encode(), hashlib.sha256).digest()
+    given = fields.get("sig", "").replace(" ", "+")
+    if fields.get("skn") != key_name or not hmac.compare_digest(given, base64.b64encode(digest).decode()):
+        raise Refused(ARGUMENT, "InvalidSignature: The token has an invalid signature.")
+    if not expires.isdigit() or int(expires) <= now:
+        raise Refused(ARGUMENT, "ExpiredToken: The token is expired.")
+    if not opens({entity_path(unquote(resource))}, path):
+        raise Refused(ARGUMENT, "InvalidAudience: The token is for another entity.")
+
+
+def entity_path(address: str) -> str:
+    """Return the path that an address or a token names, in lower case."""
+    path = urlsplit(address).path if "//" in address else address
+    # npm's client sends a separate token for an entity's management node.
+    return path.strip("/").lower().removesuffix(MANAGEMENT_SUFFIX)
+
+
+def opens(paths: set[str], entity: str) -> bool:
+    """Return whether tokens for these paths give access to an entity."""
+    return any(not path or f"{entity.lower()}/".startswith(f"{path}/") for path in paths)
 
 
 class ManagementNode(RequestLink):
     """Receive requests about the messages of an entity."""
 
-    def answer(self, request: Content) -> bytes | None:
+    def answer(self, request: Any) -> tuple[Body, Body | None]:
         """Return the reply to a management request."""
-        if self.bus.faults.applies("busy", self.path):
-            refused = SEND_REFUSALS["busy"]
-            status = {
-                "statusCode": Int(refused.status_code),
+        try:
+            if self.intercepted("manage"):
+                return {}, None
+            session_id = request.body.get("session-id") if isinstance(request.body, dict) else None
+            body = manage(self.bus.broker.source(self.path), request, self._owner(session_id))
+        except Refused as refused:
+            return {
+                "statusCode": proton.int32(refused.status_code),
                 "statusDescription": refused.description,
-                "errorCondition": BUSY,
-            }
-            return reply(request.properties.get("message_id"), status)
-        return ManagementHandler(self.bus.broker, self.path, self._owner).answer(request)
+                "errorCondition": refused.condition,
+            }, None
+        return {"statusCode": proton.int32(204 if body is None else 200), "statusDescription": "OK"}, body
 
-    def _owner(self, session_id: str) -> object | None:
-        for endpoint in self.peer.context.endpoints:
-            if (
-                isinstance(endpoint, Consumer)
-                and endpoint.path == self.path
-                and endpoint.session_id == session_id
-            ):
-                return endpoint
+    def _owner(self, session_id: str | None) -> object | None:
+        """Return the link of this connection that holds the session, or None."""
+        for one in self.connection.endpoints:
+            if isinstance(one, Consumer) and one.path == self.path and one.session_id == session_id:
+                return one if session_id is not None else None
         return None
+
+
+def manage(queue: MessageQueue, request: Any, owner: object | None) -> Body | None:
+    """Do what a request asks for; return the body of the answer, None for an empty one.
+
+    Args:
+        queue: of the entity.
+        request: proton's message.
+        owner: who holds the session that it names.
+
+    Raises: Refused.
+    """
+    name = str((request.properties or {}).get("operation", ""))
+    operation = OPERATIONS.get(name.removeprefix(PREFIX))
+    if operation is None:
+        raise Refused(NOT_IMPLEMENTED, f"The lab does not know the operation '{name}'.")
+    try:
+        return operation(queue, request.body, owner)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Refused(ARGUMENT, f"The body of '{name}' is invalid: {error!r}") from error
+
+
+def _renew_lock(queue: MessageQueue, body: Body, _: object) -> Body:
+    renewed = [_milliseconds(queue.renew(token)) for token in body["lock-tokens"]]
+    return {"expirations": proton.Array(proton.UNDESCRIBED, proton.Data.TIMESTAMP, *renewed)}
+
+
+def _renew_session_lock(queue: MessageQueue, body: Body, owner: object | None) -> Body:
+    if not queue.requires_session:
+        raise Refused(NOT_ALLOWED, f"The entity '{queue.name}' does not require sessions.")
+    return {"expiration": _milliseconds(queue.renew_session(body["session-id"], owner))}
+
+
+def _peek(queue: MessageQueue, body: Body, _: object) -> Body | None:
+    count = min(body["message-count"], MAX_PEEKED)
+    found = queue.peek(body["from-sequence-number"], count, body.get("session-id"))
+    return {"messages": [{"message": message.encode()} for message in found]} if found else None
+
+
+def _update_disposition(queue: MessageQueue, body: Body, owner: object | None) -> Body:
+    reason, description = body.get("deadletter-reason"), body.get("deadletter-description")
+    settle: dict[str, Callable[[uuid.UUID], None]] = {
+        "completed": queue.complete,
+        "abandoned": queue.abandon,
+        "suspended": lambda token: queue.dead_letter(token, reason, description),
+    }
+    if body["disposition-status"] not in settle:
+        raise Refused(NOT_IMPLEMENTED, "The lab does not defer messages.")
+    for token in body["lock-tokens"]:
+        if body.get("session-id") is not None:
+            queue.held(body["session-id"], owner)
+        queue.change(token, body.get("properties-to-modify") or {})
+        settle[body["disposition-status"]](token)
+    return {}
+
+
+def _milliseconds(at: float) -> Any:
+    return proton.timestamp(int(at * 1000))
+
+
+OPERATIONS: dict[str, Callable[[MessageQueue, Body, object | None], Body | None]] = {
+    "renew-lock": _renew_lock,
+    "renew-session-lock": _renew_session_lock,
+    "peek-message": _peek,
+    "update-disposition": _update_disposition,
+}

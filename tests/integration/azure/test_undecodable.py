@@ -15,10 +15,10 @@ from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import FLEET, QUEUE, Rig, Sender, bus_config, command, wait_settled
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, RelayRig, body_of, event_message, fleet_bus, subscription
+from tests.support.servicebus import ServiceBusLab
 from tests.support.undecodable import (
     VALUES,
     any_message,
@@ -103,7 +103,7 @@ def test_whatever_message_the_broker_accepts_the_command_behind_it_is_answered(
 
         check()
         wait_settled(bus, queue)
-    assert len(accepted) > EXAMPLES / 4
+    assert len(accepted) > EXAMPLES / 10
 
 
 def test_an_undecodable_annotation_of_the_sender_leaves_those_of_the_broker(

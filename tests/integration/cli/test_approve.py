@@ -21,7 +21,6 @@ from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.process.test_listen_kill import Listen
 from tests.support.bus import (
     FLEET,
@@ -35,6 +34,7 @@ from tests.support.bus import (
     wait_settled,
 )
 from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.undecodable import VALUES, send_encoded, with_body, with_property
 
 

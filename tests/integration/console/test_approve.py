@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE
 from tests.support.console import ANA, ORIGIN, FleetVm, RunningConsole, approvable, approval_console, event_id
+from tests.support.servicebus import ServiceBusLab
 
 NOW = datetime.now(UTC)
 PATH = f"/event/{event_id('approve').lower()}"

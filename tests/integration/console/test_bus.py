@@ -15,7 +15,6 @@ from bridge.console.bus import BusInput
 from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.console.writer import Writer
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import Sender, message
@@ -23,6 +22,7 @@ from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, event_id, running_console
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, fleet_bus, source, subscription
+from tests.support.servicebus import ServiceBusLab
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from bridge.imds.document import Document, parse_document
 from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
 from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
 from bridge.lab.servicebus.filters import Sql
-from bridge.lab.servicebus.sections import Content
+from bridge.lab.servicebus.messages import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
 from tests.support.process import run
@@ -239,13 +239,7 @@ def test_a_filter_of_readme_matches_some_events_and_not_others(expression: str) 
         event = StoredEvent(seq=1, id=envelope["id"], type=envelope["type"], stored_at=0.0, body=body)
         message = to_message(event)
         content = Content(
-            header=[],
-            annotations={},
             properties={"subject": message.subject, "correlation_id": message.correlation_id},
-            properties_bytes=b"",
-            application_bytes=b"",
-            body_bytes=b"",
-            size_bytes=0,
             application_properties={
                 str(name): value for name, value in (message.application_properties or {}).items()
             },

@@ -18,7 +18,6 @@ from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.config.base import Secret
 from bridge.http.signing import sign
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.service.listener import MAX_WAITING
 from tests.support.bus import (
     FLEET,
@@ -36,6 +35,7 @@ from tests.support.bus import (
     wait_settled,
 )
 from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 OTHER_SECRET = "whsec_" + "QUJD" * 8
 

@@ -12,9 +12,9 @@ import pytest
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
 from bridge.lab.imds import ImdsLab
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled
 from tests.support.process import SLACK_SECONDS, RawServer, silent, wait_until
+from tests.support.servicebus import ServiceBusLab
 
 # The SDK leaves the sockets of connections that were cut to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -15,7 +15,6 @@ import pytest
 from bridge.azure import bus_receiver
 from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
-from bridge.lab.servicebus import ServiceBusLab
 from tests.support.bus import Sender, message
 from tests.support.outbox import failing_disk
 from tests.support.process import Forward, run, toml, wait_until
@@ -33,6 +32,7 @@ from tests.support.relay import (
     source,
     subscription,
 )
+from tests.support.servicebus import ServiceBusLab
 
 # The SDK leaves the sockets of connections that were cut to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -25,11 +25,11 @@ from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.service.composition import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, environment, stored_event, wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import (
     QUEUE,
     TOKEN,
@@ -289,10 +289,10 @@ def test_an_idle_sender_is_reopened_before_the_service_detaches_it(lab: ServiceB
         link = sink._link
         assert link is not first
         wait_until(lambda: lab.connections == 1)  # those before it are closed
-        connections = list(lab._loop.peers)
+        connections = lab.clients
         sink.send([event(1)])
         assert sink._link is link
-        assert list(lab._loop.peers) == connections  # nothing had to be opened
+        assert lab.clients == connections  # nothing had to be opened
     assert len(lab.entity(QUEUE).messages) == 2
 
 

@@ -16,7 +16,6 @@ import pytest
 from bridge.azure import servicebus as servicebus_module
 from bridge.errors import HungError, Unavailable
 from bridge.events.filters import Filter
-from bridge.lab.servicebus import ServiceBusLab
 from bridge.outbox import inspect as ledger
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
@@ -28,6 +27,7 @@ from bridge.sinks import servicebus as module
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.outbox import event, open_outbox
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, stored_event, wait_until
+from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import QUEUE, entities, ids, settings
 
 KEY = "a-key-that-must-not-be-shown"

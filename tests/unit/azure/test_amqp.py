@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from bridge.azure import amqp
 from bridge.azure.bus_receiver import convert
 from bridge.azure.internals import _decode, fault_of
-from bridge.lab.servicebus.codec import described, write, write_compound
-from bridge.lab.servicebus.sections import APPLICATION, DATA, MESSAGE_ANNOTATIONS, PROPERTIES
+from tests.support.amqp import (
+    APPLICATION,
+    DATA,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    described,
+    write,
+    write_compound,
+)
 from tests.support.undecodable import (
     CHAR,
     VALUES,

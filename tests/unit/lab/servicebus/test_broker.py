@@ -9,21 +9,19 @@ import pytest
 from bridge.lab.servicebus.broker import Broker
 from bridge.lab.servicebus.conditions import (
     LOCK_LOST,
-    MESSAGE_NOT_FOUND,
     NOT_ALLOWED,
     NOT_FOUND,
     SESSION_LOCKED,
     SESSION_LOST,
     Refused,
 )
-from bridge.lab.servicebus.config import Namespace, QueueSettings, SubscriptionSettings, TopicSettings
-from bridge.lab.servicebus.filters import EVERYTHING, Rule, Sql
-from bridge.lab.servicebus.messages import Message, State
-from bridge.lab.servicebus.queues import MessageQueue
-from bridge.lab.servicebus.sessions import SessionQueue
+from bridge.lab.servicebus.config import Namespace
+from bridge.lab.servicebus.messages import Message
+from bridge.lab.servicebus.queues import Events, MessageQueue
 from tests.support.bus_messages import Clock, content
 
 Owner = object
+DETECTION = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": 20}
 
 
 @pytest.fixture
@@ -38,22 +36,15 @@ class Lab:
         self.lost: list[object] = []
         self.changed: list[MessageQueue] = []
         self.broker = Broker(
-            Namespace(queues=(QueueSettings(name="Q", **settings),)),
-            clock,
-            changed=self.changed.append,
-            session_lost=self.lost.append,
+            Namespace.model_validate({"Queues": [{"Name": "Q", "Properties": settings}]}),
+            Events(clock, self.changed.append, self.lost.append),
         )
         self.clock = clock
         self.queue = self.broker.source("q")
 
     @property
-    def sessions(self) -> SessionQueue:
-        assert isinstance(self.queue, SessionQueue)
-        return self.queue
-
-    @property
     def dead(self) -> list[Message]:
-        return list(self.broker.source("q/$DeadLetterQueue").messages)
+        return list(self.broker.source("q/$DeadLetterQueue").messages.values())
 
     def send(self, *bodies: str, **options: Any) -> None:
         self.broker.send("q", [content(body, **options) for body in bodies])
@@ -74,7 +65,7 @@ def token(message: Message) -> Any:
 
 
 def bodies(lab: Lab) -> list[bytes]:
-    return [message.content.body for message in lab.queue.messages]
+    return [message.content.body for message in lab.queue.messages.values()]
 
 
 def refusal(work: Any, *arguments: Any, **options: Any) -> str:
@@ -98,7 +89,7 @@ def test_a_completed_message_is_removed_and_counted(clock: Clock) -> None:
     lab.send("1")
     lab.queue.complete(token(lab.take()))
     assert bodies(lab) == []
-    assert (lab.queue.tally.enqueued, lab.queue.tally.completed) == (1, 1)
+    assert (lab.queue.counts["enqueued"], lab.queue.counts["completed"]) == (1, 1)
 
 
 def test_an_abandoned_message_comes_back_at_once_in_its_old_place_and_counted(clock: Clock) -> None:
@@ -110,7 +101,7 @@ def test_an_abandoned_message_comes_back_at_once_in_its_old_place_and_counted(cl
 
 
 def test_a_released_message_comes_back_uncounted(clock: Clock) -> None:
-    lab = Lab(clock, max_delivery_count=2)
+    lab = Lab(clock, MaxDeliveryCount=2)
     lab.send("1")
     for _ in range(5):
         lab.queue.release(token(lab.take()))
@@ -118,7 +109,7 @@ def test_a_released_message_comes_back_uncounted(clock: Clock) -> None:
 
 
 def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_refused(clock: Clock) -> None:
-    lab = Lab(clock, lock_seconds=30)
+    lab = Lab(clock, LockDuration=30)
     lab.send("1")
     first = token(lab.take())
     lab.move(29)
@@ -127,12 +118,12 @@ def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_re
     lab.move(1)
     assert lab.changed == [lab.queue]
     assert lab.take().delivery_count == 1
-    for settle in (lab.queue.complete, lab.queue.abandon, lab.queue.defer, lab.queue.renew):
+    for settle in (lab.queue.complete, lab.queue.abandon, lab.queue.renew):
         assert refusal(settle, first) == LOCK_LOST
 
 
 def test_a_renewed_lock_holds_for_another_period(clock: Clock) -> None:
-    lab = Lab(clock, lock_seconds=30)
+    lab = Lab(clock, LockDuration=30)
     lab.send("1")
     held = token(lab.take())
     lab.move(20)
@@ -144,7 +135,7 @@ def test_a_renewed_lock_holds_for_another_period(clock: Clock) -> None:
 
 @pytest.mark.parametrize("how", ["abandon", "expiry"])
 def test_after_the_last_delivery_a_message_is_dead(clock: Clock, how: str) -> None:
-    lab = Lab(clock, max_delivery_count=3, lock_seconds=10)
+    lab = Lab(clock, MaxDeliveryCount=3, LockDuration=10)
     lab.send("1")
     for _ in range(3):
         message = lab.take()
@@ -179,21 +170,6 @@ def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_complet
     assert lab.dead == []
 
 
-def test_a_deferred_message_is_had_by_its_number_only(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1")
-    message = lab.take()
-    lab.queue.defer(token(message))
-    assert lab.queue.take() is None
-    (again,) = lab.queue.take_deferred([message.sequence_number])
-    assert refusal(lab.queue.take_deferred, [message.sequence_number]) == MESSAGE_NOT_FOUND
-    lab.queue.abandon(token(again))
-    assert again.state == State.DEFERRED
-    (again,) = lab.queue.take_deferred([message.sequence_number])
-    lab.queue.complete(token(again))
-    assert refusal(lab.queue.take_deferred, [message.sequence_number]) == MESSAGE_NOT_FOUND
-
-
 def test_a_destructive_take_leaves_nothing(clock: Clock) -> None:
     lab = Lab(clock)
     lab.send("1")
@@ -205,8 +181,7 @@ def test_peeking_sees_all_messages_from_a_number_on_and_locks_none(clock: Clock)
     lab = Lab(clock)
     lab.send("1", "2", "3")
     lab.take()
-    lab.queue.schedule(content("later"), clock.at + 60)
-    assert [m.content.body for m in lab.queue.peek(1, 10)] == [b"1", b"2", b"3", b"later"]
+    assert [m.content.body for m in lab.queue.peek(1, 10)] == [b"1", b"2", b"3"]
     assert [m.content.body for m in lab.queue.peek(2, 2)] == [b"2", b"3"]
     assert lab.take().content.body == b"2"
 
@@ -216,7 +191,7 @@ def test_peeking_sees_all_messages_from_a_number_on_and_locks_none(clock: Clock)
 
 @pytest.mark.parametrize("dead_letter", [True, False])
 def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(clock: Clock, dead_letter: bool) -> None:
-    lab = Lab(clock, ttl_seconds=100, dead_letter_on_expiration=dead_letter)
+    lab = Lab(clock, DefaultMessageTimeToLive=100, DeadLetteringOnMessageExpiration=dead_letter)
     lab.send("short", ttl_seconds=10)
     lab.send("long", ttl_seconds=1000)
     lab.move(10)
@@ -225,11 +200,11 @@ def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(clock: Clock, 
     assert bodies(lab) == []
     reasons = [message.content.application_properties["DeadLetterReason"] for message in lab.dead]
     assert reasons == (["TTLExpiredException"] * 2 if dead_letter else [])
-    assert lab.queue.tally.expired == 2
+    assert lab.queue.counts["expired"] == 2
 
 
 def test_a_locked_message_outlives_its_time_until_it_is_settled(clock: Clock) -> None:
-    lab = Lab(clock, lock_seconds=60, dead_letter_on_expiration=True)
+    lab = Lab(clock, LockDuration=60, DeadLetteringOnMessageExpiration=True)
     lab.send("1", "2", ttl_seconds=10)
     first, second = lab.take(), lab.take()
     lab.move(30)
@@ -242,7 +217,7 @@ def test_a_locked_message_outlives_its_time_until_it_is_settled(clock: Clock) ->
 
 
 def test_a_message_id_is_taken_once_within_the_window(clock: Clock) -> None:
-    lab = Lab(clock, duplicate_window_seconds=20)
+    lab = Lab(clock, **DETECTION)
     lab.send("1", message_id="a")
     lab.queue.complete(token(lab.take()))
     lab.send("2", message_id="a")
@@ -252,166 +227,116 @@ def test_a_message_id_is_taken_once_within_the_window(clock: Clock) -> None:
     lab.move(1)
     lab.send("4", message_id="a")
     assert bodies(lab) == [b"4"]
-    assert lab.queue.tally.duplicates == 2
+    assert lab.queue.counts["duplicates"] == 2
 
 
 def test_messages_without_an_id_are_no_duplicates_of_one_another(clock: Clock) -> None:
-    lab = Lab(clock, duplicate_window_seconds=20)
+    lab = Lab(clock, **DETECTION)
     lab.send("1", "2")
     assert bodies(lab) == [b"1", b"2"]
-
-
-# --- scheduled messages ---
-
-
-def test_a_scheduled_message_appears_at_its_time_with_a_new_number(clock: Clock) -> None:
-    lab = Lab(clock)
-    (number,) = lab.broker.schedule("q", [(content("later"), clock.at + 60)])
-    lab.send("now")
-    lab.move(59)
-    assert lab.take().content.body == b"now"
-    assert lab.queue.take() is None
-    lab.move(1)
-    assert lab.take().sequence_number != number
-
-
-def test_a_duplicate_is_not_scheduled(clock: Clock) -> None:
-    lab = Lab(clock, duplicate_window_seconds=20)
-    entries = [(content(body, message_id="a"), clock.at + 5) for body in ("1", "2")]
-    assert len(set(lab.broker.schedule("q", entries))) == 2
-    lab.move(5)
-    assert bodies(lab) == [b"1"]
-
-
-def test_a_message_sent_with_a_time_ahead_is_scheduled(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("later", scheduled_for=clock.at + 5)
-    assert [message.state for message in lab.queue.messages] == [State.SCHEDULED]
-    lab.move(5)
-    assert [message.state for message in lab.queue.messages] == [State.ACTIVE]
-
-
-def test_a_canceled_message_never_appears(clock: Clock) -> None:
-    lab = Lab(clock)
-    numbers = lab.broker.schedule("q", [(content("later"), clock.at + 60)])
-    lab.broker.cancel("q", numbers)
-    lab.move(60)
-    assert bodies(lab) == []
-    assert refusal(lab.broker.cancel, "q", numbers) == MESSAGE_NOT_FOUND
 
 
 # --- sessions ---
 
 
 def test_a_session_is_held_by_one_and_gives_its_own_messages_in_order(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
+    lab = Lab(clock, RequiresSession=True)
     lab.send("a1", "a2", session_id="a")
     lab.send("b1", session_id="b")
     owner = Owner()
-    lab.sessions.accept_session("a", owner)
-    assert refusal(lab.sessions.accept_session, "a", Owner()) == SESSION_LOCKED
+    lab.queue.accept_session("a", owner)
+    assert refusal(lab.queue.accept_session, "a", Owner()) == SESSION_LOCKED
     assert [lab.take("a").content.body for _ in range(2)] == [b"a1", b"a2"]
     assert lab.queue.take("a") is None
 
 
 def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
+    lab = Lab(clock, RequiresSession=True)
     for session_id in ("c", "a", "b"):
         lab.send("x", session_id=session_id)
-    accepted = [lab.sessions.accept_session(None, Owner()) for _ in range(4)]
-    assert [session and session.session_id for session in accepted] == ["c", "a", "b", None]
+    accepted = [lab.queue.accept_session(None, Owner()) for _ in range(4)]
+    assert accepted == ["c", "a", "b", None]
 
 
 def test_a_session_without_messages_can_be_held_by_its_id(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
-    assert lab.sessions.accept_session("empty", Owner()) is not None
+    lab = Lab(clock, RequiresSession=True)
+    assert lab.queue.accept_session("empty", Owner()) is not None
 
 
 def test_a_message_without_a_session_is_refused_and_so_is_its_whole_batch(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
+    lab = Lab(clock, RequiresSession=True)
     batch = [content("1", session_id="a"), content("2")]
     assert refusal(lab.broker.send, "q", batch) == NOT_ALLOWED
     assert bodies(lab) == []
 
 
 def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True, lock_seconds=30)
+    lab = Lab(clock, RequiresSession=True, LockDuration=30)
     lab.send("1", session_id="a")
     owner = Owner()
-    lab.sessions.accept_session("a", owner)
+    lab.queue.accept_session("a", owner)
     held = token(lab.take("a"))
     lab.move(30)
     assert lab.lost == [owner]
     assert refusal(lab.queue.complete, held) == SESSION_LOST
-    assert refusal(lab.sessions.renew_session, "a", owner) == SESSION_LOST
-    lab.sessions.accept_session("a", Owner())
+    assert refusal(lab.queue.renew_session, "a", owner) == SESSION_LOST
+    lab.queue.accept_session("a", Owner())
     assert lab.take("a").delivery_count == 1
 
 
 def test_a_session_that_is_given_back_gives_its_messages_back_uncounted(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
+    lab = Lab(clock, RequiresSession=True)
     lab.send("1", session_id="a")
     owner = Owner()
-    lab.sessions.accept_session("a", owner)
+    lab.queue.accept_session("a", owner)
     lab.take("a")
-    lab.sessions.release_session("a", owner)
-    lab.sessions.accept_session("a", Owner())
+    lab.queue.release_session("a", owner)
+    lab.queue.accept_session("a", Owner())
     assert lab.take("a").delivery_count == 0
 
 
 def test_a_renewed_session_holds_its_messages_for_another_period(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True, lock_seconds=30)
+    lab = Lab(clock, RequiresSession=True, LockDuration=30)
     lab.send("1", session_id="a")
     owner = Owner()
-    lab.sessions.accept_session("a", owner)
+    lab.queue.accept_session("a", owner)
     message = lab.take("a")
     lab.move(20)
-    assert lab.sessions.renew_session("a", owner) == clock.at + 30 == message.locked_until
+    assert lab.queue.renew_session("a", owner) == clock.at + 30 == message.locked_until
     lab.move(29)
     lab.queue.complete(token(message))
     assert lab.lost == []
 
 
 def test_another_owner_cannot_settle_the_messages_of_a_session(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
+    lab = Lab(clock, RequiresSession=True)
     lab.send("1", session_id="a")
-    lab.sessions.accept_session("a", Owner())
+    lab.queue.accept_session("a", Owner())
     assert refusal(lab.queue.locked, token(lab.take("a")), Owner()) == SESSION_LOST
-
-
-def test_a_session_keeps_its_state_when_it_is_given_back(clock: Clock) -> None:
-    lab = Lab(clock, requires_session=True)
-    owner = Owner()
-    session = lab.sessions.accept_session("a", owner)
-    assert session is not None
-    session.state = b"half-way"
-    lab.sessions.release_session("a", owner)
-    again = lab.sessions.accept_session("a", Owner())
-    assert again is not None
-    assert again.state == b"half-way"
-    assert lab.sessions.session_ids() == ["a"]
 
 
 # --- topics ---
 
 
 def topic(clock: Clock, **settings: Any) -> Broker:
-    def subscription(name: str, *expressions: str, **more: Any) -> SubscriptionSettings:
-        rules = tuple(Rule(name=expression, matches=Sql(expression)) for expression in expressions)
-        queue = QueueSettings(name=f"t/Subscriptions/{name}", **more)
-        return SubscriptionSettings(queue=queue, rules=rules or (EVERYTHING,))
+    def subscription(name: str, *expressions: str, **more: Any) -> dict[str, Any]:
+        rules = [
+            {"Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": one}}} for one in expressions
+        ]
+        return {"Name": name, "Properties": more, "Rules": rules}
 
-    kept = (
+    subscriptions = [
         subscription("all"),
         subscription("reboots", "EventType = 'Reboot'"),
         subscription("both", "EventType = 'Reboot'", "EventType = 'Freeze'"),
-        subscription("sessions", requires_session=True),
-    )
-    return Broker(Namespace(topics=(TopicSettings(name="t", subscriptions=kept, **settings),)), clock)
+        subscription("sessions", RequiresSession=True),
+    ]
+    entry = {"Name": "t", "Properties": settings, "Subscriptions": subscriptions}
+    return Broker(Namespace.model_validate({"Topics": [entry]}), Events(clock))
 
 
 def held(broker: Broker, name: str) -> list[bytes]:
-    return [message.content.body for message in broker.source(f"T/subscriptions/{name}").messages]
+    return [message.content.body for message in broker.source(f"T/subscriptions/{name}").messages.values()]
 
 
 def test_a_subscription_gets_the_messages_that_one_of_its_filters_matches(clock: Clock) -> None:
@@ -424,30 +349,19 @@ def test_a_subscription_gets_the_messages_that_one_of_its_filters_matches(clock:
 
 
 def test_a_topic_drops_duplicates_for_all_its_subscriptions(clock: Clock) -> None:
-    broker = topic(clock, duplicate_window_seconds=20)
+    broker = topic(clock, **DETECTION)
     for body in ("1", "2"):
         broker.send("t", [content(body, message_id="a", session_id="s")])
     assert held(broker, "all") == [b"1"]
-    assert broker.target("t").tally.duplicates == 1
+    assert broker.target("t").counts["duplicates"] == 1
 
 
 def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: Clock) -> None:
     broker = topic(clock)
     broker.send("t", [content("1")])
     assert held(broker, "sessions") == []
-    (dead,) = broker.source("t/Subscriptions/sessions/$DeadLetterQueue").messages
+    (dead,) = broker.source("t/Subscriptions/sessions/$DeadLetterQueue").messages.values()
     assert dead.content.application_properties["DeadLetterReason"] == "Session ID is null."
-
-
-def test_a_topic_holds_scheduled_messages_back_from_its_subscriptions(clock: Clock) -> None:
-    broker = topic(clock)
-    first, second = broker.schedule("t", [(content("1"), clock.at + 5), (content("2"), clock.at + 5)])
-    broker.cancel("t", [first])
-    assert held(broker, "all") == []
-    clock.move(5)
-    broker.tick()
-    assert held(broker, "all") == [b"2"]
-    assert refusal(broker.cancel, "t", [second]) == MESSAGE_NOT_FOUND
 
 
 # --- entities ---
@@ -455,17 +369,9 @@ def test_a_topic_holds_scheduled_messages_back_from_its_subscriptions(clock: Clo
 
 def test_entities_are_found_in_any_letter_case_and_others_are_not(clock: Clock) -> None:
     broker = topic(clock)
-    assert broker.exists("T")
-    assert broker.exists("t/SUBSCRIPTIONS/All/$deadLetterQueue")
+    assert broker.target("T").name == "t"
+    assert broker.source("t/SUBSCRIPTIONS/All/$deadLetterQueue") is not broker.source("t/Subscriptions/all")
     assert refusal(broker.target, "nowhere") == NOT_FOUND
     assert refusal(broker.source, "nowhere") == NOT_FOUND
     assert refusal(broker.source, "t") == NOT_ALLOWED
     assert refusal(broker.target, "t/Subscriptions/all") == NOT_ALLOWED
-
-
-def test_the_timers_of_completed_messages_do_not_pile_up(clock: Clock) -> None:
-    lab = Lab(clock)
-    for _ in range(30_000):
-        lab.send("1")
-        lab.queue.complete(token(lab.take()))
-    assert len(lab.broker.timers._heap) <= 20_000

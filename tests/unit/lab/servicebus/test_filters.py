@@ -75,7 +75,6 @@ def test_a_true_expression_matches_the_message(expression: str) -> None:
         "Missing IN ('x')",
         "Missing LIKE '%'",
         "Count = '3'",
-        "Count LIKE '3'",
         "sys.SessionId = 's'",
         "EXISTS(Missing)",
     ],
@@ -89,37 +88,36 @@ def test_a_quote_in_a_text_is_doubled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "complaint"),
+    "expression",
     [
-        ("", "the end"),
-        ("EventType", "the end"),
-        ("EventType = ", "the end"),
-        ("EventType = 'Reboot' nonsense", "'nonsense'"),
-        ("EventType > 'A'", "'> '"),
-        ("EventType = 'open", '"\'open"'),
-        ("sys.Nonsense = 'x'", "sys"),
-        ("other.EventType = 'x'", "other"),
-        ("EventType IN 'x'", "'x'"),
-        ("EventType LIKE x", "'x'"),
-        ("(EventType = 'x'", "the end"),
-        ("EventType = AND", "'AND'"),
+        "",
+        "EventType = ",
+        "EventType = 'Reboot' nonsense",
+        "EventType = 'open",
+        "sys.Nonsense = 'x'",
+        "other.EventType = 'x'",
+        "EventType IN 'x'",
+        "(EventType = 'x'",
+        "EventType = AND",
+        "newid() = 1",
+        "1) FROM (SELECT 1",
     ],
 )
-def test_what_the_lab_does_not_know_is_refused_where_it_stands(expression: str, complaint: str) -> None:
+def test_what_sqlite_does_not_read_is_refused(expression: str) -> None:
     with pytest.raises(LabError) as caught:
         Sql(expression)
-    assert complaint.strip("'\" ") in str(caught.value)
+    assert repr(expression) in str(caught.value)
 
 
 def test_an_expression_of_1024_characters_is_taken_and_a_longer_one_refused() -> None:
     start = "a = '"
     assert Sql(start + "x" * (1024 - len(start) - 1) + "'")(content()) is False
-    with pytest.raises(LabError, match="1024 at most"):
+    with pytest.raises(LabError, match="at most 1024"):
         Sql(start + "x" * (1024 - len(start)) + "'")
 
 
 def test_a_correlation_filter_wants_all_its_properties() -> None:
-    wanted = Correlation(system={"correlation_id": "E1"}, application={"eventtype": "Reboot", "Count": 3})
+    wanted = Correlation({"CorrelationId": "E1", "Properties": {"eventtype": "Reboot", "Count": 3}})
     assert wanted(content(**MESSAGE))
     assert not wanted(content(**{**MESSAGE, "correlation_id": "E2"}))
     assert not wanted(content(**{**MESSAGE, "properties": {"EventType": "Reboot"}}))

@@ -1,0 +1,144 @@
+"""Exchange AMQP with one client: proton's engine over an asyncio transport."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+try:
+    import proton as _proton
+except ImportError as error:
+    raise ImportError(
+        "the lab's Service Bus needs python-qpid-proton; install the extra `lab`: pip install 'imds-bridge[lab]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from bridge.lab.servicebus.bus import Bus
+    from bridge.lab.servicebus.links import Endpoint
+
+# Proton's annotations are incomplete and partly wrong: it is used untyped, in this package only.
+proton: Any = _proton
+
+MAX_FRAME_BYTES = 65_536
+IDLE_SECONDS = 240.0
+
+
+class Connection(asyncio.Protocol):
+    """The connection of one client.
+
+    Attributes:
+        opened_paths: the entities that its tokens give access to.
+        paused: whether nothing is read, handled or sent for now.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.endpoints: set[Endpoint] = set()
+        self.opened_paths: set[str] = set()
+        self.paused = False
+        self.closed = False
+        self._ending = False
+        self._collector = proton.Collector()
+        self._connection = proton.Connection()
+        self._connection.collect(self._collector)
+        self._amqp = proton.Transport(proton.Transport.SERVER)
+        self._amqp.max_frame_size = MAX_FRAME_BYTES
+        self._amqp.idle_timeout = IDLE_SECONDS
+        self._amqp.require_auth(False)
+        self._amqp.sasl().allowed_mechs("ANONYMOUS")
+        self._amqp.bind(self._connection)
+
+    def connection_made(self, transport: Any) -> None:
+        """Take over the socket."""
+        self._socket: asyncio.Transport = transport
+        self.bus.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Handle what has arrived."""
+        self.guard(lambda: self._push(data))
+        self.dispatch()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Release what the client held, and proton's memory."""
+        self._gone()
+        self._amqp.unbind()
+        self._connection.free()
+        self._collector.release()
+
+    def guard(self, work: Callable[[], object]) -> Any:
+        """Return what the work returns; an exception ends this connection, never the loop."""
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001 - kept for tests; the other connections go on
+            self.bus.failures.append(error)
+            self.close()
+            return None
+
+    def dispatch(self) -> None:
+        """Handle proton's events, then send."""
+        while not self.closed and not self.paused and (event := self._collector.peek()):
+            self.guard(partial(self.bus.handle, self, event))
+            self._collector.pop()
+        self.bus.send_later(self)
+
+    def flush(self) -> None:
+        """Send what waits."""
+        while not self.closed and not self.paused:
+            try:
+                waiting = self._amqp.pending()
+            except proton.ProtonException:
+                waiting = -1
+            if waiting <= 0:
+                if waiting < 0 or self._ending:
+                    self._gone()
+                    self._socket.close()
+                return
+            self._socket.write(self._amqp.peek(waiting))
+            self._amqp.pop(waiting)
+            self.dispatch()
+
+    def tick(self) -> None:
+        """Let proton send heartbeats and detect missing ones."""
+        if not self.closed and not self.paused:
+            self._amqp.tick(time.monotonic())
+            self.dispatch()
+
+    def pause(self) -> None:
+        """Stop reading and writing until resumed."""
+        self.paused = True
+        self._socket.pause_reading()
+
+    def resume(self) -> None:
+        """Continue to read and write."""
+        self.paused = False
+        self._socket.resume_reading()
+        self.dispatch()
+
+    def end(self) -> None:
+        """Close the connection once what waits is sent."""
+        self._ending = True
+
+    def close(self) -> None:
+        """Close the connection without an AMQP close."""
+        self._gone()
+        self._socket.abort()
+
+    def _gone(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.guard(lambda: self.bus.gone(self))
+
+    def _push(self, data: bytes) -> None:
+        try:
+            while data and not self.closed:
+                room = self._amqp.capacity()
+                if room <= 0:
+                    self.end()
+                    return
+                self._amqp.push(data[:room])
+                data = data[room:]
+        except proton.ProtonException:
+            self.end()
