@@ -2,22 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
+from typing import Literal
 
-from bridge.formats.approvals import describe_receipt
-from bridge.formats.message import Field, Message, RenderContext
-from bridge.formats.scheduled import describe_scheduled_event
-from bridge.formats.text import format_duration, instant_of, truncate
-from bridge.formats.view import EventView
+from bridge.formats.text import DAY_SECONDS, format_duration, instant_of, sanitize, truncate
+from bridge.formats.view import EventView, Field
+from bridge.imds.document import SCHEDULED, STARTED, is_among, names
 from bridge.runtime.json import Json
+
+Tone = Literal["warning", "attention", "good", "accent", "default"]
 
 # Squares are shown alike in notifications, on phones and in every chat.
 _SYMBOLS = {"warning": "🟧", "attention": "🟥", "good": "🟩", "accent": "🟦", "default": "⬜"}
 # The age of a younger event is not shown.
 _OLD_SECONDS = 60
 _PLACE_LENGTH = 400
+_NOUN_LENGTH = 30
+_VMS_LENGTH = 1_000
+_RELEASES_LENGTH = 300
+_CHANGE_LENGTH = 150
+_MAX_CHANGES = 4
+_MINUTE_SECONDS = 60
+_NOUNS = {"preempt": "Spot eviction (Preempt)", "terminate": "Deletion (Terminate)"}
+_MEANINGS = {
+    "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
+    "reboot": "A restart: memory is lost, disks are kept.",
+    "redeploy": "A move to another host: memory and the ephemeral (temporary) disk are lost.",
+    "preempt": "Azure takes the Spot VM back: it is deleted, its ephemeral disk is lost. The notice is best effort.",
+    "terminate": "The VM is deleted.",
+}
+_DELETING = ("preempt", "terminate")
+_LONGEST_SECONDS = 365 * DAY_SECONDS
+_SOURCES = {"platform": "Azure (platform)", "user": "a user or automation of yours"}
+# Can be pasted into a shell as it is, and is not an option.
+_PLAIN_WORD = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
+_NOTHING_TO_DO = "It was removed before it started; there is nothing to do."
+_ENDS: Mapping[str, tuple[Tone, str, str]] = {
+    "completed": ("good", "is over", ""),
+    "canceled": ("accent", "is canceled: it did not happen", _NOTHING_TO_DO),
+    "ended": ("default", "is gone; whether it ran is unknown", ""),
+}
+_END_REASONS = {
+    "Restart": "It was removed while imds-bridge was restarted",
+    "Gap": "It was removed while IMDS could not be reached",
+    "Reset": "IMDS was restarted, and the event has not come back",
+    "IncarnationSkipped": "It was removed by a change of the document that was not seen",
+    "IncarnationUnknown": "The document had no incarnation that can be read",
+    "EntryUnreadable": "An entry of the document can no longer be read",
+    "UnknownStatus": "Its status was unknown to imds-bridge",
+    "NotBeforeUnknown": "Its start was unknown",
+    "NotBeforePassed": "Its earliest start had passed when it was removed",
+}
+_RECEIPT_LENGTH = 400
+_REASON_LENGTH = 45  # in the title, as is the next
+_OUTCOME_LENGTH = 20
+_OUTCOMES: Mapping[str, tuple[Tone, str, str]] = {
+    "accepted": ("accent", "Approved", "The start may still wait for other VMs on the host."),
+    "rejected": ("warning", "Approval rejected", ""),
+    "failed": (
+        "attention",
+        "Approval failed",
+        "It is not approved. Send the command again, or the event starts at its scheduled time.",
+    ),
+}
+_REASONS = {
+    "malformed": "the command cannot be read",
+    "bad_signature": "its signature is not valid",
+    "expired": "the command had expired",
+    "unknown_event": "the event is not in the VM's document",
+    "already_started": "the event has already started",
+    "other_vm": "the event does not affect this VM",
+    "denied": "the policy does not allow it",
+    "imds_refused": "IMDS refused it",
+    "imds_unavailable": "IMDS did not answer",
+    "approved": "",
+    "already_approved": "it had been approved before",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """An event in words: its tone, a title that says all, sentences that explain it, and fields."""
+
+    tone: Tone
+    title: str
+    sentences: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,18 +122,15 @@ def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> 
         now: the time of the attempt, from which "in 15 min" counts.
         zone: in which times are written; None is UTC.
     """
-    view, context = EventView(event), RenderContext(now=now, zone=zone)
+    view = EventView(event, now=now, zone=zone)
     family = view.kind.partition(".")[0]
     describe = _DESCRIPTIONS.get(view.kind) or _DESCRIPTIONS.get(family, _describe_unknown)
-    message = describe(view, context)
+    message = describe(view)
     headline = f"{_SYMBOLS[message.tone]} {message.title}"
-    details = tuple(_details(view, context))
+    details = tuple(_details(view))
     lines = (f"{field.label}: {field.text}" for field in (*message.fields, *details))
     return Notice(
-        tone=message.tone,
-        title=message.title,
-        sentences=message.sentences,
-        fields=message.fields,
+        **vars(message),
         headline=headline,
         text="\n".join((headline, *message.sentences, *lines)),
         command=next((field.text for field in message.fields if field.is_code), ""),
@@ -73,91 +143,278 @@ def notice(event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None) -> 
     )
 
 
-def _details(view: EventView, context: RenderContext) -> Iterator[Field]:
-    if view.event_id:
-        yield context.field("EventId", view.event_id)
-    places = [view.of_vm("Location"), f"zone {view.of_vm('Zone')}" if view.of_vm("Zone") else ""]
-    yield context.field("Reported by", truncate(", ".join(filter(None, [view.vm, *places])), _PLACE_LENGTH))
-    if view.time:
-        is_old = context.seconds_until(view.time) < -_OLD_SECONDS
-        yield context.field("Seen at", view.time, f", {context.relative(view.time)}" if is_old else "")
+def _message(tone: Tone, title: str, *sentences: str, fields: Iterable[Field] = ()) -> Message:
+    return Message(tone=tone, title=title, sentences=tuple(filter(None, sentences)), fields=tuple(fields))
 
 
-def _describe_unreachable(view: EventView, context: RenderContext) -> Message:
-    since = instant_of(view.data.get("Since"))
-    duration = f"for {format_duration(context.seconds_until(since))}" if since else "since it started"
-    fields = [context.field("Unreachable since", since)] if since else []
-    did_not_run = view.get("Cause") in ("Restart", "NotPolled")
-    return Message(
-        tone="attention",
-        title=f"{view.short_vm} has not seen its Scheduled Events {duration}",
-        sentences=(
-            "imds-bridge did not run meanwhile."
-            if did_not_run
-            else "IMDS gives no good answer. Until it does, maintenance of this VM may come without a notice.",
-        ),
-        fields=(*fields, context.field("Reason", view.get("Reason") or "unknown")),
+def _noun(view: EventView) -> str:
+    """Return the type of the event as a noun; an unknown type as it is."""
+    known = _NOUNS.get(view.event_type.lower(), view.event_type)
+    return truncate(known, _NOUN_LENGTH, mark="…") or "Event"
+
+
+def _describe_scheduled_event(view: EventView) -> Message:
+    """Describe what happened to the event."""
+    transition = view.kind.partition(".")[2]
+    meaning = _MEANINGS.get(view.event_type.lower(), "")
+    if transition in _ENDS:
+        tone, what, sentence = _ENDS[transition]
+        title = view.title(_noun(view), f" {what}")
+        if transition == "completed":
+            sentence = meaning
+        return _message(tone, title, sentence, _end_reason(view), fields=_about(view))
+    fields = (*_changes(view), *_when(view), *_about(view))
+    tone = "warning" if view.status == SCHEDULED else "attention"
+    title = view.title(*_what_happens(transition, view))
+    return _message(tone, title, meaning, _advice(view), fields=fields)
+
+
+def _end_reason(view: EventView) -> str:
+    """Say why it is unknown whether an event happened, and whether this VM has rebooted."""
+    reason = _END_REASONS.get(view.get("EndReason"), "")
+    if view.data.get("VmRebooted") is True:
+        return f"{reason or 'IMDS no longer lists it'}; this VM has rebooted since."
+    return f"{reason}." if reason else ""
+
+
+def _what_happens(transition: str, view: EventView) -> tuple[str, str]:
+    """Return the parts of the title before and after the VMs."""
+    noun, status = _noun(view), view.status
+    if status == SCHEDULED:
+        start = view.not_before
+        after = _start_text(view)
+        if transition != "updated":
+            return noun, after
+        if view.get("PreviousStatus").lower() == STARTED:
+            return f"Back to scheduled: {noun}", after
+        moved = start is not None and "NotBefore" in names(view.data.get("Changed"))
+        return f"Changed: {noun}", f" now{after}" if moved else after
+    if status != STARTED:
+        known = truncate(view.get("EventStatus"), _NOUN_LENGTH) or "unknown"
+        return f"Changed: {noun}", f": its status is {known}"
+    return (noun, " has started") if transition == "started" else (f"Changed: {noun}", ", which has started")
+
+
+def _start_text(view: EventView) -> str:
+    start = view.not_before
+    if start is None:
+        return " is scheduled (its start is unknown)"
+    was = "" if view.seconds_until(start) > 0 else " was due"
+    return f"{was} {view.relative(start)} ({view.clock(start)})"
+
+
+def _changes(view: EventView) -> Iterator[Field]:
+    """Describe each change by the values before and after."""
+    changed = names(view.data.get("Changed")) if view.kind.endswith(".updated") else ()
+    previous = view.data.get("Previous")
+    for name in changed[:_MAX_CHANGES]:
+        old = previous.get(name) if isinstance(previous, Mapping) else None
+        new = view.data.get("NotBeforeUtc" if name == "NotBefore" else name)
+        first, second = instant_of(old), instant_of(new)
+        if name == "NotBefore" and first and second:
+            yield view.field("Changed", "start, from ", first, " to ", second, _short_move(first, second))
+        else:
+            shown = sanitize(name, _NOUN_LENGTH)
+            yield view.field("Changed", f"{shown}, from {_value(old)} to {_value(new)}")
+    if len(changed) > _MAX_CHANGES:
+        yield view.field("Changed", "and more")
+
+
+def _short_move(first: datetime, second: datetime) -> str:
+    """Describe a move that times without seconds do not show."""
+    seconds = round((second - first).total_seconds())
+    moved = f" ({abs(seconds)} s {'later' if seconds > 0 else 'earlier'})"
+    return moved if abs(seconds) < _MINUTE_SECONDS else ""
+
+
+def _value(value: Json) -> str:
+    """Write a property before or after a change."""
+    listed = ", ".join(sanitize(name, _CHANGE_LENGTH) for name in names(value)[:50])
+    return truncate(listed or sanitize(value, _CHANGE_LENGTH) or "nothing", _CHANGE_LENGTH)
+
+
+def _when(view: EventView) -> Iterator[Field]:
+    start = view.not_before
+    if view.status == SCHEDULED and start:
+        due = "automatically " if view.seconds_until(start) > 0 else "was due "
+        yield view.field("Starts", f"{due}{view.relative(start)}, at ", start)
+    yield from view.fields({"Lasts": _lasts(view)})
+    if view.status == SCHEDULED:
+        yield from _approval(view)
+
+
+def _lasts(view: EventView) -> str:
+    seconds = view.data.get("DurationInSeconds")
+    if not isinstance(seconds, int) or isinstance(seconds, bool):
+        return ""
+    if seconds < 0 or seconds > _LONGEST_SECONDS:
+        return "" if view.event_type.lower() in _DELETING else "unknown"
+    return f"about {format_duration(seconds)}" if seconds else "no impact on the VM is expected"
+
+
+def _about(view: EventView) -> Iterator[Field]:
+    source = view.get("EventSource")
+    vms = "" if _releases_many(view) else view.vms(_VMS_LENGTH)  # else the approval names them all
+    return view.fields(
+        {
+            "VM" if view.count == 1 else f"{view.count} VMs": vms,
+            "Initiated by": _SOURCES.get(source.lower(), source),
+            "Azure says": view.get("Description"),
+        }
     )
 
 
-def _describe_recovered(view: EventView, context: RenderContext) -> Message:
+def _approval(view: EventView) -> Iterator[Field]:
+    """Describe how to approve, and every VM that an approval releases."""
+    first = (names(view.data.get("Resources")) or (view.of_vm("Name"),))[0].removeprefix("_")
+    arguments = {"": view.event_id, "--vm": first, "--resource-group": view.resource_group}
+    if not view.get("ApprovalSession"):
+        advice = "not set up over Service Bus; POST to IMDS on the VM to start the event earlier"
+        yield view.field("Approval", advice)
+    elif all(_PLAIN_WORD.fullmatch(word) for word in arguments.values()):
+        options = " ".join(f"{name} {word}".strip() for name, word in arguments.items())
+        yield view.field("Approve", f"imds-bridge approve {options}", is_code=True)
+    else:
+        yield view.field("Approve", "with imds-bridge approve on the VM, which lists what is scheduled")
+    if view.event_type.lower() == "terminate":
+        yield view.field("Approval", "only the VM itself can approve its own deletion")
+    elif _releases_many(view):
+        count = {2: "both"}.get(view.count, f"all {view.count}")
+        yield view.field("Approval releases", f"{count} VMs: {view.vms(_RELEASES_LENGTH)}")
+
+
+def _releases_many(view: EventView) -> bool:
+    can_be_approved = view.status == SCHEDULED and view.event_type.lower() != "terminate"
+    return can_be_approved and view.count > 1
+
+
+def _advice(view: EventView) -> str:
+    """Advise to redeploy if the platform gives days of notice, as it does for failing hardware."""
+    start = view.not_before
+    if view.get("EventSource").lower() != "platform" or view.status != SCHEDULED or start is None:
+        return ""
+    if view.seconds_until(start) <= DAY_SECONDS:
+        return ""
+    group, vm = view.resource_group, _degrading(view)
+    hint = ""
+    if _PLAIN_WORD.fullmatch(group) and _PLAIN_WORD.fullmatch(vm) and not view.of_vm("ScaleSet"):
+        hint = f" (az vm redeploy --resource-group {group} --name {vm})"
+    return (
+        "Azure gives days of notice where hardware degrades: it may fail sooner. "
+        f"Microsoft advises to redeploy the VM now{hint}."
+    )
+
+
+def _degrading(view: EventView) -> str:
+    """Return the VM to redeploy, "" if that is not clear: in a group, the reporting VM may not be affected."""
+    affected, reporting = names(view.data.get("Resources")), view.of_vm("Name")
+    if is_among(reporting, affected):
+        return reporting
+    return affected[0].removeprefix("_") if len(affected) == 1 else ""
+
+
+def _describe_receipt(view: EventView) -> Message:
+    """Describe whether the event was approved, why not, and what follows."""
+    outcome = view.kind.partition(".")[2]
+    unknown: tuple[Tone, str, str] = ("default", f"Approval {truncate(outcome, _OUTCOME_LENGTH)}", "")
+    tone, text, sentence = _OUTCOMES.get(outcome, unknown)
+    if view.data.get("DryRun") is True:
+        text, sentence = f"Dry run, not sent: {text}", "This was a dry run: nothing was sent to IMDS."
+    reason = _REASONS.get(view.get("Reason"), view.get("Reason"))
+    after = f" ({truncate(reason, _REASON_LENGTH)})" if reason else ""
+    is_known = view.count or view.event_type
+    title = view.title(f"{text}: {_noun(view)}", after) if is_known else f"{text}{after}"
+    return _message(tone, title, sentence, fields=_receipt_fields(view))
+
+
+def _receipt_fields(view: EventView) -> Iterator[Field]:
+    given = view.data.get("Command")
+    command = given if isinstance(given, Mapping) else {}
+    yield from view.fields(
+        {
+            "Reason": "" if view.get("Reason") in _REASONS else view.get("Reason"),
+            "Detail": view.get("Detail"),
+            "Releases": view.vms(_RECEIPT_LENGTH) if view.kind.endswith(".accepted") else "",
+            "Requested by": sanitize(command.get("RequestedBy")),
+            "Because": sanitize(command.get("Reason")),
+        }
+    )
+    start = view.not_before
+    if start and view.seconds_until(start) > 0:
+        yield view.field("Starts automatically", f"{view.relative(start)}, at ", start)
+    yield from view.fields({"Command": sanitize(command.get("Id"))})
+
+
+def _details(view: EventView) -> Iterator[Field]:
+    zone = view.of_vm("Zone")
+    places = filter(None, [view.vm, view.of_vm("Location"), f"zone {zone}" if zone else ""])
+    yield from view.fields(
+        {"EventId": view.event_id, "Reported by": truncate(", ".join(places), _PLACE_LENGTH)}
+    )
+    if view.time:
+        is_old = view.seconds_until(view.time) < -_OLD_SECONDS
+        yield view.field("Seen at", view.time, f", {view.relative(view.time)}" if is_old else "")
+
+
+def _describe_unreachable(view: EventView) -> Message:
+    since = instant_of(view.data.get("Since"))
+    duration = f"for {format_duration(view.seconds_until(since))}" if since else "since it started"
+    fields = [view.field("Unreachable since", since)] if since else []
+    did_not_run = view.get("Cause") in ("Restart", "NotPolled")
+    return _message(
+        "attention",
+        f"{view.short_vm} has not seen its Scheduled Events {duration}",
+        "imds-bridge did not run meanwhile."
+        if did_not_run
+        else "IMDS gives no good answer. Until it does, maintenance of this VM may come without a notice.",
+        fields=(*fields, view.field("Reason", view.get("Reason") or "unknown")),
+    )
+
+
+def _describe_recovered(view: EventView) -> Message:
     since, until = instant_of(view.data.get("BlindFrom")), instant_of(view.data.get("BlindTo"))
     gap = f" (after {format_duration((until - since).total_seconds())})" if since and until else ""
-    fields = (context.field("Unreachable", "from ", since, " to ", until),) if since and until else ()
-    return Message(
-        tone="good",
-        title=f"{view.short_vm} sees its Scheduled Events again{gap}",
-        sentences=("Events that came and went meanwhile were not seen.",),
-        fields=fields,
-    )
+    fields = [view.field("Unreachable", "from ", since, " to ", until)] if since and until else []
+    title = f"{view.short_vm} sees its Scheduled Events again{gap}"
+    return _message("good", title, "Events that came and went meanwhile were not seen.", fields=fields)
 
 
-def _describe_heartbeat(view: EventView, context: RenderContext) -> Message:
-    state = {"started": "has started", "stopping": "is stopping"}.get(
-        view.get("Reason").lower(), "is running"
-    )
-    fields = (context.field("Version", view.get("Version")),) if view.get("Version") else ()
-    return Message(tone="default", title=f"imds-bridge on {view.short_vm} {state}", fields=fields)
+def _describe_heartbeat(view: EventView) -> Message:
+    states = {"started": "has started", "stopping": "is stopping"}
+    state = states.get(view.get("Reason").lower(), "is running")
+    fields = view.fields({"Version": view.get("Version")})
+    return _message("default", f"imds-bridge on {view.short_vm} {state}", fields=fields)
 
 
-def _describe_loss(view: EventView, context: RenderContext) -> Message:
+def _describe_loss(view: EventView) -> Message:
     count = view.data.get("Count")
     lost = f"{count} event{'' if count == 1 else 's'}" if isinstance(count, int) and count else "events"
     verb = "lost" if count else "may have lost"
-    fields = tuple(context.field(name, view.get(name)) for name in ("Reason", "Sink") if view.get(name))
-    return Message(tone="attention", title=f"imds-bridge on {view.short_vm} {verb} {lost}", fields=fields)
+    fields = view.fields({name: view.get(name) for name in ("Reason", "Sink")})
+    return _message("attention", f"imds-bridge on {view.short_vm} {verb} {lost}", fields=fields)
 
 
-def _describe_document(view: EventView, _: RenderContext) -> Message:
+def _describe_document(view: EventView) -> Message:
     document = view.data.get("Document")
     events = document.get("Events") if isinstance(document, Mapping) else None
     count = len(events) if isinstance(events, list) else 0
     content = f"it contains {count} event{'' if count == 1 else 's'}" if count else "it is empty"
-    return Message(
-        tone="default", title=f"The Scheduled Events document of {view.short_vm} changed: {content}"
-    )
+    return _message("default", f"The Scheduled Events document of {view.short_vm} changed: {content}")
 
 
-def _describe_test(view: EventView, _: RenderContext) -> Message:
-    return Message(
-        tone="accent",
-        title=f"TEST: imds-bridge on {view.short_vm} can send here; nothing is scheduled",
-        sentences=("This is only a test. No VM is affected, and there is nothing to do.",),
-    )
+def _describe_test(view: EventView) -> Message:
+    title = f"TEST: imds-bridge on {view.short_vm} can send here; nothing is scheduled"
+    return _message("accent", title, "This is only a test. No VM is affected, and there is nothing to do.")
 
 
-def _describe_unknown(view: EventView, _: RenderContext) -> Message:
-    subject = truncate(view.subject or view.vm, 50, mark="…")
-    return Message(
-        tone="default",
-        title=f"{truncate(view.type, 80, mark='…')} about {subject}",
-        sentences=("This version of imds-bridge does not know this type of event.",),
-    )
+def _describe_unknown(view: EventView) -> Message:
+    title = f"{truncate(view.type, 80, mark='…')} about {truncate(view.subject or view.vm, 50, mark='…')}"
+    return _message("default", title, "This version of imds-bridge does not know this type of event.")
 
 
-_DESCRIPTIONS: dict[str, Callable[[EventView, RenderContext], Message]] = {
-    "scheduledevent": describe_scheduled_event,
-    "approval": describe_receipt,
+_DESCRIPTIONS: dict[str, Callable[[EventView], Message]] = {
+    "scheduledevent": _describe_scheduled_event,
+    "approval": _describe_receipt,
     "imds.unreachable": _describe_unreachable,
     "imds.recovered": _describe_recovered,
     "bridge.heartbeat": _describe_heartbeat,

@@ -91,7 +91,7 @@ class PagerDuty(ChatFormat):
         Raises:
             ValueError: PagerDuty has no action for this type of event (see TYPES).
         """
-        view = EventView(event)
+        view = EventView(event, now=now)
         message = notice(event, now=now, zone=self._zone)
         return {
             "routing_key": self._routing_key,

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
-from bridge.formats.message import Field, RenderContext
 from bridge.formats.notice import Notice, notice
 from bridge.formats.text import length, truncate
+from bridge.formats.view import Field, format_time
 from bridge.runtime.json import Json
 
 # Discord's limit of `content`; Slack's is far higher.
@@ -56,42 +56,42 @@ class Slack(ChatFormat):
         message = notice(event, now=now, zone=self._zone)
         return {
             "text": truncate(_replace_markup(message.text), TEXT_LENGTH),
-            "blocks": list(self._blocks(message, RenderContext(now=now))),
+            "blocks": list(self._blocks(message, now)),
             "unfurl_links": False,
             "unfurl_media": False,
         }
 
-    def _blocks(self, message: Notice, context: RenderContext) -> Iterator[Json]:
+    def _blocks(self, message: Notice, now: datetime) -> Iterator[Json]:
         yield {"type": "header", "text": _plain(message.headline, HEADER_LENGTH)}
         if message.sentences:
             yield {"type": "section", "text": _plain("\n".join(message.sentences), SECTION_LENGTH)}
         for is_code, group in groupby(message.fields, key=attrgetter("is_code")):
             fields = list(group)
-            yield from map(_code, fields) if is_code else self._fields(fields, context)
+            yield from map(_code, fields) if is_code else self._fields(fields, now)
         elements = [
-            self._value(field, context, f"{field.label}: ") for field in message.details[:CONTEXT_ELEMENTS]
+            self._value(field, now, f"{field.label}: ") for field in message.details[:CONTEXT_ELEMENTS]
         ]
         yield {"type": "context", "elements": elements}
 
-    def _fields(self, fields: Sequence[Field], context: RenderContext) -> Iterator[Json]:
+    def _fields(self, fields: Sequence[Field], now: datetime) -> Iterator[Json]:
         """Lay fields out with the label to the left of the value."""
         pairs = FIELDS // 2
         for start in range(0, len(fields), pairs):
             cells: list[Json] = []
             for field in fields[start : start + pairs]:
-                cells += [_markup(f"*{field.label}*"), self._value(field, context)]
+                cells += [_markup(f"*{field.label}*"), self._value(field, now)]
             yield {"type": "section", "fields": cells}
 
-    def _value(self, field: Field, context: RenderContext, before: str = "") -> Json:
+    def _value(self, field: Field, now: datetime, before: str = "") -> Json:
         if self._zone or not field.has_instant:
             return _plain(before + field.text, FIELD_LENGTH)
-        parts = (_date(part, context) if isinstance(part, datetime) else part for part in field.parts)
+        parts = (_date(part, now) if isinstance(part, datetime) else part for part in field.parts)
         return _markup(before + "".join(parts))
 
 
-def _date(instant: datetime, context: RenderContext) -> str:
+def _date(instant: datetime, now: datetime) -> str:
     """Write an instant so that each reader sees their own time zone."""
-    return f"<!date^{int(instant.timestamp())}^{{date_short_pretty}} {{time}}|{context.time(instant)}>"
+    return f"<!date^{int(instant.timestamp())}^{{date_short_pretty}} {{time}}|{format_time(instant, now)}>"
 
 
 def _code(field: Field) -> Json:
