@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from bridge.azure.receiver import Receiver
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
-    from bridge.imds.port import Imds
     from bridge.service.dispatcher import Dispatcher
     from bridge.service.metrics import Meter
     from bridge.service.metrics_server import MetricsServer
@@ -173,10 +172,16 @@ class Parts:
             retain_seconds=config.retain_seconds,
         )
         self.outbox.meter = self.meter
-        self.imds = None if role == "relay" else self._imds()
+        self.imds = MeasuredImds(config.imds, clock=self.clock)
+        self.imds.meter = self.meter
         self.boot_id = read_boot_id()
         self.identity = VmIdentity(
-            config, role, imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
+            config,
+            role,
+            imds=None if role == "relay" else self.imds,
+            outbox=self.outbox,
+            clock=self.clock,
+            boot_id=self.boot_id,
         )
 
     def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
@@ -191,11 +196,6 @@ class Parts:
         registry = CollectorRegistry()
         meter = Meter(registry, self.settings)
         return meter, MetricsServer(listen, role=self.role, registry=registry, clock=self.clock)
-
-    def _imds(self) -> Imds:
-        imds = MeasuredImds(self.config.imds, clock=self.clock)
-        imds.meter = self.meter
-        return imds
 
     def dispatchers(self) -> list[Dispatcher]:
         """Build one dispatcher for each sink.
@@ -237,39 +237,19 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
 
 
 def _forward(parts: Parts) -> Flow:
-    forwarder = _forwarder(parts)
+    forwarder = Forwarder(parts)
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
 
 
 def _forward_once(parts: Parts) -> Flow:
-    forwarder = _forwarder(parts)
-
-    def faults() -> list[str]:
-        error = forwarder.status()["last_error"] or "the poll did not end"
-        return [] if forwarder.has_polled else [f"IMDS gave no usable answer: {error}"]
-
-    return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=faults)
-
-
-def _forwarder(parts: Parts) -> Forwarder:
-    assert parts.imds is not None  # noqa: S101 - only a relay has none
-    return Forwarder(
-        parts.config,
-        imds=parts.imds,
-        outbox=parts.outbox,
-        folder=parts.folder,
-        clock=parts.clock,
-        stop=parts.stop,
-        identity=parts.identity,
-        boot_id=parts.boot_id,
-    )
+    forwarder = Forwarder(parts)
+    return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=forwarder.faults)
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     clock, identity = parts.clock, parts.identity
-    assert parts.imds is not None  # noqa: S101 - only a relay has none
 
     def session() -> str | None:
         return approval_session(settings.session, identity.vm if identity.resolved else None)

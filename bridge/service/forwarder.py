@@ -6,23 +6,22 @@ import logging
 import math
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bridge.config.models import Config
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
-from bridge.imds.port import Imds
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import OCCURRENCE, STATE
-from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.threads import Stop, report_progress
-from bridge.runtime.time import Clock, full_jitter, iso_utc
-from bridge.service.identity import WATCH, VmIdentity
+from bridge.runtime.threads import report_progress
+from bridge.runtime.time import full_jitter, iso_utc
+from bridge.service.identity import WATCH
 from bridge.service.reachability import Reachability
+
+if TYPE_CHECKING:
+    from bridge.service.composition import Parts
 
 log = logging.getLogger(__name__)
 
@@ -32,48 +31,20 @@ LAST_POLL_SECONDS = 2.0
 
 
 class Forwarder:
-    """Watches one VM's document. `run` is for one thread; `status` may be called from any.
+    """Watches one VM's document. `run` is for one thread; `status` may be called from any."""
 
-    Args:
-        config: the whole configuration.
-        imds: where documents come from.
-        outbox: what keeps the state and gets the events.
-        folder: what keeps the time of the last usable answer.
-        clock: the time.
-        stop: what ends `run`.
-        identity: who this VM is, settled.
-        boot_id: the machine's, "" if unknown.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        imds: Imds,
-        outbox: Outbox,
-        folder: StateFolder,
-        clock: Clock,
-        stop: Stop,
-        identity: VmIdentity,
-        boot_id: str = "",
-    ) -> None:
-        self._config = config
-        self._imds = imds
-        self._outbox = outbox
-        self._clock = clock
-        self._stop = stop
-        self._boot_id = boot_id
-        self._identity = identity
-        self._watch = Watch.load(outbox.record(STATE, WATCH))
+    def __init__(self, parts: Parts) -> None:
+        self._config = parts.config
+        self._imds = parts.imds
+        self._outbox = parts.outbox
+        self._clock = parts.clock
+        self._stop = parts.stop
+        self._boot_id = parts.boot_id
+        self._identity = parts.identity
+        self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
         self._body: bytes | None = None
-        self.has_polled = False
-        self._reachability = Reachability(
-            poll_seconds=config.imds.poll_seconds,
-            identity=identity,
-            outbox=outbox,
-            folder=folder,
-            clock=clock,
-        )
+        self._has_polled = False
+        self._reachability = Reachability(parts)
 
     def run(self) -> None:
         """Poll until `stop` is set, then once more."""
@@ -90,11 +61,16 @@ class Forwarder:
         self._identity.emit_stopping()
 
     def run_once(self) -> None:
-        """Poll once; `has_polled` is true if there was a usable answer."""
+        """Poll once."""
         self._identity.emit_started()
         self._poll_and_report()
+        self._has_polled = True
         self._identity.emit_stopping()
-        self.has_polled = not self._reachability.last_error
+
+    def faults(self) -> list[str]:
+        """Return what kept the last poll from a usable answer, if anything did."""
+        error = self._reachability.last_error or ("" if self._has_polled else "the poll did not end")
+        return [f"IMDS gave no usable answer: {error}"] if error else []
 
     def _poll_and_report(self) -> float | None:
         """Poll, and publish what the process reports about itself; return how long to wait, as `poll` does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
@@ -11,11 +12,11 @@ from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE
-from bridge.outbox.state_dir import StateFolder
-from bridge.runtime.time import Clock, RepeatLimit, iso_utc, parse_iso
-from bridge.service.identity import VmIdentity
+from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
+
+if TYPE_CHECKING:
+    from bridge.service.composition import Parts
 
 log = logging.getLogger(__name__)
 
@@ -32,30 +33,21 @@ class Reachability:
 
     `good_time` is the time of the last usable answer, None if there was none. `failures` counts those in a row, of
     which `last_error` is the last.
-
-    Args:
-        poll_seconds: how often IMDS is asked.
-        identity: in whose name gaps are published.
-        outbox: gets the events, and keeps whether an outage was published.
-        folder: keeps the time of the last usable answer.
-        clock: the time.
     """
 
-    def __init__(
-        self, *, poll_seconds: float, identity: VmIdentity, outbox: Outbox, folder: StateFolder, clock: Clock
-    ) -> None:
-        self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * poll_seconds)
-        self._identity = identity
-        self._outbox = outbox
-        self._folder = folder
-        self._clock = clock
-        self._began_at = clock.monotonic()
+    def __init__(self, parts: Parts) -> None:
+        self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * parts.config.imds.poll_seconds)
+        self._identity = parts.identity
+        self._outbox = parts.outbox
+        self._folder = parts.folder
+        self._clock = parts.clock
+        self._began_at = self._clock.monotonic()
         self._good_at: float | None = None  # monotonic, in this process
-        self.good_time = parse_iso(folder.read_last_good())
-        self._outage_since = outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
+        self.good_time = parse_iso(self._folder.read_last_good())
+        self._outage_since = self._outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
         self.failures = 0
         self.last_error = ""
-        self._log_limit = RepeatLimit(clock)
+        self._log_limit = RepeatLimit(self._clock)
 
     def service_may_be_off(self) -> bool:
         """Return whether there was no usable answer for a day, after which the service is off."""

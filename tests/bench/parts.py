@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bridge.config.base import Secret
 from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import CloudEventsSettings
-from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import start_thread
@@ -19,6 +19,7 @@ from bridge.runtime.time import Clock
 from bridge.service.composition import Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
+from bridge.service.measured import MeasuredImds
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from tests.bench import sample
@@ -28,17 +29,15 @@ NAME = "bench"
 COMMIT_EVENTS = 1_000
 
 
-class DatingImds(ImdsClient):
+class DatingImds(MeasuredImds):
     """The real client; remembers when (time.monotonic()) each answer was complete."""
 
     def __init__(self, settings: ImdsSettings, *, clock: Clock) -> None:
         super().__init__(settings, clock=clock)
         self.answers: list[float] = []
 
-    def document(
-        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
-    ) -> bytes:
-        body = super().document(timeout_seconds=timeout_seconds, waiting=waiting)
+    def document(self, **limits: Any) -> bytes:
+        body = super().document(**limits)
         self.answers.append(time.monotonic())
         return body
 
@@ -95,17 +94,9 @@ def forwarder(
     sinks = {NAME: _webhook_settings(hook_url)} if hook_url else {}
     config = Config(state_dir=folder, imds=ImdsSettings(endpoint=imds_url), sinks=sinks)
     parts = Parts(config, "forward")
-    imds = DatingImds(config.imds, clock=parts.clock)
+    parts.imds = imds = DatingImds(config.imds, clock=parts.clock)
     parts.identity.settle(parts.stop.wait)
-    built = Forwarder(
-        config,
-        imds=imds,
-        outbox=parts.outbox,
-        folder=parts.folder,
-        clock=parts.clock,
-        stop=parts.stop,
-        identity=parts.identity,
-    )
+    built = Forwarder(parts)
     dispatchers = parts.dispatchers() if hook_url else []
     threads = [start_thread(NAME, one.run) for one in dispatchers]
     threads += [start_thread("poll", built.run)] if polls else []

@@ -23,6 +23,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from bridge.sinks.servicebus import ServiceBusSink
+from tests.support.forward import parts_of
 from tests.support.process import wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import TOPIC, entities, settings
@@ -53,15 +54,17 @@ class Member:
         imds = ImdsClient(config.imds, clock=clock)
         identity = VmIdentity(config, "forward", imds=imds, outbox=self._outbox, clock=clock)
         identity.settle(self._stop.wait)
-        self._forwarder = Forwarder(
-            config,
+        parts = parts_of(
+            config=config,
             imds=imds,
             identity=identity,
             outbox=self._outbox,
             folder=state,
             clock=clock,
             stop=self._stop,
+            boot_id="",
         )
+        self._forwarder = Forwarder(parts)
         self._dispatcher = Dispatcher(
             "bus",
             ServiceBusSink(settings(bus, topic=TOPIC, timeout_seconds=20.0)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from bridge.config.models import Config
 from bridge.events.filters import Filter
@@ -12,6 +13,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
+from bridge.service.composition import Parts
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from tests.support.clock import MovedClock
@@ -124,8 +126,8 @@ class Station:
         return iso_utc(self.clock.now())
 
     def _forwarder(self, stop: Stop) -> Forwarder:
-        return Forwarder(
-            self.config,
+        parts = parts_of(
+            config=self.config,
             imds=self.imds,
             outbox=self.outbox,
             folder=self._state_folder,
@@ -134,6 +136,12 @@ class Station:
             identity=self.identity,
             boot_id=self.boot_id,
         )
+        return Forwarder(parts)
+
+
+def parts_of(**parts: Any) -> Parts:
+    """Return what a process has, as far as its test needs it."""
+    return cast("Parts", SimpleNamespace(**parts))
 
 
 def name_of(envelope: dict[str, Any]) -> str:

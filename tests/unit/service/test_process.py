@@ -16,10 +16,10 @@ from bridge.config.models import Config
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Signals, Stop
-from bridge.service.composition import Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
+from tests.support.forward import parts_of
 
 
 class CountingOutbox:
@@ -110,7 +110,7 @@ class Rig:
         self.status: dict[str, Any] = {"vm": "web-0", "document": None}
 
     def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
-        parts = SimpleNamespace(
+        parts = parts_of(
             config=Config(),
             role="forward",
             settings=[],
@@ -127,7 +127,7 @@ class Rig:
             faults=None if faults is None else lambda: faults,
         )
         signals = cast("Signals", MovedSignals(self.clock, seconds))
-        return Process(cast("Parts", parts), flow, signals)
+        return Process(parts, flow, signals)
 
     def run(self, **how: Any) -> int:
         return self.process(**how).run()
