@@ -137,11 +137,7 @@ class Settings(BaseModel):
     @classmethod
     def secret_names(cls) -> list[str]:
         """Return the names of the settings that are secrets."""
-        return [
-            name
-            for name, info in cls.model_fields.items()
-            if info.annotation is Secret or Secret in get_args(info.annotation)
-        ]
+        return [name for name in cls.model_fields if Secret in cls._types_of(name)]
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -151,6 +147,10 @@ class Settings(BaseModel):
     @classmethod
     def inner_settings(cls, name: str) -> type[Settings] | None:
         """Return the settings of the table or the tables that a setting is, None if it is a value."""
-        info = cls.model_fields.get(name)
-        annotations = [info.annotation, *get_args(info.annotation)] if info else []
-        return next((one for one in annotations if isinstance(one, type) and issubclass(one, Settings)), None)
+        types = cls._types_of(name) if name in cls.model_fields else []
+        return next((one for one in types if isinstance(one, type) and issubclass(one, Settings)), None)
+
+    @classmethod
+    def _types_of(cls, name: str) -> list[Any]:
+        annotation = cls.model_fields[name].annotation
+        return [annotation, *get_args(annotation)]

@@ -10,9 +10,10 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -25,98 +26,10 @@ from bridge.config.values import closest, nearest, quote, quote_path
 from bridge.errors import ConfigError, SecretFault
 
 S = TypeVar("S", bound=Settings)
-
-
-def load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
-    """Validate one part of the configuration.
-
-    Args:
-        model: its settings.
-        given: what was written.
-        where: its key, "" for the top level.
-        faults: gets a line for each error.
-    """
-    if not isinstance(given, dict):
-        faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
-        return None
-    try:
-        return model(**given)
-    except ValidationError as error:
-        for details in error.errors(include_url=False):
-            faults += _describe(model, where, details)
-        return None
-
-
-def _kind(value: object) -> str:
-    """Quote what was given instead of a table, but no text: it may be a broken table with secrets."""
-    return "a text" if isinstance(value, str) else quote(value)
-
-
-def _owner(model: type[Settings], path: Sequence[int | str]) -> tuple[type[Settings], str]:
-    """Return the innermost settings that a path leads to, and the key in them, "" for all of them."""
-    for step in path:
-        if isinstance(step, str):
-            inner = model.inner_settings(step)
-            if inner is None:
-                return model, step
-            model = inner
-    return model, ""
-
-
-def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:
-    if isinstance(cause := _cause(details), Faults):
-        for name, text in cause.found:
-            yield f"{_key(where, [*details['loc'], *filter(None, [name])])}: {text}"
-    else:
-        yield _fault(model, where, details)
-
-
-def _cause(details: ErrorDetails) -> object:
-    return details.get("ctx", {}).get("error")
-
-
-def _key(where: str, path: Sequence[int | str]) -> str:
-    """Return the full name of a setting: `approvals.policy.allow[0].event_type`."""
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
-    return (
-        "".join([where, *steps]).removeprefix(".").replace("signing_secrets", "signing_secret") or "the file"
-    )
-
-
-def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
-    settings, name = _owner(model, details["loc"])
-    key = _key(where, details["loc"])
-    if details["type"] == "extra_forbidden":
-        return f"{key}: unknown key{_hint(settings, name, where)}"
-    if details["type"] == "missing":
-        also = f" (or {name}_file)" if f"{name}_file" in settings.known_keys() else ""
-        return f"{key}: is missing{also}"
-    expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    expected = expected.replace("String should match", "expected a text that matches")
-    expected = _PLAINER.get(details["type"], expected)
-    # An error of the part as a whole, or of a secret in it.
-    if not details["loc"]:
-        return f"{key}: {expected}"
-    given = details["input"]
-    if isinstance(given, Secret) and given.file:
-        text = f"{key}_file: given {quote_path(given.file)}, {expected}"
-        return SecretFault(text) if isinstance(_cause(details), SecretUnreadable) else text
-    shown = "***" if name in settings.secret_names() or name.endswith("_file") else quote(given)
-    return f"{key}: given {shown}, {expected}"
-
-
-def _hint(settings: type[Settings], name: str, where: str) -> str:
-    """Return the key that an unknown one is likely to mean: of the same table, else of another one."""
-    if near := closest(name, settings.known_keys(), similarity=0.75):
-        return f"; did you mean {near}?"
-    section = where.partition(".")[0]
-    first = sorted(tables(), key=lambda table: table.name.partition(".")[0] != section)
-    elsewhere = {key: one.full_name(key) for one in reversed(first) for key in one.settings.known_keys()}
-    if far := closest(name, elsewhere, similarity=0.8):
-        return f"; did you mean {elsewhere[far]}?"
-    return nearest(name, settings.known_keys())
-
-
+DEFAULT_PATH = Path(
+    r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
+)
+ENV_PREFIX = "IMDS_BRIDGE__"
 _PLAINER = {
     "tuple_type": 'expected a list, for example ["a", "b"]',
     "model_type": "expected a table",
@@ -127,10 +40,54 @@ _PLAINER = {
 }
 
 
-ENV_PREFIX = "IMDS_BRIDGE__"
+def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
+    """Load `state_dir` alone: reading the state does not need the secrets to be readable.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
+    _override(given, environ)
+    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
 
 
-def override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Load the configuration from `path` (None: the default path, which may be missing) and `environ`.
+
+    Raises:
+        ConfigError: with every error that was found.
+    """
+    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
+    from_environment = _override(given, environ)
+    faults: list[str] = []
+    parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
+    for section, settings in SECTIONS.items():
+        if section in given:
+            parts[section] = _load_part(resolve_name(settings), given.pop(section), section, faults)
+    config = _load_part(Config, {**given, **parts}, "", faults)
+    if faults or config is None:
+        named = [_name_variable(fault, from_environment) for fault in faults]
+        raise ConfigError(str(path or DEFAULT_PATH), named)
+    return config.read_from(path or DEFAULT_PATH)
+
+
+def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        if must_exist:
+            missing = "the file does not exist; expected a TOML file (see docs/configuration.md)"
+            raise ConfigError(str(path), [missing]) from None
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
+    except tomllib.TOMLDecodeError as error:
+        is_path = any(sign in str(error) for sign in ("\\", "hex value"))
+        hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
+        raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None
+
+
+def _override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
     """Write the variables' values over the file's settings; return each key that was set with its variable."""
     variables: dict[str, str] = {}
     for variable, value in sorted(environ.items()):
@@ -157,76 +114,9 @@ def override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, str
 def _from_text(value: str) -> Any:
     """Parse lists and tables, which the environment holds as JSON; leave the rest to the setting's type."""
     if value[:1] in ("[", "{"):
-        try:
+        with suppress(ValueError):  # a template such as {event} starts like JSON
             return json.loads(value)
-        except ValueError:
-            # A template such as {event} starts like JSON.
-            return value
     return value
-
-
-def name_variable(fault: str, variables: Mapping[str, str]) -> str:
-    """Add to an error the environment variable that its value came from, if it came from one."""
-    key = fault.partition(":")[0]
-    while key and key not in variables:
-        key = re.sub(r"(\[[^\[]*|(\A|\.)[^.\[]*)\Z", "", key)  # shorter in any case: a key may have brackets
-    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault
-
-
-if TYPE_CHECKING:
-    pass
-
-DEFAULT_PATH = Path(
-    r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
-)
-
-
-def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Load `state_dir` alone: reading the state does not need the secrets to be readable.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
-    override(given, environ)
-    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
-
-
-def load(path: Path | None, environ: Mapping[str, str]) -> Config:
-    """Load the configuration from `path` (None: the default path, which may be missing) and `environ`.
-
-    Raises:
-        ConfigError: with every error that was found.
-    """
-    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
-    from_environment = override(given, environ)
-    faults: list[str] = []
-    parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
-    for section, settings in SECTIONS.items():
-        if section in given:
-            parts[section] = load_part(resolve_name(settings), given.pop(section), section, faults)
-    config = load_part(Config, {**given, **parts}, "", faults)
-    if faults or config is None:
-        named = [name_variable(fault, from_environment) for fault in faults]
-        raise ConfigError(str(path or DEFAULT_PATH), named)
-    return config.read_from(path or DEFAULT_PATH)
-
-
-def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        if not must_exist:
-            return {}
-        raise ConfigError(
-            str(path), ["the file does not exist; expected a TOML file (see docs/configuration.md)"]
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
-    except tomllib.TOMLDecodeError as error:
-        is_path = any(sign in str(error) for sign in ("\\", "hex value"))
-        hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
-        raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None
 
 
 def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
@@ -239,7 +129,105 @@ def _load_sinks(given: Any, faults: list[str]) -> dict[str, SinkSettings]:
 
 def _load_sink(given: Any, where: str, faults: list[str]) -> SinkSettings | None:
     try:
-        return load_part(sink_settings(given), given, where, faults)
+        return _load_part(sink_settings(given), given, where, faults)
     except Faults as unknown:
         faults += [f"{where}.{key}: {text}" for key, text in unknown.found]
         return None
+
+
+def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S | None:
+    """Validate one part of the configuration.
+
+    Args:
+        model: its settings.
+        given: what was written.
+        where: its key, "" for the top level.
+        faults: gets a line for each error.
+    """
+    if not isinstance(given, dict):
+        faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
+        return None
+    try:
+        return model(**given)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            faults += _describe(model, where, details)
+        return None
+
+
+def _kind(value: object) -> str:
+    """Quote what was given instead of a table, but no text: it may be a broken table with secrets."""
+    return "a text" if isinstance(value, str) else quote(value)
+
+
+def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:
+    if isinstance(cause := _cause(details), Faults):
+        for name, text in cause.found:
+            yield f"{_key(where, [*details['loc'], *filter(None, [name])])}: {text}"
+    else:
+        yield _fault(model, where, details)
+
+
+def _cause(details: ErrorDetails) -> object:
+    return details.get("ctx", {}).get("error")
+
+
+def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
+    settings, name = _owner(model, details["loc"])
+    key = _key(where, details["loc"])
+    if details["type"] == "extra_forbidden":
+        return f"{key}: unknown key{_hint(settings, name, where)}"
+    if details["type"] == "missing":
+        also = f" (or {name}_file)" if f"{name}_file" in settings.known_keys() else ""
+        return f"{key}: is missing{also}"
+    expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    expected = expected.replace("String should match", "expected a text that matches")
+    expected = _PLAINER.get(details["type"], expected)
+    # An error of the part as a whole, or of a secret in it.
+    if not details["loc"]:
+        return f"{key}: {expected}"
+    given = details["input"]
+    if isinstance(given, Secret) and given.file:
+        text = f"{key}_file: given {quote_path(given.file)}, {expected}"
+        return SecretFault(text) if isinstance(_cause(details), SecretUnreadable) else text
+    shown = "***" if name in settings.secret_names() or name.endswith("_file") else quote(given)
+    return f"{key}: given {shown}, {expected}"
+
+
+def _owner(model: type[Settings], path: Sequence[int | str]) -> tuple[type[Settings], str]:
+    """Return the innermost settings that a path leads to, and the key in them, "" for all of them."""
+    for step in path:
+        if isinstance(step, str):
+            inner = model.inner_settings(step)
+            if inner is None:
+                return model, step
+            model = inner
+    return model, ""
+
+
+def _key(where: str, path: Sequence[int | str]) -> str:
+    """Return the full name of a setting: `approvals.policy.allow[0].event_type`."""
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path]
+    return (
+        "".join([where, *steps]).removeprefix(".").replace("signing_secrets", "signing_secret") or "the file"
+    )
+
+
+def _hint(settings: type[Settings], name: str, where: str) -> str:
+    """Return the key that an unknown one is likely to mean: of the same table, else of another one."""
+    if near := closest(name, settings.known_keys(), similarity=0.75):
+        return f"; did you mean {near}?"
+    section = where.partition(".")[0]
+    first = sorted(tables(), key=lambda table: table.name.partition(".")[0] != section)
+    elsewhere = {key: one.full_name(key) for one in reversed(first) for key in one.settings.known_keys()}
+    if far := closest(name, elsewhere, similarity=0.8):
+        return f"; did you mean {elsewhere[far]}?"
+    return nearest(name, settings.known_keys())
+
+
+def _name_variable(fault: str, variables: Mapping[str, str]) -> str:
+    """Add to an error the environment variable that its value came from, if it came from one."""
+    key = fault.partition(":")[0]
+    while key and key not in variables:
+        key = re.sub(r"(\[[^\[]*|(\A|\.)[^.\[]*)\Z", "", key)  # shorter in any case: a key may have brackets
+    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

@@ -110,9 +110,8 @@ class SinkSettings(Settings):
     @field_validator("where")
     @classmethod
     def _check_where(cls, value: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
-        if found := [
-            fault for name, wanted in value.items() for fault in _find_criterion_faults(name, wanted)
-        ]:
+        found = [fault for criterion in value.items() for fault in _find_criterion_faults(*criterion)]
+        if found:
             raise Faults(found)
         return value
 

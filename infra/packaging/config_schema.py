@@ -1,4 +1,4 @@
-"""Write the JSON Schema of the configuration from its settings: `python -m infra.packaging.config_schema`."""
+"""Generate the JSON Schema of the configuration from its settings; tests/support/config_page.py writes it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,3 @@ def _add_signing_secret(described: JsonSchemaValue) -> None:
     given = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]}
     for name in (_SIGNING_SECRETS, "signing_secret"):
         described["properties"] |= {name: given, f"{name}_file": dict(_TEXT)}
-
-
-if __name__ == "__main__":
-    FILE.write_text(config_schema_text(), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The reference in docs/configuration.md, from the JSON Schema: `python -m tests.support.config_page`.
+"""The configuration's JSON Schema, and from it the reference in docs/configuration.md.
 
-What stands above the mark is written by hand.
+`python -m tests.support.config_page` writes both. What stands above the mark on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.config.bus import BusSettings, IdentitySettings, ReceiverSettings
 from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
 from bridge.config.sinks import HttpSettings, SinkSettings, WebhookSettings
 from bridge.formats.base import ChatSettings
-from infra.packaging.config_schema import config_schema
+from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "configuration.md"
@@ -215,4 +215,5 @@ def _code(text: str) -> str:
 
 
 if __name__ == "__main__":
+    FILE.write_text(config_schema_text(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
