@@ -53,7 +53,6 @@ class ImdsApprover:
         self._clock = clock
         self._document: Document | None = None
         self.read_at = -math.inf
-        self._good_at = -math.inf
         self._errors = {"document": "", "POST": ""}
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
         self._paused_until = -math.inf
@@ -69,16 +68,18 @@ class ImdsApprover:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
         now = self._clock.monotonic()
         if now - self.read_at >= READ_EVERY_SECONDS and self.may_call():
-            self.read_at = now
-            try:
-                self._document = parse_document(self._imds.document())
-            except (ImdsError, ValueError) as error:
-                self._note_result("document", error)
-            else:
-                self._note_result("document", None)
-                self._good_at, self.good_time = self.read_at, self._clock.now()
-        is_good = self._good_at == self.read_at and now - self._good_at < FRESH_SECONDS
-        return self._document if is_good else None
+            self.read_at, self._document = now, self._read()
+        return self._document if now - self.read_at < FRESH_SECONDS else None
+
+    def _read(self) -> Document | None:
+        try:
+            document = parse_document(self._imds.document())
+        except (ImdsError, ValueError) as error:
+            self._note_result("document", error)
+            return None
+        self._note_result("document", None)
+        self.good_time = self._clock.now()
+        return document
 
     def may_call(self) -> bool:
         """Return whether IMDS may be called now, by its limit and its pauses, and count the call."""

@@ -16,7 +16,6 @@ from bridge.imds.document import ScheduledEvent
 
 REFUSED_RECEIPTS_PER_MINUTE = 10
 REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
-PASSED_ON_PER_MINUTE = 600
 MINUTE_SECONDS = 60.0
 
 
@@ -52,8 +51,17 @@ class Request:
     @property
     def wanted(self) -> ScheduledEvent | None:
         """The event that is to be POSTed, None if none is."""
-        is_wanted = self.stage in (Stage.ALLOWED, Stage.POSTED) and self.decision
-        return self.decision.event if is_wanted and self.decision else None
+        return self.decision.event if self.decision and self.stage is not Stage.ANSWERED else None
+
+    def allow(self, decision: Decision) -> None:
+        """Have the event POSTed."""
+        self.decision = decision
+        self.stage = Stage.POSTED if self.stage is Stage.POSTED else Stage.ALLOWED
+
+    def wait(self) -> None:
+        """Have the event not POSTed yet."""
+        self.decision = None
+        self.stage = Stage.POSTED if self.stage is Stage.POSTED else Stage.WAITING
 
 
 @dataclass(kw_only=True)
@@ -62,7 +70,7 @@ class Pending:
 
     Attributes:
         command: what is to be approved.
-        arrived_at: when this process received it, monotonic.
+        arrived_at: when this process received it, or its program still ran, monotonic.
         grace_from: when the broker accepted it, monotonic; an unknown event may appear for a while from then on.
         messages: what has to be settled once the command is decided.
         is_auto: an auto rule made it; there is no message.

@@ -70,10 +70,8 @@ class AutoRules:
         self._runs: dict[str, Run] = {}
         self._first_seen: dict[str, float] = {}
 
-    def due(
-        self, document: Document, approval: Callable[[str], Any]
-    ) -> Iterator[tuple[str, AutoSettings, ScheduledEvent]]:
-        """Yield the events that a rule approves, once it is this VM's turn, with the rule and a command's key.
+    def due(self, document: Document, approval: Callable[[str], Any]) -> Iterator[tuple[str, ScheduledEvent]]:
+        """Yield the events that a rule matches, once it is this VM's turn, with the key of a command.
 
         Args:
             document: the current one.
@@ -89,23 +87,20 @@ class AutoRules:
             if turn and now - self._first_seen[event.key] >= turn[0]:
                 # one command for the event as it is, and another one for each time that it is approved
                 number = approved["number"] if approved else 0
-                yield f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}", turn[1], event
+                yield f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}", event
 
-    def judge(self, event: ScheduledEvent | None, document: Document) -> Decision:
-        """Decide about an event that was due: as it is now, None if the document does not have it."""
-        turn = self._turn(event) if event and event.status == SCHEDULED else None
-        if event and turn and self.refusal(turn[1], event, document) == "":
-            return Decision(outcome="accepted", reason="approved", detail="an auto rule", event=event)
-        return Decision(outcome="rejected", reason="denied", detail="no auto rule matches", event=event)
+    def judge(self, event: ScheduledEvent, document: Document) -> Decision | None:
+        """Decide about a Scheduled event that was due; None while its program runs, which this starts."""
+        turn = self._turn(event)
+        refusal = self._refusal(turn[1], event, document) if turn else "no auto rule matches"
+        if refusal is None:
+            return None
+        if refusal:
+            return Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
+        return Decision(outcome="accepted", reason="approved", detail="an auto rule", event=event)
 
-    def refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
-        """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason.
-
-        Args:
-            rule: a rule that approves the event.
-            event: the event as in the document, Scheduled.
-            document: the current one.
-        """
+    def _refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
+        """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason."""
         if not rule.run or not self._run:
             return ""
         now = self._clock.now()

@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge.approvals.approver import ImdsApprover, is_recent, is_same, record_approval
 from bridge.approvals.command import Command, parse_command, unwrap
-from bridge.approvals.pending import PASSED_ON_PER_MINUTE, MinuteLimit, Pending, Request, Stage
+from bridge.approvals.pending import Pending, Request, Stage
 from bridge.approvals.policy import (
     Decision,
     already_approved,
@@ -48,6 +48,7 @@ IMDS_WAIT_SECONDS = 600.0  # how long a command waits for IMDS
 # How long a command for another VM goes back to a queue that several listeners may share; the shorter time holds
 # while there are many of them.
 PASS_ON_SECONDS, PASS_ON_MANY_SECONDS = 600.0, 30.0
+PASSED_ON_LONG = 100
 # How many commands wait for their events to appear; when there are more, the oldest do not wait any longer.
 MAX_WAITING = 500
 
@@ -103,7 +104,6 @@ class Listener:
         self._dry_run = dry_run
         self._is_resolved = False
         self._pending: dict[str, Pending] = {}
-        self._passed_on = MinuteLimit(PASSED_ON_PER_MINUTE)
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
         self._started: set[str] = set()  # events whose start is recorded
         self._answers = Answers(
@@ -127,12 +127,9 @@ class Listener:
         self._identity.emit_heartbeat()
         self._identity.emit_losses()
         self._receive(wait_seconds)
-        if self._settings.auto:
-            self._approve_automatically()
-        if self._pending:
+        if self._settings.auto or self._pending:
             self._decide()
         self._answers.report_surplus()
-        self._forget_passed_on()
         self._answers.commit()
 
     def _resolve_identity(self) -> None:
@@ -231,7 +228,11 @@ class Listener:
         document = self._approver.document() if self._is_resolved else None
         if document:
             self._note_starts(document)
-        surplus = len(self._pending) - MAX_WAITING
+            self._add_due(document)
+        now, surplus = self._clock.monotonic(), len(self._pending) - MAX_WAITING
+        self._passed_since = {
+            key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
+        }
         for number, pending in enumerate(list(self._pending.values())):
             self._judge(pending, document, may_wait=number >= surplus)
         if document and not self._dry_run:
@@ -253,9 +254,6 @@ class Listener:
         final = [(request, decision) for request, decision in judged if decision]
         is_elsewhere = all(decision.reason == "other_vm" for _, decision in final)
         if final and is_elsewhere and not pending.at(Stage.ALLOWED) and self._pass_on(pending):
-            return
-        if final and pending.is_auto and final[0][1].outcome == "rejected":
-            del self._pending[pending.command.key]  # no rule approves it any more
             return
         self._answer(pending, final)
 
@@ -281,28 +279,31 @@ class Listener:
         if document is None:
             return None
         if request.key not in document.events and self._has_time(pending, may_wait=may_wait):
-            request.stage = Stage.WAITING
+            request.wait()
             return None
         return self._judge_event(pending, request, document)
 
     def _judge_event(self, pending: Pending, request: Request, document: Document) -> Decision | None:
-        """Decide by the policy or an auto rule; None if the event is to be POSTed."""
+        """Decide by the policy or an auto rule; None if the event is to be POSTed, or its program runs."""
         event = document.events.get(request.key)
-        if pending.is_auto:
+        if pending.is_auto and event:
             decision = self._auto.judge(event, document)
         else:
             now, policy = self._clock.now(), self._settings.policy
             decision = judge(event, vm_name=self._vm_name(), policy=policy, now=now)
+        if decision is None:
+            pending.arrived_at = self._clock.monotonic()
+            request.wait()
+            return None
         is_accepted = decision.outcome == "accepted"
         if event and (is_accepted or event.status == STARTED) and self._is_approved(event):
             return already_approved(event)
-        if is_accepted and self._dry_run:
+        if not is_accepted:
+            return decision
+        if self._dry_run:
             return replace(decision, detail="dry run: not POSTed")
-        if is_accepted:
-            request.decision = decision
-            request.stage = Stage.POSTED if request.stage is Stage.POSTED else Stage.ALLOWED
-            return None
-        return decision
+        request.allow(decision)
+        return None
 
     def _judge_overdue(self, pending: Pending, request: Request, *, is_readable: bool) -> Decision | None:
         """Decide about a command that has expired, or has waited for IMDS as long as anything may."""
@@ -332,20 +333,13 @@ class Listener:
         now = self._clock.monotonic()
         # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
         age_seconds = now - self._passed_since.setdefault(pending.command.key, now)
-        may_pass = age_seconds < PASS_ON_MANY_SECONDS or (
-            age_seconds < PASS_ON_SECONDS and self._passed_on.allows("other_vm", now)
-        )
-        if may_pass:
-            self._answers.settle(pending.messages, Settlement(is_released=True))
-            del self._pending[pending.command.key]
-        return may_pass
-
-    def _forget_passed_on(self) -> None:
-        now = self._clock.monotonic()
-        self._passed_on.surplus(now)
-        self._passed_since = {
-            key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
-        }
+        are_many = len(self._passed_since) > PASSED_ON_LONG
+        if age_seconds >= (PASS_ON_MANY_SECONDS if are_many else PASS_ON_SECONDS):
+            del self._passed_since[pending.command.key]
+            return False
+        self._answers.settle(pending.messages, Settlement(is_released=True))
+        del self._pending[pending.command.key]
+        return True
 
     # POSTs
 
@@ -467,23 +461,16 @@ class Listener:
         )
         return structured(notice), notice.data
 
-    def _approve_automatically(self) -> None:
-        """Make a command for each event that an auto rule approves, once it is this VM's turn."""
-        document = self._approver.document() if self._is_resolved else None
-        if document is None:
-            return
-        self._note_starts(document)
-        for key, rule, event in self._auto.due(document, self._answers.approval):
+    def _add_due(self, document: Document) -> None:
+        """Make a command for each event that an auto rule approves; drop those that none approves any more."""
+        due = dict(self._auto.due(document, self._answers.approval))
+        for key, pending in list(self._pending.items()):
+            if pending.is_auto and key not in due and not pending.at(Stage.POSTED):
+                del self._pending[key]
+        for key, event in due.items():
             record = self._answers.record(key)
-            if key in self._pending or (record and record["done"]):
-                continue
-            refusal = self._auto.refusal(rule, event, document)
-            if refusal is None:
-                continue
-            self._add_auto(event.event_id, key)
-            if refusal:
-                decision = Decision(outcome="rejected", reason="denied", detail=refusal, event=event)
-                self._answer(self._pending[key], [(self._pending[key].requests[0], decision)])
+            if key not in self._pending and not (record and record["done"]):
+                self._add_auto(event.event_id, key)
 
     def _add_auto(self, event_id: str, key: str) -> None:
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")

@@ -406,7 +406,7 @@ def test_very_many_commands_for_another_vm_do_not_hold_up_the_queue(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 100
-    monkeypatch.setattr("bridge.service.listener.PASSED_ON_PER_MINUTE", limit)
+    monkeypatch.setattr("bridge.service.listener.PASSED_ON_LONG", limit)
     rig = make_rig()
     for number in range(2 * limit):
         rig.send("E-1", id=f"c{number}", Vm="web-1")

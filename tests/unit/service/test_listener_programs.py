@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.errors import ImdsError
 from tests.support.listener import ListenerRig
 from tests.support.machine import Machine
 
@@ -234,3 +235,22 @@ def test_a_dry_run_runs_no_program(make_rig: MakeRig, machine: Machine) -> None:
     rig.imds.schedule()
     rig.run(2)
     assert (rig.reasons(), machine.runs, rig.imds.posts) == (["approved"], [], [])
+
+
+def test_after_a_kill_between_the_post_and_its_answer_the_program_runs_again_before_another_post(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    event = rig.imds.schedule()
+    rig.run()
+    machine.finish(code=0)
+    rig.run(1)
+    assert len(rig.imds.posts) == 1
+    rig.restart()
+    machine.runs.clear()  # they ended with the process
+    rig.run(5)
+    assert (len(rig.imds.posts), len(machine.running), rig.receipts()) == (1, 1, [])
+    machine.finish(code=0)
+    rig.run(5)
+    assert rig.imds.posts == [(event,), (event,)]
+    assert reasons(rig) == [("Accepted", "approved", "an auto rule")]
