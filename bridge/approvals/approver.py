@@ -17,8 +17,8 @@ from typing import Any
 
 from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
+from bridge.imds.client import ImdsClient
 from bridge.imds.document import STARTED, Document, ScheduledEvent, parse_document
-from bridge.imds.port import Imds
 from bridge.runtime.time import Clock, iso_utc, parse_instant
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class ApprovalResult:
 class ImdsApprover:
     """Reads the document and POSTs approvals, for one thread; `last_error` may be read from any."""
 
-    def __init__(self, imds: Imds, *, clock: Clock) -> None:
+    def __init__(self, imds: ImdsClient, *, clock: Clock) -> None:
         self._imds = imds
         self._clock = clock
         self._document: Document | None = None

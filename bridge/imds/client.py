@@ -7,35 +7,46 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
+from http.client import HTTP_PORT, HTTPException, HTTPResponse, IncompleteRead
+from urllib.parse import urlsplit
 
 from bridge import __version__
 from bridge.config.base import DAY_SECONDS
 from bridge.config.models import ImdsSettings
-from bridge.errors import HttpFailure, ImdsError
-from bridge.imds.connection import ImdsConnection
+from bridge.errors import ImdsError
 from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
-from bridge.imds.response import Response
 from bridge.runtime.json import Json
+from bridge.runtime.text import printable
+from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import Clock
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
-HEADERS = {"Metadata": "true", "Accept": "application/json", "User-Agent": f"imds-bridge/{__version__}"}
-JSON_BODY = {"Content-Type": "application/json"}
+HEADERS = (
+    "Metadata: true\r\nAccept: application/json\r\nAccept-Encoding: identity\r\n"
+    f"User-Agent: imds-bridge/{__version__}\r\n"
+)
 
-MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
-MAX_INSTANCE_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 4 * 1024 * 1024
 # The first call turns the service on and may take two minutes; a day without a call turns it off.
 FIRST_CALL_SECONDS = 130.0
 CALL_SECONDS = 10.0
 OFF_AFTER_SECONDS = DAY_SECONDS
 INSTANCE_SECONDS = 2.0
+CONNECT_SECONDS = 2.0
+# A request without an answer for so long is repeated on a fresh connection: IMDS may have lost it.
+LATE_SECONDS = 2.0
 # Polling pauses for no longer than this, whatever an answer asks for.
 RETRY_AFTER_LIMIT_SECONDS = 5.0
 
+_PIECE_BYTES = 64 * 1024
+_LEAST_SECONDS = 0.01
 _HINTS = {
     400: "does this IMDS support api_version?",
     404: "the service is being updated, or this is not an Azure VM",
@@ -45,7 +56,12 @@ _HINTS = {
 
 
 class ImdsClient:
-    """IMDS over HTTP, on a kept connection, never through a proxy and never redirected.
+    """IMDS as one VM sees it, on a kept connection, never through a proxy and never redirected.
+
+    It is used from one thread at a time, except for `base`, the address in use, which any thread may read; it is ""
+    before the first call. Every failure is an ImdsError, with the status and the Retry-After of the answer if there
+    was one; the next call may succeed. The caller sees to the limit of five requests a second for all processes
+    of a VM.
 
     Args:
         settings: where IMDS is, and which api-version it is asked for.
@@ -59,125 +75,197 @@ class ImdsClient:
         self._settings = settings
         self._clock = clock
         self._environ = environ
-        self._connection: ImdsConnection | None = None
-        self._document_request = b""
-        self._last_call_at: float | None = None
+        self._kept: socket.socket | None = None
+        self._late_seconds = LATE_SECONDS
+        self._reached_at: float | None = None
         self.base = ""
         self.found_in = "the configuration"
 
     def document(
         self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
     ) -> bytes:
-        """Request the document; see Imds. The first call, and the first after a day without one, may take 130 s.
+        """Return the Scheduled Events document as received, not checked in any way.
 
-        A request that is not answered within 2 s is repeated on a fresh connection, once a second.
+        A request that is not answered within 2 s is repeated, then after twice the time and so on, which also lets a
+        slow IMDS answer; the next call waits as long.
+
+        Args:
+            timeout_seconds: the limit; None for 130 s where the service may have to be turned on first, else 10 s.
+            waiting: called before each repetition; what it raises ends the call.
+
+        Raises:
+            ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
-        before = self._last_call_at
-        limit_seconds = timeout_seconds or self._time_limit()
-        try:
-            connection = self._connect()
-            if not self._document_request:
-                self._document_request = connection.request("GET", self._events_path, HEADERS)
-            answer = connection.send(
-                self._document_request,
-                limit_seconds=limit_seconds,
-                max_body_bytes=MAX_DOCUMENT_BYTES,
-                waiting=waiting,
-                repeat=True,
-            )
-        except HttpFailure as failure:
-            if failure.unreached:
-                self._last_call_at = before  # the service was not reached, so it may still be off
-            raise self._failed(failure) from failure
-        return self._body(answer)
+        deadline = time.monotonic() + (timeout_seconds or self._time_limit())
+        while (left := deadline - time.monotonic()) > self._late_seconds:
+            try:
+                return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
+            except _NoAnswerError:
+                self._late_seconds *= 2
+                if waiting:
+                    waiting()
+        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+        return self._call("GET", self._events_path, limit_seconds=left)
 
     def instance(self) -> Vm:
-        """Request the instance data, unless the settings name the VM; see Imds."""
+        """Return who this VM is, from instance data unless the settings name it.
+
+        Raises:
+            ImdsError: no readable instance data with a name within 2 s.
+        """
         if self._settings.vm_name:
             return Vm(name=self._settings.vm_name)
         try:
-            connection = self._connect()
-            answer = connection.send(
-                connection.request("GET", INSTANCE_PATH, HEADERS),
-                limit_seconds=INSTANCE_SECONDS,
-                max_body_bytes=MAX_INSTANCE_BYTES,
-            )
-        except HttpFailure as failure:
-            raise self._failed(failure) from failure
-        try:
-            return parse_vm(self._body(answer))
+            return parse_vm(self._call("GET", INSTANCE_PATH, limit_seconds=INSTANCE_SECONDS))
         except ValueError as error:
             raise ImdsError(f"IMDS sent instance data that cannot be read: {error}") from error
 
     def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
-        """Approve events; see Imds."""
+        """Approve the start of events. IMDS allows it to be repeated.
+
+        Args:
+            event_ids: as received in the document; IMDS compares them with their case.
+            incarnation: DocumentIncarnation of that document as received; api-version 2017-03-01 asks for it.
+
+        Raises:
+            ImdsError: no status 200 within 10 s. `status` 400: IMDS refuses the request, nothing was approved.
+                Without a status, the events may have been approved.
+        """
         content: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
         if self._settings.api_version == "2017-03-01":
             content["DocumentIncarnation"] = incarnation
-        try:
-            connection = self._connect()
-            body = json.dumps(content).encode("ascii")
-            answer = connection.send(
-                connection.request("POST", self._events_path, {**HEADERS, **JSON_BODY}, body),
-                limit_seconds=CALL_SECONDS,
-                max_body_bytes=MAX_DOCUMENT_BYTES,
-            )
-        except HttpFailure as failure:
-            raise self._failed(failure) from failure
-        self._body(answer)
+        self.close()  # a kept connection may end while it carries the request, which is sent once
+        self._call("POST", self._events_path, json.dumps(content), limit_seconds=CALL_SECONDS)
 
     def close(self) -> None:
-        """Close the connection; see Imds."""
-        if self._connection is not None:
-            self._connection.close()
+        """Close the connection; a later call opens a new one."""
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     @property
     def _events_path(self) -> str:
         return f"{EVENTS_PATH}?api-version={self._settings.api_version}"
 
     def _time_limit(self) -> float:
-        now = self._clock.monotonic()
-        may_be_off = self._last_call_at is None or now - self._last_call_at >= OFF_AFTER_SECONDS
-        self._last_call_at = now
+        reached_at = self._reached_at
+        may_be_off = reached_at is None or self._clock.monotonic() - reached_at >= OFF_AFTER_SECONDS
         return FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS
 
-    def _connect(self) -> ImdsConnection:
-        """Return the connection to IMDS, which is looked for first where it was not found or did not answer."""
-        if self._connection is None:
-            self._locate()
-            self._connection = ImdsConnection(self.base)
-        return self._connection
+    def _call(self, method: str, path: str, content: str = "", *, limit_seconds: float) -> bytes:
+        """Send a request and return the body of an answer with status 200."""
+        extend_deadline(limit_seconds)
+        began = time.monotonic()
+        try:
+            answer, body = self._exchange(method, path, content, began + limit_seconds)
+        except TimeoutError as error:
+            raise self._failed(f"no complete answer within {limit_seconds:.3g} s", _NoAnswerError) from error
+        except OSError as error:
+            raise self._failed(f"the exchange was interrupted: {_reason(error)}") from error
+        except HTTPException as error:
+            raise self._failed(f"the answer cannot be read: {_reason(error)}") from error
+        if time.monotonic() - began < LATE_SECONDS:
+            self._late_seconds = LATE_SECONDS
+        if answer.status != HTTPStatus.OK:
+            raise _refusal(answer, self.base)
+        return body
 
-    def _failed(self, failure: HttpFailure) -> ImdsError:
-        """Map a failure; a new lease may have another address, so that a discovered one is looked for again."""
-        if self._settings.endpoint == "discover":
+    def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[HTTPResponse, bytes]:
+        """Send a request, again if the server has just closed the kept connection; return the answer and its body."""
+        sock, is_kept = self._connect(deadline)
+        try:
+            sock.sendall(self._request(method, path, content))
+            with HTTPResponse(sock) as answer:
+                answer.begin()
+                body = _read(answer, deadline)
+        except ConnectionError:
             self.close()
-            self._connection, self._document_request = None, b""
-        return ImdsError(f"IMDS at {self.base}: {failure}")
+            if not is_kept:
+                raise
+            return self._exchange(method, path, content, deadline)
+        if answer.will_close:
+            self.close()
+        return answer, body
 
-    def _body(self, answer: Response) -> bytes:
-        """Return the body of an answer with status 200."""
-        if answer.status == HTTPStatus.OK:
-            return answer.body
-        hint = _HINTS.get(answer.status)
-        raise ImdsError(
-            f"IMDS at {self.base} answered {answer.status}" + (f" ({hint})" if hint else ""),
-            status=answer.status,
-            retry_after_seconds=_retry_after_seconds(answer.headers.get("retry-after", "")),
-        )
+    def _request(self, method: str, path: str, content: str) -> bytes:
+        parts = urlsplit(self.base)
+        length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n" if content else ""
+        head = f"{method} {parts.path}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{HEADERS}{length}\r\n"
+        return (head + content).encode("ascii")
 
-    def _locate(self) -> None:
+    def _connect(self, deadline: float) -> tuple[socket.socket, bool]:
+        """Return a connection and whether it is the kept one."""
+        # What is there to read before a request is the end of the connection, or would be taken for the next answer.
+        if self._kept and select.select([self._kept], [], [], 0)[0]:
+            self.close()
+        is_kept = self._kept is not None
+        sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))
+        self._reached_at = self._clock.monotonic()
+        sock.settimeout(_left(deadline))
+        return sock, is_kept
+
+    def _open(self, limit_seconds: float) -> socket.socket:
+        """Open a connection; the address is looked for first, as a new lease may have another one."""
+        self.base, self.found_in = self._address()
+        parts = urlsplit(self.base)
+        address = (parts.hostname or "", parts.port or HTTP_PORT)
+        try:
+            self._kept = socket.create_connection(address, limit_seconds)
+            self._kept.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except (OSError, UnicodeError) as error:
+            raise self._failed(f"the connection failed: {_reason(error)}") from error
+        return self._kept
+
+    def _address(self) -> tuple[str, str]:
+        """Return the URL of IMDS and where it was found."""
         if self._settings.endpoint != "discover":
-            self.base = self._settings.endpoint
-            return
-        result = search(environ=self._environ)
-        if result.found is None:
+            return self._settings.endpoint, "the configuration"
+        found = search(environ=self._environ).found
+        if found is None:
             raise ImdsError(
                 'endpoint = "discover" found no address: no SCHEDULEDEVENTSIP and no lease with DHCP option 245'
             )
-        self.base, self.found_in = f"http://{result.found.address}", result.found.found_in
+        return f"http://{found.address}", found.found_in
+
+    def _failed(self, reason: str, kind: type[ImdsError] = ImdsError) -> ImdsError:
+        """Close the connection and return the error."""
+        self.close()
+        return kind(f"IMDS at {self.base}: {reason}")
 
 
-def _retry_after_seconds(value: str) -> float | None:
-    """Read Retry-After in seconds; None for anything else, as IMDS sends no dates."""
-    return min(RETRY_AFTER_LIMIT_SECONDS, float(value)) if value.isdecimal() else None
+class _NoAnswerError(ImdsError):
+    """There was a connection, but no complete answer in time."""
+
+
+def _read(answer: HTTPResponse, deadline: float) -> bytes:
+    """Read a body within the limits of size and time."""
+    body = bytearray()
+    while answer.length != 0 and (piece := answer.read1(_PIECE_BYTES)):
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(f"an answer of more than {MAX_BODY_BYTES} bytes")
+        if (
+            answer.length and time.monotonic() > deadline
+        ):  # a complete one counts, however long the process slept
+            raise TimeoutError
+    if answer.length:
+        raise IncompleteRead(bytes(body), answer.length)
+    return bytes(body)
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_SECONDS, deadline - time.monotonic())
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or printable(str(error), 100)
+
+
+def _refusal(answer: HTTPResponse, base: str) -> ImdsError:
+    hint = _HINTS.get(answer.status)
+    asked = answer.headers.get("Retry-After", "").strip()
+    return ImdsError(
+        f"IMDS at {base} answered {answer.status}" + (f" ({hint})" if hint else ""),
+        status=answer.status,
+        retry_after_seconds=min(RETRY_AFTER_LIMIT_SECONDS, float(asked)) if asked.isdecimal() else None,
+    )

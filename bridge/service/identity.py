@@ -16,9 +16,8 @@ from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
-from bridge.imds.client import INSTANCE_SECONDS
+from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
-from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
 from bridge.runtime.time import Clock
@@ -60,7 +59,7 @@ class VmIdentity:
         config: Config,
         role: Role,
         *,
-        imds: Imds | None,
+        imds: ImdsClient | None,
         outbox: Outbox,
         clock: Clock,
         boot_id: str = "",

@@ -31,9 +31,9 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
+from bridge.imds.client import ImdsClient
 from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
-from bridge.imds.port import Imds
 from bridge.outbox.outbox import Outbox
 from bridge.runtime.program import Run
 from bridge.runtime.threads import Stop, report_progress
@@ -62,7 +62,7 @@ class Listener:
         self,
         settings: ApprovalSettings,
         *,
-        imds: Imds,
+        imds: ImdsClient,
         receiver: Receiver | None,
         outbox: Outbox,
         clock: Clock,

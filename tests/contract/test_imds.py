@@ -1,4 +1,4 @@
-"""The duties of bridge/imds/port.py, over the real client with the simulator and over the double."""
+"""The duties of an IMDS client: of the real one with the simulator, and of the double."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
-from bridge.imds.memory import ImdsDouble
-from bridge.imds.port import Imds
 from bridge.lab.imds import COMPUTE_PATH, EVENTS_PATH, ImdsLab
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST, SECOND, entry
+from tests.support.imds import ImdsDouble
 
 DOCUMENT = {"DocumentIncarnation": 5, "Events": [entry(FIRST), entry(SECOND)]}
 
@@ -24,7 +23,7 @@ class Rig(Protocol):
     """An IMDS to ask, and what a test does to it."""
 
     @property
-    def imds(self) -> Imds: ...
+    def imds(self) -> ImdsClient: ...
 
     def serve(self, document: dict[str, Any] | bytes) -> None: ...
 
@@ -76,7 +75,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         client.imds.close()
 
 
-def call(imds: Imds, method: str) -> None:
+def call(imds: ImdsClient, method: str) -> None:
     """Call a method by its name."""
     if method == "approve":
         imds.approve([FIRST], incarnation=5)

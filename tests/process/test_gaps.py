@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bridge.imds.connection import LATE_SECONDS
+from bridge.imds.client import LATE_SECONDS
 from bridge.lab.imds import EVENTS_PATH, ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.runtime.time import iso_utc

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from bridge.config.models import Config
 from bridge.events.filters import Filter
-from bridge.imds.port import Imds
+from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
@@ -45,7 +45,7 @@ class CountedStop(Stop):
 class Station:
     """One VM with its forwarder, its state on disk and its clock."""
 
-    def __init__(self, folder: Path, imds: Imds, clock: MovedClock) -> None:
+    def __init__(self, folder: Path, imds: ImdsClient, clock: MovedClock) -> None:
         self.folder = folder
         self.imds = imds
         self.clock = clock

@@ -17,7 +17,6 @@ from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent
 from bridge.imds.instance import Vm
-from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.json import Json
@@ -28,6 +27,7 @@ from bridge.service.answers import COMMAND
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
+from tests.support.imds import ImdsDouble
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
 PREFIX = "io.imdsbridge.approval."

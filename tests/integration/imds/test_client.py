@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import json
 import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
-from bridge.imds.client import EVENTS_PATH, MAX_DOCUMENT_BYTES, ImdsClient
-from bridge.imds.connection import ImdsConnection
+from bridge.imds import client as client_module
+from bridge.imds.client import EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, read_vm
 from bridge.lab.imds import ImdsLab
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, silent
 
 DAY_SECONDS = 86_400.0
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+made: list[ImdsClient] = []
+
+
+@pytest.fixture(autouse=True)
+def close() -> Iterator[None]:
+    """Close the connections of a test's clients."""
+    yield
+    while made:
+        made.pop().close()
 
 
 def client(url: str, *, clock: MovedClock | None = None, **settings: Any) -> ImdsClient:
-    return ImdsClient(ImdsSettings(endpoint=url, **settings), clock=clock or MovedClock(), environ={})
+    made.append(ImdsClient(ImdsSettings(endpoint=url, **settings), clock=clock or MovedClock(), environ={}))
+    return made[-1]
 
 
 def failure(client: ImdsClient, *, timeout_seconds: float | None = None) -> ImdsError:
@@ -93,13 +112,14 @@ def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_secon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
-    send = ImdsConnection.send
+    call = ImdsClient._call
 
-    def note(self: ImdsConnection, request: bytes, *, limit_seconds: float, **options: Any) -> Any:
-        limits.append(limit_seconds)
-        return send(self, request, limit_seconds=LIMIT_SECONDS, **options)
+    def note(self: ImdsClient, method: str, path: str, *, limit_seconds: float) -> bytes:
+        limits.append(round(limit_seconds))
+        return call(self, method, path, limit_seconds=LIMIT_SECONDS)
 
-    monkeypatch.setattr(ImdsConnection, "send", note)
+    monkeypatch.setattr(ImdsClient, "_call", note)
+    monkeypatch.setattr(client_module, "LATE_SECONDS", 1000.0)
     clock = MovedClock()
     with RawServer(answering(b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}')) as server:
         imds = client(server.url, clock=clock)
@@ -113,11 +133,123 @@ def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_secon
     assert limits == [130, 10, 10, 130, 10, 130, 10, 10, 2, 2]
 
 
-@pytest.mark.parametrize("serve", [silent, dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")])
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests be late after a moment, so that no test has to wait."""
+    monkeypatch.setattr(client_module, "LATE_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        silent,
+        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n", b"{"),
+        dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n"),
+    ],
+)
+@pytest.mark.usefixtures("impatient")
 def test_an_answer_that_does_not_end_is_an_error(serve: Any) -> None:
     with RawServer(serve) as server:
+        started = time.monotonic()
         error = failure(client(server.url), timeout_seconds=0.5)
-    assert str(error).startswith(f"IMDS at {server.url}: no ")
+    assert str(error).startswith(f"IMDS at {server.url}: no complete answer within ")
+    assert 0.5 <= time.monotonic() - started < 5
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_request_that_is_not_answered_is_repeated_on_a_fresh_connection() -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        if server.connections < 3:
+            silent(server, connection)
+        answering(OK)(server, connection)
+
+    calls: list[int] = []
+    with RawServer(serve) as server:
+        imds = client(server.url)
+        assert imds.document(waiting=lambda: calls.append(server.connections)) == b"ok"
+        assert imds.document() == b"ok"
+    assert (server.connections, len(calls)) == (3, 2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slow_imds_is_given_the_time_that_it_needs() -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection) and not server.ended.wait(0.15):
+            connection.sendall(OK)
+
+    with RawServer(serve) as server:
+        imds = client(server.url)
+        assert imds.document() == b"ok"
+        connections = server.connections
+        for _ in range(3):
+            assert imds.document() == b"ok"
+    assert connections > 1
+    assert server.connections == connections
+
+
+def test_late_requests_stay_within_what_imds_allows() -> None:
+    assert client_module.LATE_SECONDS == 2
+
+
+# The kept connection
+
+
+def test_a_connection_is_kept_until_the_server_closes_it() -> None:
+    answers = answering(OK, OK, b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", OK)
+    with RawServer(answers) as server:
+        imds = client(server.url)
+        assert [imds.document() for _ in range(4)] == [b"ok"] * 4
+    assert (len(server.requests), server.connections) == (4, 2)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_kept_connection_that_the_server_has_closed_is_replaced(
+    is_seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(OK)
+
+    if not is_seen:  # it closes between the look at the connection and the request
+        monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+    with RawServer(serve) as server:
+        imds = client(server.url)
+        assert [imds.document() for _ in range(3)] == [b"ok"] * 3
+    assert server.connections == 3
+
+
+@pytest.mark.parametrize("late", [b"\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"])
+def test_what_a_server_sends_after_an_answer_is_not_taken_for_the_next(late: bytes) -> None:
+    sent = threading.Event()
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection):
+            connection.sendall(OK)
+            if len(server.requests) == 1:
+                time.sleep(0.05)  # what comes with the answer itself is dropped with it
+                connection.sendall(late)
+                sent.set()
+
+    with RawServer(serve) as server:
+        imds = client(server.url)
+        for _ in range(2):
+            assert imds.document() == b"ok"
+            assert sent.wait(LIMIT_SECONDS)
+    assert server.connections == 2
+
+
+def test_an_approval_is_sent_once_on_a_connection_of_its_own() -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        while server.read_head(connection) and not server.requests[-1].startswith("POST"):
+            connection.sendall(OK)
+
+    with RawServer(serve) as server:
+        imds = client(server.url)
+        imds.document()
+        with pytest.raises(ImdsError, match="interrupted"):
+            imds.approve(["A"], incarnation=1)
+        posts = [request for request in server.requests if request.startswith("POST")]
+    assert (len(posts), server.connections) == (1, 2)
 
 
 # Answers
@@ -139,7 +271,7 @@ def test_retry_after_counts_for_at_most_five_seconds(lab: ImdsLab, asked: str, o
 
 def test_an_answer_of_more_than_4_mib_is_refused(lab: ImdsLab) -> None:
     lab.fault("huge")
-    assert f"an answer of more than {MAX_DOCUMENT_BYTES} bytes" in str(failure(client(lab.url("web-0"))))
+    assert f"an answer of more than {MAX_BODY_BYTES} bytes" in str(failure(client(lab.url("web-0"))))
 
 
 @pytest.mark.parametrize("kind", ["drop", "lost_answer"])
@@ -152,6 +284,55 @@ def test_a_broken_connection_is_an_error(lab: ImdsLab, kind: str) -> None:
 
 def test_an_address_that_cannot_be_used_is_an_error() -> None:
     assert "the connection failed" in str(failure(client(f"http://{'a' * 300}")))
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("answer", [OK, CHUNKED + b"1\r\no\r\n1;x=y\r\nk\r\n0\r\nTrailer: x\r\n\r\n"])
+def test_an_answer_may_arrive_in_pieces(answer: bytes, at_once: bool) -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in [answer] if at_once else [answer[at : at + 1] for at in range(len(answer))]:
+            connection.sendall(piece)
+
+    with RawServer(serve) as server:
+        assert client(server.url).document() == b"ok"
+
+
+def test_a_body_without_a_length_ends_with_the_connection() -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nuntil the end")
+
+    with RawServer(serve) as server:
+        assert client(server.url).document() == b"until the end"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
+        CHUNKED + b"2\r\nok\r\n",
+        CHUNKED + b"FF\r\nok\r\n",
+        CHUNKED + b"zz\r\n",
+        CHUNKED + b"2" * 70_000,
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/2 200 OK\r\n\r\n",
+        b"x" * 70_000,
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000,
+    ],
+    ids=lambda value: repr(value[:60]),
+)
+def test_an_answer_that_cannot_be_read_is_an_error(answer: bytes) -> None:
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        server.read_head(connection)
+        connection.sendall(answer)
+
+    with RawServer(serve) as server:
+        error = failure(client(server.url))
+    assert re.search("interrupted|cannot be read", str(error))
+    assert error.status is None
 
 
 # Instance data

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.events.model import StoredEvent
-from bridge.imds.client import MAX_DOCUMENT_BYTES
+from bridge.imds.client import MAX_BODY_BYTES
 from bridge.imds.diff import Watch
 from bridge.imds.document import Document, ScheduledEvent, fold_name, is_among, names, parse_document
 from bridge.lab.imds import EVENT_VERSIONS, render_document
@@ -124,7 +124,7 @@ def test_a_truncated_document_is_not_read_as_one_of_its_parts() -> None:
 def test_braces_that_begin_no_document_are_refused_in_bounded_time(part: bytes) -> None:
     start = time.process_time()
     with pytest.raises(ValueError, match=r"nested too deeply|Expecting|Unterminated"):
-        parse_document(part * (MAX_DOCUMENT_BYTES // len(part)))
+        parse_document(part * (MAX_BODY_BYTES // len(part)))
     assert time.process_time() - start < 5
 
 

@@ -13,13 +13,12 @@ import pytest
 from bridge.config.models import Config
 from bridge.errors import StateError
 from bridge.imds.instance import Vm
-from bridge.imds.memory import ImdsDouble
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
 from bridge.runtime.time import iso_utc
 from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
-from tests.support.imds import WEB_0, WEB_1
+from tests.support.imds import WEB_0, WEB_1, ImdsDouble
 from tests.support.outbox import commit, deliver, open_outbox, waiting
 
 
