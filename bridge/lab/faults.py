@@ -15,7 +15,6 @@ HUGE_BODY_BYTES = 5 * 1024 * 1024
 FAULT_KINDS = (
     "slow",
     "slow_first_call",
-    "drip",
     "timeout",
     "drop",
     "lost_answer",
@@ -84,8 +83,6 @@ class Fault:
         match self.kind:
             case "slow" | "slow_first_call":
                 return right()
-            case "drip":
-                return replace(right(), drip=True)
             case "lost_answer":
                 return replace(right(), drop=True)
             case "junk_prefix":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import socket
@@ -10,17 +9,18 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from requests.structures import CaseInsensitiveDict
+
 T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-DRIP_SECONDS = 0.2
 KEPT_REQUESTS = 20_000  # per simulator
 JSON_TYPE = "application/json; charset=utf-8"
 NO_ANSWER = 0  # the status recorded for a request that gets none
@@ -28,25 +28,6 @@ NO_ANSWER = 0  # the status recorded for a request that gets none
 
 class LabError(ValueError):
     """A simulator was asked for something it cannot do; the message names what was given and expected."""
-
-
-class Headers(Mapping[str, str]):
-    """Hold header values by case-insensitive name; the values of a repeated header are joined by commas."""
-
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self._values: dict[str, str] = {}
-        for name, value in pairs:
-            key = name.lower()
-            self._values[key] = f"{self._values[key]}, {value}" if key in self._values else value
-
-    def __getitem__(self, name: str) -> str:
-        return self._values[name.lower()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +38,7 @@ class HttpRequest:
     method: str
     path: str
     query: str
-    headers: Headers
+    headers: CaseInsensitiveDict[str]  # with names in lower case; values of a repeated one are joined
     body: bytes
     at: float  # time.monotonic()
     wall: float  # time.time()
@@ -75,14 +56,9 @@ class HttpRequest:
     def summary(self) -> dict[str, Any]:
         """Return what the control API shows of this request."""
         return {
-            "server": self.server,
-            "method": self.method,
-            "path": self.path,
-            "query": self.query,
+            **{field: value for field, value in vars(self).items() if field != "at"},
             "headers": dict(self.headers),
             "body": self.body.decode("utf-8", "replace"),
-            "wall": self.wall,
-            "status": self.status,
         }
 
 
@@ -94,7 +70,6 @@ class Answer:
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
     delay_seconds: float = 0.0
-    drip: bool = False
     hang: bool = False
     drop: bool = False
     interrupt: threading.Event | None = None  # set when faults are cleared; ends each wait of this answer
@@ -219,7 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
             method=self.command,
             path=parts.path,
             query=parts.query,
-            headers=Headers(list(self.headers.items())),
+            headers=CaseInsensitiveDict(
+                {name.lower(): ", ".join(self.headers.get_all(name, ())) for name in self.headers}
+            ),
             body=self._read_body(),
             at=time.monotonic(),
             wall=time.time(),
@@ -227,29 +204,15 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self.server.handle(request))
 
     def _read_body(self) -> bytes:
-        if "chunked" in self.headers.get("transfer-encoding", "").lower():
-            return b"".join(self._chunks())
         length_text = self.headers.get("content-length", "0")
-        if not length_text.isdigit() or int(length_text) > MAX_BODY_BYTES:
+        if (
+            not length_text.isdigit()
+            or int(length_text) > MAX_BODY_BYTES
+            or "transfer-encoding" in self.headers
+        ):
             raise ConnectionAbortedError("no usable Content-Length")
-        return self._read(int(length_text))
-
-    def _chunks(self) -> Iterator[bytes]:
-        while size := self._chunk_size():
-            yield self._read(size)
-            self.rfile.readline(64)
-        while self.rfile.readline(1024).strip():
-            pass  # trailers
-
-    def _chunk_size(self) -> int:
-        try:
-            return int(self.rfile.readline(64).split(b";")[0], 16)
-        except ValueError as error:
-            raise ConnectionAbortedError("no usable chunk size") from error
-
-    def _read(self, length: int) -> bytes:
-        body = self.rfile.read(length)
-        if len(body) < length:
+        body = self.rfile.read(int(length_text))
+        if len(body) < int(length_text):
             raise ConnectionAbortedError("the client disconnected before the end of the body")
         return body
 
@@ -267,15 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("content-length", str(len(answer.body)))
         self.end_headers()
         if self.command != "HEAD":
-            self._send_body(answer, interrupt)
-
-    def _send_body(self, answer: Answer, interrupt: threading.Event) -> None:
-        if not answer.drip:
             self.wfile.write(answer.body)
-            return
-        for position in range(len(answer.body)):
-            interrupt.wait(DRIP_SECONDS)
-            self.wfile.write(answer.body[position : position + 1])
 
 
 def wait_for(
@@ -321,27 +276,12 @@ def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable
             given = f"{request.method} {request.path}"
             return json_answer({"error": f"given: {given}; expected one of: {known}"}, 404)
         try:
-            value = _call(function, request)
-        except (LabError, TypeError) as error:  # a TypeError: a value of the wrong JSON type
+            value = function(**json.loads(request.body or b"{}"))
+        except (
+            ValueError,
+            TypeError,
+        ) as error:  # a LabError, too; a TypeError: a value of the wrong JSON type
             return json_answer({"error": str(error)}, 400)
         return json_answer({"ok": True} if value is None else value)
 
     return handle
-
-
-def _call(function: Callable[..., object], request: HttpRequest) -> object:
-    if request.method == "GET":
-        arguments: Any = {name: values[0] for name, values in request.parameters.items()}
-    else:
-        try:
-            arguments = json.loads(request.body or b"{}")
-        except ValueError as error:
-            raise LabError(f"body given: not JSON ({error}); expected: a JSON object") from error
-    if not isinstance(arguments, dict):
-        raise LabError(f"body given: {type(arguments).__name__}; expected: a JSON object")
-    signature = inspect.signature(function)
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise LabError(f"{error}; expected: {', '.join(signature.parameters)}") from error
-    return function(**arguments)

@@ -1,4 +1,4 @@
-"""Simulate IMDS for the VMs of one group, as strict as the real service."""
+"""Simulate IMDS for the VMs of one group, as strict as the real service, with a control API."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import wraps
-from typing import Any, Self, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, TypeVar
 
-from bridge.lab.endpoints import Approval, Endpoints
 from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
+    JSON_TYPE,
+    KEPT_REQUESTS,
+    Answer,
     HttpRequest,
     LabError,
     Server,
     check_seconds,
     control,
+    json_answer,
     wait_for,
 )
 from bridge.lab.rendering import (
@@ -28,8 +32,15 @@ from bridge.lab.rendering import (
     EVENTS_PATH,
     INSTANCE_PATH,
     RESOURCE_GROUP,
+    compute_of,
     event_fields,
+    event_ids_of,
+    ids_in,
+    path_of,
+    refusal_of,
+    refuse,
     render_document,
+    version_of,
 )
 from bridge.lab.timetable import Approvals, Timetable
 
@@ -45,6 +56,14 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class Approval(NamedTuple):
+    """Hold one approval that was answered with 200."""
+
+    vm: str
+    event_id: str  # as posted
+    at: float  # time.monotonic()
 
 
 class ImdsLab:
@@ -64,7 +83,7 @@ class ImdsLab:
         approvals: Approvals = "immediate",
         rate_limit: int | None = 5,
         port: int = 0,
-        report: Callable[[str], None] | None = None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Start the servers.
 
@@ -82,25 +101,20 @@ class ImdsLab:
             raise LabError(f"vms given: {list(vms)}; expected: one or more different names")
         if not time_scale > 0 or not math.isfinite(time_scale):
             raise LabError(f"time_scale given: {time_scale!r}; expected: a number above 0")
-        if approvals not in ("immediate", "hold"):
-            raise LabError(f"approvals given: {approvals!r}; expected: 'immediate' or 'hold'")
         self.time_scale = time_scale
+        self.vms = tuple(vms)
+        self._group = (scale_set, resource_group)
+        self._rate_limit = rate_limit
+        self._report = report
         self._changed = threading.Condition()
         self._timetable = Timetable(
-            time_scale=time_scale,
-            approvals=approvals,
-            report=self._report_and_notify(report or (lambda _: None)),
+            time_scale=time_scale, approvals=approvals, report=self._report_and_notify
         )
         self._faults = Faults()
-        self._endpoints = Endpoints(
-            vms=vms,
-            scale_set=scale_set,
-            resource_group=resource_group,
-            rate_limit=rate_limit,
-            timetable=self._timetable,
-            faults=self._faults,
-            changed=self._changed,
-        )
+        self._served: dict[str, Any] | bytes | None = None  # a document to serve in place of the events
+        self._recent: dict[str, deque[float]] = {name: deque() for name in vms}  # requests of the last second
+        self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
+        self._approvals: list[Approval] = []
         self._closed = False
         with ExitStack() as stack:
             self._serve(stack, port)
@@ -112,7 +126,7 @@ class ImdsLab:
         self.control_url = server.url
         self._urls: dict[str, str] = {}
         for number, name in enumerate(self.vms, start=1):
-            server = Server(name, self._endpoints.handle, port=port + number if port else 0)
+            server = Server(name, self._handle, port=port + number if port else 0)
             stack.callback(server.close)
             self._urls[name] = server.url
         keeper = threading.Thread(target=self._keep_time, name="lab-time", daemon=True)
@@ -136,16 +150,11 @@ class ImdsLab:
         """Stop immediately, even while requests hang. A second call does nothing."""
         self._stack.close()
 
-    # --- addresses ---
-
-    @property
-    def vms(self) -> tuple[str, ...]:
-        """Return the names of the VMs."""
-        return self._endpoints.vms
-
     def url(self, vm: str) -> str:
-        """Return the base URL of the VM's IMDS."""
-        return self._urls[self._endpoints.vm(vm).name]
+        """Return the base URL of the VM's IMDS; raise LabError if there is no such VM."""
+        if vm not in self._urls:
+            raise LabError(f"vm given: {vm!r}; expected one of: {', '.join(self.vms)}")
+        return self._urls[vm]
 
     # --- events ---
 
@@ -226,25 +235,11 @@ class ImdsLab:
         with self._changed:
             self._timetable.change(event_id, fields)
 
-    def change_quietly(self, event_id: str, **fields: Any) -> None:
-        """Set fields of an event and keep DocumentIncarnation."""
+    def serve_document(self, document: dict[str, Any] | bytes | None) -> None:
+        """Serve exactly this document; None serves the events again."""
         with self._changed:
-            self._timetable.change(event_id, fields, quietly=True)
+            self._served = document
             self._changed.notify_all()
-
-    def reset_incarnation(self, to: int = 1) -> None:
-        """Continue DocumentIncarnation from another number."""
-        if not isinstance(to, int) or isinstance(to, bool):
-            raise LabError(f"to given: {to!r}; expected: a whole number")
-        with self._changed:
-            self._timetable.incarnation = to
-            self._changed.notify_all()
-
-    def serve_document(self, document: dict[str, Any] | bytes | None, vm: str | None = None) -> None:
-        """Serve exactly this document, on all VMs or one; None serves the events again."""
-        if not isinstance(document, (dict, bytes, type(None))):
-            raise LabError(f"document given: {document!r}; expected: an object, bytes or none")
-        self._endpoints.serve(document, vm)
 
     def fault(
         self,
@@ -268,10 +263,9 @@ class ImdsLab:
             method: only requests with this method; None for any.
             path: only paths with this prefix, such as EVENTS_PATH.
         """
-        server = self._endpoints.vm(vm).name if vm is not None else None
-        fault = Fault.of(
-            kind, seconds=seconds, retry_after=retry_after, server=server, method=method, path=path
-        )
+        if vm is not None:
+            self.url(vm)
+        fault = Fault.of(kind, seconds=seconds, retry_after=retry_after, server=vm, method=method, path=path)
         self._faults.add(fault, count=count)
 
     def clear_faults(self) -> None:
@@ -297,11 +291,13 @@ class ImdsLab:
     @property
     def approvals(self) -> list[Approval]:
         """Return every approval that was answered with 200."""
-        return self._endpoints.approvals
+        with self._changed:
+            return list(self._approvals)
 
     def requests(self, vm: str | None = None) -> list[HttpRequest]:
         """Return the requests so far, in order of arrival; each is recorded before its answer is sent."""
-        return self._endpoints.requests(vm)
+        with self._changed:
+            return [request for request in self._requests if vm in (None, request.server)]
 
     def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
         """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
@@ -316,18 +312,66 @@ class ImdsLab:
                 "time_scale": self.time_scale,
                 "events": self._timetable.state(),
                 "vms": dict(self._urls),
-                "approvals": [{"vm": one.vm, "event_id": one.event_id} for one in self.approvals],
-                "requests": len(self.requests()),
+                "approvals": [{"vm": one.vm, "event_id": one.event_id} for one in self._approvals],
+                "requests": len(self._requests),
             }
+
+    # --- requests ---
+
+    def _handle(self, request: HttpRequest) -> Answer:
+        if self._is_over_limit(self._recent[request.server], request.at):
+            answer = refuse(429, "Too many requests.")
+        else:
+            answer = self._faults.apply(request, lambda: self._answer(request))
+        with self._changed:
+            self._requests.append(replace(request, status=answer.status))
+            self._changed.notify_all()
+        return answer
+
+    def _is_over_limit(self, recent: deque[float], now: float) -> bool:
+        with self._changed:
+            recent.append(now)
+            while recent[0] <= now - 1 / self.time_scale:
+                recent.popleft()
+            return self._rate_limit is not None and len(recent) > self._rate_limit
+
+    def _answer(self, request: HttpRequest) -> Answer:
+        if refusal := refusal_of(request):
+            return refusal
+        if path_of(request) == EVENTS_PATH:
+            return self._document(request) if request.method == "GET" else self._approve(request)
+        compute = compute_of(request.server, *self._group)
+        return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
+
+    def _document(self, request: HttpRequest) -> Answer:
+        with self._changed:
+            self._timetable.advance()
+            served = self._served
+            incarnation, events = self._timetable.incarnation, self._timetable.fields()
+        if isinstance(served, bytes):
+            return Answer(body=served, headers={"content-type": JSON_TYPE})
+        return json_answer(served or render_document(incarnation, events, version_of(request)))
+
+    def _approve(self, request: HttpRequest) -> Answer:
+        try:
+            event_ids = event_ids_of(request.body)
+        except ValueError as error:
+            return refuse(400, f"Bad request. {error}")
+        with self._changed:
+            served_ids = ids_in(self._served)
+            own_ids = [one for one in event_ids if one.casefold() not in served_ids]
+            if refusal := self._timetable.approve(request.server, own_ids):
+                return refuse(400, f"Bad request. {refusal}")
+            self._approvals += [Approval(request.server, event_id, request.at) for event_id in event_ids]
+            self._timetable.advance()
+            self._changed.notify_all()
+        return Answer()
 
     # --- internals ---
 
-    def _report_and_notify(self, report: Callable[[str], None]) -> Callable[[str], None]:
-        def report_and_notify(sentence: str) -> None:
-            self._changed.notify_all()
-            report(sentence)
-
-        return report_and_notify
+    def _report_and_notify(self, sentence: str) -> None:
+        self._changed.notify_all()
+        self._report(sentence)
 
     def _keep_time(self) -> None:
         with self._changed:
@@ -337,22 +381,12 @@ class ImdsLab:
                 self._changed.wait(None if due is None else max(0.0, due - time.monotonic()))
 
     def _routes(self) -> dict[tuple[str, str], Callable[..., object]]:
-        @wraps(self.schedule)
-        def schedule(**values: Any) -> dict[str, str]:
-            return {"event_id": self.schedule(**values)}
-
+        """Return what the commands of `imds-bridge lab` ask for."""
+        by_id = (self.start, self.cancel, self.complete, self.release)
         return {
-            ("POST", "/schedule"): schedule,
-            ("POST", "/start"): self.start,
-            ("POST", "/cancel"): self.cancel,
-            ("POST", "/complete"): self.complete,
-            ("POST", "/release"): self.release,
-            ("POST", "/update"): self.update,
-            ("POST", "/change-quietly"): self.change_quietly,
+            ("POST", "/schedule"): lambda **values: {"event_id": self.schedule(**values)},
+            **{("POST", f"/{one.__name__}"): one for one in by_id},
             ("POST", "/fault"): self.fault,
             ("POST", "/clear-faults"): self.clear_faults,
-            ("POST", "/reset"): self.reset_incarnation,
-            ("POST", "/document"): self.serve_document,
             ("GET", "/state"): self.state,
-            ("GET", "/requests"): lambda vm=None: [one.summary() for one in self.requests(vm)],
         }

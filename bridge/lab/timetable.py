@@ -54,6 +54,8 @@ class Timetable:
             approvals: whether an approved event starts immediately or waits for `release`.
             report: called with a sentence for everything that happens to an event.
         """
+        if approvals not in ("immediate", "hold"):
+            raise LabError(f"approvals given: {approvals!r}; expected: 'immediate' or 'hold'")
         self.time_scale = time_scale
         self.incarnation = 1
         self._ready = approvals == "immediate"
@@ -114,13 +116,12 @@ class Timetable:
         self._find(event_id).released = True
         self.advance()
 
-    def change(self, event_id: str, fields: Mapping[str, Any], *, quietly: bool = False) -> None:
+    def change(self, event_id: str, fields: Mapping[str, Any]) -> None:
         """Change an event.
 
         Args:
             event_id: in any letter case.
             fields: new values; `notice_seconds` sets NotBefore, and a readable NotBefore moves the start.
-            quietly: whether to keep DocumentIncarnation.
         """
         event = self._find(event_id)
         if "EventId" in fields:
@@ -132,8 +133,7 @@ class Timetable:
         elif instant is not None:
             event.start_at = time.monotonic() + instant.timestamp() - time.time()
         event.fields.update({name: value for name, value in fields.items() if name != "notice_seconds"})
-        if not quietly:
-            self._changed(event, f"changes: {', '.join(fields)}")
+        self._changed(event, f"changes: {', '.join(fields)}")
 
     def approve(self, vm: str, event_ids: Sequence[str]) -> str:
         """Record the VM's approvals, all or none; approving a started event changes nothing.

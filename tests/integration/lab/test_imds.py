@@ -322,20 +322,6 @@ def test_an_updated_not_before_moves_the_start(imds: ImdsLab) -> None:
     imds.wait_for(lambda: imds.events[0]["EventStatus"] == "Started", LIMIT_SECONDS)
 
 
-def test_a_quiet_change_keeps_the_incarnation(imds: ImdsLab) -> None:
-    event_id = imds.schedule(event_type="Reboot", resources=["web-0"])
-    imds.change_quietly(event_id, Description="changed")
-    content = document(imds)
-    assert (content["DocumentIncarnation"], content["Events"][0]["Description"]) == (2, "changed")
-
-
-def test_the_incarnation_can_start_again_lower(imds: ImdsLab) -> None:
-    imds.schedule(event_type="Reboot", resources=["web-0"])
-    imds.reset_incarnation(to=1)
-    content = document(imds)
-    assert (content["DocumentIncarnation"], len(content["Events"])) == (1, 1)
-
-
 def test_an_event_that_is_not_there_is_an_error_that_names_those_that_are(imds: ImdsLab) -> None:
     imds.schedule(event_type="Reboot", resources=["web-0"], event_id=EVENT_ID)
     with pytest.raises(LabError, match=EVENT_ID):
@@ -354,10 +340,9 @@ def test_recorded_documents_are_served_exactly(imds: ImdsLab, path: Path) -> Non
     assert document(imds) == {"DocumentIncarnation": 1, "Events": []}
 
 
-def test_raw_bytes_are_served_to_one_vm_only(imds: ImdsLab) -> None:
-    imds.serve_document(b"\xff not json", vm="web-1")
+def test_raw_bytes_are_served(imds: ImdsLab) -> None:
+    imds.serve_document(b"\xff not json")
     assert get(imds, "web-1").content == b"\xff not json"
-    assert document(imds, "web-0")["Events"] == []
 
 
 def test_an_event_of_a_served_document_can_be_approved(imds: ImdsLab) -> None:
@@ -631,16 +616,6 @@ def test_calls_wait_until_the_first_has_turned_the_service_on(imds: ImdsLab) -> 
     assert get(imds).status_code == 200
 
 
-def test_a_dripped_answer_comes_byte_by_byte(imds: ImdsLab) -> None:
-    imds.fault("drip")
-    started = time.monotonic()
-    answer = get(imds, stream=True)
-    assert answer.raw.read(2) == b'{"'
-    assert time.monotonic() - started >= 0.3
-    imds.clear_faults()  # answers the others
-    answer.close()
-
-
 def test_a_timeout_never_answers(imds: ImdsLab) -> None:
     imds.fault("timeout")
     with pytest.raises(requests.Timeout):
@@ -732,14 +707,6 @@ def test_connections_are_kept_alive(imds: ImdsLab) -> None:
     assert len(ports) == 1
 
 
-def test_a_chunked_approval_is_understood(imds: ImdsLab) -> None:
-    event_id = imds.schedule(event_type="Reboot", resources=["web-0"])
-    body = json.dumps({"StartRequests": [{"EventId": event_id}]}).encode()
-    url = f"{imds.url('web-0')}{EVENTS_PATH}?api-version={NEWEST}"
-    answer = requests.post(url, data=iter([body[:10], body[10:]]), headers=HEADER, timeout=LIMIT_SECONDS)
-    assert answer.status_code == 200
-
-
 def test_closing_is_prompt_while_requests_hang_and_connections_are_open() -> None:
     imds = ImdsLab(vms=["web-0"])
     imds.fault("timeout")
@@ -805,9 +772,7 @@ def test_an_event_can_be_driven_over_http(imds: ImdsLab) -> None:
         imds, "/schedule", {"event_type": "Reboot", "resources": ["web-0"], "notice_seconds": 60}
     )
     event_id = answer.json()["event_id"]
-    assert control(imds, "/update", {"event_id": event_id, "Description": "soon"}).json() == {"ok": True}
-    assert only_event(imds)["Description"] == "soon"
-    control(imds, "/start", {"event_id": event_id})
+    assert control(imds, "/start", {"event_id": event_id}).json() == {"ok": True}
     assert only_event(imds)["EventStatus"] == "Started"
     control(imds, "/complete", {"event_id": event_id})
     assert document(imds)["Events"] == []
@@ -815,27 +780,13 @@ def test_an_event_can_be_driven_over_http(imds: ImdsLab) -> None:
     assert control(imds, "/cancel", {"event_id": again}).status_code == 200
 
 
-def test_faults_documents_and_incarnation_can_be_driven_over_http(imds: ImdsLab) -> None:
-    control(imds, "/fault", {"kind": 503, "count": 1})
-    control(imds, "/fault", {"kind": "gone", "count": None})
-    assert [get(imds).status_code for _ in range(3)] == [503, 410, 410]
-    control(imds, "/clear-faults")
-    control(imds, "/document", {"document": {"DocumentIncarnation": 5, "Events": []}})
-    assert document(imds)["DocumentIncarnation"] == 5
-    control(imds, "/document", {"document": None})
-    control(imds, "/reset", {"to": 40})
-    assert document(imds)["DocumentIncarnation"] == 40
-
-
-def test_the_state_and_the_requests_can_be_read_over_http(imds: ImdsLab) -> None:
+def test_the_state_can_be_read_over_http(imds: ImdsLab) -> None:
     event_id = imds.schedule(event_type="Reboot", resources=["web-0"])
     approve(imds, event_id)
     state = requests.get(imds.control_url + "/state", timeout=LIMIT_SECONDS).json()
     assert state["vms"] == {vm: imds.url(vm) for vm in imds.vms}
     assert state["approvals"] == [{"vm": "web-0", "event_id": event_id}]
     assert [event["approved"] for event in state["events"]] == [True]
-    seen = requests.get(imds.control_url + "/requests?vm=web-0", timeout=LIMIT_SECONDS).json()
-    assert [(one["method"], one["status"]) for one in seen] == [("POST", 200)]
 
 
 @pytest.mark.parametrize(
@@ -843,16 +794,14 @@ def test_the_state_and_the_requests_can_be_read_over_http(imds: ImdsLab) -> None
     [
         ("/start", {"event_id": "nobody"}, "nobody"),
         ("/start", {}, "event_id"),
-        ("/schedule", {"event_type": "Reboot", "resources": ["web-0"], "colour": "red"}, "notice_seconds"),
+        ("/schedule", {"event_type": "Reboot", "resources": ["web-0"], "colour": "red"}, "colour"),
         ("/schedule", {"event_type": "Reboot", "resources": "web-0"}, "list of VM names"),
         ("/schedule", {"event_type": "Reboot", "resources": [], "notice_seconds": "soon"}, "notice_seconds"),
         ("/schedule", {"event_type": 3, "resources": []}, "event_type"),
         ("/fault", {"kind": "wobble"}, "wobble"),
         ("/fault", {"kind": 99}, "200 to 599"),
         ("/fault", {"kind": 500, "vm": "nowhere"}, "web-0"),
-        ("/reset", {"to": "x"}, "whole number"),
-        ("/document", {"document": 5}, "object"),
-        ("/schedule", [], "JSON object"),
+        ("/schedule", [], "mapping"),
     ],
 )
 def test_a_wrong_control_request_is_refused_with_what_was_expected(
