@@ -1,14 +1,16 @@
-"""The command line `imds-bridge lab`: run the simulators, or control running ones."""
+"""The command line `imds-bridge lab`: run the simulators, or control running ones over their control API."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any
 
+import requests
+
 from bridge.lab.faults import FAULT_KINDS
 from bridge.lab.httpd import LabError
-from bridge.lab.remote import COMMANDS
 from bridge.lab.rendering import EVENT_TYPES
 from bridge.lab.run import (
     BUS_FILE,
@@ -49,6 +51,11 @@ EVENT_COMMANDS = (
     ("complete", "complete an event"),
     ("release", "let a held event start when it is approved"),
 )
+
+TIMEOUT_SECONDS = 10.0
+# The minimum notice of each type (Microsoft Learn, "Scheduled Events"). The user sets that of Terminate, from 300 up.
+MINIMUM_NOTICE_SECONDS = {"Redeploy": 600.0, "Preempt": 30.0, "Terminate": 300.0}
+DEFAULT_NOTICE_SECONDS = 900.0
 
 Subparsers = Any  # argparse has no public type for what add_subparsers returns
 
@@ -97,21 +104,75 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return the exit code: 0 success, 2 wrong usage or no running lab."""
     try:
-        if args.lab_command is None:
-            serve(args)
-        elif args.lab_command == "scenarios":
-            _print_scenarios()
-        else:
-            COMMANDS[args.lab_command](args)
+        match args.lab_command:
+            case None:
+                serve(args)
+            case "scenarios":
+                show(*(f"{name:20} {load_scenario(name).title}" for name in scenario_names()))
+            case "schedule":
+                _schedule(args)
+            case "fault":
+                _fault(args)
+            case "state":
+                show(*json.dumps(_call(args, "GET", "/state"), indent=2).split("\n"))
+            case name:
+                _call(args, "POST", f"/{name}", event_id=args.event_id)
     except LabError as error:
         show(f"imds-bridge lab: {error}", stream=sys.stderr)
         return EXIT_USAGE
     return EXIT_OK
 
 
-def _print_scenarios() -> None:
-    for name in scenario_names():
-        show(f"{name:20} {load_scenario(name).title}")
+def _schedule(args: argparse.Namespace) -> None:
+    if args.event_type not in EVENT_TYPES:
+        expected = ", ".join(EVENT_TYPES)
+        show(f"note: --type {args.event_type} is not one of {expected}", stream=sys.stderr)
+    names = ("event_type", "event_source", "event_status", "duration_seconds", "description", "hold")
+    event = {name: getattr(args, name) for name in names}
+    if args.impact_seconds is not None:
+        event |= {"completes": True, "impact_seconds": args.impact_seconds}
+    if args.notice_seconds is None:
+        args.notice_seconds = MINIMUM_NOTICE_SECONDS.get(args.event_type, DEFAULT_NOTICE_SECONDS)
+    event |= {"resources": _resources(args), "notice_seconds": args.notice_seconds}
+    show(_call(args, "POST", "/schedule", **event)["event_id"])
+
+
+def _resources(args: argparse.Namespace) -> list[str]:
+    if args.no_vm:
+        return []
+    known = list(_call(args, "GET", "/state")["vms"])
+    if unknown := [name for name in args.resources if name not in known]:
+        raise LabError(
+            f"--vm given: {', '.join(unknown)}; expected: {', '.join(known)}, the VMs of this lab "
+            "(--other-vm names others)"
+        )
+    return [*args.resources, *args.other_vms] or known
+
+
+def _fault(args: argparse.Namespace) -> None:
+    if args.kind == "clear":
+        _call(args, "POST", "/clear-faults")
+    else:
+        values = {name: getattr(args, name) for name in ("kind", "seconds", "retry_after")}
+        _call(args, "POST", "/fault", count=args.count or None, **values)
+
+
+def _call(args: argparse.Namespace, method: str, path: str, **values: Any) -> Any:
+    """Return the answer of the control API; raise LabError if it refuses or does not answer."""
+    session = requests.Session()
+    session.trust_env = False  # no proxy of the environment stands before this machine
+    try:
+        response = session.request(method, args.control + path, json=values, timeout=TIMEOUT_SECONDS)
+        answer = dict(response.json())
+    except (requests.RequestException, ValueError, TypeError) as error:
+        raise LabError(
+            f"--control given: {args.control}, where no lab answers ({error}); "
+            "expected: the control address of a running lab; start one with: imds-bridge lab"
+        ) from error
+    if not response.ok:
+        status = f"--control given: {args.control}, which answered {response.status_code}; expected: a lab"
+        raise LabError(answer.get("error") or status)
+    return answer
 
 
 def _add_commands(subparsers: Subparsers) -> None:
@@ -163,6 +224,7 @@ def _add_schedule(subparsers: Subparsers) -> None:
     add("--no-vm", action="store_true", help="leave Resources empty")
     add(
         "--notice",
+        dest="notice_seconds",
         type=float,
         metavar="SECONDS",
         help="lab seconds until NotBefore (default: the documented minimum: Freeze and Reboot 900, "
@@ -170,21 +232,29 @@ def _add_schedule(subparsers: Subparsers) -> None:
     )
     add(
         "--source",
+        dest="event_source",
         choices=("Platform", "User"),
         default="Platform",
         help="EventSource (default: %(default)s)",
     )
     add(
         "--status",
+        dest="event_status",
         choices=("Scheduled", "Started"),
         default="Scheduled",
         help="EventStatus (default: %(default)s); Started: an event without notice",
     )
     add(
-        "--duration", type=int, default=-1, metavar="SECONDS", help="DurationInSeconds (default: -1, unknown)"
+        "--duration",
+        dest="duration_seconds",
+        type=int,
+        default=-1,
+        metavar="SECONDS",
+        help="DurationInSeconds (default: -1, unknown)",
     )
     add(
         "--impact",
+        dest="impact_seconds",
         type=float,
         metavar="SECONDS",
         help="complete it this long after its start, in lab seconds (default: by `lab complete`)",
