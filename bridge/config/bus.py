@@ -205,10 +205,6 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
         if flavor == "namespace" and _TOPIC.fullmatch(topic) and (named or not path):
             query = f"api-version={NAMESPACE_API_VERSION}"
             return flavor, f"{parts.scheme}://{parts.netloc}/topics/{topic}:publish?{query}"
-        if self.topic and path:
-            raise ValueError(
-                "a custom topic's; leave topic out, or give a namespace's address without a path"
-            )
         raise ValueError(
             "expected https://TOPIC.REGION-1.eventgrid.azure.net/api/events (a custom topic), or "
             'https://NAMESPACE.REGION-1.eventgrid.azure.net with topic = "..."'

@@ -97,15 +97,10 @@ class Table:
 
 
 def tables() -> Iterator[Table]:
-    """Yield every table, those that a table contains after it."""
+    """Yield every table, those that a table contains after it; every format of a webhook comes after all kinds."""
     yield from _with_inner(Table(name="", settings=Config))
     for section, settings in SECTIONS.items():
         yield from _with_inner(Table(name=section, settings=resolve_name(settings)))
-    yield from sink_tables()
-
-
-def sink_tables() -> Iterator[Table]:
-    """Yield the table of every kind of sink, and of every format of a webhook after what all have."""
     for name, (settings, _) in SINK_KINDS.items():
         yield Table(name=SINK, condition=f' with kind = "{name}"', settings=resolve_name(settings))
     for name in FORMATS:

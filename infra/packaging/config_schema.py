@@ -18,7 +18,7 @@ from pydantic_core import core_schema
 
 from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
-from bridge.config.registry import SECTIONS, sink_tables, tables
+from bridge.config.registry import SECTIONS, SINK, tables
 from bridge.config.sinks import WebhookSettings
 
 FILE = Path(__file__).resolve().parents[2] / "bridge/config/schema.json"
@@ -30,7 +30,7 @@ _SIGNING_SECRETS = "signing_secrets"
 
 def config_schema() -> dict[str, Any]:
     """Return the schema of the whole configuration."""
-    sinks = [table for table in sink_tables() if table.settings is not WebhookSettings]
+    sinks = [table for table in tables() if table.name == SINK and table.settings is not WebhookSettings]
     sections = [table for table in tables() if table.name in SECTIONS]
     models: list[type[BaseModel]] = [Config, *(table.settings for table in (*sections, *sinks))]
     refs, generated = models_json_schema(
