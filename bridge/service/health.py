@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from bridge.runtime.time import parse_iso
-from bridge.service.status import bus_error
 
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.
 IMDS_SECONDS = 30.0
@@ -47,6 +46,11 @@ def find_urgent(status: Mapping[str, Any], now: datetime, *, backlog_seconds: fl
         for name, count in status.get("left_sinks", {}).items()
     ]
     return [*find_unready(status, now), *_sink_faults(status, backlog_seconds), *left]
+
+
+def bus_error(status: Mapping[str, Any]) -> str:
+    """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
+    return (status.get("commands") or status.get("relay") or status.get("bus") or {}).get("last_error") or ""
 
 
 def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:

@@ -45,6 +45,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call] # the library has no 
 _OTHER = "other"  # what Azure may add to its values
 _EVENT_TYPES = (*KNOWN_VALUES["EventType"], _OTHER)
 _STATUSES = ("Scheduled", "Started", _OTHER)
+_SINK_GAUGES: Mapping[str, tuple[str, Callable[[Any], float]]] = {
+    "backlog_events": ("Events that wait for a sink.", lambda sink: sink["backlog"]),
+    "oldest_waiting_seconds": (
+        "How long the oldest event has waited.",
+        lambda sink: sink["oldest_waits_seconds"] or 0,
+    ),
+    "dead_letters": ("Events that were given up.", lambda sink: sink["dead_letters"]),
+    "sink_up": ("1 while a sink accepts events.", lambda sink: sink["state"] == "ok"),
+}
 
 
 class Meter:
@@ -158,10 +167,6 @@ class StatusCollector(Collector):
         self._status = status
         self._clock = clock
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: the status is not read before the first scrape."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of this moment."""
         status = self._status()
@@ -220,22 +225,13 @@ def _known(value: object, known: Iterable[str]) -> str:
 
 
 def _of_sinks(sinks: Mapping[str, Any], now: datetime) -> Iterator[Metric]:
-    def gauge(name: str, text: str, value: Callable[[Any], float]) -> Metric:
-        return _gauge(name, text, "sink", {sink: value(shown) for sink, shown in sinks.items()})
-
-    def retry_seconds(sink: Any) -> float:
-        retry_at = parse_iso(sink["next_retry_at"])
-        return max(0.0, (retry_at - now).total_seconds()) if retry_at else 0.0
-
-    yield gauge("backlog_events", "Events that wait for a sink.", lambda sink: sink["backlog"])
-    yield gauge(
-        "oldest_waiting_seconds",
-        "How long the oldest event has waited.",
-        lambda sink: sink["oldest_waits_seconds"] or 0,
-    )
-    yield gauge("next_retry_seconds", "Until the next try, 0 if none is due.", retry_seconds)
-    yield gauge("dead_letters", "Events that were given up.", lambda sink: sink["dead_letters"])
-    yield gauge("sink_up", "1 while a sink accepts events.", lambda sink: sink["state"] == "ok")
+    for name, (text, value) in _SINK_GAUGES.items():
+        yield _gauge(name, text, "sink", {sink: value(shown) for sink, shown in sinks.items()})
+    retries = {
+        name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink["next_retry_at"])) else 0.0
+        for name, sink in sinks.items()
+    }
+    yield _gauge("next_retry_seconds", "Until the next try, 0 if none is due.", "sink", retries)
 
 
 def _single(name: str, text: str, value: float) -> Metric:

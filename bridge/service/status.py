@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from bridge.formats.text import format_duration, format_relative
 from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc, parse_iso
+from bridge.service.health import bus_error
 
 # The process writes every 10 s at least.
 SILENT_SECONDS = 60.0
@@ -208,11 +209,6 @@ def _sinks(status: dict[str, Any]) -> list[str]:
 def _backlog(sink: dict[str, Any]) -> str:
     wait = sink["oldest_waits_seconds"]
     return f"{sink['backlog']} (oldest {format_duration(wait, exact=True)})" if wait else str(sink["backlog"])
-
-
-def bus_error(status: Mapping[str, Any]) -> str:
-    """Return why the process receives nothing from the bus, "" if it receives or has no bus."""
-    return (status.get("commands") or status.get("relay") or status.get("bus") or {}).get("last_error") or ""
 
 
 def headline(status: dict[str, Any]) -> str:

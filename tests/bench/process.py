@@ -194,7 +194,9 @@ def started(
     command: Sequence[str], state: Path, more: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the end of the block, its log beside `state`, with `more` in its environment."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("IMDS_BRIDGE__")}
+    # An installed program is compiled, too.
+    left_out = ("IMDS_BRIDGE__", "PYTHONDONTWRITEBYTECODE")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     with (
         _log_of(state).open("wb") as log,
         subprocess.Popen(
