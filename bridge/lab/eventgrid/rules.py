@@ -22,7 +22,6 @@ from bridge.lab.inbox import cloud_events, problem
 MAX_BODY_BYTES = 1024 * 1024
 CUSTOM_PATH = "/api/events"
 NAMESPACE_PATH = re.compile(r"/topics/([^/:]+)(:publish)?")
-RESOURCE = "/subscriptions/lab/resourceGroups/lab/providers/Microsoft.EventGrid/topics/lab"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +85,6 @@ class Refusal:
         return responses.get(self.status, str(self.status)).replace(" ", "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Access:
-    """Describe who may publish."""
-
-    keys: tuple[str, ...]
-    token: str | None = None
-    token_expires: float | None = None  # in Unix time; None: never
-    token_permitted: bool = True  # whether its owner has the role EventGrid Data Sender
-
-
 def flavor_of(path: str) -> Flavor:
     """Return the kind of topic that a path belongs to."""
     return NAMESPACE if path.startswith("/topics/") else CUSTOM
@@ -107,20 +96,21 @@ def is_topic(path: str) -> bool:
     return path == CUSTOM_PATH or (named is not None and named[2] is not None)
 
 
-def refusal(request: HttpRequest, *, topics: Collection[str], access: Access, now: float) -> Refusal | None:
+def refusal(
+    request: HttpRequest, *, topics: Collection[str], credential: Callable[[HttpRequest], Refusal | None]
+) -> Refusal | None:
     """Return how the service refuses the request, or None; one invalid event refuses the whole batch.
 
     Args:
         request: any request.
         topics: the names of the namespace's topics.
-        access: who may publish.
-        now: the Unix time.
+        credential: judges the key or token of the request.
     """
     flavor = flavor_of(request.path)
     # the order is chosen, except that the version is checked early [I]
     checks: tuple[Callable[[], Refusal | None], ...] = (
         lambda: _address_refusal(flavor, request),
-        lambda: _credential_refusal(flavor, request, access, now),
+        lambda: credential(request),
         lambda: _topic_refusal(request, topics),
         lambda: _content_refusal(flavor, request),
     )
@@ -147,37 +137,19 @@ def _address_refusal(flavor: Flavor, request: HttpRequest) -> Refusal | None:
     return None
 
 
-def _credential_refusal(flavor: Flavor, request: HttpRequest, access: Access, now: float) -> Refusal | None:
+def key_refusal(request: HttpRequest, keys: Collection[str]) -> Refusal | None:
+    """Return how the service refuses the key of a request, or None."""
+    flavor = flavor_of(request.path)
     scheme, _, value = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return _token_refusal(value, access, now)
     if flavor is CUSTOM:
         key = request.headers.get("aeg-sas-key")
     else:
         key = value if scheme.lower() == "sharedaccesskey" else None
     if key is None:
         return Refusal(status=401, message=flavor.no_credential)
-    if flavor is CUSTOM and not key:  # [P]
-        return Refusal(status=400, message="Request must have a value for aeg-sas-key.", detail="InvalidSas")
-    if key not in access.keys:  # [S]; the text is chosen for a namespace
+    if key not in keys:  # [S]; the text is chosen for a namespace
         host = request.headers.get("host", "").upper()
         return Refusal(status=401, message=f"The request authorization key is not authorized for {host}.")
-    return None
-
-
-def _token_refusal(token: str, access: Access, now: float) -> Refusal | None:
-    if token != access.token:  # chosen
-        return Refusal(status=401, message="The access token presented with the incoming request is invalid.")
-    if access.token_expires is not None and access.token_expires <= now:  # chosen
-        return Refusal(
-            status=401, message="The access token presented with the incoming request has expired."
-        )
-    if not access.token_permitted:  # [I] 401, not 403; chosen for a namespace
-        return Refusal(
-            status=401,
-            message="The principal associated with access token presented with the incoming request does not "
-            f"have permission to send data to {RESOURCE}.",
-        )
     return None
 
 

@@ -11,10 +11,10 @@ import pytest
 import requests
 from azure.core.messaging import CloudEvent
 
-from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.eventgrid import delivery as delivery_module
 from bridge.lab.httpd import LabError
 from bridge.lab.inbox import Inbox
+from tests.support.eventgrid import EventGridLab
 
 LIMIT_SECONDS = 20
 STRUCTURED = "application/cloudevents+json; charset=utf-8"
@@ -138,23 +138,12 @@ def test_whoever_brings_no_good_credential_is_unauthorized(lab: EventGridLab, fl
     assert lab.accepted == []
 
 
-def test_an_empty_key_is_a_bad_request(lab: EventGridLab) -> None:
-    answer = publish(lab, access={"aeg-sas-key": ""})
-    assert code(answer) == (400, "BadRequest")
-    assert answer.json()["error"]["details"][0]["code"] == "InvalidSas"
-
-
 def test_a_regenerated_key_replaces_the_old_one(lab: EventGridLab) -> None:
     first, second = lab.keys
     new = lab.regenerate_key(1)
     assert lab.keys == (new, second)
     statuses = [publish(lab, access=key_header("custom", key)).status_code for key in (first, second, new)]
     assert statuses == [401, 200, 200]
-
-
-def test_a_key_that_is_not_there_cannot_be_regenerated(lab: EventGridLab) -> None:
-    with pytest.raises(LabError, match="expected: 1 to 2"):
-        lab.regenerate_key(3)
 
 
 def test_keys_can_be_switched_off() -> None:
@@ -445,28 +434,17 @@ def test_an_unreachable_webhook_is_reported_without_its_query(lab: EventGridLab)
     assert "secret" not in str(raised.value)
 
 
-def test_a_failed_delivery_is_retried_and_counted(lab: EventGridLab, inbox: Inbox) -> None:
-    subscription = lab.subscribe(inbox.url)
-    inbox.fault(status=503)
-    inbox.fault("drop")
-    publish(lab)
-    inbox.wait_for(1, LIMIT_SECONDS)
-    counts = [one.headers["aeg-delivery-count"] for one in inbox.received if one.method == "POST"]
-    assert counts == ["0", "1", "2"]
-    assert subscription.undelivered == []
-
-
 @pytest.mark.parametrize(("status", "attempts"), [(500, 4), (302, 4), (400, 1), (401, 1), (413, 1)])
 def test_what_cannot_be_delivered_is_given_up_and_holds_up_nothing(
     lab: EventGridLab, inbox: Inbox, status: int, attempts: int
 ) -> None:
-    subscription = lab.subscribe(inbox.url)
+    lab.subscribe(inbox.url)
     inbox.fault(status=status, count=attempts)
     publish(lab, content=batch(2), content_type=BATCH)
     inbox.wait_for(1, LIMIT_SECONDS)
-    assert [event["id"] for event in subscription.undelivered] == ["0"]
     assert [event["id"] for event in inbox.events()] == ["1"]
-    assert len(inbox.received) == 1 + attempts + 1
+    counts = [one.headers["aeg-delivery-count"] for one in inbox.received if one.method == "POST"]
+    assert counts == [*map(str, range(attempts)), "0"]
 
 
 def test_a_hanging_webhook_holds_up_no_other(lab: EventGridLab, inbox: Inbox) -> None:
@@ -485,21 +463,6 @@ def test_a_closed_subscription_gets_nothing_more(lab: EventGridLab, inbox: Inbox
         publish(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
         assert closed.accepted == []
-
-
-def test_more_events_than_there_is_room_for_are_given_up(
-    lab: EventGridLab, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delivery_module, "MAX_WAITING", 2)
-    subscription = lab.subscribe(inbox.url)
-    inbox.fault("timeout")
-    publish(lab)
-    inbox.wait_for(
-        lambda: len(inbox.received) == 2, LIMIT_SECONDS
-    )  # the handshake, and one delivery that hangs
-    publish(lab, content=batch(4), content_type=BATCH)
-    assert [event["id"] for event in subscription.undelivered] == ["2", "3"]
-    inbox.clear_faults()
 
 
 # --- waiting and ending ---
@@ -538,18 +501,6 @@ def test_closing_is_prompt_while_a_publication_and_a_delivery_hang() -> None:
         assert len(failures) == 1
 
 
-def test_closing_waits_for_no_retry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery_module, "RETRY_SECONDS", (600.0,))
-    with Inbox() as inbox, EventGridLab() as lab:
-        lab.subscribe(inbox.url)
-        inbox.fault(503, count=None)
-        publish(lab)
-        inbox.wait_for(lambda: len(inbox.received) == 2, LIMIT_SECONDS)
-        assert ended(lab.close)
-        threads = [one.name for one in threading.enumerate()]
-        assert not any(name.startswith("lab-deliver") for name in threads)
-
-
 def test_waiting_counts_accepted_requests(lab: EventGridLab) -> None:
     lab.fault(status=503)
     sender = threading.Thread(target=lambda: [publish(lab) for _ in range(3)])
@@ -570,23 +521,3 @@ def test_every_change_is_reported() -> None:
         "POST /api/events io.test.v1 -> 200",
         f"delivery 1 of io.test.v1 to {inbox.url} -> 503",
     ]
-
-
-# --- control over HTTP ---
-
-
-def test_the_lab_can_be_driven_over_http(lab: EventGridLab, inbox: Inbox) -> None:
-    base = f"{lab.base_url}/lab"
-    requests.post(f"{base}/subscribe", json={"url": inbox.url}, timeout=LIMIT_SECONDS)
-    requests.post(f"{base}/fault", json={"status": 503}, timeout=LIMIT_SECONDS)
-    assert [publish(lab).status_code for _ in range(2)] == [503, 200]
-    inbox.wait_for(1, LIMIT_SECONDS)
-    answer = requests.post(f"{base}/regenerate-key", json={"number": 1}, timeout=LIMIT_SECONDS)
-    assert answer.json() == {"key": lab.keys[0]}
-    seen = requests.get(f"{base}/received", timeout=LIMIT_SECONDS).json()
-    assert [one["status"] for one in seen] == [503, 200]
-
-
-def test_a_wrong_control_request_is_refused_with_what_was_expected(lab: EventGridLab) -> None:
-    answer = requests.post(f"{lab.base_url}/lab/subscribe", json={"url": "nowhere"}, timeout=LIMIT_SECONDS)
-    assert (answer.status_code, "expected: http://HOST" in answer.json()["error"]) == (400, True)
