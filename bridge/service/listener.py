@@ -307,6 +307,8 @@ class Listener:
 
     def _judge_overdue(self, pending: Pending, request: Request, *, is_readable: bool) -> Decision | None:
         """Decide about a command that has expired, or has waited for IMDS as long as anything may."""
+        if pending.is_auto and request.stage is Stage.WAITING:
+            return None  # for its program
         has_expired = is_expired(pending.command, self._clock.now())
         if has_expired and is_readable and request.stage is Stage.WAITING:
             return expired(pending.command)

@@ -204,6 +204,20 @@ def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeRig, m
     assert rig.imds.approved == [event]
 
 
+def test_an_event_is_approved_though_imds_was_down_for_long_while_its_program_ran(
+    make_rig: MakeRig, machine: Machine
+) -> None:
+    rig = make_rig(run_timeout_seconds=3600)
+    event = rig.imds.schedule()
+    rig.run()
+    rig.imds.fail(500, methods=["document"])
+    rig.run(700)
+    machine.finish(code=0)
+    rig.imds.restore()
+    rig.run(3)
+    assert rig.imds.approved == [event]
+
+
 def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeRig, machine: Machine) -> None:
     rig = make_rig(min_notice_seconds=60)
     rig.imds.schedule(NotBefore=notice(rig, 100))
