@@ -30,7 +30,7 @@ from bridge.errors import (
     UsageError,
 )
 from bridge.formats.samples import check_event
-from bridge.formats.table import table
+from bridge.formats.text import table
 from bridge.imds.client import ImdsClient
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document

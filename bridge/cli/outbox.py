@@ -11,8 +11,7 @@ from typing import Any
 
 from bridge.cli.common import OK, add_config, add_json, add_role, json_lines, state_folder
 from bridge.errors import UsageError
-from bridge.formats.table import table
-from bridge.formats.text import format_duration
+from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
-from typing import Protocol
+from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
@@ -21,20 +21,19 @@ Encoded = tuple[dict[str, str], bytes]
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
-class Format(Protocol):
+class Format(ABC):
     """A way to write events; made from its settings, without I/O except for secrets in files.
 
     Duties: pure and quick; whatever an event contains, the result is within the receiver's published limits, and
     text from outside stays text: no markup, no mention, no broken JSON. What is shortened shows it.
     """
 
-    @property
-    def settings(self) -> type[WebhookSettings]:
-        """The settings that it is made from; with its defaults."""
-
-    max_batch: int
+    settings: ClassVar[type[WebhookSettings]]
+    """The settings that it is made from; with its defaults."""
+    max_batch = 1
     """How many events one body takes at most."""
 
+    @abstractmethod
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
         """Write the events of one request, as of `now` (UTC).
 
@@ -42,7 +41,7 @@ class Format(Protocol):
             ValueError: an event cannot be written in this format.
         """
 
-    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
+    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:  # noqa: B027 - most cannot fail
         """Try the format on one event of every type that will come.
 
         Raises:
@@ -80,10 +79,8 @@ class ChatSettings(WebhookSettings):
         return ZoneInfo(self.time_zone) if self.time_zone else None
 
 
-class ChatFormat(ABC):
+class ChatFormat(Format):
     """A format for people: each event is a JSON document of its own."""
-
-    max_batch = 1
 
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from bridge.config.sinks import WebhookSettings
 from bridge.events.model import CloudEvent, StoredEvent
-from bridge.formats.base import Encoded
+from bridge.formats.base import Encoded, Format
 from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
 
@@ -37,14 +37,15 @@ class CloudEventsSettings(WebhookSettings):
     decode), or lists of up to 100 events."""
 
 
-class CloudEvents:
+class CloudEvents(Format):
     """Events as they are stored, as headers and data, or several in a batch."""
 
     settings: ClassVar = CloudEventsSettings
 
     def __init__(self, settings: CloudEventsSettings) -> None:
         self._mode = settings.mode
-        self.max_batch = MAX_BATCH_EVENTS if settings.mode == "batch" else 1
+        if settings.mode == "batch":
+            self.max_batch = MAX_BATCH_EVENTS
 
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:  # noqa: ARG002 - no times are shown
         """Write the events in the mode that is set."""
@@ -54,9 +55,6 @@ class CloudEvents:
         if self._mode == "structured":
             return {"Content-Type": CONTENT_TYPE}, event.body
         return binary(event.envelope)
-
-    def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
-        """Do nothing: every event can be written."""
 
 
 def batch(events: Sequence[StoredEvent]) -> bytes:

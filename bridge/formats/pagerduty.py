@@ -24,7 +24,7 @@ COMPONENT_LENGTH = 255
 _DEDUP_KEY = re.compile(r"[!-~]{1,255}")
 _ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}")
 
-_ACTIONS: Mapping[str, Action] = {
+ACTIONS: Mapping[str, Action] = {
     "scheduledevent.scheduled": "trigger",
     "scheduledevent.started": "acknowledge",
     "scheduledevent.updated": "trigger",
@@ -36,7 +36,6 @@ _ACTIONS: Mapping[str, Action] = {
     "imds.recovered": "resolve",
     "bridge.test": "trigger",
 }
-TYPES: tuple[str, ...] = tuple(f"io.imdsbridge.{kind}.v1" for kind in _ACTIONS)
 _SEVERITIES = {
     "freeze": "info",
     "reboot": "warning",
@@ -89,7 +88,7 @@ class PagerDuty(ChatFormat):
         """Return the request.
 
         Raises:
-            ValueError: PagerDuty has no action for this type of event (see TYPES).
+            ValueError: PagerDuty has no action for this type of event (see ACTIONS).
         """
         view = EventView(event, now=now)
         message = notice(event, now=now, zone=self._zone)
@@ -103,7 +102,7 @@ class PagerDuty(ChatFormat):
 
 
 def _action(view: EventView) -> Action:
-    if view.kind not in _ACTIONS:
+    if view.kind not in ACTIONS:
         raise ValueError(f"PagerDuty has no action for an event of type {view.type}; leave it out of `types`")
     if view.kind == "approval.accepted" and view.data.get("DryRun") is True:
         raise ValueError(f"PagerDuty has no action for a dry run ({view.type})")
@@ -112,7 +111,7 @@ def _action(view: EventView) -> Action:
         return "trigger"
     if view.kind == "scheduledevent.updated" and view.status == STARTED:
         return "acknowledge"
-    return _ACTIONS[view.kind]
+    return ACTIONS[view.kind]
 
 
 def _dedup_key(event: Mapping[str, Json], view: EventView) -> str:

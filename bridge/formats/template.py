@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, tzinfo
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from pydantic import model_validator
 
 from bridge.config.base import Fault, Faults
-from bridge.config.values import quote_path
+from bridge.config.values import nearest, quote_path
 from bridge.contract.types import PROPERTIES
 from bridge.formats.base import ChatFormat, ChatSettings
 from bridge.formats.notice import notice
@@ -188,10 +187,9 @@ class Template(ChatFormat):
         known = {name for variables in every.values() for name in _names(variables)}
         faults: list[str] = []
         for path, text in self._texts.items():
-            missing = sorted(text.names - known)
-            faults += [
-                f"{path}: {name} is in no event that this sink takes{_near(name, known)}" for name in missing
-            ]
+            for name in sorted(text.names - known):
+                hint = nearest(name, known) or f"; there are {', '.join(_ROOTS)}"
+                faults.append(f"{path}: {name} is in no event that this sink takes{hint}")
             faults += [f"{path}: {fault}" for fault in text.find_fault(every)]
         if faults:
             raise ValueError("; ".join(faults))
@@ -277,8 +275,3 @@ def _names(value: Json) -> Iterator[str]:
         yield from value
     for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         yield from _names(inner)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(_ROOTS)}"

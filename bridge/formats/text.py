@@ -1,4 +1,4 @@
-"""Text for people: durations, lists of names, and text from outside made safe to show."""
+"""Text for people: durations, lists of names, tables, and text from outside made safe to show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bridge.runtime.json import Json
-from bridge.runtime.text import UNSAFE
+from bridge.runtime.text import UNSAFE, escape
 from bridge.runtime.time import parse_instant
 
 TRUNCATED = "… (cut)"
@@ -102,3 +102,13 @@ def instant_of(value: Json) -> datetime | None:
         return None
     instant = parse_instant(value)
     return instant if instant and instant.year in _YEARS else None
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with aligned columns; the last one can have any width."""
+    cells = [[escape(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
+    return [
+        "  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]]).rstrip()
+        for row in cells
+    ]

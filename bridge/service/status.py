@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.errors import UsageError
-from bridge.formats.table import table
-from bridge.formats.text import format_duration, format_relative
+from bridge.formats.text import format_duration, format_relative, table
 from bridge.imds.document import ScheduledEvent, read_document
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc, parse_iso

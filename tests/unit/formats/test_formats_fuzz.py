@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bridge.formats.notice import notice
-from bridge.formats.pagerduty import TYPES
+from bridge.formats.pagerduty import ACTIONS
 from tests.support.examples import BERLIN, EVENTS, updated, with_data
 from tests.support.receivers import (
     CHECKS,
@@ -137,7 +137,7 @@ FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=list(Heal
 def is_shown(event: dict[str, Any]) -> bool:
     data = event.get("data")
     is_dry_run = isinstance(data, dict) and data.get("DryRun") is True
-    return event.get("type") in TYPES and not (
+    return event.get("type") in [f"io.imdsbridge.{kind}.v1" for kind in ACTIONS] and not (
         is_dry_run and event["type"] == EVENTS["approval.accepted"]["type"]
     )
 

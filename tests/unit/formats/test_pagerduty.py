@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bridge.formats.base import Format
-from bridge.formats.pagerduty import TYPES, PagerDuty
+from bridge.formats.pagerduty import PagerDuty
 from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
 
@@ -40,10 +40,6 @@ def test_every_type_that_it_shows_is_a_request_within_the_limits(kind: str, zone
     request = pagerduty(time_zone=zone).write(EVENTS[kind], NOW)
     check_pagerduty(request)
     assert request["event_action"] == ACTIONS[kind]
-
-
-def test_what_it_shows_can_be_asked() -> None:
-    assert tuple(f"io.imdsbridge.{kind}.v1" for kind in ACTIONS) == TYPES
 
 
 @pytest.mark.parametrize("kind", sorted(set(EVENTS) - set(ACTIONS)))

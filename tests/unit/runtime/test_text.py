@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.formats.table import table
+from bridge.formats.text import table
 from bridge.runtime.text import escape, show
 
 JSON = st.recursive(
