@@ -7,35 +7,26 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
 from typing import Any, Literal
 
 from bridge.cli.common import FAILED, OK, add_config, add_json, json_lines, load_config
+from bridge.cli.config import warnings
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed
-from bridge.config.sinks import alternatives
 from bridge.config.values import socket_address
-from bridge.errors import (
-    ConfigError,
-    DeliveryError,
-    ImdsError,
-    Misconfigured,
-    Rejected,
-    StateError,
-    Unavailable,
-    UsageError,
-)
+from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import check_event
 from bridge.formats.text import table
 from bridge.imds.client import ImdsClient
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.inspect import waiting_counts
-from bridge.outbox.sqlite import Database
+from bridge.outbox.sqlite import ERRORS, Database
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
@@ -122,28 +113,29 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
     Raises:
         ConfigError: a sink cannot be built from its settings.
     """
-    probes: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
-        ("settings", lambda: _settings(config)),
-        ("permissions", lambda: _permissions(config)),
-        ("state", lambda: (_state(state_folder(config, role)) for role in configured_roles(config))),
-        ("outbox", lambda: _left_sinks(config)),
-        ("metrics", lambda: _metrics(config.metrics.listen) if config.metrics.listen else ()),
-        ("imds", lambda: _imds(config) if _needs_imds(config) else ()),
-        ("sinks", lambda: _sinks(config, send=send)),
-        ("approvals", lambda: _approvals(config, config.approvals) if config.approvals else ()),
-        ("relay", lambda: [_relay(config)] if config.relay else ()),
-    ]
-    return [finding for name, probe in probes for finding in _guarded(name, probe)]
+    probes: dict[str, Iterable[Finding]] = {
+        "settings": (_warn(f"settings {name}", *texts) for name, *texts in warnings(config)),
+        "permissions": _permissions(config),
+        "state": _states(config),
+        "outbox": _left_sinks(config),
+        "metrics": _metrics(config.metrics.listen) if config.metrics.listen else (),
+        "imds": _imds(config) if _needs_imds(config) else (),
+        "sinks": _sinks(config, send=send),
+        "approvals": _approvals(config, config.approvals) if config.approvals else (),
+        "relay": _relay(config) if config.relay else (),
+    }
+    return [finding for name, probe in probes.items() for finding in _guarded(name, name, probe)]
 
 
-def _guarded(name: str, probe: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def _guarded(name: str, section: str, probe: Iterable[Finding]) -> Iterator[Finding]:
     """Yield what a probe finds; whatever else it raises is a finding, and the other probes follow."""
     try:
-        yield from probe()
+        yield from probe
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001 - as the docstring says
-        yield _fail(name, redact(f"{type(error).__name__}: {error}"), _remedy(error, name))
+        kind = "" if isinstance(error, BridgeError) else f"{type(error).__name__}: "
+        yield _fail(name, redact(f"{kind}{error}"), _remedy(error, section))
 
 
 def _needs_imds(config: Config) -> bool:
@@ -161,35 +153,16 @@ def configured_roles(config: Config) -> Iterator[str]:
         yield "relay"
 
 
-def _settings(config: Config) -> Iterator[Finding]:
-    for name, sink in sinks_of(config).items():
-        for warning in sink.warnings():
-            remedy = "correct it, unless it is a value that Azure has added"
-            yield _warn(f"settings {name}", f"sinks.{name}.{warning}", remedy)
-    for warning in config.approvals.warnings() if config.approvals else ():
-        remedy = "change it, unless this is what you want"
-        yield _warn("settings approvals", f"approvals.{warning}", remedy)
-    for key, event_type in _event_types(config):
-        if lack := config.imds.lack(event_type.capitalize()):
-            remedy = "set a newer api_version in [imds], or leave the value out"
-            yield _warn(f"settings {key.split('.')[0]}", f"{key}: {lack}", remedy)
-
-
-def _event_types(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield each event type that a filter or a rule names, with its key."""
-    for name, sink in sinks_of(config).items():
-        for value in alternatives(sink.where.get("EventType", ())):
-            yield f"sinks.{name}.where.EventType", str(value)
-    for key, rule in config.approvals.rules() if config.approvals else ():
-        for value in rule.event_type:
-            yield f"approvals.{key}.event_type", value
-
-
 def _permissions(config: Config) -> Iterator[Finding]:
     exposed = [path for role in configured_roles(config) for path in find_exposed(config, role)]
     for path in dict.fromkeys(exposed):
         message = f"everybody may write {path}, and so change what the process does"
         yield _fail("permissions", message, f"chmod o-w {path}")
+
+
+def _states(config: Config) -> Iterator[Finding]:
+    for role in configured_roles(config):
+        yield from _guarded(f"state {role}", "state_dir", map(_state, [state_folder(config, role)]))
 
 
 def _state(folder: StateFolder) -> Finding:
@@ -198,9 +171,7 @@ def _state(folder: StateFolder) -> Finding:
     try:
         _try_to_write(folder)
         damage = _find_damage(folder)
-    except StateError as error:
-        return _fail(name, error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is wrong with the folder
+    except (OSError, *ERRORS) as error:
         return _fail(name, f"{folder.path}: {error}", _remedy(error, "state_dir"))
     if damage:
         remedy = "restart the process: it takes over every row that can be read"
@@ -217,7 +188,7 @@ def _state(folder: StateFolder) -> Finding:
 def _fault_of_process(status: dict[str, Any]) -> tuple[str, str]:
     """Return what is wrong with a process, and how to fix it; two empty texts if nothing is."""
     if status.get("storage_error"):
-        return f"cannot write: {status['storage_error']}", _REMEDIES["storage"]
+        return f"cannot write: {status['storage_error']}", _STORAGE
     if reason := bus_error(status):
         remedy = "it tries again on its own; if the bus can be reached from here, restart it"
         return f"cannot receive from the bus: {reason}", remedy
@@ -313,60 +284,53 @@ def _discovery() -> Finding:
 def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
     for name, sink in build_sinks(sinks_of(config)).items():
         with closing(sink):
-            yield _sink(name, sink, send=send)
+            yield from _guarded(f"sink {name}", f"sinks.{name}", _sink(name, sink, send=send))
 
 
-def _sink(name: str, sink: Sink, *, send: bool) -> Finding:
-    section, row = f"sinks.{name}", f"sink {name}"
-    try:
-        if send:
-            sink.send([check_event(Clock().now(), vm=socket.gethostname())])
-        message = "accepted a test message" if send else sink.check()
-    except DeliveryError as error:
-        return _fail(row, error, _remedy(error, section))
-    if isinstance(message, Inconclusive):
-        advice = f"{_remedy(message, section)}; " if message.status else ""
-        return _warn(row, message, f"{advice}run check --send to be sure")
-    return _ok(row, message)
+def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
+    if send:
+        sink.send([check_event(Clock().now(), vm=socket.gethostname())])
+    found = "accepted a test message" if send else sink.check()
+    if isinstance(found, Inconclusive):
+        advice = f"{_remedy(found, f'sinks.{name}')}; " if found.status else ""
+        yield _warn(f"sink {name}", found, f"{advice}run check --send to be sure")
+    else:
+        yield _ok(f"sink {name}", found)
 
 
-_CLASSES: dict[object, str] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "space"),
-    **dict.fromkeys(
-        (401, 403, "ServiceBusAuthenticationError", "ServiceBusAuthorizationError"), "credentials"
+_STORAGE = (
+    "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
+)
+_REMEDIES: dict[tuple[int | str, ...], str] = {
+    (errno.ENOSPC, errno.EDQUOT): (
+        "free space on that disk, or raise the quota; until then events are kept in memory only"
     ),
-    "ClientAuthenticationError": "credentials",
-    **dict.fromkeys((301, 302, 303, 307, 308, 404, 410, "MessagingEntityNotFoundError"), "address"),
-    405: "method",
-    Rejected: "rejected",
-    Misconfigured: "settings",
-    Unavailable: "connection",
+    (
+        401,
+        403,
+        "ServiceBusAuthenticationError",
+        "ServiceBusAuthorizationError",
+        "ClientAuthenticationError",
+    ): ("check the credentials in [{section}] and what they permit"),
+    (301, 302, 303, 307, 308, 404, 410, "MessagingEntityNotFoundError"): "check the address in [{section}]",
+    (405,): "it may accept only POST",
+    ("Rejected",): "events that get this answer are dead-lettered; `imds-bridge render` shows what is sent",
+    ("answer",): "look for the fault at the receiver; until then events wait in the outbox",
+    ("Unavailable",): "check host, port, DNS and firewall; until then events wait in the outbox",
+    ("OSError",): _STORAGE,
+    ("StateError",): "",
+    ("UsageError",): "correct the sinks that it names",
 }
-"""The class of an error by its number of the system, its HTTP status, its cause's name or its type."""
-
-_REMEDIES = {
-    "space": "free space on that disk, or raise the quota; until then events are kept in memory only",
-    "storage": "make the folder writable for this user, or set state_dir; until then events are kept in memory only",
-    "credentials": "check the credentials in [{section}] and what they permit",
-    "address": "check the address in [{section}]",
-    "method": "it may accept only POST",
-    "rejected": "events that get this answer are dead-lettered; `imds-bridge render` shows what is sent",
-    "settings": "check the settings of [{section}] and its secrets",
-    "connection": "check host, port, DNS and firewall; until then events wait in the outbox",
-    "receiver": "look for the fault at the receiver; until then events wait in the outbox",
-}
+"""How to fix an error, by its number of the system, its HTTP status, or the name of its cause or its class."""
 
 
 def _remedy(error: object, section: str) -> str:
     """Return how to fix an error; `section` is where its settings are."""
-    cause = getattr(error, "__cause__", None)
-    signs = (getattr(error, "errno", None), getattr(error, "status", None), type(cause).__name__)
-    found = next((_CLASSES[sign] for sign in signs if sign in _CLASSES), "")
-    if not found and isinstance(error, OSError):
-        found = "storage"
-    if not found and getattr(error, "status", None):
-        found = "rejected" if isinstance(error, Rejected) else "receiver"
-    return _REMEDIES[found or _CLASSES.get(type(error), "settings")].format(section=section)
+    status = getattr(error, "status", None)
+    signs = {getattr(error, "errno", None), status, type(getattr(error, "__cause__", None)).__name__}
+    signs |= {"answer" if status else "", *(kind.__name__ for kind in type(error).__mro__)}
+    found = (text for known, text in _REMEDIES.items() if signs.intersection(known))
+    return next(found, "check the settings of [{section}] and its secrets").format(section=section)
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
@@ -378,30 +342,17 @@ def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
         return
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
-    with closing(ImdsClient(config.imds, clock=Clock())) as client:
-        try:
-            vm = client.instance()
-        except ImdsError:
-            vm = None
+    vm = None
+    with closing(ImdsClient(config.imds, clock=Clock())) as client, suppress(ImdsError):
+        vm = client.instance()
     session = approval_session(settings.session, vm)
     if session is None:
         yield _warn("approvals", "the session id needs instance data of IMDS, which is not available")
-        return
-    yield _receive("approvals", lambda: try_to_receive(settings, what="commands", session=session))
+    else:
+        yield _ok("approvals", try_to_receive(settings, what="commands", session=session))
 
 
-def _relay(config: Config) -> Finding:
+def _relay(config: Config) -> Iterator[Finding]:
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
-    try:
-        settings = relay_settings(config)
-    except UsageError as error:
-        return _fail("relay", error, "correct the sinks that it names")
-    return _receive("relay", lambda: try_to_receive(settings, what="events"))
-
-
-def _receive(section: str, attempt: Callable[[], str]) -> Finding:
-    try:
-        return _ok(section, attempt())
-    except DeliveryError as error:
-        return _fail(section, error, _remedy(error, section))
+    yield _ok("relay", try_to_receive(relay_settings(config), what="events"))

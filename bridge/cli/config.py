@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from bridge.cli.common import OK
 from bridge.config.loader import load
 from bridge.config.models import Config
+from bridge.config.sinks import alternatives
 from bridge.errors import ConfigError
 from bridge.runtime.text import show
 from bridge.service.composition import build_sinks, relay_settings, sinks_of
@@ -54,9 +56,8 @@ def _print_schema(_: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     config = load(arguments.file, os.environ)
     check_parts(config)
-    show(
-        f"{arguments.file}: the configuration is valid", *(f"  warning: {text}" for text in warnings(config))
-    )
+    found = [f"  warning: {text}" for _, text, _ in warnings(config)]
+    show(f"{arguments.file}: the configuration is valid", *found)
     return OK
 
 
@@ -74,8 +75,23 @@ def check_parts(config: Config) -> None:
         relay_settings(config)
 
 
-def warnings(config: Config) -> list[str]:
-    """Describe what is accepted but hardly meant, each with its key."""
-    of_sinks = [f"sinks.{name}.{text}" for name, sink in config.sinks.items() for text in sink.warnings()]
-    approvals = config.approvals.warnings() if config.approvals else ()
-    return [*of_sinks, *(f"approvals.{text}" for text in approvals)]
+def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield what is accepted but hardly meant: the sink or `approvals`, the key with the reason, and a remedy."""
+    for name, sink in sinks_of(config).items():
+        for text in sink.warnings():
+            yield name, f"sinks.{name}.{text}", "correct it, unless it is a value that Azure has added"
+    for text in config.approvals.warnings() if config.approvals else ():
+        yield "approvals", f"approvals.{text}", "change it, unless this is what you want"
+    for part, key, event_type in _event_types(config):
+        if lack := config.imds.lack(event_type.capitalize()):
+            yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"
+
+
+def _event_types(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield each event type that a filter or a rule names, with its sink and key."""
+    for name, sink in sinks_of(config).items():
+        for value in alternatives(sink.where.get("EventType", ())):
+            yield name, f"sinks.{name}.where.EventType", str(value)
+    for key, rule in config.approvals.rules() if config.approvals else ():
+        for value in rule.event_type:
+            yield "approvals", f"approvals.{key}.event_type", value

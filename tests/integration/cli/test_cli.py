@@ -421,9 +421,8 @@ def test_a_check_looks_at_the_state_of_every_process_that_is_configured(
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     settings = {"approvals": {**BUS, "queue": "a"}, "relay": {**BUS, "queue": "b"}}
     config.write_text(toml({"state_dir": config.parent / "state", **settings}))
-    for probe in ("_imds", "_sinks", "_approvals"):
+    for probe in ("_imds", "_sinks", "_approvals", "_relay"):
         monkeypatch.setattr(probes, probe, lambda *_, **__: ())
-    monkeypatch.setattr(probes, "_relay", lambda _: probes.Finding(check="relay", result="ok", message=""))
     found = {finding.check: finding for finding in probes.check(load(config, {}))}
     assert found["state forward"].result == found["state relay"].result == "ok"
     assert found["state listen"].result == "FAIL"
@@ -540,7 +539,7 @@ def test_a_check_reports_an_unexpected_error_as_json_and_goes_on(
         raise RuntimeError("an unexpected error")
 
     sinks(config, lab)
-    monkeypatch.setattr(probes, "_imds", fail)
+    monkeypatch.setattr(probes, "_document", fail)
     done = call("check", "--json", "--config", config)
     found = {row["check"]: (row["result"], row["message"]) for row in done.json}
     assert done.code == 3
