@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import json
 import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +22,7 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import KNOWN_VALUES, type_of
 from bridge.errors import BridgeError, ImdsError, UsageError
+from bridge.events.envelope import decode_event
 from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault
 from bridge.imds.client import ImdsClient
@@ -71,8 +71,7 @@ def configure(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments)
     settings = settings_of(config)
-    if arguments.wait:
-        receipts_settings(settings)
+    source = receipts_settings(settings) if arguments.wait else None
     try:
         expires_seconds = parse_duration(arguments.expires)
     except ValueError as error:
@@ -88,43 +87,31 @@ def _run(arguments: argparse.Namespace) -> int:
         reason=arguments.reason,
         expires_seconds=expires_seconds,
     )
-    with open_receipts(settings) if arguments.wait else nullcontext() as receipts:
-        session = session_of(config, request)
+    with open_receipts(source) if source else nullcontext() as receiver:
+        session = session_of(config, settings, request)
         command_id = send_command(settings, request, session=session, requested_by=user())
         to_session = f" to session {session}" if session else ""
-        waiting = "" if receipts is None else "; waiting for the receipt"
+        waiting = "; waiting for the receipt" if receiver else ""
         show(f"sent: command {command_id} for {', '.join(event_ids)}{to_session}{waiting}")
-        if receipts is None:
+        if receiver is None:
             return OK
-        found = receipts.wait(command_id, event_ids, limit_seconds=expires_seconds)
+        messages = _messages(receiver, time.monotonic() + expires_seconds)
+        found = believed(messages, settings, command_id, event_ids)
         return _report(found, len(event_ids), within=arguments.expires)
 
 
-def _report(found: Iterator[Receipt | IgnoredReceipt], expected: int, *, within: str) -> int:
+def _report(found: Iterator[Receipt], expected: int, *, within: str) -> int:
     """Print the receipts as they come; return the exit code."""
     receipts = []
-    for one in found:
-        if isinstance(one, Receipt):
-            receipts.append(one)
-            show(_describe(one))
-        else:
-            show(f"warning: receipt {one.message_id} is not believed: {one.fault}", stream=sys.stderr)
-    is_whole = len(receipts) == expected or any(not one.event_id for one in receipts)
-    if not is_whole:
+    for receipt in found:
+        show(receipt.text)
+        receipts.append(receipt)
+    if len(receipts) < expected and all(receipt.event_id for receipt in receipts):
         show(f"no receipt within {within}: is `imds-bridge listen` running on that VM?", stream=sys.stderr)
-    if [one.outcome for one in receipts] != ["Accepted"] * expected:
+    if [receipt.outcome for receipt in receipts] != ["Accepted"] * expected:
         return FAILED
     show("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
     return OK
-
-
-def _describe(receipt: Receipt) -> str:
-    is_released = receipt.outcome == "Accepted" and receipt.resources
-    releases = f"; releases {', '.join(receipt.resources)}" if is_released else ""
-    detail = f" ({receipt.detail})" if receipt.detail else ""
-    return (
-        f"{receipt.outcome.lower()}: {receipt.event_id or 'the command'}: {receipt.reason}{detail}{releases}"
-    )
 
 
 def _choose_events(config: Config) -> list[str]:
@@ -183,13 +170,11 @@ def scheduled_here(config: Config) -> list[ScheduledEvent]:
     Raises:
         UsageError: this is not an Azure VM, or IMDS does not answer.
     """
-    client = ImdsClient(config.imds, clock=Clock())
     try:
-        document = parse_document(client.document())
+        with closing(ImdsClient(config.imds, clock=Clock())) as client:
+            document = parse_document(client.document())
     except (ImdsError, ValueError) as error:
         raise UsageError(f"{error}; away from the VM, give the EventIds and --vm") from error
-    finally:
-        client.close()
     return [event for event in document.events.values() if event.status == SCHEDULED]
 
 
@@ -213,28 +198,24 @@ def user() -> str:
         return socket.gethostname()
 
 
-def session_of(config: Config, request: ApproveCommand) -> str:
+def session_of(config: Config, settings: ApprovalSettings, request: ApproveCommand) -> str:
     """Fill the session template with the given VM, or with this VM; return "" without sessions.
 
     Raises:
         UsageError: this VM's instance data is needed, and not available.
     """
-    settings = settings_of(config)
-    if not settings.session:
-        return ""
     vm = Vm(name=request.vm, resource_group=request.resource_group)
-    if not vm.name or ("{resource_group}" in settings.session and not vm.resource_group):
-        client = ImdsClient(config.imds, clock=Clock())
+    is_known = vm.name and ("{resource_group}" not in settings.session or vm.resource_group)
+    if settings.session and not is_known:
         try:
-            here = client.instance()
+            with closing(ImdsClient(config.imds, clock=Clock())) as client:
+                here = client.instance()
         except ImdsError as error:
             raise UsageError(
                 f"approve: the session {settings.session} needs a VM and its resource group; "
                 f"give --vm and --resource-group ({error})"
             ) from error
-        finally:
-            client.close()
-        vm = Vm(name=request.vm or here.name, resource_group=request.resource_group or here.resource_group)
+        vm = Vm(name=vm.name or here.name, resource_group=vm.resource_group or here.resource_group)
     return approval_session(settings.session, vm) or ""
 
 
@@ -249,45 +230,30 @@ class Receipt:
 
     event_id: str
     outcome: str
-    reason: str
-    detail: str
-    resources: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IgnoredReceipt:
-    """A message that looks like a receipt of the command, and why it is not believed."""
-
-    message_id: str
-    fault: str
+    text: str
 
 
 def parse_receipt(body: bytes, command_id: str) -> Receipt | None:
     """Read a receipt of a command; None if the message is anything else."""
     try:
-        envelope = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(envelope, dict) or envelope.get("causationid") != command_id:
+        envelope = decode_event(body)
+    except ValueError:
         return None
     data = envelope.get("data")
-    if not isinstance(data, dict) or data.get("Outcome") not in KNOWN_VALUES["Outcome"]:
+    if envelope.get("causationid") != command_id or not isinstance(data, dict):
         return None
-    if envelope.get("type") != type_of(f"approval.{data['Outcome'].lower()}"):
-        return None
-    resources = data.get("Resources")
-    return Receipt(
-        event_id=_text(data, "EventId"),
-        outcome=data["Outcome"],
-        reason=_text(data, "Reason"),
-        detail=_text(data, "Detail"),
-        resources=tuple(map(str, resources)) if isinstance(resources, list) else (),
+    outcome, event_id, reason, detail = (
+        str(data.get(name) or "") for name in ("Outcome", "EventId", "Reason", "Detail")
     )
-
-
-def _text(data: Mapping[str, Any], name: str) -> str:
-    value = data.get(name)
-    return value if isinstance(value, str) else ""
+    if outcome not in KNOWN_VALUES["Outcome"] or envelope.get("type") != type_of(
+        f"approval.{outcome.lower()}"
+    ):
+        return None
+    text = f"{outcome.lower()}: {event_id or 'the command'}: {reason}{f' ({detail})' if detail else ''}"
+    resources = data.get("Resources")
+    if outcome == "Accepted" and resources and isinstance(resources, list):
+        text = f"{text}; releases {', '.join(map(str, resources))}"
+    return Receipt(event_id=event_id, outcome=outcome, text=text)
 
 
 def receipts_settings(settings: ApprovalSettings) -> ApprovalSettings:
@@ -303,74 +269,57 @@ def receipts_settings(settings: ApprovalSettings) -> ApprovalSettings:
 
 
 @contextmanager
-def open_receipts(settings: ApprovalSettings) -> Iterator[Receipts]:
+def open_receipts(source: ApprovalSettings) -> Iterator[Any]:
     """Open the subscription that receipts arrive in and look into it: it must work before a command is sent.
 
     Raises:
-        UsageError: the configuration names none.
         DeliveryError: it cannot be read.
     """
-    source = receipts_settings(settings)
     try:
         with (
             connect(source) as client,
             client.get_subscription_receiver(source.topic, source.subscription) as receiver,
         ):
             receiver.peek_messages(1, timeout=ANSWER_SECONDS)
-            yield Receipts(receiver, settings)
+            yield receiver
     except BridgeError:
         raise
     except Exception as error:
         raise delivery_error(error, f"{address_of(source)}/{source.subscription}") from error
 
 
-class Receipts:
-    """The receipts in a subscription, which are read and left where they are."""
+def believed(
+    messages: Iterable[ReceivedMessage], settings: ApprovalSettings, command_id: str, event_ids: Sequence[str]
+) -> Iterator[Receipt]:
+    """Yield the command's receipts until each EventId has one; with signing secrets, only those that are signed."""
+    secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
+    missing = {event_id.lower() for event_id in event_ids}
+    for message in messages:
+        receipt = parse_receipt(message.body, command_id)
+        if receipt is None or (receipt.event_id and receipt.event_id.lower() not in missing):
+            continue
+        if secrets and (
+            fault := signature_fault(
+                secrets, message.properties, message.body, signed_near=message.enqueued_at
+            )
+        ):
+            show(f"warning: receipt {message.message_id} is not believed: {fault}", stream=sys.stderr)
+            continue
+        yield receipt
+        missing -= {receipt.event_id.lower()} if receipt.event_id else missing
+        if not missing:
+            return
 
-    def __init__(self, receiver: Any, settings: ApprovalSettings) -> None:
-        """Read from `receiver`, the SDK's; `settings` have the secrets that receipts must be signed with."""
-        self._receiver = receiver
-        self._secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
 
-    def wait(
-        self, command_id: str, event_ids: Sequence[str], *, limit_seconds: float
-    ) -> Iterator[Receipt | IgnoredReceipt]:
-        """Yield what is found, until each EventId has a receipt or the time is over.
-
-        Args:
-            command_id: the command's id, which its receipts carry as `causationid`.
-            event_ids: of the command.
-            limit_seconds: how long to wait.
-        """
-        missing = {event_id.lower() for event_id in event_ids}
-        for message in self._messages(time.monotonic() + limit_seconds):
-            receipt = parse_receipt(message.body, command_id)
-            if receipt is None or (receipt.event_id and receipt.event_id.lower() not in missing):
-                continue
-            if fault := self._fault(message):
-                yield IgnoredReceipt(message_id=message.message_id, fault=fault)
-                continue
-            yield receipt
-            missing -= {receipt.event_id.lower()} if receipt.event_id else missing
-            if not missing:
-                return
-
-    def _fault(self, message: ReceivedMessage) -> str:
-        if not self._secrets:
-            return ""
-        return signature_fault(
-            self._secrets, message.properties, message.body, signed_near=message.enqueued_at
-        )
-
-    def _messages(self, deadline: float) -> Iterator[ReceivedMessage]:
-        """Yield all messages that can be decoded, and new ones until the deadline."""
-        number = 1
-        while True:
-            page = self._receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
-            messages = [convert(message, 0) for message in page]
-            yield from (message for message in messages if not message.fault)
-            if time.monotonic() >= deadline:
-                return
-            number = 1 + max((one.sequence_number or 0 for one in messages), default=number - 1)
-            if not messages:
-                time.sleep(PEEK_SECONDS)  # Ctrl-C ends it
+def _messages(receiver: Any, deadline: float) -> Iterator[ReceivedMessage]:
+    """Yield all messages that can be decoded, and new ones until the deadline; they are left where they are."""
+    number = 1
+    while True:
+        page = receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
+        messages = [convert(message, 0) for message in page]
+        yield from (message for message in messages if not message.fault)
+        if time.monotonic() >= deadline:
+            return
+        number = 1 + max((one.sequence_number or 0 for one in messages), default=number - 1)
+        if not messages:
+            time.sleep(PEEK_SECONDS)  # Ctrl-C ends it

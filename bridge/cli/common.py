@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,12 @@ USAGE = 2
 FAILED = 3
 
 
-HELP_COLUMN = 30
-
-
 class Parser(argparse.ArgumentParser):
     """Keeps the lines of descriptions and examples, and names the option that a mistyped one may mean."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_formatter, **settings)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=30)
+        super().__init__(formatter_class=formatter, **settings)
 
     # The overloads of argparse differ only in the type of the namespace.
     def parse_known_args(  # type: ignore[override]
@@ -41,10 +40,6 @@ class Parser(argparse.ArgumentParser):
             known = re.findall(r"--[a-z-]+", self.format_usage())
             self.error(f"unknown option {options[0]!a}{nearest(options[0].partition('=')[0], known)}")
         return result, unknown
-
-
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=HELP_COLUMN)
 
 
 def add_config(command: argparse.ArgumentParser) -> None:

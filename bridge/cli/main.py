@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import pkgutil
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -35,38 +35,28 @@ examples:
   imds-bridge status                               show the document, countdowns and the state of each sink
   imds-bridge demo                                 see everything work, on simulators
 """
-# Each command's help and the function that completes its parser: only the command that is called is imported.
+# Each command's function that completes its parser, and its help: only the command that is called is imported.
 COMMANDS = {
-    "forward": ("watch this VM's Scheduled Events and publish every change", "bridge.cli.run", "forward"),
+    "forward": ("bridge.cli.run:forward", "watch this VM's Scheduled Events and publish every change"),
     "listen": (
+        "bridge.cli.run:listen",
         "receive approve commands, approve in IMDS what the policy allows, and publish receipts",
-        "bridge.cli.run",
-        "listen",
     ),
-    "relay": (
-        "receive a fleet's events and send each once, whichever VM saw it",
-        "bridge.cli.run",
-        "relay",
-    ),
-    "console": ("show a fleet's events on one web page", "bridge.cli.console", "configure"),
-    "approve": ("send an approve command to a VM's listener", "bridge.cli.approve", "configure"),
-    "check": ("try the configuration, IMDS and every sink", "bridge.cli.check", "configure"),
-    "render": (
-        "show what a sink would send, for a sample of each event type",
-        "bridge.cli.render",
-        "configure",
-    ),
-    "status": ("show the document, countdowns and the state of each sink", "bridge.cli.status", "configure"),
+    "relay": ("bridge.cli.run:relay", "receive a fleet's events and send each once, whichever VM saw it"),
+    "console": ("bridge.cli.console:configure", "show a fleet's events on one web page"),
+    "approve": ("bridge.cli.approve:configure", "send an approve command to a VM's listener"),
+    "check": ("bridge.cli.check:configure", "try the configuration, IMDS and every sink"),
+    "render": ("bridge.cli.render:configure", "show what a sink would send, for a sample of each event type"),
+    "status": ("bridge.cli.status:configure", "show the document, countdowns and the state of each sink"),
     "outbox": (
+        "bridge.cli.outbox:configure",
         "list stored events and dead letters; retry or drop dead letters",
-        "bridge.cli.outbox",
-        "configure",
     ),
-    "config": ("print the configuration's JSON Schema, or check a file", "bridge.cli.config", "configure"),
-    "schema": ("print the JSON Schema of every event, or of a type's data", "bridge.cli.schema", "configure"),
-    "completion": ("print a shell's completion script", "bridge.cli.schema", "completion"),
-    "lab": ("run or drive the simulators", "bridge.lab.commands", "configure"),
-    "demo": ("see everything work, on simulators", "bridge.lab.demo.command", "configure"),
+    "config": ("bridge.cli.config:configure", "print the configuration's JSON Schema, or check a file"),
+    "schema": ("bridge.cli.schema:configure", "print the JSON Schema of every event, or of a type's data"),
+    "completion": ("bridge.cli.schema:completion", "print a shell's completion script"),
+    "lab": ("bridge.lab.commands:configure", "run or drive the simulators"),
+    "demo": ("bridge.lab.demo.command:configure", "see everything work, on simulators"),
 }
 
 
@@ -137,19 +127,19 @@ def build_parser(*wanted: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; also after the command")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (text, module, function) in COMMANDS.items():
+    for name, (place, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in wanted:
-            _load(name, module, function, command)
+            _load(name, place)(command)
     return parser
 
 
-def _load(name: str, module: str, function: str, command: argparse.ArgumentParser) -> None:
+def _load(name: str, place: str) -> Callable[[argparse.ArgumentParser], None]:
     try:
-        configure = getattr(import_module(module), function)
+        configure: Callable[[argparse.ArgumentParser], None] = pkgutil.resolve_name(place)
     except ImportError as error:
         extra = {"lab": "lab", "demo": "lab", "console": "console"}.get(name)
         if extra is None:
             raise
         raise UsageError(f"{name}: {error}; pip install 'imds-bridge[{extra}]'") from error
-    configure(command)
+    return configure
