@@ -17,7 +17,7 @@ from typing import Any
 from bridge.azure.bus_receiver import convert
 from bridge.azure.receiver import ReceivedMessage
 from bridge.azure.servicebus import address_of, connect, delivery_error
-from bridge.cli.common import FAILED, OK, add_config, load_config
+from bridge.cli.common import FAILED, OK, complete, load_config
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import KNOWN_VALUES, type_of
@@ -45,8 +45,7 @@ examples:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `approve`."""
-    command.epilog = _EPILOG
-    add_config(command)
+    complete(command, _run, epilog=_EPILOG)
     command.add_argument("events", nargs="*", metavar="EVENT_ID", help="the EventId, in any letter case")
     command.add_argument(
         "--vm", default="", metavar="NAME", help="the VM whose listener gets it (default: this VM)"
@@ -65,7 +64,6 @@ def configure(command: argparse.ArgumentParser) -> None:
         help="when the command expires: 90s, 10m, 1h (default: %(default)s)",
     )
     command.add_argument("--wait", action="store_true", help="wait for the receipt")
-    command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ OK = 0
 UNEXPECTED = 1
 USAGE = 2
 FAILED = 3
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command; returns its exit code."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,6 +54,13 @@ def add_config(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"the TOML file (default: {DEFAULT_PATH} if it exists); IMDS_BRIDGE__SECTION__KEY overrides it",
     )
+
+
+def complete(command: argparse.ArgumentParser, run: Run, *, epilog: str) -> None:
+    """Give a command its examples, `--config` and the function that runs it."""
+    command.epilog = epilog
+    add_config(command)
+    command.set_defaults(run=run)
 
 
 def add_role(command: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.common import add_config, load_config
+from bridge.cli.common import complete, load_config
 from bridge.console.process import run_console
 
 _EPILOG = """\
@@ -24,6 +24,4 @@ See docs/console.md.
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `console`."""
-    command.epilog = _EPILOG
-    add_config(command)
-    command.set_defaults(run=lambda arguments: run_console(load_config(arguments)))
+    complete(command, lambda arguments: run_console(load_config(arguments)), epilog=_EPILOG)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, add_config, add_json, add_role, json_lines, state_folder
+from bridge.cli.common import OK, Run, add_config, add_json, add_role, complete, json_lines, state_folder
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
@@ -44,29 +44,27 @@ def configure(command: argparse.ArgumentParser) -> None:
     actions = command.add_subparsers(metavar="ACTION", required=True)
     _add_list(actions)
     _add_show(actions)
-    retry = _add_action(actions, "retry", "send dead letters again; a running process does so within seconds")
-    _add_numbers(retry)
-    retry.set_defaults(run=_retry)
-    drop = _add_action(actions, "drop", "delete dead letters, or what waits for a sink, for good")
+    text = "send dead letters again; a running process does so within seconds"
+    _add_numbers(_add_action(actions, "retry", _retry, text))
+    drop = _add_action(actions, "drop", _drop, "delete dead letters, or what waits for a sink, for good")
     _add_numbers(drop)
     drop.add_argument("--waiting", action="store_true", help="everything that waits for --sink, instead")
     drop.add_argument("--yes", action="store_true", help="with --all or --waiting: do not ask")
-    drop.set_defaults(run=_drop)
     _add_move(actions)
 
 
-def _add_action(actions: Actions, name: str, text: str) -> argparse.ArgumentParser:
+def _add_action(actions: Actions, name: str, run: Run, text: str) -> argparse.ArgumentParser:
     examples = "\n".join(line for line in _EPILOG.splitlines() if f"outbox {name}" in line)
     action: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=f"examples:\n{examples}"
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
-    add_config(action)
+    complete(action, run, epilog=f"examples:\n{examples}")
     add_role(action)
     return action
 
 
 def _add_list(actions: Actions) -> None:
-    action = _add_action(actions, "list", "list the newest events, what waits, or the dead letters")
+    action = _add_action(actions, "list", _list, "list the newest events, what waits, or the dead letters")
     kind = action.add_mutually_exclusive_group()
     kind.add_argument("--dead", action="store_true", help="list dead letters")
     kind.add_argument("--waiting", action="store_true", help="list what waits for a sink, the oldest first")
@@ -75,14 +73,12 @@ def _add_list(actions: Actions) -> None:
         "--sink", metavar="NAME", help="only what is this sink's; without --waiting, its dead letters"
     )
     add_json(action)
-    action.set_defaults(run=_list)
 
 
 def _add_show(actions: Actions) -> None:
-    action = _add_action(actions, "show", "print one event as the CloudEvent that is sent")
+    action = _add_action(actions, "show", _show, "print one event as the CloudEvent that is sent")
     action.add_argument("event", metavar="ID", help="the CloudEvents id, or the number of `outbox list`")
     add_json(action)
-    action.set_defaults(run=_show)
 
 
 def _add_numbers(action: argparse.ArgumentParser) -> None:
@@ -94,14 +90,13 @@ def _add_numbers(action: argparse.ArgumentParser) -> None:
 
 
 def _add_move(actions: Actions) -> None:
-    action = _add_action(actions, "move", "hand what waits for one sink to another one")
+    action = _add_action(actions, "move", _move, "hand what waits for one sink to another one")
     action.add_argument(
         "--from", dest="sink", metavar="NAME", required=True, help="the sink that gets it no more"
     )
     action.add_argument(
         "--to", dest="target", metavar="NAME", required=True, help="the sink that gets it instead"
     )
-    action.set_defaults(run=_move)
 
 
 def _folder(arguments: argparse.Namespace) -> StateFolder:
@@ -177,11 +172,8 @@ def _move(arguments: argparse.Namespace) -> int:
         raise UsageError(f"outbox move: given --from and --to {arguments.sink}, expected two different sinks")
     configured = (folder.read_status() or {}).get("sinks", {})
     moved = inspect.move(folder, arguments.sink, arguments.target)
-    note = (
-        ""
-        if arguments.target in configured
-        else "; no running process has this sink: restart it with the new configuration"
-    )
+    note = "; no running process has this sink: restart it with the new configuration"
+    note = "" if arguments.target in configured else note
     show(f"{moved} event(s) wait for {arguments.target} now{note}")
     return OK
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
-from bridge.cli.common import OK, add_config, load_config
+from bridge.cli.common import OK, complete, load_config
 from bridge.config.models import Config
 from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
@@ -29,8 +29,7 @@ examples:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `render`."""
-    command.epilog = _EPILOG
-    add_config(command)
+    complete(command, _run, epilog=_EPILOG)
     command.add_argument(
         "--sink", default="", metavar="NAME", help="which sink (optional if there is only one)"
     )
@@ -38,7 +37,6 @@ def configure(command: argparse.ArgumentParser) -> None:
         "--type", default="", metavar="TYPE", help="only these types; * matches anything (default: all)"
     )
     command.add_argument("--indent", action="store_true", help="indent the JSON")
-    command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bridge.cli.common import add_config, load_config
+from bridge.cli.common import complete, load_config
 from bridge.service.composition import run_forward, run_listen, run_relay
 
 _FORWARD = """\
@@ -40,24 +40,24 @@ examples:
 
 def forward(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `forward`."""
-    command.epilog = _FORWARD
-    add_config(command)
+    complete(
+        command, lambda arguments: run_forward(load_config(arguments), once=arguments.once), epilog=_FORWARD
+    )
     command.add_argument("--once", action="store_true", help="poll once, deliver, and exit")
-    command.set_defaults(run=lambda arguments: run_forward(load_config(arguments), once=arguments.once))
 
 
 def listen(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `listen`."""
-    command.epilog = _LISTEN
-    add_config(command)
+    complete(
+        command,
+        lambda arguments: run_listen(load_config(arguments), dry_run=arguments.dry_run),
+        epilog=_LISTEN,
+    )
     command.add_argument(
         "--dry-run", action="store_true", help="decide and publish receipts, but never POST to IMDS"
     )
-    command.set_defaults(run=lambda arguments: run_listen(load_config(arguments), dry_run=arguments.dry_run))
 
 
 def relay(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `relay`."""
-    command.epilog = _RELAY
-    add_config(command)
-    command.set_defaults(run=lambda arguments: run_relay(load_config(arguments)))
+    complete(command, lambda arguments: run_relay(load_config(arguments)), epilog=_RELAY)

@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import FAILED, OK, add_config, add_role, json_lines, state_folder
+from bridge.cli.common import FAILED, OK, add_role, complete, json_lines, state_folder
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.health import BACKLOG_SECONDS, bus_error, find_urgent
@@ -31,8 +31,7 @@ examples:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `status`."""
-    command.epilog = _EPILOG
-    add_config(command)
+    complete(command, _run, epilog=_EPILOG)
     add_role(command)
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -47,7 +46,6 @@ def configure(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how long an event may wait for a sink before --check reports it (default: %(default)g)",
     )
-    command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
