@@ -147,7 +147,7 @@ class HttpSettings(Settings):
     proxy: Secret | None = None
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
-    """How long one request may take. Example: `5`."""
+    """How long a request may wait for the receiver each time, as from byte to byte of an answer. Example: `5`."""
     secret_checks: ClassVar = {"proxy": values.check_proxy}
 
     def find_faults(self) -> Iterator[Fault]:

@@ -1,1 +1,1 @@
-"""HTTP requests with a limit on the whole exchange, and signing."""
+"""HTTP requests with limits on time and size, and signing."""

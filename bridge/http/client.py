@@ -1,29 +1,35 @@
 """HTTP with limits on time and size; redirects are not followed, and the environment's proxies are not used.
 
-A library's time limit counts from byte to byte, so that a peer that sends a byte now and then could block a thread
-forever. Here the whole exchange has a limit.
+The time limit is the library's: it counts from byte to byte, but a body is no longer read when it is over. The only
+module that overrides a private method of http.client: `_tunnel`, because a proxy's refusal is reported nowhere else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
+import socket
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPException, HTTPMessage, HTTPResponse
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as Urllib3Error
 
 from bridge import __version__
 from bridge.config.values import check_ca, check_certificate, check_proxy
 from bridge.errors import HttpFailure
-from bridge.http.deadline import Adapter, failure_of, proxy_refusal, watchdog
 from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import parse_http_date
 
@@ -39,6 +45,91 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+class _Response(HTTPResponse):
+    """An answer that is known by its status: interim answers are skipped, and odd headers do not make it fail."""
+
+    def begin(self) -> None:
+        while True:
+            self.status = 0
+            try:
+                super().begin()
+            except HTTPException:
+                if not self.status:  # otherwise only the headers cannot be read
+                    raise
+                self._ignore_headers()
+            if self.status == HTTPStatus.SWITCHING_PROTOCOLS or not 100 <= self.status < 200:  # noqa: PLR2004
+                break
+            self.headers = self.msg = None  # type: ignore[assignment]
+        lengths = ",".join(self.headers.get_all("Content-Length", [])).split(",")
+        if len({length.strip() for length in lengths}) > 1:
+            self._ignore_headers()
+
+    def _ignore_headers(self) -> None:
+        """Take the answer for one without headers and body."""
+        self.headers = self.msg = HTTPMessage()
+        self.chunked = False
+        self.length = 0
+        self.will_close = True
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _TlsConnection(_Connection, HTTPSConnection):
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except TimeoutError as error:
+            where = "the proxy: " if self.proxy and not self.has_connected_to_proxy else ""
+            raise HttpFailure(f"{where}no TLS handshake within {self.timeout:g} s") from error
+
+    def request(self, *args: Any, **kwargs: Any) -> None:
+        # The server may have sent the reason: in TLS 1.3 it refuses a certificate after the client's handshake ended.
+        with contextlib.suppress(ssl.SSLEOFError):
+            super().request(*args, **kwargs)
+
+    def _tunnel(self) -> None:
+        try:
+            super()._tunnel()
+        except TimeoutError as error:
+            raise HttpFailure(f"the proxy: no answer within {self.timeout:g} s") from error
+        except (OSError, HTTPException) as error:
+            if status := re.match(r"Tunnel connection failed: (\d+)", str(error)):  # the only place
+                raise _proxy_refusal(int(status[1])) from error
+            raise HttpFailure(f"the proxy: {_failure_of(error)}") from error
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = _TlsConnection
+
+
+_POOLS = {"http": _Pool, "https": _TlsPool}
+
+
+class _Adapter(HTTPAdapter):
+    """Use these connections; never retry, and never ask for a key's passphrase."""
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Use these connections without a proxy."""
+        super().init_poolmanager(*args, key_password="", **kwargs)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, proxy: str, **kwargs: Any) -> Any:
+        """Use these connections with a proxy."""
+        manager = super().proxy_manager_for(proxy, key_password="", **kwargs)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+    def cert_verify(self, conn: Any, url: str, verify: Any, cert: Any) -> None:
+        """Verify a proxy's TLS for plain http targets as well, which the library would not."""
+        super().cert_verify(conn, "https:" if conn.proxy else url, verify, cert)  # type: ignore[no-untyped-call]
 
 
 class HttpClient:
@@ -79,8 +170,8 @@ class HttpClient:
             session.proxies = {"all": check_proxy(proxy)}
         session.headers.clear()
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.mount("http://", Adapter())
-        session.mount("https://", Adapter())
+        session.mount("http://", _Adapter())
+        session.mount("https://", _Adapter())
         self._session = session
 
     def exchange(
@@ -100,7 +191,7 @@ class HttpClient:
             url: where to send it.
             headers: in addition to the client's own.
             body: None for a request without one.
-            timeout_seconds: for the whole exchange.
+            timeout_seconds: for each wait for bytes, and for all of the body.
             max_body_bytes: how much of the answer's body is read.
 
         Raises:
@@ -109,17 +200,16 @@ class HttpClient:
         request = self._prepare(method, url, headers, body)
         extend_deadline(timeout_seconds)
         limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
-        with watchdog.limit(timeout_seconds) as limit:
-            try:
-                response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
-                limit.is_answered = not limit.expired
-                with contextlib.closing(response):
-                    answered = _read(response, max_body_bytes)
-            except _ERRORS as error:
-                self._check_files()
-                raise _failure(error, timeout_seconds) from error
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
+        except _ERRORS as error:
+            self._check_files()
+            raise _failure(error, timeout_seconds) from error
+        with contextlib.closing(response):
+            answered = _read(response, max_body_bytes, deadline)
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
-            raise proxy_refusal(response.status_code)
+            raise _proxy_refusal(response.status_code)
         return Answer(status=response.status_code, headers=response.headers, body=answered)
 
     def _prepare(
@@ -160,13 +250,16 @@ class _Session(requests.Session):
 _ERRORS = (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError)
 
 
-def _read(response: requests.Response, max_body_bytes: int) -> bytes:
-    try:
+def _read(response: requests.Response, max_body_bytes: int, deadline: float) -> bytes:
+    """Return what can be read of a body within the limits."""
+    body = bytearray()
+    with contextlib.suppress(*_ERRORS):
         # One byte more, so that the end of a body that is just as long is seen and the connection is kept.
-        body: bytes = response.raw.read(max_body_bytes + 1, decode_content=False)
-    except _ERRORS:
-        return b""
-    return body[:max_body_bytes]
+        while (left := max_body_bytes + 1 - len(body)) and time.monotonic() < deadline:
+            if not (piece := response.raw.read1(left, decode_content=False)):
+                break
+            body += piece
+    return bytes(body[:max_body_bytes])
 
 
 def origin(url: str) -> str:
@@ -198,7 +291,7 @@ def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
     cause = _root(error)
     no_connection = f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s"
     if isinstance(error, requests.exceptions.ProxyError):
-        failure = HttpFailure(no_connection) if isinstance(cause, TimeoutError) else failure_of(cause)
+        failure = HttpFailure(no_connection) if isinstance(cause, TimeoutError) else _failure_of(cause)
         return HttpFailure(f"the proxy: {failure}", permanent=failure.permanent)
     if isinstance(error, requests.ConnectTimeout):
         return HttpFailure(no_connection, unreached=True)
@@ -206,7 +299,7 @@ def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
         return HttpFailure(f"no answer within {timeout_seconds:g} s")
     if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
         return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
-    return failure_of(cause)
+    return _failure_of(cause)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -217,3 +310,39 @@ def _root(error: BaseException) -> BaseException:
         inner = [error.__cause__, getattr(error, "reason", None), *error.args, error.__context__]
         error = next((cause for cause in inner if isinstance(cause, BaseException)), error)
     return error
+
+
+def _failure_of(cause: BaseException) -> HttpFailure:
+    """Return why a connection failed or was interrupted."""
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return HttpFailure("TLS failed: the connection was interrupted")
+    if isinstance(cause, ssl.SSLError):
+        return HttpFailure(f"TLS failed: {_tls_reason(cause)}", permanent=True)
+    if isinstance(cause, socket.gaierror):
+        return HttpFailure(f"the host name cannot be resolved: {cause.strerror}", unreached=True)
+    if isinstance(cause, OSError) and cause.strerror:
+        unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        return HttpFailure(f"the connection failed: {cause.strerror}", unreached=unreached)
+    return HttpFailure(f"the exchange was interrupted: {type(cause).__name__}")
+
+
+# What servers answer to a client without a certificate: TLS 1.3 has an alert of its own for it, TLS 1.2 does not.
+_NO_CERTIFICATE = {
+    "certificate required": "certificate required: it asks for a client certificate",
+    "handshake failure": "handshake failure; perhaps it asks for a client certificate",
+}
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    """Return why TLS failed: what this side found, or what the other side answered."""
+    if message := getattr(error, "verify_message", ""):
+        return str(message)
+    reason = (error.reason or type(error).__name__).replace("_", " ")
+    _, alert, refusal = reason.lower().partition(" alert ")
+    return f"the server refused: {_NO_CERTIFICATE.get(refusal, refusal)}" if alert else reason.lower()
+
+
+def _proxy_refusal(status: int) -> HttpFailure:
+    """Return the failure for a proxy's refusal."""
+    permanent = status in (HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
+    return HttpFailure(f"the proxy refused the connection: {status}", permanent=permanent)

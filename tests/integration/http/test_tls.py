@@ -64,27 +64,6 @@ def failure(client: HttpClient, url: str, **how: Any) -> HttpFailure:
     return raised.value
 
 
-def is_late(error: HttpFailure) -> bool:
-    """Return whether a limit of 1 s ended it: the watchdog's or, on a slow machine, the socket's own."""
-    late = re.fullmatch(r"(the proxy: )?no (complete answer|answer|TLS handshake) within 1 s", str(error))
-    return late is not None and not error.permanent
-
-
-def dripping_tls(server: RawServer, connection: socket.socket) -> None:
-    """Begin TLS with a long record that comes byte by byte."""
-    connection.recv(65536)
-    connection.sendall(b"\x16\x03\x03\x3f\xff")
-    while not server.ended.wait(0.1):
-        connection.sendall(b"\x02")
-
-
-def established_and_dripping_tls(server: RawServer, connection: socket.socket) -> None:
-    """Be a proxy with such a server behind it."""
-    server.read_head(connection)
-    connection.sendall(ESTABLISHED)
-    dripping_tls(server, connection)
-
-
 def with_login(url: str, login: str = LOGIN) -> str:
     return url.replace("://", f"://{login}@")
 
@@ -150,14 +129,6 @@ def test_a_server_that_leaves_while_tls_begins_is_a_fault_of_the_moment(
 
     with RawServer(serve) as server:
         assert not failure(make(ca_file=authority.file), server.url.replace("http", "https")).permanent
-
-
-def test_tls_that_begins_but_drips_is_aborted_when_the_whole_time_is_over(
-    make: Make, authority: Authority
-) -> None:
-    with RawServer(dripping_tls) as server:
-        error = failure(make(ca_file=authority.file), server.url.replace("http", "https"), timeout_seconds=1)
-    assert is_late(error)
 
 
 def test_tls_that_does_not_begin_is_aborted(
@@ -445,39 +416,6 @@ def test_the_failure_names_a_proxy_that_makes_no_tunnel(
         error = failure(make(proxy=with_login(proxy.url)), "https://127.0.0.1:9")
     assert text in str(error)
     assert error.permanent is permanent
-
-
-@pytest.mark.parametrize("proxy_tls", [False, True])
-@pytest.mark.parametrize(
-    "serve",
-    [
-        pytest.param(dripping(b"", b"H"), id="status-line"),
-        pytest.param(dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n"), id="headers"),
-        pytest.param(established_and_dripping_tls, id="tls"),
-    ],
-)
-def test_a_proxy_that_drips_is_aborted_when_the_whole_time_is_over(
-    make: Make, authority: Authority, serve: Serve, proxy_tls: bool
-) -> None:
-    with RawServer(serve, tls=authority.server() if proxy_tls else None) as proxy:
-        client = make(ca_file=authority.file, proxy=with_login(proxy.url))
-        error = failure(client, "https://127.0.0.1:9", timeout_seconds=1)
-    assert is_late(error)
-
-
-@pytest.mark.parametrize("proxy_tls", [False, True])
-@pytest.mark.parametrize("target_tls", [False, True])
-def test_an_answer_that_drips_through_a_proxy_is_aborted(
-    make: Make, authority: Authority, proxy_tls: bool, target_tls: bool
-) -> None:
-    tls = authority.server()
-    serve = dripping(b"HTTP/1.1 200 OK\r\n", b"X-Drop: 1\r\n")
-    with (
-        RawServer(serve, tls=tls if target_tls else None) as target,
-        RawServer(proxying(), tls=tls if proxy_tls else None) as proxy,
-    ):
-        error = failure(make(ca_file=authority.file, proxy=proxy.url), target.url, timeout_seconds=1)
-    assert is_late(error)
 
 
 @pytest.mark.parametrize(

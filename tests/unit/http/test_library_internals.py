@@ -1,4 +1,4 @@
-"""What bridge/http/deadline.py overrides in the libraries below it still exists, and nothing else is private."""
+"""What bridge/http/client.py overrides in the libraries below it still exists, and nothing else is private."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 import bridge
-from bridge.http import deadline
+from bridge.http import client
 
 PACKAGE = Path(bridge.__file__).parent
 
@@ -19,7 +19,6 @@ PACKAGE = Path(bridge.__file__).parent
 @pytest.mark.parametrize(
     ("library_class", "name", "parameters"),
     [
-        (HTTPConnection, "_new_conn", ["self"]),
         (http_client.HTTPConnection, "_tunnel", ["self"]),
         (http_client.HTTPResponse, "begin", ["self"]),
     ],
@@ -31,8 +30,8 @@ def test_each_overridden_method_exists_in_the_library(
 
 
 def test_the_connections_are_those_of_the_library() -> None:
-    assert issubclass(deadline._Connection, HTTPConnection)
-    assert issubclass(deadline._TlsConnection, HTTPSConnection)
+    assert issubclass(client._Connection, HTTPConnection)
+    assert issubclass(client._TlsConnection, HTTPSConnection)
     assert http_client.HTTPConnection.response_class is http_client.HTTPResponse
 
 
@@ -42,6 +41,6 @@ def test_only_one_module_overrides_private_methods_of_connections() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute | ast.FunctionDef):
                 name = node.attr if isinstance(node, ast.Attribute) else node.name
-                if name in ("_new_conn", "_tunnel"):
+                if name == "_tunnel":
                     found.add(file.relative_to(PACKAGE).as_posix())
-    assert found == {"http/deadline.py"}
+    assert found == {"http/client.py"}
