@@ -27,10 +27,10 @@ from bridge.runtime.time import Clock, iso_utc
 from bridge.service.answers import APPROVED
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
-from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.bench import apart, bus, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, spread, wait_until
+from tests.support.memory_sink import MemorySink
 
 COMMANDS = 1_000  # counted, of
 SENT = 1_200

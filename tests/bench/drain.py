@@ -13,9 +13,9 @@ from typing import NamedTuple
 from bridge.errors import Gone
 from bridge.events.model import StoredEvent
 from bridge.sinks.base import RequestPreview, Sink
-from bridge.sinks.memory import MemorySink
 from tests.bench import apart, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, memory_mib, reset_peak, spread
+from tests.support.memory_sink import MemorySink
 
 SIZES = (1_000, 10_000, 100_000)
 ROUNDS = 5

@@ -24,12 +24,12 @@ from bridge.sinks import webhook as webhook_module
 from bridge.sinks.base import Sink
 from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.exec import ExecSink
-from bridge.sinks.memory import MemorySink
 from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
 from tests.support.clock import MovedClock
 from tests.support.eventgrid import EventGridLab
+from tests.support.memory_sink import MemorySink
 from tests.support.process import stored_event
 from tests.support.servicebus import ServiceBusLab
 

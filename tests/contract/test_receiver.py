@@ -16,13 +16,13 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from bridge.azure.bus_receiver import BusReceiver
 from bridge.azure.internals import close_socket_on_close
-from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE, bus_config
+from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.servicebus import ServiceBusLab
 
 T = TypeVar("T")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.approvals import ApprovalSettings, PolicySettings
 from bridge.config.base import Secret
@@ -28,6 +27,7 @@ from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
 from tests.support.imds import ImdsDouble
+from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
 PREFIX = "io.imdsbridge.approval."

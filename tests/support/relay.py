@@ -24,8 +24,8 @@ from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
-from bridge.sinks.memory import MemorySink
 from tests.support.bus import message, no_sdk_thread_runs
+from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.servicebus import Entity, ServiceBusLab
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.console import queries, tables
 from bridge.console.bus import BusInput
 from bridge.console.received import Received
@@ -20,6 +19,7 @@ from bridge.runtime.time import Clock
 from tests.support.bus import Sender, message
 from tests.support.clock import MovedClock
 from tests.support.console import FleetVm, event, event_id, running_console
+from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, fleet_bus, source, subscription
 from tests.support.servicebus import ServiceBusLab

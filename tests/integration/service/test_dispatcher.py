@@ -24,8 +24,8 @@ from bridge.runtime.threads import start_thread
 from bridge.runtime.time import iso_utc
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.schedule import NOTHING_WAITS
-from bridge.sinks.memory import MemorySink
 from tests.support.clock import MovedClock
+from tests.support.memory_sink import MemorySink
 from tests.support.outbox import OTHER_TYPE, TYPE, event, open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 

@@ -21,9 +21,9 @@ from bridge.imds.client import ImdsClient
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.measured import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
-from bridge.sinks.memory import MemorySink
 from infra.contract.data import DATA
 from tests.support.clock import MovedClock
+from tests.support.memory_sink import MemorySink
 from tests.support.outbox import event, open_outbox
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bridge.azure.memory import MemoryQueue, MemoryReceiver
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.models import Config
 from bridge.events.filters import Filter
@@ -18,6 +17,7 @@ from bridge.runtime.time import REPEAT_LOG_SECONDS
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from tests.support.clock import MovedClock
+from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.outbox import failing_disk
 from tests.support.relay import body_of
 
