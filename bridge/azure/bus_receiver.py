@@ -397,6 +397,9 @@ def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str
 def convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMessage:
     """Read a message of the SDK, whatever its sender has put into it; `generation` counts the connections."""
     number = _try(lambda: received.sequence_number)
+    fallback = (
+        f"delivery-{_try(lambda: received.lock_token)}" if number is None else f"sequence-number-{number}"
+    )
     fault = fault_of(received)
     properties: dict[str, str] = {}
     try:
@@ -405,7 +408,7 @@ def convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMes
         fault = fault or f"application properties that cannot be read ({type(error).__name__})"
     return ReceivedMessage(
         body=_body(received),
-        message_id=_try(lambda: _plain(received.message_id or "")) or f"sequence-number-{number}",
+        message_id=_try(lambda: _plain(received.message_id or "")) or fallback,
         properties=properties,
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,

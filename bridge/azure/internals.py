@@ -15,21 +15,10 @@ from typing import Any
 from azure.servicebus import ServiceBusReceivedMessage
 from azure.servicebus._pyamqp import receiver as receiver_link
 from azure.servicebus._pyamqp._decode import decode_payload
-from azure.servicebus._pyamqp.message import Header, Message, Properties
+from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._transport import _pyamqp_transport
 
-from bridge.azure import amqp
-
-# Sections of a message (AMQP 1.0, part 3, section 3.2).
-_HEADER, _PROPERTIES, _DATA, _VALUE = 0x70, 0x73, 0x75, 0x77
-_MAPS = {
-    0x71: "delivery_annotations",
-    0x72: "message_annotations",
-    0x74: "application_properties",
-    0x78: "footer",
-}
 _FAULT = "imds-bridge: undecodable"  # a name that no sender can set: the SDK decodes names to bytes
-_UNREADABLE = object()
 
 
 def close_socket_on_close(handler: Any) -> None:
@@ -102,8 +91,8 @@ def release(receiver: Any, received: Sequence[ServiceBusReceivedMessage]) -> Non
 def accept_undecodable_messages() -> None:
     """Make the SDK deliver messages with values that it cannot decode, instead of failing on each of them again.
 
-    On a char, a decimal or a list nested over 64 deep, 7.15 raises or closes its receiver. `fault_of` says what was
-    undecodable.
+    On a char, a decimal or a list nested over 64 deep, 7.15 raises or closes its receiver. Such a message arrives
+    empty, and `fault_of` says why.
     """
     for module in (receiver_link, _pyamqp_transport):
         module.__dict__["decode_payload"] = _decode
@@ -116,59 +105,21 @@ def fault_of(received: ServiceBusReceivedMessage) -> str:
 
 
 def _decode(payload: memoryview) -> Message:
+    """Decode a message, or return an empty one that says why this is impossible.
+
+    A message is settled by what its transfer carries, so that it needs no values of its own for that.
+    """
     try:
         message = decode_payload(payload)
         _check_types(message)
     except Exception as error:  # noqa: BLE001 - whatever the decoder raises, the message has to be settled
-        return _salvage(payload, error)
+        reason = " ".join(str(error).split())[:200] or "no detail"
+        fault = f"a value that the SDK cannot decode ({type(error).__name__}: {reason})"
+        return Message(message_annotations={_FAULT: fault}, data=[b""])
     return message
 
 
 def _check_types(message: Message) -> None:
-    for name in _MAPS.values():
+    for name in ("delivery_annotations", "message_annotations", "application_properties", "footer"):
         if not isinstance(getattr(message, name), dict | None):
             raise TypeError(f"{name} is not a map")
-
-
-def _salvage(payload: memoryview, error: Exception) -> Message:
-    """Decode what can be decoded: above all the annotations of the broker, which settling the message needs."""
-    fields: dict[str, Any] = {}
-    body: list[Any] = []
-    with contextlib.suppress(ValueError, IndexError):  # the sections after a broken one are lost
-        for descriptor, value in amqp.sections(payload):
-            if descriptor in _MAPS:
-                fields[_MAPS[descriptor]] = _salvage_map(value)
-            elif descriptor == _HEADER:
-                fields["header"] = Header(*_salvage_list(value)[: len(Header._fields)])
-            elif descriptor == _PROPERTIES:
-                fields["properties"] = Properties(*_salvage_list(value)[: len(Properties._fields)])
-            elif descriptor == _DATA:
-                body.append(_value(value))
-    reason = " ".join(str(error).split())[:200] or "no detail"
-    annotations = fields.setdefault("message_annotations", {})
-    annotations[_FAULT] = f"a value that the SDK cannot decode ({type(error).__name__}: {reason})"
-    return Message(**fields, data=[part for part in body if isinstance(part, bytes)] or [b""])
-
-
-def _salvage_map(value: memoryview) -> dict[Any, Any]:
-    with contextlib.suppress(ValueError, IndexError):
-        found = [_value(item) for item in amqp.items(value)]
-        pairs = zip(found[::2], found[1::2], strict=False)
-        return {key: item for key, item in pairs if isinstance(key, bytes) and item is not _UNREADABLE}
-    return {}
-
-
-def _salvage_list(value: memoryview) -> list[Any]:
-    with contextlib.suppress(ValueError, IndexError):
-        values = [_value(item) for item in amqp.items(value)]
-        return [None if item is _UNREADABLE else item for item in values]
-    return []
-
-
-def _value(encoded: memoryview) -> Any:
-    """Decode a single value, as the body of a message."""
-    section = memoryview(bytes((0x00, amqp.SMALL_ULONG, _VALUE)) + encoded.tobytes())
-    try:
-        return decode_payload(section).value
-    except Exception:  # noqa: BLE001 - as in _decode
-        return _UNREADABLE

@@ -14,13 +14,15 @@ class ReceivedMessage:
 
     Attributes:
         body: the bytes of the body, whatever AMQP type its sender chose.
-        message_id: the sender's id; made of the sequence number if the sender gave none, so never empty.
+        message_id: the sender's id; made of the sequence number if the sender gave none, and of the delivery if the
+            message could not be decoded, so never empty.
         properties: the application properties as text.
         enqueued_at: when the broker accepted the message, by the broker's clock.
-        sequence_number: the broker's number of the message, the same for every delivery.
+        sequence_number: the broker's number of the message, the same for every delivery; None if it could not be
+            decoded.
         generation: counts the connections; a delivery of an earlier connection cannot be settled any more.
-        fault: why the message could not be decoded, "" if it could; its other values may be incomplete then, and it
-            should be dead-lettered.
+        fault: why the message could not be decoded, "" if it could; its other values are empty then, and it should
+            be dead-lettered.
         handle: what the receiver needs to settle the message; of no use to anyone else.
     """
 
