@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
@@ -18,7 +19,6 @@ from bridge.runtime.time import Clock, RepeatLimit, iso_utc
 from bridge.service.measured import NO_METER, NoMeter
 from bridge.service.schedule import NOTHING_WAITS, URGENT_AGE_SECONDS, URGENT_TYPES, Failure, Pace, Schedule
 from bridge.sinks.base import Sink
-from bridge.sinks.responses import CONFLICT
 
 if TYPE_CHECKING:
     from bridge.service.metrics import Meter
@@ -180,7 +180,7 @@ class Dispatcher:
         if not isinstance(error, Rejected):
             self._meter.sent(self.name, "failed")
             self._note_failure(error, events)
-        elif error.status == CONFLICT and events[0].seq <= self._outbox.earlier_seq:
+        elif error.status == HTTPStatus.CONFLICT and events[0].seq <= self._outbox.earlier_seq:
             self._note_delivery(events[:1])  # an earlier process sent it and was killed
         else:
             self._meter.sent(self.name, "rejected")

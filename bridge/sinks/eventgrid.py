@@ -16,8 +16,7 @@ from bridge.http.client import Answer, origin
 from bridge.runtime.text import redact, register_secret, register_token
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
-from bridge.sinks.http_base import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview
-from bridge.sinks.responses import webhook_error
+from bridge.sinks.http import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview, webhook_error
 
 SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}

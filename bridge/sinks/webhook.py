@@ -6,6 +6,7 @@ import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from uuid import uuid5
 
 from bridge.config.base import read_or_keep
@@ -21,7 +22,7 @@ from bridge.http.signing import sign
 from bridge.runtime.text import register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
-from bridge.sinks.http_base import (
+from bridge.sinks.http import (
     MAX_BATCH_BYTES,
     Poster,
     answer_error,
@@ -29,8 +30,8 @@ from bridge.sinks.http_base import (
     post_batches,
     preview,
     register_url,
+    webhook_error,
 )
-from bridge.sinks.responses import CONFLICT, webhook_error
 
 MAX_SENT_BEFORE = 2000
 
@@ -144,7 +145,8 @@ class WebhookSink(Sink):
             if not failure.is_unreached:
                 self._sent_before.append(message_id)
             raise
-        is_duplicate = answer.status == CONFLICT and message_id in self._sent_before
+        # Of a message that was sent before, it says that the receiver has it.
+        is_duplicate = answer.status == HTTPStatus.CONFLICT and message_id in self._sent_before
         if not is_duplicate and (error := self._error(answer)):
             self._sent_before.append(message_id)
             raise answer_error(error, self._access.url, answer)

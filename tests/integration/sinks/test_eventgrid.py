@@ -26,10 +26,11 @@ from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import rules
 from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as module
-from bridge.sinks import http_base as http_base_module
+from bridge.sinks import http as http_base_module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from bridge.sinks.http_base import MAX_BATCH_BYTES
 from tests.support.eventgrid import EventGridLab
+from bridge.sinks.http import MAX_BATCH_BYTES
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import RawServer, closed_port, dripping, environment, stored_event, toml

@@ -22,7 +22,7 @@ from bridge.http.client import USER_AGENT
 from bridge.lab.inbox import Inbox
 from bridge.runtime.text import redact
 from bridge.sinks.base import Inconclusive
-from bridge.sinks.http_base import EXCERPT_CHARACTERS, register_url
+from bridge.sinks.http import EXCERPT_CHARACTERS, register_url
 from tests.support.process import (
     LIMIT_SECONDS,
     SLACK_SECONDS,

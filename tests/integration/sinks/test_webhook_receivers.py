@@ -17,7 +17,7 @@ import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.lab.inbox import Inbox
-from bridge.sinks.responses import webhook_error
+from bridge.sinks.http import webhook_error
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 from tests.support.webhook import EVENT, failure, running, sink
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.sinks.responses import webhook_error
+from bridge.sinks.http import webhook_error
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 226, 299])

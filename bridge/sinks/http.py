@@ -1,4 +1,4 @@
-"""What the sinks over HTTP share: one exchange with its errors mapped, batches, and previews."""
+"""What the sinks over HTTP share: one exchange, what its answer means for a delivery, batches, and previews."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import unquote_plus, urlsplit
 from bridge.config.base import read_or_keep
 from bridge.config.sinks import HttpSettings
 from bridge.config.values import check_proxy
-from bridge.errors import DeliveryError, HttpFailure, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, HttpFailure, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
 from bridge.runtime.text import one_line, redact, register_secret
@@ -22,6 +22,22 @@ LONG_PART = 16  # shorter parts of a URL may be words that logs need
 REPORTED_SKEW_SECONDS = 60.0
 # A receiver that asks for more is asked again after this time, so that its mistake does not stop a sink for days.
 RETRY_AFTER_LIMIT_SECONDS = 3600.0
+
+_LATER = frozenset({408, 425, 429})
+_NEVER = frozenset({400, 409, 413, 422, 431})
+_GONE = 410
+
+# What chats answer with 400 if the address or the key is wrong. They are known by their answers alone: any format may
+# be sent to any of them.
+_SETUP_ERROR = re.compile(
+    # Slack: the webhook or its channel takes nothing any more
+    rb"\A\s*(?:action_prohibited|channel_is_archived|channel_not_found|invalid_token|no_active_hooks|no_service"
+    rb"|no_service_id|no_team|posting_to_general_channel_denied|team_disabled|user_not_found)\s*\Z"
+    # Discord: the channel is a forum, so that the URL needs a thread
+    rb'|"code"\s*:\s*"?220001\b'
+    # Power Automate and Logic Apps, for Teams
+    rb'|"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
+)
 
 
 class Poster:
@@ -75,6 +91,35 @@ class Poster:
             client_key_file=settings.client_key_file,
             proxy=proxy,
         )
+
+
+def webhook_error(
+    status: int, body: bytes = b"", *, is_chat_format: bool = False
+) -> type[DeliveryError] | None:
+    """Return what a webhook's answer means; None is success.
+
+    A redirect or an unexpected 4xx means a wrong address or wrong credentials: an expired token must not cost events.
+    So does 415, because all events of a sink have one content type.
+
+    Args:
+        status: of HTTP.
+        body: of the answer; some receivers answer 400 if the address or the key is wrong.
+        is_chat_format: whether the receiver takes chat messages instead of CloudEvents.
+    """
+    if 200 <= status < 300:  # noqa: PLR2004 - success
+        return None
+    if status in _LATER or status >= 500:  # noqa: PLR2004 - errors of the server
+        return Unavailable
+    if status in _NEVER:
+        return Misconfigured if _is_setup_error(body) else Rejected
+    # Only receivers of CloudEvents end a subscription by 410; Slack's archived channel may be back any minute.
+    return Gone if status == _GONE and not is_chat_format else Misconfigured
+
+
+def _is_setup_error(body: bytes) -> bool:
+    # PagerDuty refuses the routing key.
+    is_refused_key = b'"invalid event"' in body and re.search(rb"(?i)routing[ _]key", body) is not None
+    return is_refused_key or _SETUP_ERROR.search(body) is not None
 
 
 def answer_error(kind: type[DeliveryError], url: str, answer: Answer) -> DeliveryError:
