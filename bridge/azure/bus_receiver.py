@@ -400,20 +400,14 @@ def convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMes
     fallback = (
         f"delivery-{_try(lambda: received.lock_token)}" if number is None else f"sequence-number-{number}"
     )
-    fault = fault_of(received)
-    properties: dict[str, str] = {}
-    try:
-        properties = _properties(received)
-    except Exception as error:  # noqa: BLE001 - a sender's values must not stop the receiver
-        fault = fault or f"application properties that cannot be read ({type(error).__name__})"
     return ReceivedMessage(
         body=_body(received),
         message_id=_try(lambda: _plain(received.message_id or "")) or fallback,
-        properties=properties,
+        properties=_try(lambda: _properties(received)) or {},
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,
         generation=generation,
-        fault=fault,
+        fault=fault_of(received),
         handle=received,
     )
 
@@ -422,7 +416,7 @@ def _try(read: Callable[[], T]) -> T | None:
     """Read a value of a message, None if its type makes that impossible."""
     try:
         return read()
-    except Exception:  # noqa: BLE001 - as in convert
+    except Exception:  # noqa: BLE001 - a sender's values must not stop the receiver
         return None
 
 

@@ -9,18 +9,15 @@ from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.program import Result, Run, environment, find_fault
-from bridge.sinks.base import RETRY_LIMIT_SECONDS, RequestPreview
+from bridge.sinks.base import RequestPreview, Sink
 
 log = logging.getLogger(__name__)
 
 TRY_AGAIN_LATER = 75  # EX_TEMPFAIL of sysexits.h
 
 
-class ExecSink:
+class ExecSink(Sink):
     """A program that gets the CloudEvent on standard input: its exit code decides what becomes of the event."""
-
-    max_batch = 1
-    retry_limit_seconds = RETRY_LIMIT_SECONDS
 
     def __init__(self, settings: ExecSettings) -> None:
         self._settings = settings
@@ -43,12 +40,6 @@ class ExecSink:
         is_temporary = result.ended_by or result.code in (TRY_AGAIN_LATER, *range(-64, 0))
         return Unavailable(text) if is_temporary else Rejected(text)
 
-    def keep_alive(self) -> None:
-        """Do nothing."""
-
-    def reload(self) -> None:
-        """Do nothing: there is no secret."""
-
     def check(self) -> str:
         """Test whether the program can be executed, and whether any user could replace it."""
         if fault := find_fault(self._program):
@@ -60,9 +51,6 @@ class ExecSink:
         names = {name: value for name, value in environment(_data(event)).items() if name.startswith("IMDS_")}
         head = (" ".join(self._settings.run), *(f"{name}={value}" for name, value in names.items()))
         return RequestPreview(head=head, body=event.body)
-
-    def close(self) -> None:
-        """Do nothing: a program that runs is ended by the end of this process."""
 
 
 def _data(event: StoredEvent) -> dict[str, object]:
