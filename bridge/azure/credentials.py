@@ -8,9 +8,8 @@ from typing import Any
 
 from bridge.config.bus import IdentitySettings
 
-# azure-identity retries a failing IMDS for minutes; the caller retries anyway.
-_TOKEN_CONNECT_SECONDS = 2.0
-_TOKEN_READ_SECONDS = 5.0
+# azure-identity waits for minutes and retries for minutes more; the caller retries anyway.
+_LIMITS: dict[str, Any] = {"retry_total": 0, "connection_timeout": 2.0, "read_timeout": 5.0}
 
 
 def make_credential(settings: IdentitySettings) -> Any:
@@ -29,18 +28,15 @@ def make_credential(settings: IdentitySettings) -> Any:
         exclude_environment_credential=True,
         exclude_workload_identity_credential=True,
         exclude_managed_identity_credential=True,
+        **_LIMITS,
     )
-    return ChainedTokenCredential(EnvironmentCredential(), _managed_identity(settings), rest)
+    return ChainedTokenCredential(EnvironmentCredential(**_LIMITS), _managed_identity(settings), rest)
 
 
 def _managed_identity(settings: IdentitySettings) -> Any:
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
 
-    options: dict[str, Any] = {
-        "retry_total": 0,
-        "connection_timeout": _TOKEN_CONNECT_SECONDS,
-        "read_timeout": _TOKEN_READ_SECONDS,
-    }
+    options = dict(_LIMITS)
     if (
         "AZURE_FEDERATED_TOKEN_FILE" not in os.environ
     ):  # workload identity does not ask IMDS and may need the proxy

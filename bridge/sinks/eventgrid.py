@@ -9,19 +9,18 @@ from bridge.azure.credentials import make_credential
 from bridge.config.base import read_or_keep
 from bridge.config.bus import EventGridSettings
 from bridge.config.values import check_token
-from bridge.errors import DeliveryError, Gone, HungError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
 from bridge.http.client import Answer, origin
 from bridge.runtime.text import redact, register_secret, register_token
-from bridge.runtime.worker import Worker
+from bridge.runtime.threads import extend_deadline
 from bridge.sinks.base import RequestPreview, Sink
 from bridge.sinks.http import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview, webhook_error
 
 SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
-# The libraries' limits do not bound a token endpoint that answers byte by byte, nor all that "default" tries.
-TOKEN_SECONDS = 30.0
+TOKEN_SECONDS = 30.0  # for all that "default" tries, before the thread counts as stalled
 
 _UNAUTHORIZED = 401
 _FORBIDDEN = 403
@@ -42,7 +41,7 @@ class EventGridSink(Sink):
         self._flavor, self._url = settings.publish_url()
         self.max_batch = MAX_BATCH_EVENTS[self._flavor]
         self._poster = Poster(settings)
-        self._tokens = _Tokens(settings)
+        self._credential: Any = None
         self._key = self._read_key()
 
     def reload(self) -> None:
@@ -71,7 +70,7 @@ class EventGridSink(Sink):
     def close(self) -> None:
         """Close the connections."""
         self._poster.close()
-        self._tokens.close()
+        self._forget_token()
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         body = batch(events)
@@ -103,14 +102,14 @@ class EventGridSink(Sink):
 
     def _authorization(self) -> dict[str, str]:
         if not self._key:
-            return {"Authorization": f"Bearer {self._tokens.get()}"}
+            return {"Authorization": f"Bearer {self._token()}"}
         if self._flavor == "custom":
             return {"aeg-sas-key": self._key}
         return {"Authorization": f"SharedAccessKey {self._key}"}
 
     def _renew(self) -> None:
         """Read the key again, and forget the token."""
-        self._tokens.forget()
+        self._forget_token()
         self._key = read_or_keep(self._read_key, self._key)
 
     def _read_key(self) -> str:
@@ -119,34 +118,16 @@ class EventGridSink(Sink):
         register_secret(key)
         return key
 
-
-class _Tokens:
-    """The identity's tokens, requested on a thread of their own because the libraries can block without bound."""
-
-    def __init__(self, settings: EventGridSettings) -> None:
-        self._settings = settings
-        self._worker = Worker("eventgrid-token")
-        self._credential: Any = None
-
-    def get(self) -> str:
-        """Return a token, which the credential caches and renews in time.
+    def _token(self) -> str:
+        """Return the identity's token, which the credential caches and renews in time.
 
         Raises:
-            DeliveryError: no token came.
-            HungError: too many calls hang.
+            Misconfigured: no token came.
         """
+        extend_deadline(TOKEN_SECONDS)
         try:
-            credential = self._credential = self._credential or make_credential(self._settings)
-            token: str = self._worker.call(
-                lambda: credential.get_token(SCOPE).token,
-                limit_seconds=TOKEN_SECONDS,
-                afterwards=credential.close,
-            )
-        except HungError as error:
-            self._credential = None  # the hanging thread still uses it
-            if error.final:
-                raise
-            raise Unavailable(f"no token for the identity: {error}") from error
+            self._credential = self._credential or make_credential(self._settings)
+            token: str = self._credential.get_token(SCOPE).token
         except Exception as error:  # the libraries raise more than their own errors
             detail = redact(" ".join(str(error).split()))[:300]
             raise Misconfigured(
@@ -155,16 +136,11 @@ class _Tokens:
         register_token(token)
         return token
 
-    def forget(self) -> None:
+    def _forget_token(self) -> None:
         """Request a new token next time."""
         credential, self._credential = self._credential, None
         if credential is not None:
             credential.close()
-
-    def close(self) -> None:
-        """End the thread."""
-        self.forget()
-        self._worker.close()
 
 
 def event_grid_error(

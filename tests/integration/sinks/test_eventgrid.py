@@ -25,15 +25,13 @@ from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import rules
 from bridge.lab.inbox import Inbox
-from bridge.sinks import eventgrid as module
 from bridge.sinks import http as http_base_module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
-from bridge.sinks.http_base import MAX_BATCH_BYTES
-from tests.support.eventgrid import EventGridLab
 from bridge.sinks.http import MAX_BATCH_BYTES
+from tests.support.eventgrid import EventGridLab
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
-from tests.support.process import RawServer, closed_port, dripping, environment, stored_event, toml
+from tests.support.process import closed_port, environment, stored_event, toml
 from tests.support.sink import TOKEN, TokenEndpoint, write
 
 FLAVORS = ("custom", "namespace")
@@ -533,31 +531,13 @@ def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
 def test_an_imds_that_is_not_there_or_never_answers_hangs_nothing(
     lab: EventGridLab, tmp_path: Path, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials_module, "_TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setitem(credentials_module._LIMITS, "read_timeout", 0.2)
     imds.answers.append((200, 60.0))
     with closing(sink(lab, "custom", tmp_path)) as target:
         assert type(failure(target)) is Misconfigured
         imds.__exit__()
         target.reload()
         assert type(failure(target)) is Misconfigured
-
-
-def test_an_imds_that_answers_byte_by_byte_without_end_is_left_behind(
-    lab: EventGridLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TOKEN_SECONDS", 0.5)
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n{"
-    with TokenEndpoint() as imds, closing(sink(lab, "custom", tmp_path)) as target:
-        with RawServer(dripping(head, b" ")) as dripper:
-            monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", dripper.url)
-            error = failure(target)
-            assert type(error) is Unavailable
-            assert "has not returned within 0.5 s" in str(error)
-        monkeypatch.setattr(module, "TOKEN_SECONDS", 30.0)
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
-        lab.require_token(TOKEN)
-        target.send([EVENT])
-    assert lab.events() == [EVENT.envelope]
 
 
 def test_a_known_token_outlives_an_imds_that_is_down(

@@ -404,7 +404,7 @@ def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
 def test_an_imds_that_never_gives_the_token_hangs_nothing(
     lab: ServiceBusLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credentials_module, "_TOKEN_READ_SECONDS", 0.2)
+    monkeypatch.setitem(credentials_module._LIMITS, "read_timeout", 0.2)
     with TokenEndpoint((200, 60.0)) as imds:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         with closing(ServiceBusSink(with_identity(monkeypatch, lab))) as sink:
