@@ -318,49 +318,7 @@ def _messages(receiver: Any, deadline: float) -> Iterator[ReceivedMessage]:
         yield from (message for message in messages if not message.fault)
         if time.monotonic() >= deadline:
             return
-        number = 1 + max((one.sequence_number or 0 for one in messages), default=number - 1)
+        # Messages that cannot be decoded have no number, and must not be peeked at again and again.
+        number = max([number + len(messages), *(1 + (one.sequence_number or 0) for one in messages)])
         if not messages:
             time.sleep(PEEK_SECONDS)  # Ctrl-C ends it
-    def wait(
-        self, command_id: str, event_ids: Sequence[str], *, limit_seconds: float
-    ) -> Iterator[Receipt | IgnoredReceipt]:
-        """Yield what is found, until each EventId has a receipt or the time is over.
-
-        Args:
-            command_id: the command's id, which its receipts carry as `causationid`.
-            event_ids: of the command.
-            limit_seconds: how long to wait.
-        """
-        missing = {event_id.lower() for event_id in event_ids}
-        for message in self._messages(time.monotonic() + limit_seconds):
-            receipt = parse_receipt(message.body, command_id)
-            if receipt is None or (receipt.event_id and receipt.event_id.lower() not in missing):
-                continue
-            if fault := self._fault(message):
-                yield IgnoredReceipt(message_id=message.message_id, fault=fault)
-                continue
-            yield receipt
-            missing -= {receipt.event_id.lower()} if receipt.event_id else missing
-            if not missing:
-                return
-
-    def _fault(self, message: ReceivedMessage) -> str:
-        if not self._secrets:
-            return ""
-        return signature_fault(
-            self._secrets, message.properties, message.body, signed_near=message.enqueued_at
-        )
-
-    def _messages(self, deadline: float) -> Iterator[ReceivedMessage]:
-        """Yield all messages that can be decoded, and new ones until the deadline."""
-        number = 1
-        while True:
-            page = self._receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
-            messages = [convert(message, 0) for message in page]
-            yield from (message for message in messages if not message.fault)
-            if time.monotonic() >= deadline:
-                return
-            # Messages that cannot be decoded have no number, and must not be peeked at again and again.
-            number = max([number + len(messages), *(1 + (one.sequence_number or 0) for one in messages)])
-            if not messages:
-                time.sleep(PEEK_SECONDS)  # Ctrl-C ends it
