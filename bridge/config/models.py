@@ -34,8 +34,8 @@ class ImdsSettings(Settings):
     endpoint: str = Field(
         default="http://169.254.169.254", json_schema_extra={"pattern": "^(discover$|http://)"}
     )
-    """The address of IMDS; `discover` finds it by DHCP option 245 or the environment variable SCHEDULEDEVENTSIP,
-    outside a virtual network. Example: `"discover"`."""
+    """The address of IMDS; `discover` finds it outside a virtual network: by the environment variable
+    SCHEDULEDEVENTSIP, or by DHCP option 245 in a lease of dhclient or systemd-networkd. Example: `"discover"`."""
     api_version: ApiVersion = "2020-07-01"
     """The version of Scheduled Events that is asked for; older ones lack properties."""
     poll_seconds: float = Field(default=1.0, ge=0.2, le=60)

@@ -1,8 +1,8 @@
 """Find the address of IMDS outside a virtual network: an environment variable, then DHCP option 245.
 
 Every VM of Azure Resource Manager is in a virtual network, where the address is 169.254.169.254, and does not need
-this module. It only reads files, and raises nothing for what they contain. On Windows only the environment variable
-counts.
+this module. It only reads files, and raises nothing for what they contain. On Windows, and with DHCP clients other
+than dhclient and systemd-networkd, only the environment variable counts.
 
 I/O: the environment and the DHCP lease files.
 """
@@ -129,8 +129,7 @@ def _usable(address: ipaddress.IPv4Address) -> str:
 _HEX = re.compile(r"(?:[0-9a-f]{1,2}:){3}[0-9a-f]{1,2}|[0-9a-f]{8}", re.IGNORECASE)
 _DHCLIENT_INTERFACE = re.compile(r'\s+interface\s+"([^"]*)";')
 _DHCLIENT_OPTION = re.compile(r'\s+option\s+unknown-245\s+(".*"|[^;"]*);')
-_KEYED = re.compile(r'(?:^OPTION_245=|^dhcp4\.(?:private|unknown)_245=)([^"\s]*)', re.MULTILINE)
-_WICKED = re.compile(r"<unknown-245>\s*<code>245</code>\s*<data>([^<]*)</data>")
+_NETWORKD = re.compile(r'^OPTION_245=([^"\s]*)', re.MULTILINE)
 
 
 def _from_hex(text: str) -> bytes:
@@ -170,30 +169,18 @@ def _unescape(match: re.Match[str]) -> str:
     return match[1] if len(match[1]) == 1 else chr(int(match[1], 8))
 
 
-def _keyed(raw: bytes) -> bytes | None:
-    """Read the keys and values that systemd-networkd and NetworkManager write."""
-    match = _KEYED.search(raw.decode("latin-1"))
+def _networkd(raw: bytes) -> bytes | None:
+    """Read the keys and values that systemd-networkd writes."""
+    match = _NETWORKD.search(raw.decode("latin-1"))
     return _from_hex(match[1]) if match else None
-
-
-def _wicked(raw: bytes) -> bytes | None:
-    """Read a lease of wicked, which XML parsers refuse: its namespace is not declared."""
-    match = _WICKED.search(raw.decode("latin-1"))
-    return _from_hex(match[1].strip()) if match else None
 
 
 # Client, folder, names of its files, parser; for the images of Azure that have these clients:
 #   systemd-networkd  Ubuntu from 18.04, Debian from 12, Flatcar, Azure Linux
-#   NetworkManager    RHEL and its relatives from 8, SLES from 16; with dhclient in RHEL 7
 #   dhclient          Ubuntu 16.04, Debian to 11, RHEL 7
-#   wicked            SLES to 15
 _PLACES: tuple[tuple[str, str, str, _Parser], ...] = (
     ("dhclient", "var/lib/dhcp", r"dhclient.*\.leases?", _dhclient),
     ("dhclient", "var/lib/dhclient", r".*\.leases?", _dhclient),
     ("dhclient", "run", r"dhclient.*\.leases?", _dhclient),
-    ("systemd-networkd", "run/systemd/netif/leases", r"\d+", _keyed),
-    ("NetworkManager", "run/NetworkManager/devices", r"\d+", _keyed),
-    ("NetworkManager", "var/lib/NetworkManager", r"dhclient-.*\.leases?", _dhclient),
-    ("wicked", "var/lib/wicked", r"lease-.*-dhcp-ipv4\.xml", _wicked),
-    ("wicked", "run/wicked", r"lease-.*-dhcp-ipv4\.xml", _wicked),
+    ("systemd-networkd", "run/systemd/netif/leases", r"\d+", _networkd),
 )

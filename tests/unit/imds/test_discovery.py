@@ -31,11 +31,7 @@ CLIENTS = [
     ("dhclient", "var/lib/dhclient/dhclient-eth0.leases", DHCLIENT[2]),
     ("dhclient", "var/lib/dhclient/dhclient--eth0.lease", DHCLIENT[2]),
     ("dhclient", "run/dhclient.lease", DHCLIENT[2]),
-    ("NetworkManager", "var/lib/NetworkManager/dhclient-5fb06bd0-eth0.lease", DHCLIENT[2]),
-    ("NetworkManager", "run/NetworkManager/devices/2", (LEASES / "networkmanager-device").read_bytes()),
     NETWORKD,
-    ("wicked", "var/lib/wicked/lease-eth0-dhcp-ipv4.xml", (LEASES / "wicked.xml").read_bytes()),
-    ("wicked", "run/wicked/lease-eth0-dhcp-ipv4.xml", (LEASES / "wicked.xml").read_bytes()),
 ]
 
 
@@ -125,18 +121,18 @@ def test_nothing_is_found_under_a_root_that_does_not_exist(tmp_path: Path) -> No
 
 def test_the_lease_written_last_wins_whatever_its_client(tmp_path: Path) -> None:
     put(tmp_path, DHCLIENT[1], dhclient("64:40:0:1"), age_seconds=60)
-    put(tmp_path, "run/NetworkManager/devices/2", "dhcp4.private_245=64400002\n", age_seconds=10)
+    put(tmp_path, "run/systemd/netif/leases/3", "OPTION_245=64400002\n", age_seconds=10)
     put(tmp_path, NETWORKD[1], "OPTION_245=64400003\n", age_seconds=30)
     assert address(tmp_path) == "100.64.0.2"
 
 
 def test_the_next_older_lease_is_taken_if_the_newest_has_no_option_245(tmp_path: Path) -> None:
-    newest = put(tmp_path, "run/NetworkManager/devices/2", b"[dhcp]\ndhcp4.dhcp_lease_time=600\n")
+    newest = put(tmp_path, NETWORKD[1], b"ADDRESS=10.0.0.4\n")
     put(tmp_path, *DHCLIENT[1:], age_seconds=60)
     result = search(environ={}, root=tmp_path)
     assert result.found is not None
     assert result.found.address == WIRE
-    assert result.notes[1:] == (f"{newest} (NetworkManager) has no DHCP option 245",)
+    assert result.notes[1:] == (f"{newest} (systemd-networkd) has no DHCP option 245",)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +140,6 @@ def test_the_next_older_lease_is_taken_if_the_newest_has_no_option_245(tmp_path:
     [
         "var/lib/dhcp/dhcpd.leases",
         "var/lib/dhcp/dhclient.leases~",
-        "var/lib/NetworkManager/NetworkManager.state",
-        "var/lib/wicked/duid.xml",
         "run/systemd/netif/leases/.#2abc",
     ],
 )
@@ -272,7 +266,7 @@ def test_a_folder_that_may_not_be_listed_is_noted(tmp_path: Path, monkeypatch: p
     listing = Path.iterdir
 
     def refuse(path: Path) -> object:
-        if path.name == "NetworkManager" and path.parent.name == "lib":
+        if path.name == "leases":
             raise PermissionError(13, "Permission denied")
         return listing(path)
 
@@ -281,13 +275,13 @@ def test_a_folder_that_may_not_be_listed_is_noted(tmp_path: Path, monkeypatch: p
     result = search(environ={}, root=tmp_path)
     assert result.found is not None
     assert result.found.address == WIRE
-    folder = tmp_path / "var/lib/NetworkManager"
-    assert f"{folder} (NetworkManager) cannot be listed: Permission denied" in result.notes
+    folder = tmp_path / "run/systemd/netif/leases"
+    assert f"{folder} (systemd-networkd) cannot be listed: Permission denied" in result.notes
 
 
 # Any content
 
-STARTS = ["", "lease {\n  option unknown-245 ", "OPTION_245=", "dhcp4.private_245="]
+STARTS = ["", "lease {\n  option unknown-245 ", "OPTION_245="]
 BYTES = st.builds(
     lambda start, rest: start + rest,
     st.sampled_from([start.encode() for start in STARTS]),
