@@ -116,7 +116,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         "permissions": _permissions(config),
         "state": _states(config),
         "outbox": _left_sinks(config),
-        "metrics": _metrics(config.metrics.listen) if config.metrics.listen else (),
+        "metrics": _metrics(config) if config.metrics.listen else (),
         "imds": _imds(config) if _needs_imds(config) else (),
         "sinks": _sinks(config, send=send),
         "approvals": _approvals(config, config.approvals) if config.approvals else (),
@@ -222,7 +222,8 @@ def _left_sinks(config: Config) -> Iterator[Finding]:
             yield _warn(f"outbox {role}", message, remedy)
 
 
-def _metrics(listen: str) -> Iterator[Finding]:
+def _metrics(config: Config) -> Iterator[Finding]:
+    listen = config.metrics.listen
     family, address = socket_address(listen)
     try:
         with socket.socket(family) as trial:
@@ -230,12 +231,14 @@ def _metrics(listen: str) -> Iterator[Finding]:
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            remedy = "nothing, if imds-bridge runs; else end the other program, or set another `listen` in [metrics]"
-            yield _warn("metrics", f"{listen} is in use", remedy)
-        else:
-            remedy = "set another `listen` in [metrics]; until then there are no metrics"
-            yield _fail("metrics", f"{listen} cannot be listened on: {error.strerror}", remedy)
+        is_running = any(state_folder(config, role).holder() for role in configured_roles(config))
+        if error.errno == errno.EADDRINUSE and is_running:
+            yield _ok("metrics", f"{listen} is in use, and imds-bridge runs")
+            return
+        remedy = (
+            "end the other program, or set another `listen` in [metrics]; until then there are no metrics"
+        )
+        yield _fail("metrics", f"{listen} cannot be listened on: {error.strerror}", remedy)
     else:
         yield _ok("metrics", f"{listen} is free")
 
