@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from requests.structures import CaseInsensitiveDict
-
-T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 KEPT_REQUESTS = 20_000  # per simulator
@@ -231,35 +229,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(answer.body)
-
-
-def wait_for(
-    predicate: Callable[[], T], timeout: float, changed: threading.Condition, describe: Callable[[], str]
-) -> T:
-    """Wait until the predicate returns a true value.
-
-    It is called after every change and at least every 50 ms, and never under a lock, so that it may also check
-    things outside the simulator.
-
-    Args:
-        predicate: the condition.
-        timeout: in seconds.
-        changed: notified when the simulator's state has changed.
-        describe: returns the state, for the error.
-
-    Returns: what the predicate returned.
-    Raises: AssertionError with the state, after `timeout` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        value = predicate()
-        if value:
-            return value
-        rest_seconds = deadline - time.monotonic()
-        if rest_seconds <= 0:
-            raise AssertionError(f"not within {timeout:g} s; {describe()}")
-        with changed:
-            changed.wait(min(rest_seconds, 0.05))
 
 
 def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable[[HttpRequest], Answer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -10,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
@@ -23,7 +22,6 @@ from bridge.lab.httpd import (
     check_seconds,
     control,
     json_answer,
-    wait_for,
 )
 from bridge.lab.rendering import (
     COMPUTE_PATH,
@@ -54,8 +52,6 @@ __all__ = [
     "ImdsLab",
     "render_document",
 ]
-
-T = TypeVar("T")
 
 
 class Approval(NamedTuple):
@@ -298,10 +294,6 @@ class ImdsLab:
         """Return the requests so far, in order of arrival; each is recorded before its answer is sent."""
         with self._changed:
             return [request for request in self._requests if vm in (None, request.server)]
-
-    def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
-        """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
-        return wait_for(predicate, timeout, self._changed, lambda: json.dumps(self.state()))
 
     def state(self) -> dict[str, Any]:
         """Return the state as the control API shows it."""

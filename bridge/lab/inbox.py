@@ -8,13 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self
 from urllib.parse import unquote
 
 from bridge.lab.faults import Fault, Faults
-from bridge.lab.httpd import KEPT_REQUESTS, Answer, HttpRequest, Server, control, json_answer, wait_for
-
-T = TypeVar("T")
+from bridge.lab.httpd import KEPT_REQUESTS, Answer, HttpRequest, Server, control, json_answer
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -107,8 +105,7 @@ def _media_type(received: HttpRequest) -> str:
 class Inbox:
     """Receive webhooks on any path. Every method may be called from any thread.
 
-    Paths below /lab/ are the control API and are not recorded: GET /lab/received, POST /lab/fault,
-    POST /lab/clear.
+    Paths below /lab/ are the control API and are not recorded: GET /lab/received, POST /lab/fault.
     """
 
     def __init__(
@@ -117,10 +114,7 @@ class Inbox:
         port: int = 0,
         status: int = 200,
         strict: bool = False,
-        token: str | None = None,
-        allowed_origin: str | None = "*",
-        allowed_rate: str = "120",
-        report: Callable[[str], None] | None = None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Start the server.
 
@@ -128,17 +122,11 @@ class Inbox:
             port: 0 for any free port.
             status: the answer to an accepted delivery.
             strict: whether to refuse an invalid CloudEvent with 415 or 400.
-            token: see require_token.
-            allowed_origin: the origin that the handshake allows; None for no consent.
-            allowed_rate: the deliveries per minute that the handshake allows, or "*".
             report: called with a sentence for each request.
         """
         self._status = status
         self._strict = strict
-        self._token = token
-        self._allowed_origin = allowed_origin
-        self._allowed_rate = allowed_rate
-        self._report = report or (lambda _: None)
+        self._report = report
         self._changed = threading.Condition()
         self._received: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._faults = Faults()
@@ -146,7 +134,6 @@ class Inbox:
             {
                 ("GET", "/lab/received"): lambda: [one.summary() for one in self.received],
                 ("POST", "/lab/fault"): self.fault,
-                ("POST", "/lab/clear"): self.clear,
             }
         )
         self._closed = False
@@ -190,26 +177,6 @@ class Inbox:
         """Return the CloudEvents of all accepted deliveries."""
         return [event for one in self.accepted for event in cloud_events(one)]
 
-    @property
-    def problems(self) -> list[str]:
-        """Return the reasons for which a strict receiver would have refused accepted deliveries."""
-        found = [problem(one) for one in self.accepted]
-        return [one[1] for one in found if one is not None]
-
-    @overload
-    def wait_for(self, expected: int, timeout: float = 10) -> bool: ...
-    @overload
-    def wait_for(self, expected: Callable[[], T], timeout: float = 10) -> T: ...
-    def wait_for(self, expected: int | Callable[[], Any], timeout: float = 10) -> Any:
-        """Wait for this many accepted deliveries, or until the predicate holds.
-
-        Raises: AssertionError that lists what arrived, after `timeout` seconds.
-        """
-        if isinstance(expected, int):
-            count = expected
-            return wait_for(lambda: len(self.accepted) >= count, timeout, self._changed, self._what_arrived)
-        return wait_for(expected, timeout, self._changed, self._what_arrived)
-
     def fault(
         self,
         kind: str | int | None = None,
@@ -246,16 +213,6 @@ class Inbox:
         """Remove all faults; requests that one of them delays are answered."""
         self._faults.clear()
 
-    def clear(self) -> None:
-        """Remove all faults and everything that was received."""
-        self._faults.clear()
-        with self._changed:
-            self._received.clear()
-
-    def require_token(self, token: str | None) -> None:
-        """Answer 401 to deliveries without this token as `Authorization: Bearer`; None to accept all."""
-        self._token = token
-
     def _handle(self, request: HttpRequest) -> Answer:
         if request.path.startswith(CONTROL_PATH):
             return self._control(request)
@@ -263,33 +220,26 @@ class Inbox:
         with self._changed:
             self._received.append(replace(request, status=answer.status))
             self._changed.notify_all()
-        self._report(f"{request.method} {request.path} {_subject(request)} -> {answer.status or 'no answer'}")
+        self._report(
+            f"{request.method} {request.path} {subject_of(request)} -> {answer.status or 'no answer'}"
+        )
         return answer
 
     def _answer(self, request: HttpRequest) -> Answer:
         if request.method == "OPTIONS":
             return self._handshake(request)
-        if self._token is not None and request.headers.get("authorization") != f"Bearer {self._token}":
-            return Answer(status=401, headers={"www-authenticate": "Bearer"})
         if self._strict and (found := problem(request)):
             return json_answer({"error": found[1]}, found[0])
         return Answer(status=self._status)
 
     def _handshake(self, request: HttpRequest) -> Answer:
         headers = {"allow": "OPTIONS, POST"}
-        if self._allowed_origin is not None and "webhook-request-origin" in request.headers:
-            headers["webhook-allowed-origin"] = self._allowed_origin
-            headers["webhook-allowed-rate"] = self._allowed_rate
+        if "webhook-request-origin" in request.headers:
+            headers |= {"webhook-allowed-origin": "*", "webhook-allowed-rate": "120"}
         return Answer(headers=headers)
 
-    def _what_arrived(self) -> str:
-        lines = [
-            f"{one.method} {one.path} {_subject(one)} -> {one.status or 'no answer'}" for one in self.received
-        ]
-        return f"{len(lines)} requests arrived" + "".join(f"\n  {line}" for line in lines[-50:])
 
-
-def _subject(request: HttpRequest) -> str:
+def subject_of(request: HttpRequest) -> str:
     """Return a short description of the request's content."""
     events = cloud_events(request)
     if events:

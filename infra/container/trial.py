@@ -28,7 +28,7 @@ from urllib.request import urlopen
 
 from bridge import __version__
 from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.inbox import Inbox, problem
 from infra.container.engines import ROOT, Buildah, Client, choose
 
 LIMIT_SECONDS = 60.0
@@ -114,7 +114,8 @@ def try_forward(engine: Client | Buildah) -> tuple[float, float]:
         stopped_at = time.monotonic()
         code = engine.stop(STOP_SECONDS + SLACK_SECONDS)
         expect(code == 0, f"SIGTERM ended it with exit code {code}")
-        expect(not inbox.problems, f"the inbox refuses: {inbox.problems}")
+        problems = [*filter(None, map(problem, inbox.accepted))]
+        expect(not problems, f"the inbox refuses: {problems}")
     return delivered_seconds, time.monotonic() - stopped_at
 
 

@@ -10,9 +10,10 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
 from tests.bench.measure import BenchError
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 
 VM = "web-0"
 ANSWER_SECONDS = 30.0

@@ -17,7 +17,6 @@ from bridge.config.sinks import ExecSettings, StdoutSettings
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.base import ChatFormat
-from bridge.lab.inbox import Inbox
 from bridge.sinks import eventgrid as eventgrid_module
 from bridge.sinks import stdout as stdout_module
 from bridge.sinks import webhook as webhook_module
@@ -29,6 +28,7 @@ from bridge.sinks.stdout import StdoutSink
 from bridge.sinks.webhook import WebhookSink
 from tests.support.clock import MovedClock
 from tests.support.eventgrid import EventGridLab
+from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import stored_event
 from tests.support.servicebus import ServiceBusLab

@@ -11,10 +11,11 @@ import pytest
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
-from bridge.lab.imds import COMPUTE_PATH, EVENTS_PATH, ImdsLab
+from bridge.lab.imds import COMPUTE_PATH, EVENTS_PATH
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.imds import ImdsDouble
+from tests.support.imds_lab import ImdsLab
 
 DOCUMENT = {"DocumentIncarnation": 5, "Events": [entry(FIRST), entry(SECOND)]}
 

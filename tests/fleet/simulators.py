@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.servicebus import ServiceBusLab
 
 TOPIC, QUEUE = "scheduled-events", "approvals"

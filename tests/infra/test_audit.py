@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.lab.imds import ImdsLab
 from tests.support.bus import Sender, command
 from tests.support.clock import MovedClock
 from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, run_script, settings
 from tests.support.forward import Station
 from tests.support.imds import ScriptedImds
+from tests.support.imds_lab import ImdsLab
 from tests.support.outbox import failing_disk
 from tests.support.paths import ROOT
 from tests.support.process import Forward, wait_until

@@ -21,13 +21,13 @@ from prometheus_client import CollectorRegistry
 
 from bridge.cli.main import main
 from bridge.config.console import ConsoleSettings
-from bridge.lab.imds import ImdsLab
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics_server import MetricsServer
 from infra.container.engines import call
 from infra.container.health import read_listen
 from tests.support.console import running_console
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, RawServer, answering, environment, wait_until
 

@@ -32,9 +32,9 @@ from azure.servicebus import (
 from bridge.config.base import Secret
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
-from bridge.lab.imds import ImdsLab
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.bus import SECRET
+from tests.support.imds_lab import ImdsLab
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, stored_event, wait_until

@@ -21,9 +21,9 @@ from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusRece
 
 from bridge.events.model import StoredEvent
 from bridge.imds.diff import Change
-from bridge.lab.imds import ImdsLab
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.consumers import ALL, APPROVALS, TOPIC, Listen, bus_config, settings
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import change_event, scheduled_event, stored

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
 from tests.support.clients import go_program
 from tests.support.consumers import APPROVER, TOPIC, Listen, bus_config, settings
+from tests.support.imds_lab import ImdsLab
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until

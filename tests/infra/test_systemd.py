@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from bridge.config.loader import load
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from bridge.runtime.threads import STALL_SECONDS
 from infra.packaging.shell import SHARE
 from tests.process.test_supervisor import NotifySocket, under
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, environment, run, toml, wait_until
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
 from tests.support.bus import Sender, message
 from tests.support.consumers import (
     ALL,
@@ -23,6 +22,7 @@ from tests.support.consumers import (
     run_script,
     settings,
 )
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
 

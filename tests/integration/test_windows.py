@@ -19,9 +19,9 @@ import pytest
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.imds.discovery import search
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from bridge.outbox.state_dir import STATUS, StateFolder
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, environment, toml
 from tests.support.windows import ABSENT, BREAK, ROOT
 

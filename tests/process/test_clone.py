@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.events.filters import Filter
-from bridge.lab.imds import INSTANCE_PATH, ImdsLab
+from bridge.lab.imds import INSTANCE_PATH
 from bridge.outbox.rows import STATE
 from bridge.runtime.time import Clock
 from bridge.service.identity import VM
+from tests.support.imds_lab import ImdsLab
 from tests.support.outbox import open_outbox
 from tests.support.process import Forward, closed_port, wait_until
 

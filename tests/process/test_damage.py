@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward, wait_until
 
 DAMAGES: dict[str, Callable[[Path], object]] = {

@@ -14,7 +14,6 @@ import pytest
 from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.lab.imds import ImdsLab
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
@@ -24,6 +23,7 @@ from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.forward import parts_of
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import TOPIC, entities, settings

@@ -6,8 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.lab.imds import ImdsLab
 from tests.support.disk import small_disk
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward, wait_until
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from bridge.imds.client import LATE_SECONDS
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
 from bridge.runtime.time import iso_utc
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward
 
 POLL_SECONDS = 0.5

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, Forward, Stored, read_outbox, wait_until
 

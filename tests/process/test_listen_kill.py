@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from tests.support.bus import QUEUE, Sender, bus_config, command, message
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
 

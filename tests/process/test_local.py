@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bridge.imds.client import EVENTS_PATH
-from bridge.lab.imds import ImdsLab
 from tests.process.test_listen_kill import Listen
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import Forward, read_outbox, wait_until
 

@@ -13,9 +13,9 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from tests.support.console import STRUCTURED, TOKEN, ConsoleProcess, FleetVm, behind_proxy
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import Forward, wait_until
 
 

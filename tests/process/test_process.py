@@ -20,9 +20,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH
 from bridge.sinks.base import RETRY_LIMIT_SECONDS
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.order import by_order_key
 from tests.support.process import (
     COMMAND,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.lab.inbox import Inbox
 from tests.support.bus import Sender
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.relay import TOPIC, RelayProcess, body_of, event_message, fleet_bus, subscription
 from tests.support.servicebus import ServiceBusLab

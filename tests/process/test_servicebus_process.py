@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, SLACK_SECONDS, Forward, read_outbox, run, wait_until
 from tests.support.servicebus import ServiceBusLab

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from bridge.runtime import threads as runtime
 from bridge.runtime.sd_notify import Supervisor
 from bridge.runtime.threads import Stop, extend_deadline, report_progress, stalled_threads, start_thread
 from bridge.runtime.worker import Worker
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="systemd is not there")

@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from bridge.lab.inbox import Inbox
 from tests.bench.measure import memory_mib
 from tests.soak.member import Member
 from tests.soak.plan import Fault
 from tests.soak.truth import Span
 from tests.soak.world import TOPIC, World
+from tests.support.inbox import Inbox
 from tests.support.process import wait_until
 
 CLOCK_SECONDS = 7_200

@@ -12,16 +12,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.httpd import KEPT_REQUESTS
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
 from tests.bench.measure import BenchError
 from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
 from tests.soak.member import Member
 from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
 from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span, Usage
 from tests.support.disk import SmallDisk
+from tests.support.eventgrid import EventGridLab
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.process import Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
 

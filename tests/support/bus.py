@@ -21,13 +21,14 @@ from bridge.config.base import Secret
 from bridge.config.models import ApiVersion, Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENTS_PATH
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.lab.imds import ImdsLab
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
 from tests.support.servicebus import ServiceBusLab

@@ -21,10 +21,10 @@ from typing import Any
 
 import requests
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
 from tests.support.dashboard import ROWS, Panel
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.monitoring import FOLDER
 from tests.support.process import COMMAND, environment, toml, wait_until
 from tests.support.servicebus import ServiceBusLab

@@ -13,22 +13,23 @@ from urllib.parse import unquote
 from bridge.lab import eventgrid
 from bridge.lab.eventgrid.rules import Refusal, is_topic
 from bridge.lab.httpd import Answer, HttpRequest
+from tests.support.inbox import Inbox
 
 CREDENTIAL_HEADERS = ("aeg-sas-key", "aeg-sas-token", "authorization")
 RESOURCE = "/subscriptions/lab/resourceGroups/lab/providers/Microsoft.EventGrid/topics/lab"
 _TOKEN = "The access token presented with the incoming request"  # noqa: S105 - a part of errors
 
 
-class EventGridLab(eventgrid.EventGridLab):
+class EventGridLab(eventgrid.EventGridLab, Inbox):
     """The lab's Event Grid, for tests."""
 
     def __init__(
         self, *, token: str | None = None, clock: Callable[[], float] = time.time, **options: Any
     ) -> None:
+        super().__init__(**options)
         self.redirect_location = "/redirected"  # where a fault's 3xx points
         self._clock = clock
         self.require_token(token)
-        super().__init__(**options)
 
     def require_token(
         self, token: str | None, *, expires: float = float("inf"), permitted: bool = True

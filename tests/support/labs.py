@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from tests.support.bus import bus_config
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.servicebus import ServiceBusLab
 
 __all__ = ["bus", "imds", "inbox", "lab"]

@@ -16,7 +16,6 @@ from bridge.config.models import Config
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.lab.inbox import Inbox
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
@@ -25,6 +24,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from tests.support.bus import message, no_sdk_thread_runs
+from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.servicebus import Entity, ServiceBusLab

@@ -25,11 +25,12 @@ from bridge.contract.types import EVENT_NAMES, TYPE_PREFIX, type_of
 from bridge.events.builder import END_STATUS, NAMESPACE
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
-from bridge.lab.inbox import Inbox
+from bridge.lab.imds import EVENTS_PATH
 from tests.process.test_listen_kill import Listen
 from tests.support.bus import FLEET, Sender, bus_config, message
 from tests.support.diff import faults_of
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, run, toml, wait_until
 from tests.support.servicebus import ServiceBusLab

@@ -14,8 +14,8 @@ from hypothesis import Phase, given, settings
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from bridge.lab.imds import ImdsLab
 from tests.support.bus import FLEET, QUEUE, Rig, Sender, bus_config, command, wait_settled
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, RelayRig, body_of, event_message, fleet_bus, subscription
 from tests.support.servicebus import ServiceBusLab

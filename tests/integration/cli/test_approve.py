@@ -20,7 +20,6 @@ from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
-from bridge.lab.imds import ImdsLab
 from tests.process.test_listen_kill import Listen
 from tests.support.bus import (
     FLEET,
@@ -33,6 +32,7 @@ from tests.support.bus import (
     bus_config,
     wait_settled,
 )
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml, wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.undecodable import VALUES, send_encoded, with_body, with_property

@@ -23,10 +23,10 @@ from bridge.cli import check as probes
 from bridge.cli.main import COMMANDS, main
 from bridge.config.loader import load
 from bridge.events.filters import Filter
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import UNSAFE, register_secret
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.outbox import OTHER_TYPE, event, open_outbox
 from tests.support.paths import ROOT
 from tests.support.process import (

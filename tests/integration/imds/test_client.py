@@ -18,8 +18,8 @@ from bridge.errors import ImdsError
 from bridge.imds import client as client_module
 from bridge.imds.client import EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, read_vm
-from bridge.lab.imds import ImdsLab
 from tests.support.clock import MovedClock
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, RawServer, answering, dripping, silent
 
 DAY_SECONDS = 86_400.0

@@ -19,8 +19,9 @@ from bridge.cli import main
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.lab import commands
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENTS_PATH
 from bridge.lab.scenario import scenario_names
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 
 LIMIT_SECONDS = 20

@@ -13,8 +13,8 @@ from azure.core.messaging import CloudEvent
 
 from bridge.lab.eventgrid import delivery as delivery_module
 from bridge.lab.httpd import LabError
-from bridge.lab.inbox import Inbox
 from tests.support.eventgrid import EventGridLab
+from tests.support.inbox import Inbox
 
 LIMIT_SECONDS = 20
 STRUCTURED = "application/cloudevents+json; charset=utf-8"

@@ -19,7 +19,8 @@ import requests
 
 from bridge.lab.faults import HUGE_BODY_BYTES
 from bridge.lab.httpd import LabError
-from bridge.lab.imds import COMPUTE_PATH, EVENT_VERSIONS, EVENTS_PATH, INSTANCE_PATH, ImdsLab
+from bridge.lab.imds import COMPUTE_PATH, EVENT_VERSIONS, EVENTS_PATH, INSTANCE_PATH
+from tests.support.imds_lab import ImdsLab
 from tests.support.paths import DATA
 
 LIMIT_SECONDS = 20

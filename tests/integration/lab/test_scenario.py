@@ -14,8 +14,8 @@ from urllib.request import urlopen
 import pytest
 
 from bridge.lab.httpd import LabError
-from bridge.lab.imds import ImdsLab
 from bridge.lab.scenario import Scenario, load_scenario, play, scenario_names
+from tests.support.imds_lab import ImdsLab
 
 LIMIT_SECONDS = 20
 HEAD = 'title = "A test"\ntime_scale = 100\nvms = ["web-0"]\n'

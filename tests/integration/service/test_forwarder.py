@@ -9,10 +9,11 @@ import pytest
 
 from bridge.config.models import ImdsSettings
 from bridge.imds.client import ImdsClient
-from bridge.lab.imds import EVENT_VERSIONS, EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENT_VERSIONS, EVENTS_PATH
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST
 from tests.support.forward import Station, name_of
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import closed_port
 
 Start = Callable[[ImdsSettings], Station]

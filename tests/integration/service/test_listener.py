@@ -17,7 +17,7 @@ from azure.servicebus.amqp import AmqpAnnotatedMessage
 from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.config.base import Secret
 from bridge.http.signing import sign
-from bridge.lab.imds import EVENTS_PATH, ImdsLab
+from bridge.lab.imds import EVENTS_PATH
 from bridge.service.listener import MAX_WAITING
 from tests.support.bus import (
     FLEET,
@@ -34,6 +34,7 @@ from tests.support.bus import (
     reasons,
     wait_settled,
 )
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab
 

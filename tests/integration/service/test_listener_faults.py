@@ -11,8 +11,8 @@ import pytest
 
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
-from bridge.lab.imds import ImdsLab
 from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled
+from tests.support.imds_lab import ImdsLab
 from tests.support.process import SLACK_SECONDS, RawServer, silent, wait_until
 from tests.support.servicebus import ServiceBusLab
 

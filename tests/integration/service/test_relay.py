@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from bridge.azure import bus_receiver
-from bridge.lab.imds import ImdsLab
-from bridge.lab.inbox import Inbox
 from tests.support.bus import Sender, message
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.outbox import failing_disk
 from tests.support.process import Forward, run, toml, wait_until
 from tests.support.relay import (

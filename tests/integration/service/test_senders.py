@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.lab.imds import ImdsLab
 from tests.support.bus import FLEET, Rig, reasons, wait_settled
 from tests.support.clients import client
+from tests.support.imds_lab import ImdsLab
 from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients

@@ -24,11 +24,11 @@ from bridge.config.models import Config
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab.eventgrid import rules
-from bridge.lab.inbox import Inbox
 from bridge.sinks import http as http_base_module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from bridge.sinks.http import MAX_BATCH_BYTES
 from tests.support.eventgrid import EventGridLab
+from tests.support.inbox import Inbox
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import closed_port, environment, stored_event, toml

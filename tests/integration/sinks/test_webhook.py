@@ -19,10 +19,10 @@ from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavaila
 from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
-from bridge.lab.inbox import Inbox
 from bridge.runtime.text import redact
 from bridge.sinks.base import Inconclusive
 from bridge.sinks.http import EXCERPT_CHARACTERS, register_url
+from tests.support.inbox import Inbox
 from tests.support.process import (
     LIMIT_SECONDS,
     SLACK_SECONDS,

@@ -17,9 +17,9 @@ from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavaila
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import MAX_BATCH_EVENTS
 from bridge.formats.cloudevents import batch as written_batch
-from bridge.lab.inbox import Inbox
 from bridge.sinks.http import MAX_BATCH_BYTES, post_batches
 from tests.support.diff import thorough
+from tests.support.inbox import Inbox
 from tests.support.process import stored_event
 from tests.support.webhook import failure, running, sink
 

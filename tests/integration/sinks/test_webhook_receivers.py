@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
-from bridge.lab.inbox import Inbox
 from bridge.sinks.http import webhook_error
+from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 from tests.support.webhook import EVENT, failure, running, sink
 

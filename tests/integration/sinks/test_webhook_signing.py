@@ -17,8 +17,8 @@ from bridge.errors import Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.samples import samples
 from bridge.lab.httpd import HttpRequest
-from bridge.lab.inbox import Inbox
 from tests.support.clock import MovedClock
+from tests.support.inbox import Inbox
 from tests.support.process import stored_event
 from tests.support.webhook import EVENT, failure, sink
 
