@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
+from functools import partial
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from bridge import __version__
@@ -33,8 +33,7 @@ _EVENT_SECONDS = HOUR
 _OUTAGE_SECONDS = 2 * HOUR
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of event that happens to a group.
 
     Attributes:
@@ -54,54 +53,22 @@ class Kind:
     description: str
 
 
-FREEZE = Kind(
-    event_type="Freeze",
-    source="Platform",
-    notices=(15 * MINUTE, 40 * MINUTE, 3 * HOUR),
-    duration=9,
-    impact=MINUTE,
-    description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-)
+_LIVE = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
+_MOVE = "The virtual machine is on degraded hardware and has to move to another host."
+_ASKED = "Virtual machine is being {} as requested by authorized user."
+FREEZE = Kind("Freeze", "Platform", (15 * MINUTE, 40 * MINUTE, 3 * HOUR), 9, MINUTE, _LIVE)
 REBOOT = Kind(
-    event_type="Reboot",
-    source="Platform",
-    notices=(15 * MINUTE, HOUR, 6 * HOUR),
-    duration=-1,
-    impact=6 * MINUTE,
-    description="Host server is undergoing maintenance.",
+    "Reboot",
+    "Platform",
+    (15 * MINUTE, HOUR, 6 * HOUR),
+    -1,
+    6 * MINUTE,
+    "Host server is undergoing maintenance.",
 )
-USER_REBOOT = Kind(
-    event_type="Reboot",
-    source="User",
-    notices=(15 * MINUTE,),
-    duration=300,
-    impact=5 * MINUTE,
-    description="Virtual machine is being restarted as requested by authorized user.",
-)
-REDEPLOY = Kind(
-    event_type="Redeploy",
-    source="Platform",
-    notices=(2 * HOUR, 12 * HOUR, 5 * DAY),
-    duration=-1,
-    impact=12 * MINUTE,
-    description="The virtual machine is on degraded hardware and has to move to another host.",
-)
-TERMINATE = Kind(
-    event_type="Terminate",
-    source="User",
-    notices=(15 * MINUTE,),
-    duration=-1,
-    impact=2 * MINUTE,
-    description="Virtual machine is being deleted as requested by authorized user.",
-)
-PREEMPT = Kind(
-    event_type="Preempt",
-    source="Platform",
-    notices=(30.0,),
-    duration=-1,
-    impact=20 * MINUTE,
-    description="Spot virtual machine is being evicted.",
-)
+USER_REBOOT = Kind("Reboot", "User", (15 * MINUTE,), 300, 5 * MINUTE, _ASKED.format("restarted"))
+REDEPLOY = Kind("Redeploy", "Platform", (2 * HOUR, 12 * HOUR, 5 * DAY), -1, 12 * MINUTE, _MOVE)
+TERMINATE = Kind("Terminate", "User", (15 * MINUTE,), -1, 2 * MINUTE, _ASKED.format("deleted"))
+PREEMPT = Kind("Preempt", "Platform", (30.0,), -1, 20 * MINUTE, "Spot virtual machine is being evicted.")
 
 # Name, the VMs' prefix, their number, zones, and what happens to them.
 GROUPS: tuple[tuple[str, str, int, tuple[str, ...], tuple[Kind, ...]], ...] = (
@@ -172,20 +139,15 @@ class SimulatedVm:
                 document,
                 previous=before.document,
                 event_ids=ids,
-                sequence=self._next("forward"),
-                at=_instant(at),
+                **self._stamp(at),
             )
         )
 
-    def heartbeat(self, at: float, reason: str = "Hourly") -> None:
+    def heartbeat(self, at: float, reason: str) -> None:
         """Publish a heartbeat."""
-        event = self._forward.heartbeat(
-            reason=reason,
-            version=__version__.partition("+")[0],
-            backlog={"audit": 3 if self.name == BACKLOG else 0},
-            sequence=self._next("forward"),
-            at=_instant(at),
-        )
+        backlog = {"audit": 3 if self.name == BACKLOG else 0}
+        version = __version__.partition("+")[0]
+        event = self._forward.heartbeat(reason=reason, version=version, backlog=backlog, **self._stamp(at))
         self._send(event)
 
     def lose_imds(self, at: float) -> None:
@@ -196,8 +158,7 @@ class SimulatedVm:
                 since=_instant(self._lost_at),
                 reason="no answer within 10 s",
                 cause="NoAnswer",
-                sequence=self._next("forward"),
-                at=_instant(at),
+                **self._stamp(at),
             )
         )
 
@@ -206,11 +167,7 @@ class SimulatedVm:
         assert self._lost_at is not None  # noqa: S101 - for the type
         gap_seconds, since = at - self._lost_at, _instant(self._lost_at)
         self._lost_at = None
-        self._send(
-            self._forward.recovered(
-                since=since, cause="NoAnswer", sequence=self._next("forward"), at=_instant(at)
-            )
-        )
+        self._send(self._forward.recovered(since=since, cause="NoAnswer", **self._stamp(at)))
         self.see(document, at, gap_seconds=gap_seconds)
 
     def answer_approval(self, fields: dict[str, Any], at: float, *, is_allowed: bool) -> None:
@@ -248,6 +205,9 @@ class SimulatedVm:
     def _forward(self) -> Reporter:
         return self._reporters["forward"]
 
+    def _stamp(self, at: float) -> dict[str, Any]:
+        return {"sequence": self._next("forward"), "at": _instant(at)}
+
     def _next(self, role: str) -> int:
         self._sequence[role] += 1
         return self._sequence[role]
@@ -279,7 +239,7 @@ class SimulatedGroup:
         named = {name for event in self._events.values() for name in event["Resources"]}
         return [name for name in self.vms if name not in named]
 
-    def change(self, event_id: str, at: float, fields: dict[str, Any] | None) -> None:
+    def change(self, event_id: str, fields: dict[str, Any] | None, at: float) -> None:
         """Set an event's fields, or remove it; every VM sees that within a second."""
         if fields is None:
             del self._events[event_id]
@@ -336,101 +296,82 @@ class SimulatedFleet:
     def _publish(self, event: CloudEvent) -> None:
         self._published.append(structured(event))
 
-    def _at(self, at: float, act: Callable[[float], None]) -> None:
-        heapq.heappush(self._agenda, (at, next(self._numbers), act))
+    def _at(self, at: float, act: Callable[..., None], *arguments: Any, **more: Any) -> None:
+        """Call it then, with the arguments and the time."""
+        then: Callable[[float], None] = partial(act, *arguments, **more)
+        heapq.heappush(self._agenda, (at, next(self._numbers), then))
 
     def _plan(self) -> None:
         start = self._starts_at
         for group in self.groups:
-            self._at(start - HISTORY_SECONDS + self._random.random() * DAY, self._happen_in(group))
+            self._at(start - HISTORY_SECONDS + self._random.random() * DAY, self._happen_in, group)
         for _, vm in self._vms.values():
-            self._at(start - HEARTBEATS_SECONDS - self._random.random() * HOUR, self._beat(vm, "Started"))
+            self._at(start - HEARTBEATS_SECONDS - self._random.random() * HOUR, self._beat, vm, "Started")
         for kind, names, ago, notice in OPENING:
-            self._at(start - ago, self._announce(kind, names, notice))
-        self._at(start - SILENT[1], self._fall_silent(SILENT[0]))
-        self._at(start - STOPPED[1], self._stop(STOPPED[0]))
-        self._at(start - UNREACHABLE[1], self._lose_imds(UNREACHABLE[0], 25 * MINUTE))
+            self._at(start - ago, self._announce, kind, names, notice)
+        self._at(start - SILENT[1], self._end, SILENT[0], is_announced=False)
+        self._at(start - STOPPED[1], self._end, STOPPED[0], is_announced=True)
+        self._at(start - UNREACHABLE[1], self._lose_imds, UNREACHABLE[0], 25 * MINUTE)
         self._at(start - HOUR, lambda _: self._vms[MISSING][1].skip())
         self._at(start + HOUR, self._lose_some_imds)
 
-    def _beat(self, vm: SimulatedVm, reason: str) -> Callable[[float], None]:
-        def act(at: float) -> None:
-            vm.heartbeat(at, reason)
-            self._at(at + HOUR, self._beat(vm, "Hourly"))
+    def _beat(self, vm: SimulatedVm, reason: str, at: float) -> None:
+        vm.heartbeat(at, reason)
+        self._at(at + HOUR, self._beat, vm, "Hourly")
 
-        return act
+    def _end(self, name: str, at: float, *, is_announced: bool) -> None:
+        _, vm = self._vms[name]
+        if is_announced:
+            vm.heartbeat(at, "Stopping")
+        vm.is_quiet = True
 
-    def _fall_silent(self, name: str) -> Callable[[float], None]:
-        def act(_: float) -> None:
-            self._vms[name][1].is_quiet = True
-
-        return act
-
-    def _stop(self, name: str) -> Callable[[float], None]:
-        def act(at: float) -> None:
-            self._vms[name][1].heartbeat(at, "Stopping")
-            self._vms[name][1].is_quiet = True
-
-        return act
-
-    def _lose_imds(self, name: str, seconds: float) -> Callable[[float], None]:
-        def act(at: float) -> None:
-            group, vm = self._vms[name]
-            vm.lose_imds(at)
-            self._at(at + seconds, lambda now: vm.recover(group.document, now))
-
-        return act
+    def _lose_imds(self, name: str, seconds: float, at: float) -> None:
+        group, vm = self._vms[name]
+        vm.lose_imds(at)
+        self._at(at + seconds, lambda now: vm.recover(group.document, now))
 
     def _lose_some_imds(self, at: float) -> None:
         name = self._random.choice([*self._vms])
         if not self._vms[name][1].has_lost_imds:
-            self._lose_imds(name, self._random.uniform(10, 30) * MINUTE)(at)
+            self._lose_imds(name, self._random.uniform(10, 30) * MINUTE, at)
         self._at(at + self._random.expovariate(1 / _OUTAGE_SECONDS), self._lose_some_imds)
 
-    def _happen_in(self, group: SimulatedGroup) -> Callable[[float], None]:
+    def _happen_in(self, group: SimulatedGroup, at: float) -> None:
         """Announce an event of the group, and again after a while."""
+        is_past = at < self._starts_at - DAY
+        if (is_past or at >= self._starts_at) and (free := group.free()):
+            kind = self._random.choice(group.kinds)
+            names = self._random.sample(free, min(len(free), self._random.choice((1, 1, 1, 2))))
+            # what was announced long ago has ended before the play begins
+            notices = [one for one in kind.notices if one < DAY] if is_past else kind.notices
+            self._announce(kind, names, self._random.choice(notices), at)
+        mean = _PAST_EVENT_SECONDS if is_past else _EVENT_SECONDS
+        self._at(at + self._random.expovariate(1 / mean), self._happen_in, group)
 
-        def act(at: float) -> None:
-            is_past = at < self._starts_at - DAY
-            if (is_past or at >= self._starts_at) and (free := group.free()):
-                kind = self._random.choice(group.kinds)
-                names = self._random.sample(free, min(len(free), self._random.choice((1, 1, 1, 2))))
-                # what was announced long ago has ended before the play begins
-                notices = [one for one in kind.notices if one < DAY] if is_past else kind.notices
-                self._announce(kind, names, self._random.choice(notices))(at)
-            mean = _PAST_EVENT_SECONDS if is_past else _EVENT_SECONDS
-            self._at(at + self._random.expovariate(1 / mean), self._happen_in(group))
-
-        return act
-
-    def _announce(self, kind: Kind, names: Sequence[str], notice: float) -> Callable[[float], None]:
-        def act(at: float) -> None:
-            group, vm = self._vms[names[0]]
-            event_id = str(UUID(int=self._random.getrandbits(128), version=4)).upper()
-            fields = event_fields(
-                event_id=event_id,
-                event_type=kind.event_type,
-                event_status="Scheduled",
-                resources=list(names),
-                description=kind.description,
-                event_source=kind.source,
-                duration_seconds=kind.duration,
-            )
-            starts_at = at + notice
-            fields["NotBefore"] = formatdate(int(starts_at), usegmt=True)
-            group.change(event_id, at, fields)
-            if self._random.random() < 0.15 and notice > HOUR:  # noqa: PLR2004 - a small share
-                self._at(at + notice / 2, lambda now: group.change(event_id, now, None))
-                return
-            if kind is REBOOT:
-                is_allowed = self._random.random() < 0.6 and starts_at < self._starts_at  # noqa: PLR2004
-                self._at(at + 2 * MINUTE, lambda now: vm.answer_approval(fields, now, is_allowed=is_allowed))
-                starts_at = at + 3 * MINUTE if is_allowed else starts_at
-            started = {**fields, "EventStatus": "Started", "NotBefore": ""}
-            self._at(starts_at, lambda now: group.change(event_id, now, started))
-            self._at(starts_at + kind.impact, lambda now: group.change(event_id, now, None))
-
-        return act
+    def _announce(self, kind: Kind, names: Sequence[str], notice: float, at: float) -> None:
+        group, vm = self._vms[names[0]]
+        event_id = str(UUID(int=self._random.getrandbits(128), version=4)).upper()
+        fields = event_fields(
+            event_id=event_id,
+            event_type=kind.event_type,
+            event_status="Scheduled",
+            resources=list(names),
+            description=kind.description,
+            event_source=kind.source,
+            duration_seconds=kind.duration,
+        )
+        starts_at = at + notice
+        fields["NotBefore"] = formatdate(int(starts_at), usegmt=True)
+        group.change(event_id, fields, at)
+        if self._random.random() < 0.15 and notice > HOUR:  # noqa: PLR2004 - a small share
+            self._at(at + notice / 2, group.change, event_id, None)
+            return
+        if kind is REBOOT:
+            is_allowed = self._random.random() < 0.6 and starts_at < self._starts_at  # noqa: PLR2004
+            self._at(at + 2 * MINUTE, vm.answer_approval, fields, is_allowed=is_allowed)
+            starts_at = at + 3 * MINUTE if is_allowed else starts_at
+        self._at(starts_at, group.change, event_id, {**fields, "EventStatus": "Started", "NotBefore": ""})
+        self._at(starts_at + kind.impact, group.change, event_id, None)
 
 
 def _instant(at: float) -> datetime:
