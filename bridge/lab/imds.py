@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 
 from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
-    JSON_TYPE,
     KEPT_REQUESTS,
     Answer,
     HttpRequest,
@@ -33,7 +32,6 @@ from bridge.lab.rendering import (
     compute_of,
     event_fields,
     event_ids_of,
-    ids_in,
     path_of,
     refusal_of,
     refuse,
@@ -107,7 +105,6 @@ class ImdsLab:
             time_scale=time_scale, approvals=approvals, report=self._report_and_notify
         )
         self._faults = Faults()
-        self._served: dict[str, Any] | bytes | None = None  # a document to serve in place of the events
         self._recent: dict[str, deque[float]] = {name: deque() for name in vms}  # requests of the last second
         self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._approvals: list[Approval] = []
@@ -231,12 +228,6 @@ class ImdsLab:
         with self._changed:
             self._timetable.change(event_id, fields)
 
-    def serve_document(self, document: dict[str, Any] | bytes | None) -> None:
-        """Serve exactly this document; None serves the events again."""
-        with self._changed:
-            self._served = document
-            self._changed.notify_all()
-
     def fault(
         self,
         kind: str | int,
@@ -338,11 +329,8 @@ class ImdsLab:
     def _document(self, request: HttpRequest) -> Answer:
         with self._changed:
             self._timetable.advance()
-            served = self._served
             incarnation, events = self._timetable.incarnation, self._timetable.fields()
-        if isinstance(served, bytes):
-            return Answer(body=served, headers={"content-type": JSON_TYPE})
-        return json_answer(served or render_document(incarnation, events, version_of(request)))
+        return json_answer(render_document(incarnation, events, version_of(request)))
 
     def _approve(self, request: HttpRequest) -> Answer:
         try:
@@ -350,14 +338,16 @@ class ImdsLab:
         except ValueError as error:
             return refuse(400, f"Bad request. {error}")
         with self._changed:
-            served_ids = ids_in(self._served)
-            own_ids = [one for one in event_ids if one.casefold() not in served_ids]
-            if refusal := self._timetable.approve(request.server, own_ids):
+            if refusal := self._timetable.approve(request.server, self._own(event_ids)):
                 return refuse(400, f"Bad request. {refusal}")
             self._approvals += [Approval(request.server, event_id, request.at) for event_id in event_ids]
             self._timetable.advance()
             self._changed.notify_all()
         return Answer()
+
+    def _own(self, event_ids: list[str]) -> list[str]:
+        """Return the ids that this lab's own events have to have."""
+        return event_ids
 
     # --- internals ---
 

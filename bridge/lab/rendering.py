@@ -160,12 +160,6 @@ def event_ids_of(body: bytes) -> list[str]:
     return [str(event_id) for event_id in ids]
 
 
-def ids_in(document: object) -> set[str]:
-    """Return the case-folded EventIds of a document; empty if it is not a document."""
-    events = document.get("Events") if isinstance(document, dict) else None
-    return {str(event.get("EventId")).casefold() for event in events or [] if isinstance(event, dict)}
-
-
 def version_of(request: HttpRequest) -> str:
     """Return the api-version that the request names, or an empty text."""
     return (request.parameters.get("api-version") or [""])[0]

@@ -6,8 +6,8 @@ import argparse
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from bridge.lab.eventgrid import EventGridLab
@@ -49,29 +49,24 @@ def _serve(args: argparse.Namespace, signals: Signals) -> None:
         grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), report=_reporter("grid")))
         _print_addresses(lab, inbox, grid, bus)
         grid.subscribe(f"{inbox.base_url}{PUSH_PATH}")
-        with _playing(scenario, lab):
+        with ExitStack() as playing:
+            if scenario is not None:
+                _start_playing(playing, scenario, lab)
             while signals.wait(WAIT_SECONDS) is None:
                 pass
         _report("lab", "stopping")
 
 
-@contextmanager
-def _playing(scenario: Scenario | None, lab: ImdsLab) -> Iterator[None]:
-    """Play the scenario on a thread until the context ends."""
+def _start_playing(stack: ExitStack, scenario: Scenario, lab: ImdsLab) -> None:
+    """Play the scenario on a thread until the stack ends."""
+    _report("scenario", scenario.title)
     stop = threading.Event()
-    player = threading.Thread(target=_play, args=(scenario, lab, stop), name="lab-scenario")
+    player = threading.Thread(
+        target=play, args=(scenario, lab, stop, _reporter("scenario")), name="lab-scenario"
+    )
     player.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        player.join()
-
-
-def _play(scenario: Scenario | None, lab: ImdsLab, stop: threading.Event) -> None:
-    if scenario is not None:
-        _report("scenario", scenario.title)
-        play(scenario, lab, stop, _reporter("scenario"))
+    stack.callback(player.join)
+    stack.callback(stop.set)
 
 
 def _imds(args: argparse.Namespace, scenario: Scenario | None) -> ImdsLab:

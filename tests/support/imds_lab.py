@@ -1,12 +1,13 @@
-"""The lab's IMDS, on which tests can wait."""
+"""The lab's IMDS, on which tests can wait, and which serves any document."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bridge.lab import imds
+from bridge.lab.httpd import JSON_TYPE, Answer, HttpRequest, json_answer
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
@@ -14,6 +15,23 @@ T = TypeVar("T")
 
 class ImdsLab(imds.ImdsLab):
     """The lab's IMDS, for tests."""
+
+    _served: dict[str, Any] | bytes | None = None
+
+    def serve_document(self, document: dict[str, Any] | bytes | None) -> None:
+        """Serve exactly this document; None serves the events again."""
+        with self._changed:
+            self._served = document
+
+    def _document(self, request: HttpRequest) -> Answer:
+        if isinstance(self._served, bytes):
+            return Answer(body=self._served, headers={"content-type": JSON_TYPE})
+        return super()._document(request) if self._served is None else json_answer(self._served)
+
+    def _own(self, event_ids: list[str]) -> list[str]:
+        events = self._served.get("Events", ()) if isinstance(self._served, dict) else ()
+        served = {str(event.get("EventId")).casefold() for event in events}
+        return [one for one in event_ids if one.casefold() not in served]
 
     def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
         """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
