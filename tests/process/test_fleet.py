@@ -51,7 +51,7 @@ class Member:
             max_bytes=2**24,
             retain_seconds=60.0,
         )
-        imds = ImdsClient(config.imds, clock=clock)
+        self._imds = imds = ImdsClient(config.imds, clock=clock)
         identity = VmIdentity(config, "forward", imds=imds, outbox=self._outbox, clock=clock)
         identity.settle(self._stop.wait)
         parts = parts_of(
@@ -85,6 +85,7 @@ class Member:
         assert not self._poll.is_alive()
         assert not self._send.is_alive()
         self._outbox.close()
+        self._imds.close()
 
     def status(self) -> dict[str, Any]:
         return self._dispatcher.status()
