@@ -132,8 +132,15 @@ def _incomplete(evidence: Evidence) -> Iterator[str]:
     expected += [f"{vm.name}/listen" for vm in evidence.plan.vms if vm.listens]
     for one in audit.missing(audit.latest, [], expected):
         yield f"audit: {SENTENCES[one['kind']].format(**one)}"
-    # Each process began with an empty state and keeps it, so that no counter starts twice or later than at number 1.
-    yield from (f"audit: {one}" for one in audit.remarks() if one not in audit.unreachable)
+    # Each process began once with an empty state and keeps it: its runs are one chain, and kills are no fault.
+    beginnings = Counter(run.reporter for run in audit.runs.values() if run.started and run.previous is None)
+    yield from (f"audit: {name}: {count} chains" for name, count in beginnings.items() if count > 1)
+    normal = ("without a run before it", "was killed after number")
+    yield from (
+        f"audit: {one}"
+        for one in audit.remarks()
+        if one not in audit.unreachable and not any(text in one for text in normal)
+    )
 
 
 def _wrong_approvals(evidence: Evidence) -> Iterator[str]:

@@ -138,3 +138,20 @@ def test_a_process_that_was_started_again_counts_in_no_average() -> None:
     used = Usage(cpu_seconds=5.0, rss_mib=50, pss_mib=30)
     window = Window(seconds=10, before={"a": used}, after={"a": replace(used, cpu_seconds=1.0), "b": used})
     assert (window.cpu("a"), window.cpu("b")) == (None, None)
+
+
+def test_a_reporter_that_begins_twice_is_found_and_one_that_was_killed_is_not() -> None:
+    def started(epoch: str, before: str | None) -> dict[str, Any]:
+        data = {
+            "Reason": "Started",
+            "PreviousEpoch": before,
+            "PreviousLastReporterSeq": 1 if before else None,
+        }
+        return {**counted("db-000/forward", 1, data=data), "id": epoch, "reporterepoch": epoch}
+
+    others = [one for one in good().stored if one.get("reporter") != "db-000/forward"]
+    stopped = {**counted("db-000/forward", 2), "reporterepoch": "b"}
+    chain = [*others, started("a", None), started("b", "a"), stopped]
+    assert problems(replace(good(), stored=chain)) == []
+    twice = [*others, started("a", None), started("b", None), stopped]
+    assert "audit: db-000/forward: 2 chains" in problems(replace(good(), stored=twice))
