@@ -122,6 +122,17 @@ class Station:
         """Let `events` return the first event again, after the state was moved aside."""
         self._read = 0
 
+    def settle(self) -> str:
+        """Poll once, pass over what was committed so far, and return the time of the answer."""
+        self.poll()
+        self.events()
+        return self.now()
+
+    def polled(self, *, after: float = 1.0) -> list[str]:
+        """Poll once, and return the names of the events since the last call."""
+        self.poll(after=after)
+        return self.story()
+
     def now(self) -> str:
         return iso_utc(self.clock.now())
 

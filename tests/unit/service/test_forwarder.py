@@ -13,6 +13,7 @@ import pytest
 from bridge import __version__
 from bridge.errors import ImdsError
 from bridge.imds.document import Document, parse_document
+from bridge.imds.instance import Vm
 from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
 from tests.support.clock import MovedClock
@@ -25,19 +26,19 @@ DOCUMENT = ["document"]
 INSTANCE = ["instance"]
 
 
-@pytest.fixture
-def clock() -> MovedClock:
-    return MovedClock(BEFORE_START)
+class Rig(Station):
+    """A station on a scripted IMDS."""
+
+    imds: ScriptedImds
+
+    def __init__(self, folder: Path, vm: Vm = WEB_0) -> None:
+        clock = MovedClock(BEFORE_START)
+        super().__init__(folder, ScriptedImds(clock, vm=vm), clock)
 
 
 @pytest.fixture
-def imds(clock: MovedClock) -> ScriptedImds:
-    return ScriptedImds(clock)
-
-
-@pytest.fixture
-def station(imds: ScriptedImds, clock: MovedClock, tmp_path: Path) -> Iterator[Station]:
-    started = Station(tmp_path / "state", imds, clock)
+def station(tmp_path: Path) -> Iterator[Rig]:
+    started = Rig(tmp_path / "state")
     yield started
     started.close()
 
@@ -45,7 +46,7 @@ def station(imds: ScriptedImds, clock: MovedClock, tmp_path: Path) -> Iterator[S
 # The first start
 
 
-def test_a_first_start_without_events_publishes_the_document_alone(station: Station) -> None:
+def test_a_first_start_without_events_publishes_the_document_alone(station: Rig) -> None:
     assert station.poll() is None
     (event,) = station.events()
     assert name_of(event) == "document.changed"
@@ -53,11 +54,9 @@ def test_a_first_start_without_events_publishes_the_document_alone(station: Stat
     assert event["data"]["CloudEventIds"] == []
 
 
-def test_a_first_start_with_events_publishes_each_and_the_document_last(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule(FIRST)
-    imds.schedule(SECOND, status="Started", Resources=["web-1"])
+def test_a_first_start_with_events_publishes_each_and_the_document_last(station: Rig) -> None:
+    station.imds.schedule(FIRST)
+    station.imds.schedule(SECOND, status="Started", Resources=["web-1"])
     station.poll()
     first, second, document = station.events()
     assert name_of(first) == f"scheduledevent.scheduled {FIRST}"
@@ -69,21 +68,19 @@ def test_a_first_start_with_events_publishes_each_and_the_document_last(
     assert first["time"] == document["time"] == station.now()
 
 
-def test_an_event_that_vanishes_under_a_continuous_watch_is_canceled(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule()
+def test_an_event_that_vanishes_under_a_continuous_watch_is_canceled(station: Rig) -> None:
+    station.imds.schedule()
     station.poll()
-    imds.end(FIRST)
-    station.poll()
-    assert station.story()[2:] == [f"scheduledevent.canceled {FIRST}", "document.changed"]
+    station.imds.end(FIRST)
+    assert station.polled()[2:] == [f"scheduledevent.canceled {FIRST}", "document.changed"]
 
 
-def test_a_change_under_the_same_incarnation_is_published(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
-    imds.serve({"DocumentIncarnation": imds.incarnation, "Events": [entry(Description="moved")]})
+def test_a_change_under_the_same_incarnation_is_published(station: Rig) -> None:
+    station.imds.schedule()
+    station.settle()
+    station.imds.serve(
+        {"DocumentIncarnation": station.imds.incarnation, "Events": [entry(Description="moved")]}
+    )
     station.poll()
     update, document = station.events()
     assert name_of(update) == f"scheduledevent.updated {FIRST}"
@@ -91,12 +88,10 @@ def test_a_change_under_the_same_incarnation_is_published(imds: ScriptedImds, st
     assert document["data"]["DocumentIncarnation"] == document["data"]["PreviousIncarnation"]
 
 
-def test_an_unreadable_entry_is_published_with_the_document_as_received(
-    imds: ScriptedImds, station: Station
-) -> None:
+def test_an_unreadable_entry_is_published_with_the_document_as_received(station: Rig) -> None:
     invalid_entries = {"EventId": None, "Whatever": ["\ud800", {}]}
     raw = {"DocumentIncarnation": 5, "Events": [invalid_entries, entry(), 5]}
-    imds.serve(raw)
+    station.imds.serve(raw)
     station.poll()
     event, document = station.events()
     assert name_of(event) == f"scheduledevent.scheduled {FIRST}"
@@ -104,20 +99,16 @@ def test_an_unreadable_entry_is_published_with_the_document_as_received(
     assert document["data"]["Unreadable"] == 2
 
 
-def test_a_changed_unreadable_entry_is_published_by_the_document_alone(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odd"]})
-    station.poll()
-    station.story()
-    imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odder"]})
-    station.poll()
-    assert station.story() == ["document.changed"]
+def test_a_changed_unreadable_entry_is_published_by_the_document_alone(station: Rig) -> None:
+    station.imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odd"]})
+    station.settle()
+    station.imds.serve({"DocumentIncarnation": 5, "Events": [entry(), "odder"]})
+    assert station.polled() == ["document.changed"]
 
 
-def test_numbers_that_json_cannot_write_are_published_as_text(imds: ScriptedImds, station: Station) -> None:
+def test_numbers_that_json_cannot_write_are_published_as_text(station: Rig) -> None:
     odd = b'{"DocumentIncarnation": 1e999, "Events": [{"EventId": "a", "X": NaN, "Y": %s}]}' % (b"9" * 5000)
-    imds.serve(odd)
+    station.imds.serve(odd)
     assert station.poll() is None
     event, _ = station.events()
     assert event["data"]["X"] == "NaN"
@@ -127,10 +118,8 @@ def test_numbers_that_json_cannot_write_are_published_as_text(imds: ScriptedImds
 def test_two_vms_of_a_group_give_a_change_the_same_id_and_source(tmp_path: Path) -> None:
     events = []
     for vm in (WEB_0, WEB_1):
-        clock = MovedClock(BEFORE_START)
-        imds = ScriptedImds(clock, vm=vm)
-        imds.schedule()
-        station = Station(tmp_path / vm.name, imds, clock)
+        station = Rig(tmp_path / vm.name, vm)
+        station.imds.schedule()
         station.poll()
         events.append(station.events())
         station.close()
@@ -144,14 +133,10 @@ def test_two_vms_of_a_group_give_a_change_the_same_id_and_source(tmp_path: Path)
 # Gaps
 
 
-def test_a_process_that_did_not_run_publishes_the_gap_afterwards(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule()
-    station.poll()
-    since = station.now()
-    station.story()
-    imds.end(FIRST)
+def test_a_process_that_did_not_run_publishes_the_gap_afterwards(station: Rig) -> None:
+    station.imds.schedule()
+    since = station.settle()
+    station.imds.end(FIRST)
     station.poll(after=30)
     outage, recovery, ended, _ = station.events()
     assert name_of(outage) == "imds.unreachable"
@@ -163,14 +148,12 @@ def test_a_process_that_did_not_run_publishes_the_gap_afterwards(
 
 
 @pytest.mark.parametrize("seconds", [6.0, HOUR, 30 * DAY])
-def test_a_gap_over_a_restart_is_published_by_the_first_answer(
-    imds: ScriptedImds, station: Station, seconds: float
-) -> None:
+def test_a_gap_over_a_restart_is_published_by_the_first_answer(station: Rig, seconds: float) -> None:
     station.poll_for(90)
     since = station.now()
     station.story()
     station.restart(after=seconds - 2)
-    imds.fail(500, methods=DOCUMENT, count=1)
+    station.imds.fail(500, methods=DOCUMENT, count=1)
     station.poll()
     station.poll()
     outage, recovery = station.events()
@@ -180,76 +163,54 @@ def test_a_gap_over_a_restart_is_published_by_the_first_answer(
     assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindTo"]) == (since, station.now())
     assert (recovery["data"]["BlindSeconds"], recovery["data"]["Cause"]) == (seconds, "Restart")
     station.restart()
-    station.poll()
-    assert station.story() == []
+    assert station.polled() == []
 
 
-def test_a_restart_within_five_seconds_is_no_gap(station: Station) -> None:
+@pytest.mark.parametrize(("jump", "after"), [(0, 3), (-HOUR, 0)])
+def test_a_short_restart_and_a_clock_that_was_set_back_meanwhile_are_no_gap(
+    station: Rig, jump: float, after: float
+) -> None:
     station.poll_for(90)
     station.story()
-    station.restart(after=3)
-    station.poll()
+    station.clock.jump(jump)
+    station.restart(after=after)
+    station.poll_for(3)
     assert station.story() == []
+    assert station.polled(after=5.0) == []
 
 
-def test_an_outage_after_a_restart_is_one_gap_from_the_last_answer_before_it(
-    imds: ScriptedImds, station: Station
-) -> None:
-    station.poll()
-    since = station.now()
-    station.story()
+def test_an_outage_after_a_restart_is_one_gap_from_the_last_answer_before_it(station: Rig) -> None:
+    since = station.settle()
     station.restart(after=10)
-    imds.fail(500, methods=DOCUMENT)
+    station.imds.fail(500, methods=DOCUMENT)
     station.poll_for(6)
-    imds.restore()
+    station.imds.restore()
     station.poll_for(3)
     outage, recovery = station.events()
     assert (outage["data"]["Since"], outage["data"]["Cause"]) == (since, "NoAnswer")
     assert (recovery["data"]["BlindSeconds"], recovery["data"]["Cause"]) == (17, "NoAnswer")
 
 
-def test_a_clock_that_was_set_back_between_two_runs_is_no_gap(station: Station) -> None:
-    station.poll()
-    station.story()
-    station.clock.jump(-HOUR)
-    station.restart()
-    station.poll_for(3)
-    assert station.story() == []
-
-
 @pytest.mark.parametrize("text", ["", "never", "2026-", "\0" * 24, "9" * 4000])
-def test_an_unreadable_time_of_the_last_answer_is_none(station: Station, text: str) -> None:
-    station.poll()
-    station.story()
+def test_an_unreadable_time_of_the_last_answer_is_none(station: Rig, text: str) -> None:
+    station.settle()
     (station.folder / "last-good").write_text(text)
     station.restart(after=HOUR)
-    station.poll()
-    assert station.story() == []
+    assert station.polled() == []
 
 
-def test_a_gap_of_five_seconds_is_not_published(station: Station) -> None:
-    station.poll()
-    station.story()
-    station.poll(after=5.0)
-    assert station.story() == []
-
-
-def test_a_request_without_an_answer_is_an_outage_after_five_seconds(
-    imds: ScriptedImds, station: Station
-) -> None:
-    station.poll()
-    station.story()
-    imds.lags = [8.0]
-    imds.fail(ImdsError("no answer within 10 s"), methods=DOCUMENT, count=1)
+def test_a_request_without_an_answer_is_an_outage_after_five_seconds(station: Rig) -> None:
+    station.settle()
+    station.imds.lags = [8.0]
+    station.imds.fail(ImdsError("no answer within 10 s"), methods=DOCUMENT, count=1)
     station.poll(after=1)
     (outage,) = station.events()
     assert outage["data"]["Reason"] == "IMDS does not answer"
     assert outage["time"] == iso_utc(station.clock.now() - timedelta(seconds=4))
-    station.poll()
-    assert station.story() == ["imds.recovered"]
+    assert station.polled() == ["imds.recovered"]
 
 
-def test_gaps_of_a_slow_schedule_are_not_outages(station: Station) -> None:
+def test_gaps_of_a_slow_schedule_are_not_outages(station: Rig) -> None:
     settings = station.config.imds.model_copy(update={"poll_seconds": 20.0})
     station.config = station.config.model_copy(update={"imds": settings})
     station.run(waits=5)
@@ -258,29 +219,24 @@ def test_gaps_of_a_slow_schedule_are_not_outages(station: Station) -> None:
 
 @pytest.mark.parametrize(("away", "limit"), [(1.0, 10), (DAY - 1, 10), (DAY + 1, 130)])
 def test_only_after_a_day_without_an_answer_imds_gets_the_long_limit(
-    imds: ScriptedImds, station: Station, away: float, limit: float
+    station: Rig, away: float, limit: float
 ) -> None:
     station.poll()
+    assert station.imds.calls[-1].timeout_seconds == 130  # the first one ever
     station.restart(after=away)
-    imds.calls.clear()
+    station.imds.calls.clear()
     station.poll(after=0)
     station.poll()
-    limits = [call.timeout_seconds for call in imds.calls if call.method == "document"]
+    limits = [call.timeout_seconds for call in station.imds.calls if call.method == "document"]
     assert limits == [limit, 10]
 
 
-def test_the_first_request_ever_gets_the_long_limit(imds: ScriptedImds, station: Station) -> None:
-    station.poll()
-    assert imds.calls[-1].timeout_seconds == 130
-
-
-def test_an_end_after_a_reboot_of_this_vm_says_so(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
+def test_an_end_after_a_reboot_of_this_vm_says_so(station: Rig) -> None:
+    station.imds.schedule()
+    station.settle()
     station.boot_id = "another"
     station.restart(after=60)
-    imds.end()
+    station.imds.end()
     station.poll()
     ended = station.events()[len(GAP)]
     assert (ended["data"]["EndReason"], ended["data"]["VmRebooted"]) == ("Restart", True)
@@ -289,9 +245,7 @@ def test_an_end_after_a_reboot_of_this_vm_says_so(imds: ScriptedImds, station: S
 # Answers without a change
 
 
-def test_an_unchanged_answer_is_not_parsed(
-    imds: ScriptedImds, station: Station, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_answer_is_not_parsed(station: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
 
     def spy(body: bytes) -> Document:
@@ -300,81 +254,60 @@ def test_an_unchanged_answer_is_not_parsed(
         return parse_document(body)
 
     monkeypatch.setattr(forwarder_module, "parse_document", spy)
-    imds.schedule()
+    station.imds.schedule()
     for _ in range(5):
         station.poll()
     assert len(parsed) == 1
-    imds.start(FIRST)
+    station.imds.start(FIRST)
     for _ in range(5):
         station.poll()
     assert len(parsed) == 2
 
 
-def test_an_answer_in_another_spelling_is_not_a_change(imds: ScriptedImds, station: Station) -> None:
+def test_an_answer_in_another_spelling_is_not_a_change(station: Rig) -> None:
     raw = {"DocumentIncarnation": 5, "Events": [entry()]}
-    imds.serve(raw)
-    station.poll()
-    station.story()
-    imds.serve(b"\xef\xbb\xbf" + json.dumps(dict(reversed(raw.items())), indent=2).encode())
-    station.poll()
-    assert station.story() == []
+    station.imds.serve(raw)
+    station.settle()
+    station.imds.serve(b"\xef\xbb\xbf" + json.dumps(dict(reversed(raw.items())), indent=2).encode())
+    assert station.polled() == []
 
 
 # Restarts
 
 
-def test_a_restart_publishes_nothing_twice(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
+@pytest.mark.parametrize(
+    ("status", "is_gone", "kind"),
+    [("Scheduled", False, None), ("Scheduled", True, "ended"), ("Started", True, "completed")],
+)
+def test_a_restart_publishes_nothing_twice_and_is_a_gap_in_the_watch(
+    station: Rig, status: str, is_gone: bool, kind: str | None
+) -> None:
+    station.imds.schedule(status=status)
     station.poll()
     assert len(station.story()) == 2
-    station.restart()
-    station.poll()
-    assert station.story() == []
+    station.restart(after=1)
+    if is_gone:
+        station.imds.end()  # one change, so that the incarnation skips nothing
+    assert station.polled() == ([f"scheduledevent.{kind} {FIRST}", "document.changed"] if kind else [])
 
 
-def test_a_change_during_a_restart_is_published_at_the_start(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
+def test_a_change_during_a_restart_is_published_at_the_start(station: Rig) -> None:
+    station.imds.schedule()
+    station.settle()
     station.restart(after=10)
-    imds.start(FIRST)
-    station.poll()
-    assert station.story() == [*GAP, f"scheduledevent.started {FIRST}", "document.changed"]
+    station.imds.start(FIRST)
+    assert station.polled() == [*GAP, f"scheduledevent.started {FIRST}", "document.changed"]
 
 
-def test_a_restart_is_a_gap_in_the_watch(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
-    station.restart(after=1)
-    imds.end()  # one change, so that the incarnation skips nothing
-    station.poll()
-    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
-
-
-def test_a_started_event_that_vanishes_during_a_restart_is_completed(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule(status="Started")
-    station.poll()
-    station.story()
-    station.restart(after=1)
-    imds.end()
-    station.poll()
-    assert station.story() == [f"scheduledevent.completed {FIRST}", "document.changed"]
-
-
-def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(
-    imds: ScriptedImds, station: Station
-) -> None:
+def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(station: Rig) -> None:
     shown = {"DocumentIncarnation": 5, "Events": [entry()]}
     hidden = {"DocumentIncarnation": 5, "Events": []}
     ids = []
     for again in range(3):
-        imds.serve(shown)
+        station.imds.serve(shown)
         station.poll()
         ids += [event["id"] for event in station.events() if event["subject"] == FIRST]
-        imds.serve(hidden)
+        station.imds.serve(hidden)
         station.poll()
         ids += [event["id"] for event in station.events() if event["subject"] == FIRST]
         if again:
@@ -385,20 +318,16 @@ def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(
 # Outages
 
 
-def test_an_outage_is_published_once_and_its_end_with_both_times(
-    imds: ScriptedImds, station: Station
-) -> None:
-    station.poll()
-    blind_from = station.now()
-    station.story()
-    imds.fail(500, methods=DOCUMENT)
+def test_an_outage_is_published_once_and_its_end_with_both_times(station: Rig) -> None:
+    blind_from = station.settle()
+    station.imds.fail(500, methods=DOCUMENT)
     for _ in range(20):
         station.poll()
     (outage,) = station.events()
     assert name_of(outage) == "imds.unreachable"
     assert outage["data"]["Since"] == blind_from
     assert "500" in outage["data"]["Reason"]
-    imds.restore()
+    station.imds.restore()
     station.poll()
     (recovery,) = station.events()
     assert name_of(recovery) == "imds.recovered"
@@ -407,41 +336,30 @@ def test_an_outage_is_published_once_and_its_end_with_both_times(
     assert recovery["data"]["BlindSeconds"] == 21
 
 
-def test_an_outage_is_published_once_it_has_lasted_five_seconds(imds: ScriptedImds, station: Station) -> None:
-    station.poll()
-    station.story()
-    imds.fail(500, methods=DOCUMENT)
-    station.poll(after=4.9)
-    assert station.story() == []
-    station.poll(after=0.1)
-    assert station.story() == ["imds.unreachable"]
-
-
-def test_a_failure_of_less_than_five_seconds_is_not_published(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
-    imds.fail(500, methods=DOCUMENT)
-    station.poll()
-    station.poll()
-    imds.restore()
-    imds.end(FIRST)
-    station.poll()
-    assert station.story() == [f"scheduledevent.canceled {FIRST}", "document.changed"]
-
-
-def test_a_scheduled_event_that_vanished_during_an_outage_is_ended(
-    imds: ScriptedImds, station: Station
+@pytest.mark.parametrize("seconds", [2.0, 4.9])
+def test_only_an_outage_of_five_seconds_is_published_and_a_gap_in_the_watch(
+    station: Rig, seconds: float
 ) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
-    imds.fail(500, methods=DOCUMENT)
+    station.imds.schedule()
+    station.settle()
+    station.imds.fail(500, methods=DOCUMENT)
+    assert station.polled(after=seconds) == []
+    if seconds > 4:
+        assert station.polled(after=0.1) == ["imds.unreachable"]
+        return
+    station.imds.restore()
+    station.imds.end(FIRST)
+    assert station.polled() == [f"scheduledevent.canceled {FIRST}", "document.changed"]
+
+
+def test_a_scheduled_event_that_vanished_during_an_outage_is_ended(station: Rig) -> None:
+    station.imds.schedule()
+    station.settle()
+    station.imds.fail(500, methods=DOCUMENT)
     station.poll(after=6)
-    imds.restore()
-    imds.end(FIRST)
-    station.poll()
-    assert station.story() == [
+    station.imds.restore()
+    station.imds.end(FIRST)
+    assert station.polled() == [
         "imds.unreachable",
         "imds.recovered",
         f"scheduledevent.ended {FIRST}",
@@ -449,71 +367,54 @@ def test_a_scheduled_event_that_vanished_during_an_outage_is_ended(
     ]
 
 
-def test_each_outage_is_published(imds: ScriptedImds, station: Station) -> None:
-    station.poll()
+def test_each_outage_is_published(station: Rig) -> None:
+    station.settle()
     for _ in range(2):
-        imds.fail(500, methods=DOCUMENT)
+        station.imds.fail(500, methods=DOCUMENT)
         station.poll(after=10)
-        imds.restore()
+        station.imds.restore()
+        assert station.polled() == GAP
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_an_outage_that_lasts_or_ends_over_a_restart_is_one_outage(station: Rig, is_over: bool) -> None:
+    blind_from = station.settle()
+    station.imds.fail(500, methods=DOCUMENT)
+    assert station.polled(after=10) == ["imds.unreachable"]
+    if is_over:
+        station.imds.restore()
+    station.restart(after=100)
+    if not is_over:
         station.poll()
-    assert station.story()[1:] == ["imds.unreachable", "imds.recovered"] * 2
-
-
-def test_an_outage_that_lasts_over_a_restart_is_one_outage(imds: ScriptedImds, station: Station) -> None:
-    station.poll()
-    blind_from = station.now()
-    imds.fail(500, methods=DOCUMENT)
-    station.poll(after=10)
-    station.story()
-    station.restart(after=100)
-    station.poll()
-    station.poll(after=10)
-    assert station.story() == []
-    imds.restore()
-    station.poll()
-    (recovery,) = station.events()
-    assert recovery["data"]["BlindFrom"] == blind_from
-    assert recovery["data"]["BlindTo"] == station.now()
-    assert recovery["data"]["BlindSeconds"] == 122
-
-
-def test_an_outage_that_ends_during_a_restart_is_ended_by_the_first_answer(
-    imds: ScriptedImds, station: Station
-) -> None:
-    station.poll()
-    blind_from = station.now()
-    imds.fail(500, methods=DOCUMENT)
-    station.poll(after=10)
-    station.story()
-    imds.restore()
-    station.restart(after=100)
+        assert station.polled(after=10) == []
+        station.imds.restore()
     station.poll()
     (recovery,) = station.events()
     assert name_of(recovery) == "imds.recovered"
     assert recovery["data"]["BlindFrom"] == blind_from
+    assert recovery["data"]["BlindTo"] == station.now()
+    assert recovery["data"]["BlindSeconds"] == (111 if is_over else 122)
 
 
-def test_an_outage_found_at_a_start_counts_from_the_last_good_answer_of_the_run_before(
-    imds: ScriptedImds, station: Station
-) -> None:
+def test_an_outage_found_at_a_start_counts_from_the_last_good_answer_of_the_run_before(station: Rig) -> None:
     station.run(waits=90)
     blind_from = station.now()
     station.story()
     station.restart(after=30)
-    imds.fail(500, methods=DOCUMENT)
+    station.imds.fail(500, methods=DOCUMENT)
     station.poll()
     station.poll(after=5)
     (outage,) = station.events()
     assert outage["data"]["Since"] == blind_from
 
 
-def test_an_outage_of_an_imds_that_never_answered_has_no_start(imds: ScriptedImds, station: Station) -> None:
-    imds.fail(500, methods=DOCUMENT)
+def test_an_outage_of_an_imds_that_never_answered_has_no_start(station: Rig) -> None:
+    station.imds.fail(500, methods=DOCUMENT)
     station.poll()
     station.poll(after=6)
     (outage,) = station.events()
     assert outage["data"]["Since"] is None
-    imds.restore()
+    station.imds.restore()
     station.poll()
     recovery, _ = station.events()
     assert (recovery["data"]["BlindFrom"], recovery["data"]["BlindSeconds"]) == (None, None)
@@ -527,27 +428,24 @@ DEEP = b'{"Events": [' + b'{"EventId":' * 5000 + b"1" + b"}" * 5000 + b"]}"
     [b"", b"\x00", b"<html></html>", b"[]", b"{}", b'{"Events": 5}', b'{"Events": [', DEEP],
     ids=lambda body: repr(body[:20]),
 )
-def test_unreadable_answers_are_an_outage_until_the_next_usable_one(
-    imds: ScriptedImds, station: Station, nonsense: bytes
-) -> None:
-    imds.schedule()
-    station.poll()
-    station.story()
-    imds.serve(nonsense)
+def test_unreadable_answers_are_an_outage_until_the_next_usable_one(station: Rig, nonsense: bytes) -> None:
+    station.imds.schedule()
+    station.settle()
+    station.imds.serve(nonsense)
     station.poll()
     assert "sent" in station.forwarder.status()["last_error"]
     station.poll(after=6)
-    imds.serve_events()
+    station.imds.serve_events()
     assert station.poll() is None
     assert station.story() == ["imds.unreachable", "imds.recovered"]
 
 
 @pytest.mark.parametrize("status", [302, 400, 404, 408, 410, 500, 503, None])
 def test_after_any_failure_but_429_imds_is_asked_again_after_the_poll_interval(
-    imds: ScriptedImds, station: Station, status: int | None
+    station: Rig, status: int | None
 ) -> None:
     error = ImdsError("no answer", status=status, retry_after_seconds=5.0)
-    imds.fail(error, methods=DOCUMENT, count=20)
+    station.imds.fail(error, methods=DOCUMENT, count=20)
     stop = station.run(waits=22)
     assert stop.waited == [0] + [1] * 21
     assert station.story()[-2:] == ["document.changed", "bridge.heartbeat"]
@@ -557,16 +455,16 @@ def test_after_any_failure_but_429_imds_is_asked_again_after_the_poll_interval(
     ("retry_after", "wait"), [(3.0, 3.0), (5.0, 5.0), (86_400.0, 5.0), (1.0, 1.0), (0.0, 1.0)]
 )
 def test_retry_after_of_a_429_counts_for_one_to_five_seconds(
-    imds: ScriptedImds, station: Station, retry_after: float, wait: float
+    station: Rig, retry_after: float, wait: float
 ) -> None:
-    imds.fail(ImdsError("busy", status=429, retry_after_seconds=retry_after), methods=DOCUMENT, count=1)
+    station.imds.fail(
+        ImdsError("busy", status=429, retry_after_seconds=retry_after), methods=DOCUMENT, count=1
+    )
     assert station.run(waits=3).waited == [0, wait, 1]
 
 
-def test_waits_after_429_without_retry_after_are_spread_over_one_to_five_seconds(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.fail(429, methods=DOCUMENT)
+def test_waits_after_429_without_retry_after_are_spread_over_one_to_five_seconds(station: Rig) -> None:
+    station.imds.fail(429, methods=DOCUMENT)
     waits = [station.poll() for _ in range(60)]
     assert all(wait is not None and 1 <= wait <= 5 for wait in waits)
     assert len(set(waits[10:])) > 10
@@ -575,27 +473,30 @@ def test_waits_after_429_without_retry_after_are_spread_over_one_to_five_seconds
 # The schedule
 
 
-def test_the_first_poll_comes_at_once_and_the_others_once_a_second(station: Station) -> None:
+def test_the_first_poll_comes_at_once_and_the_others_once_a_second_whatever_the_wall_clock_does(
+    station: Rig,
+) -> None:
     assert station.run(waits=4).waited == [0, 1, 1, 1]
+    station.clock.jump(HOUR)
+    assert station.run(waits=3).waited == [0, 1, 1]
 
 
-def test_slow_answers_do_not_shift_the_schedule(imds: ScriptedImds, station: Station) -> None:
+@pytest.mark.parametrize(
+    ("lags", "asked"),
+    [([0.25, 0.5, 0.0, 0.875, 0.125], [0, 1, 2, 3, 4, 5]), ([2.5, 0.0, 1.0, 0.0], [0, 3, 4, 5, 6])],
+)
+def test_slow_answers_do_not_shift_the_schedule_and_missed_polls_are_skipped(
+    station: Rig, lags: list[float], asked: list[float]
+) -> None:
     start = station.clock.monotonic()
-    imds.lags = [0.25, 0.5, 0.0, 0.875, 0.125]
-    station.run(waits=6)
-    assert [at - start for at in imds.asked[:6]] == [0, 1, 2, 3, 4, 5]
+    station.imds.lags = lags
+    station.run(waits=len(asked))
+    assert [at - start for at in station.imds.asked[: len(asked)]] == asked
 
 
-def test_missed_polls_are_skipped(imds: ScriptedImds, station: Station) -> None:
-    start = station.clock.monotonic()
-    imds.lags = [2.5, 0.0, 1.0, 0.0]
-    station.run(waits=5)
-    assert [at - start for at in imds.asked[:5]] == [0, 3, 4, 5, 6]
-
-
-def test_after_the_stop_imds_is_polled_once_more(imds: ScriptedImds, station: Station) -> None:
+def test_after_the_stop_imds_is_polled_once_more(station: Rig) -> None:
     station.poll()
-    imds.schedule()
+    station.imds.schedule()
     station.run(waits=0)
     assert station.story()[1:] == [
         "bridge.heartbeat",
@@ -603,13 +504,11 @@ def test_after_the_stop_imds_is_polled_once_more(imds: ScriptedImds, station: St
         "document.changed",
         "bridge.heartbeat",
     ]
-    assert len(imds.asked) == 2
+    assert len(station.imds.asked) == 2
 
 
-def test_heartbeats_are_published_at_the_start_every_hour_and_at_the_stop(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.lags = [0.0, 1800.0, 1800.0]
+def test_heartbeats_are_published_at_the_start_every_hour_and_at_the_stop(station: Rig) -> None:
+    station.imds.lags = [0.0, 1800.0, 1800.0]
     station.run(waits=3)
     beats = [event["data"] for event in station.events() if ".heartbeat." in event["type"]]
     assert [beat["Reason"] for beat in beats] == ["Started", "Hourly", "Stopping"]
@@ -617,87 +516,71 @@ def test_heartbeats_are_published_at_the_start_every_hour_and_at_the_stop(
     assert all(beat["Backlog"].keys() == {"all"} for beat in beats)
 
 
-def test_a_stop_during_an_outage_ends_the_loop(imds: ScriptedImds, station: Station) -> None:
-    imds.fail(500, methods=DOCUMENT)
+def test_a_stop_during_an_outage_ends_the_loop(station: Rig) -> None:
+    station.imds.fail(500, methods=DOCUMENT)
     station.run(waits=2)
-    assert len(imds.asked) == 3
+    assert len(station.imds.asked) == 3
 
 
 # Events that may come back
 
 
-def test_events_missing_after_a_reset_may_come_back_within_five_minutes(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+def test_events_missing_after_a_reset_may_come_back_within_five_minutes(station: Rig) -> None:
+    station.imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
     station.poll()
-    imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.imds.serve({"DocumentIncarnation": 1, "Events": []})
     station.poll()
     assert station.forwarder.status()["missing"] == [entry()]
-    imds.serve({"DocumentIncarnation": 2, "Events": [entry()]})
+    station.imds.serve({"DocumentIncarnation": 2, "Events": [entry()]})
     station.poll_for(200)
     assert station.forwarder.status()["missing"] == []
     assert station.story() == [f"scheduledevent.scheduled {FIRST}"] + ["document.changed"] * 3
 
 
-def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.serve({"DocumentIncarnation": 9, "Events": [entry(FIRST), entry(SECOND)]})
+def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(station: Rig) -> None:
+    station.imds.serve({"DocumentIncarnation": 9, "Events": [entry(FIRST), entry(SECOND)]})
     station.poll()
-    imds.serve({"DocumentIncarnation": 1, "Events": []})
-    station.poll()
-    station.story()
+    station.imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.settle()
     for _ in range(299):
-        station.poll()
-    assert station.story() == []
-    station.poll()
-    assert station.story() == [
+        assert station.polled() == []
+    assert station.polled() == [
         f"scheduledevent.ended {FIRST}",
         f"scheduledevent.ended {SECOND}",
         "document.changed",
     ]
 
 
-def test_the_five_minutes_continue_over_a_restart(imds: ScriptedImds, station: Station) -> None:
-    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+def test_the_five_minutes_continue_over_a_restart(station: Rig) -> None:
+    station.imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
     station.poll()
-    imds.serve({"DocumentIncarnation": 1, "Events": []})
-    station.poll()
-    station.story()
+    station.imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.settle()
     station.restart(after=100)
-    station.poll()
-    assert station.story() == GAP
+    assert station.polled() == GAP
     station.poll_for(200)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
-def test_a_first_call_that_turned_the_service_on_gives_missing_events_five_minutes(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule()
+def test_a_first_call_that_turned_the_service_on_gives_missing_events_five_minutes(station: Rig) -> None:
+    station.imds.schedule()
     station.poll()
     station.restart(after=2 * DAY)
-    imds.end(FIRST)
-    imds.lags = [110.0]
-    station.poll()
-    assert station.story()[2:] == [*GAP, "document.changed"]
+    station.imds.end(FIRST)
+    station.imds.lags = [110.0]
+    assert station.polled()[2:] == [*GAP, "document.changed"]
     station.poll_for(300)
     assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
-def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_restart(
-    imds: ScriptedImds, station: Station
-) -> None:
+def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_restart(station: Rig) -> None:
     for restarted in (True, False):
-        imds.schedule()
-        station.poll()
-        station.story()
-        imds.end(FIRST)
+        station.imds.schedule()
+        station.settle()
+        station.imds.end(FIRST)
         if restarted:
             station.restart(after=DAY)
-        station.poll(after=1 if restarted else DAY)
-        assert station.story() == [*GAP, "document.changed"]
+        assert station.polled(after=1 if restarted else DAY) == [*GAP, "document.changed"]
         station.poll_for(301)
         assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
@@ -706,13 +589,10 @@ def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_
 
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR, 30 * DAY])
-def test_a_jump_of_the_wall_clock_is_not_a_gap_in_the_watch(
-    imds: ScriptedImds, station: Station, seconds: float
-) -> None:
-    imds.schedule(NotBefore="2030-01-01T00:00:00Z")
-    station.poll()
-    station.story()
-    imds.end(FIRST)
+def test_a_jump_of_the_wall_clock_is_not_a_gap_in_the_watch(station: Rig, seconds: float) -> None:
+    station.imds.schedule(NotBefore="2030-01-01T00:00:00Z")
+    station.settle()
+    station.imds.end(FIRST)
     station.clock.jump(seconds)
     station.poll()
     canceled, document = station.events()
@@ -722,13 +602,12 @@ def test_a_jump_of_the_wall_clock_is_not_a_gap_in_the_watch(
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 def test_an_event_counts_as_canceled_only_if_no_clock_says_that_its_time_has_come(
-    imds: ScriptedImds, station: Station, jump: float
+    station: Rig, jump: float
 ) -> None:
     not_before = station.clock.now() + timedelta(seconds=HOUR / 2 if jump > 0 else 1)
-    imds.schedule(NotBefore=iso_utc(not_before))
-    station.poll()
-    station.story()
-    imds.end(FIRST)
+    station.imds.schedule(NotBefore=iso_utc(not_before))
+    station.settle()
+    station.imds.end(FIRST)
     station.clock.jump(jump)
     station.poll()
     ended, _ = station.events()
@@ -739,55 +618,40 @@ def test_an_event_counts_as_canceled_only_if_no_clock_says_that_its_time_has_com
 
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
-def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(
-    imds: ScriptedImds, station: Station, seconds: float
-) -> None:
-    imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
+def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(station: Rig, seconds: float) -> None:
+    station.imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
     station.poll()
-    imds.serve({"DocumentIncarnation": 1, "Events": []})
-    station.poll()
-    station.story()
+    station.imds.serve({"DocumentIncarnation": 1, "Events": []})
+    station.settle()
     station.clock.jump(seconds)
     station.poll_for(299)
     assert station.story() == []
-    station.poll()
-    assert station.story() == [f"scheduledevent.ended {FIRST}", "document.changed"]
+    assert station.polled() == [f"scheduledevent.ended {FIRST}", "document.changed"]
 
 
-def test_a_jump_of_the_wall_clock_does_not_change_the_length_of_an_outage(
-    imds: ScriptedImds, station: Station
-) -> None:
-    station.poll()
-    station.story()
+def test_a_jump_of_the_wall_clock_does_not_change_the_length_of_an_outage(station: Rig) -> None:
+    station.settle()
     station.clock.jump(HOUR)
-    imds.fail(500, methods=DOCUMENT)
+    station.imds.fail(500, methods=DOCUMENT)
     station.poll(after=10)
-    imds.restore()
+    station.imds.restore()
     station.poll()
     _, recovery = station.events()
     assert recovery["data"]["BlindSeconds"] == 11
 
 
-def test_a_jump_of_the_wall_clock_does_not_move_the_polls(station: Station) -> None:
-    station.poll()
-    station.clock.jump(HOUR)
-    assert station.run(waits=3).waited == [0, 1, 1]
-
-
 # Who reports
 
 
-def test_what_is_published_again_after_damage_has_the_id_that_it_had_before(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule(FIRST)
+def test_what_is_published_again_after_damage_has_the_id_that_it_had_before(station: Rig) -> None:
+    station.imds.schedule(FIRST)
     station.poll()
-    imds.start(FIRST)
+    station.imds.start(FIRST)
     station.poll()
-    imds.update(FIRST, EventStatus="Scheduled", NotBefore="")
+    station.imds.update(FIRST, EventStatus="Scheduled", NotBefore="")
     station.poll()
     before = {event["subject"]: event for event in station.events() if event["subject"] == FIRST}
-    imds.start(FIRST)
+    station.imds.start(FIRST)
     station.poll()
     started = station.events()[0]
     station.outbox.commit([], records={("state", "watch"): ""})  # as after damage
@@ -796,20 +660,17 @@ def test_what_is_published_again_after_damage_has_the_id_that_it_had_before(
     again, _ = station.events()
     assert name_of(again) == name_of(started)
     assert again["id"] == started["id"] != before[FIRST]["id"]
-    imds.end(FIRST)
-    station.poll()
-    station.events()
-    imds.schedule(FIRST, status="Started", NotBefore="")
+    station.imds.end(FIRST)
+    station.settle()
+    station.imds.schedule(FIRST, status="Started", NotBefore="")
     station.poll()
     third, _ = station.events()
     assert third["id"] != again["id"]
 
 
-def test_every_run_counts_from_one_in_an_epoch_of_its_own_and_names_the_run_before(
-    imds: ScriptedImds, station: Station
-) -> None:
+def test_every_run_counts_from_one_in_an_epoch_of_its_own_and_names_the_run_before(station: Rig) -> None:
     for number in range(3):
-        imds.schedule(f"event-{number}")
+        station.imds.schedule(f"event-{number}")
         station.run(waits=2)
         station.restart(after=1)
     own = [event for event in station.all_events() if "reporterseq" in event]
@@ -827,15 +688,13 @@ def test_every_run_counts_from_one_in_an_epoch_of_its_own_and_names_the_run_befo
     assert len({event["id"] for event in own}) == len(own)
 
 
-def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule(FIRST)
-    imds.schedule(SECOND)
+def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(station: Rig) -> None:
+    station.imds.schedule(FIRST)
+    station.imds.schedule(SECOND)
     station.poll()
     before = station.events()
-    imds.vm = WEB_1
-    imds.end(SECOND)
+    station.imds.vm = WEB_1
+    station.imds.end(SECOND)
     station.forget()
     station.boot_id = "another"
     station.restart(after=HOUR)
@@ -849,34 +708,29 @@ def test_a_clone_publishes_what_its_document_shows_and_nothing_of_the_original(
     assert [path.name for path in station.folder.glob("*other-vm*[0-9]")]
 
 
-def test_after_a_restart_on_the_same_boot_the_watch_goes_on_without_instance_data(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.schedule(FIRST)
-    station.poll()
-    station.events()
-    imds.fail(500, methods=INSTANCE)
+def test_after_a_restart_on_the_same_boot_the_watch_goes_on_without_instance_data(station: Rig) -> None:
+    station.imds.schedule(FIRST)
+    station.settle()
+    station.imds.fail(500, methods=INSTANCE)
     station.restart(after=1)
-    imds.end(FIRST)
+    station.imds.end(FIRST)
     station.poll_for(3)
     ended, document = station.events()
     assert (name_of(ended), document["reporter"]) == (f"scheduledevent.ended {FIRST}", "web-0/forward")
 
 
-def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(
-    imds: ScriptedImds, station: Station
-) -> None:
-    imds.fail(500, methods=INSTANCE)
+def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(station: Rig) -> None:
+    station.imds.fail(500, methods=INSTANCE)
     station.outbox.commit([], records={("state", "vm"): None})
     station.restart()
-    imds.schedule()
+    station.imds.schedule()
     station.run(waits=1)
     heartbeat, event, document, _ = station.events()
     assert (event["data"]["AffectsThisVm"], event["data"]["Vm"]["VmId"]) == (None, "")
-    imds.restore()
+    station.imds.restore()
     station.poll_for(30)
     station.identity.resolve()
-    imds.start(FIRST)
+    station.imds.start(FIRST)
     station.poll()
     event, later = station.events()
     assert (event["data"]["AffectsThisVm"], later["data"]["Vm"]["Name"]) == (True, "web-0")
@@ -886,18 +740,18 @@ def test_a_process_whose_vm_is_known_only_later_keeps_its_reporter(
 # The status
 
 
-def test_the_status_shows_the_document_and_the_last_error(imds: ScriptedImds, station: Station) -> None:
-    imds.schedule()
+def test_the_status_shows_the_document_and_the_last_error(station: Rig) -> None:
+    station.imds.schedule()
     station.poll()
     good_at = station.now()
-    imds.fail(503, methods=DOCUMENT)
+    station.imds.fail(503, methods=DOCUMENT)
     station.poll()
     status = station.forwarder.status()
     assert status["vm"] == "web-0"
-    assert status["imds"] == imds.base
+    assert status["imds"] == station.imds.base
     assert status["document"]["Events"][0]["EventId"] == FIRST
     assert status["last_good_at"] == good_at
     assert "503" in status["last_error"]
-    imds.restore()
+    station.imds.restore()
     station.poll()
     assert station.forwarder.status()["last_error"] is None
