@@ -194,24 +194,6 @@ def test_an_event_that_was_committed_and_is_delivered_again_is_completed_and_not
 # While the state store is unavailable
 
 
-def test_without_a_disk_events_go_out_and_are_completed_only_once_every_sink_had_them(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender
-) -> None:
-    with failing_disk() as disk, RelayRig(tmp_path, bus, sinks=2) as rig:
-        die(rig.sinks[1])
-        disk.fail()
-        sender.send(*map(event_message, names(30)))
-        rig.sinks[0].wait_for(30)
-        rig.wait_for_status(uncompleted=30)
-        assert subscription(bus).counts.completed == 0
-        live(rig.sinks[1])
-        rig.wait_until_settled()
-        assert rig.outbox.storage_error
-        disk.recover()
-    assert [sink.ids() for sink in rig.sinks] == [names(30)] * 2
-    assert subscription(bus).counts.completed == 30
-
-
 def test_more_messages_flow_without_a_disk_than_can_be_unsettled_at_once(
     tmp_path: Path, bus: ServiceBusLab, sender: Sender
 ) -> None:
@@ -301,17 +283,6 @@ def test_with_a_dead_sink_messages_are_completed_and_delivered_once_it_lives_als
         relay.wait_until_relayed(bus)
         assert relay.stop() == 0, relay
     assert sorted(event["id"] for event in inbox.events()) == names(40)
-
-
-def test_a_dead_sink_delays_no_other(tmp_path: Path, bus: ServiceBusLab, sender: Sender) -> None:
-    rig = RelayRig(tmp_path, bus, sinks=2)
-    die(rig.sinks[0])
-    with rig:
-        sender.send(*map(event_message, names(200)))
-        rig.sinks[1].wait_for(200)
-        rig.wait_until_settled()
-    assert sorted(rig.sinks[1].ids()) == names(200)
-    assert rig.sinks[0].ids() == []
 
 
 # The stop

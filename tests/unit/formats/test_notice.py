@@ -44,59 +44,74 @@ def test_scheduled_started_and_each_end_have_colours_of_their_own() -> None:
     assert len({written(EVENTS[f"scheduledevent.{kind}"]).tone for kind in kinds}) == len(kinds)
 
 
+def test_the_meaning_of_an_event_is_shown_and_is_another_for_each_type() -> None:
+    texts = [written(scheduled("scheduled", EventType=event_type)).text for event_type in EVENT_TYPES]
+    meanings = [
+        "memory and files are kept",
+        "memory is lost, disks are kept",
+        "memory and the ephemeral (temporary) disk are lost",
+        "its ephemeral disk is lost",
+        "The VM is deleted",
+    ]
+    assert [meaning in text for meaning, text in zip(meanings, texts, strict=True)] == [True] * 5
+    assert len(set(texts)) == 5
+
+
+USUAL = "Reboot of web-0, web-1"
+MANY = [f"vm-{number}" for number in range(1_000)]
+
+
 @pytest.mark.parametrize(
-    ("event_type", "words"),
+    ("event", "title"),
     [
-        ("Freeze", "memory and files are kept"),
-        ("Reboot", "memory is lost, disks are kept"),
-        ("Redeploy", "memory and the ephemeral (temporary) disk are lost"),
-        ("Preempt", "its ephemeral disk is lost"),
-        ("Terminate", "The VM is deleted"),
+        (scheduled("scheduled", EventType="Migrate"), "Migrate of web-0, web-1 in 15 min (14:18 CET)"),
+        (
+            scheduled("scheduled", Resources=["db-1", "Web-0"]),
+            "Reboot of Web-0, db-1 in 15 min (14:18 CET)",
+        ),
+        (
+            scheduled("scheduled", Resources=MANY),
+            "Reboot of vm-0, vm-1, vm-2 and 997 more in 15 min (14:18 CET)",
+        ),
+        (scheduled("scheduled", Resources=[]), "Reboot (no VM is named) in 15 min (14:18 CET)"),
+        (scheduled("scheduled", NotBefore=in_(seconds=30)), f"{USUAL} in 30 s (14:03:30 CET)"),
+        (scheduled("scheduled", NotBefore=in_(minutes=14, seconds=58)), f"{USUAL} in 15 min (14:17 CET)"),
+        (scheduled("scheduled", NotBefore=in_(hours=2, minutes=5)), f"{USUAL} in 2 h 5 min (16:08 CET)"),
+        (
+            scheduled("scheduled", NotBefore=in_(days=6, hours=4)),
+            f"{USUAL} in 6 d 4 h (Thu 26 Nov 18:03 CET)",
+        ),
+        (scheduled("scheduled", NotBefore=in_(minutes=-3)), f"{USUAL} was due 3 min ago (14:00 CET)"),
+        (updated({}, EventStatus="Paused"), f"Changed: {USUAL}: its status is Paused"),
+        (
+            with_data(EVENTS["imds.unreachable"], Since=None),
+            "web-0 has not seen its Scheduled Events since it started",
+        ),
+        (with_data(EVENTS["bridge.heartbeat"], Reason="Started"), "imds-bridge on web-0 has started"),
+        (with_data(EVENTS["bridge.heartbeat"], Reason="Stopping"), "imds-bridge on web-0 is stopping"),
     ],
 )
-def test_the_meaning_of_an_event_is_shown(event_type: str, words: str) -> None:
-    assert words in written(scheduled("scheduled", EventType=event_type)).text
-
-
-@pytest.mark.parametrize("event_type", EVENT_TYPES)
-def test_a_pause_a_restart_and_a_deletion_read_differently(event_type: str) -> None:
-    others = {
-        written(scheduled("scheduled", EventType=other)).text for other in EVENT_TYPES if other != event_type
-    }
-    assert written(scheduled("scheduled", EventType=event_type)).text not in others
-
-
-def test_a_type_that_is_not_known_is_shown_as_it_is() -> None:
-    assert (
-        written(scheduled("scheduled", EventType="Migrate")).title
-        == "Migrate of web-0, web-1 in 15 min (14:18 CET)"
-    )
+def test_the_title_names_what_whom_and_when_as_exactly_as_it_matters(
+    event: dict[str, Any], title: str
+) -> None:
+    assert written(event).title == title
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(9, "about 9 s"), (0, "no impact on the VM is expected"), (-1, "unknown"), (300, "about 5 min")],
+    ("property_name", "value", "label", "words"),
+    [
+        ("DurationInSeconds", 9, "Lasts", "about 9 s"),
+        ("DurationInSeconds", 0, "Lasts", "no impact on the VM is expected"),
+        ("DurationInSeconds", -1, "Lasts", "unknown"),
+        ("DurationInSeconds", 300, "Lasts", "about 5 min"),
+        ("EventSource", "Platform", "Initiated by", "Azure (platform)"),
+        ("EventSource", "User", "Initiated by", "a user or automation of yours"),
+    ],
 )
-def test_the_duration_is_shown(seconds: int, words: str) -> None:
-    assert fields(written(scheduled("scheduled", DurationInSeconds=seconds)))["Lasts"] == words
-
-
-@pytest.mark.parametrize(
-    ("source", "words"), [("Platform", "Azure (platform)"), ("User", "a user or automation of yours")]
-)
-def test_the_source_is_shown(source: str, words: str) -> None:
-    assert fields(written(scheduled("scheduled", EventSource=source)))["Initiated by"] == words
-
-
-def test_this_vm_comes_first_among_the_vms() -> None:
-    assert written(scheduled("scheduled", Resources=["db-1", "Web-0"])).title.startswith(
-        "Reboot of Web-0, db-1 in"
-    )
-
-
-def test_of_many_vms_the_title_names_three_and_counts_the_rest() -> None:
-    many = scheduled("scheduled", Resources=[f"vm-{number}" for number in range(1_000)])
-    assert written(many).title == "Reboot of vm-0, vm-1, vm-2 and 997 more in 15 min (14:18 CET)"
+def test_the_duration_and_the_source_are_shown(
+    property_name: str, value: Any, label: str, words: str
+) -> None:
+    assert fields(written(scheduled("scheduled", **{property_name: value})))[label] == words
 
 
 def test_the_time_stays_in_the_title_when_the_names_are_long() -> None:
@@ -105,26 +120,6 @@ def test_the_time_stays_in_the_title_when_the_names_are_long() -> None:
     three = written(scheduled("scheduled", Resources=["x" * 64, "y" * 64, "z" * 64])).title
     assert len(three) <= 146
     assert three.endswith("x and 2 more in 15 min (14:18 CET)")
-
-
-def test_an_event_without_vms_says_so() -> None:
-    assert (
-        written(scheduled("scheduled", Resources=[])).title == "Reboot (no VM is named) in 15 min (14:18 CET)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("away", "words"),
-    [
-        ({"seconds": 30}, "in 30 s (14:03:30 CET)"),
-        ({"minutes": 14, "seconds": 58}, "in 15 min (14:17 CET)"),
-        ({"hours": 2, "minutes": 5}, "in 2 h 5 min (16:08 CET)"),
-        ({"days": 6, "hours": 4}, "in 6 d 4 h (Thu 26 Nov 18:03 CET)"),
-        ({"minutes": -3}, "was due 3 min ago (14:00 CET)"),
-    ],
-)
-def test_the_start_is_shown_as_exactly_as_it_matters(away: dict[str, float], words: str) -> None:
-    assert written(scheduled("scheduled", NotBefore=in_(**away))).title == f"Reboot of web-0, web-1 {words}"
 
 
 def test_the_time_that_is_left_is_that_of_the_attempt() -> None:
@@ -207,28 +202,19 @@ def test_an_update_says_what_changed_from_what_to_what() -> None:
     assert fields(written(smaller))["Changed"] == "EventType, from Reboot to Freeze"
 
 
-def test_an_event_that_goes_back_to_scheduled_says_so() -> None:
-    message = written(updated({"EventStatus": "Started"}))
-    assert message.title == "Back to scheduled: Reboot of web-0, web-1 in 15 min (14:18 CET)"
-    assert message.tone == "warning"
+def test_an_update_says_that_an_event_goes_back_to_scheduled_or_runs() -> None:
+    back = written(updated({"EventStatus": "Started"}))
+    assert back.title == f"Back to scheduled: {USUAL} in 15 min (14:18 CET)"
+    runs = written(updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"))
+    assert runs.title == f"Changed: {USUAL}, which has started"
+    assert (back.tone, runs.tone) == ("warning", "attention")
 
 
-def test_an_update_of_what_runs_says_that_it_runs() -> None:
-    message = written(updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"))
-    assert message.title == "Changed: Reboot of web-0, web-1, which has started"
-    assert message.tone == "attention"
-
-
-def test_a_status_that_is_not_known_is_shown() -> None:
-    assert (
-        written(updated({}, EventStatus="Paused")).title
-        == "Changed: Reboot of web-0, web-1: its status is Paused"
-    )
-
-
-def test_an_uncertain_end_has_its_reason_and_says_that_this_vm_has_rebooted() -> None:
+def test_an_end_has_its_reason_and_says_that_this_vm_has_rebooted() -> None:
     text = written(EVENTS["scheduledevent.ended"]).text
     assert "It was removed while imds-bridge was restarted; this VM has rebooted since." in text
+    completed = with_data(EVENTS["scheduledevent.completed"], VmRebooted=True)
+    assert "this VM has rebooted since" in written(completed).text
 
 
 @pytest.mark.parametrize("reason", get_args(EndReason))
@@ -237,11 +223,6 @@ def test_every_reason_of_an_end_has_a_text(reason: str, rebooted: bool | None) -
     event = with_data(EVENTS["scheduledevent.ended"], EndReason=reason, VmRebooted=rebooted)
     sentence = written(event).text.splitlines()[1]
     assert re.fullmatch(r"(It|IMDS|The document|An entry) [^;]+[.]|Its [^;]+[.]", sentence)
-
-
-def test_a_completed_event_says_that_this_vm_has_rebooted() -> None:
-    event = with_data(EVENTS["scheduledevent.completed"], VmRebooted=True)
-    assert "this VM has rebooted since" in written(event).text
 
 
 @pytest.mark.parametrize(
@@ -288,18 +269,6 @@ def test_a_receipt_of_what_was_due_already_names_no_start() -> None:
     )
 
 
-def test_imds_that_never_answered_is_unreachable_since_the_start() -> None:
-    message = written(with_data(EVENTS["imds.unreachable"], Since=None))
-    assert message.title == "web-0 has not seen its Scheduled Events since it started"
-
-
-@pytest.mark.parametrize(("reason", "words"), [("Started", "has started"), ("Stopping", "is stopping")])
-def test_a_heartbeat_reports_start_and_stop(reason: str, words: str) -> None:
-    assert (
-        written(with_data(EVENTS["bridge.heartbeat"], Reason=reason)).title == f"imds-bridge on web-0 {words}"
-    )
-
-
 @pytest.mark.parametrize("data", [None, [], "text", 7, {"Vm": []}, {"Document": {"Events": None}}])
 @pytest.mark.parametrize("kind", EVENTS)
 def test_nonsense_as_data_has_a_title_all_the_same(kind: str, data: Any) -> None:
@@ -322,14 +291,13 @@ def test_text_from_outside_is_one_line_without_what_acts() -> None:
 @pytest.mark.parametrize(
     "text", ["x" * 100_000, "😀" * 100_000, "\n" * 100_000 + "x", "x" + " " * 100_000 + "y"]
 )
-def test_a_long_text_is_cut_visibly(text: str) -> None:
-    described_text = fields(written(scheduled("scheduled", Description=text)))["Azure says"]
-    assert len(described_text.encode("utf-16-le")) <= 2 * 400
-    assert described_text.endswith("… (cut)")
-
-
-def test_a_text_that_just_fits_is_not_cut() -> None:
-    assert fields(written(scheduled("scheduled", Description="x" * 400)))["Azure says"] == "x" * 400
+def test_a_text_of_more_than_400_letters_is_cut_visibly(text: str) -> None:
+    cut, whole = (
+        fields(written(scheduled("scheduled", Description=one)))["Azure says"] for one in (text, "x" * 400)
+    )
+    assert len(cut.encode("utf-16-le")) <= 2 * 400
+    assert cut.endswith("… (cut)")
+    assert whole == "x" * 400
 
 
 def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() -> None:

@@ -140,23 +140,6 @@ def test_a_pass_takes_no_more_than_fifty_messages(rig: RelayOnDoubles) -> None:
     assert rig.completed == 51
 
 
-def test_malformed_messages_are_dead_lettered_with_the_reason_while_events_go_on(
-    rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in names(20):
-        rig.queue.send(b"nonsense " * 3, message_id=f"bad-{name}")
-        rig.send(name)
-    rig.run()
-    assert rig.deliver() == names(20)
-    assert len(rig.queue.dead_letters) == rig.relay.status()["malformed"] == 20
-    settlement = rig.queue.dead_letters[0].settlement
-    assert settlement is not None
-    assert settlement.dead_letter_reason == "malformed"
-    assert "not JSON" in settlement.description
-    assert "expected one CloudEvent 1.0 as a JSON object" in settlement.description
-    assert len([line for line in caplog.messages if "not events" in line]) == 1
-
-
 def test_malformed_messages_are_logged_again_after_a_while_with_their_number(
     rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,20 +165,6 @@ def test_one_event_in_several_messages_is_sent_once_and_every_message_is_complet
     assert rig.deliver() == ["same", "other"]
     assert rig.completed == 8
     assert rig.relay.status()["repeated"] == 6
-
-
-def test_an_event_that_was_committed_and_is_delivered_again_is_completed_and_not_sent_twice(
-    rig: RelayOnDoubles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as lost:
-        lost.setattr(rig.receiver, "settle", lambda *_: None)  # the connection is cut before it
-        rig.send(*names(10))
-        rig.run()
-    rig.receiver.disconnect()
-    rig.run()
-    assert rig.deliver() == names(10)
-    assert rig.completed == 10
-    assert rig.relay.status()["repeated"] == 10
 
 
 def test_an_event_that_is_delivered_again_after_a_restart_is_not_sent_twice(
@@ -260,19 +229,6 @@ def test_without_a_store_an_event_that_is_delivered_again_is_sent_once_and_compl
         assert rig.deliver() == names(5)
         rig.run()
         assert (rig.completed, len(rig.receiver.settled)) == (5, 5)
-
-
-def test_more_messages_flow_without_a_store_than_can_be_unsettled_at_once(rig: RelayOnDoubles) -> None:
-    delivered: list[str] = []
-    with failing_disk() as disk:
-        disk.fail()
-        rig.send(*names(350))
-        for _ in range(9):
-            rig.run()
-            delivered += rig.deliver()
-        assert rig.outbox.storage_error
-    assert delivered == names(350)
-    assert rig.completed == 350
 
 
 def test_without_a_store_messages_that_no_sink_has_are_abandoned_at_the_stop(rig: RelayOnDoubles) -> None:
