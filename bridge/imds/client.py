@@ -12,7 +12,15 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from http.client import HTTP_PORT, HTTPException, HTTPResponse, IncompleteRead
+from http.client import (
+    HTTP_PORT,
+    BadStatusLine,
+    HTTPException,
+    HTTPResponse,
+    IncompleteRead,
+    LineTooLong,
+    RemoteDisconnected,
+)
 from urllib.parse import urlsplit
 
 from bridge import __version__
@@ -46,6 +54,7 @@ LATE_SECONDS = 2.0
 RETRY_AFTER_LIMIT_SECONDS = 5.0
 
 _PIECE_BYTES = 64 * 1024
+MAX_LINE_BYTES, MAX_HEADERS = 64 * 1024, 100
 _LEAST_SECONDS = 0.01
 _HINTS = {
     400: "does this IMDS support api_version?",
@@ -170,12 +179,12 @@ class ImdsClient:
             raise _refusal(answer, self.base)
         return body
 
-    def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[HTTPResponse, bytes]:
+    def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[_Answer, bytes]:
         """Send a request, again if the server has just closed the kept connection; return the answer and its body."""
         sock, is_kept = self._connect(deadline)
         try:
             sock.sendall(self._request(method, path, content))
-            with HTTPResponse(sock) as answer:
+            with _Answer(sock) as answer:
                 answer.begin()
                 body = _read(answer, deadline)
         except ConnectionError:
@@ -233,20 +242,59 @@ class ImdsClient:
         return kind(f"IMDS at {self.base}: {reason}")
 
 
+class _Answer(HTTPResponse):
+    """An answer whose head is read without the parser of e-mail, which takes longer than all the rest."""
+
+    fields: dict[str, str]
+    """The headers, by their names in lower case."""
+
+    def begin(self) -> None:
+        """Read the status and the headers."""
+        version, _, rest = self._line().partition(" ")
+        if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
+            raise BadStatusLine(f"{version} {rest}")
+        self.status = int(rest[:3])
+        self.fields = {}
+        while line := self._line():
+            name, _, value = line.partition(":")
+            self.fields[name.strip().lower()] = value.strip()
+            if len(self.fields) > MAX_HEADERS:
+                raise HTTPException(f"more than {MAX_HEADERS} headers")
+        length = self.fields.get("content-length", "")
+        self.chunked = self.fields.get("transfer-encoding", "").lower() == "chunked"
+        self.chunk_left = None
+        self.length = int(length) if length.isdecimal() and not self.chunked else None
+        if self.status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            self.length = 0
+        has_end = self.chunked or self.length is not None
+        self.will_close = (
+            version == "HTTP/1.0" or not has_end or self.fields.get("connection", "").lower() == "close"
+        )
+
+    def _line(self) -> str:
+        line: bytes = self.fp.readline(MAX_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            raise (
+                RemoteDisconnected("the connection ended within the head")
+                if not line
+                else LineTooLong("header line")
+            )
+        return line.decode("latin-1").strip("\r\n")
+
+
 class _NoAnswerError(ImdsError):
     """There was a connection, but no complete answer in time."""
 
 
-def _read(answer: HTTPResponse, deadline: float) -> bytes:
+def _read(answer: _Answer, deadline: float) -> bytes:
     """Read a body within the limits of size and time."""
     body = bytearray()
     while answer.length != 0 and (piece := answer.read1(_PIECE_BYTES)):
         body += piece
         if len(body) > MAX_BODY_BYTES:
             raise HTTPException(f"an answer of more than {MAX_BODY_BYTES} bytes")
-        if (
-            answer.length and time.monotonic() > deadline
-        ):  # a complete one counts, however long the process slept
+        # A complete one counts, however long the process slept.
+        if answer.length != 0 and time.monotonic() > deadline:
             raise TimeoutError
     if answer.length:
         raise IncompleteRead(bytes(body), answer.length)
@@ -261,9 +309,9 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or printable(str(error), 100)
 
 
-def _refusal(answer: HTTPResponse, base: str) -> ImdsError:
+def _refusal(answer: _Answer, base: str) -> ImdsError:
     hint = _HINTS.get(answer.status)
-    asked = answer.headers.get("Retry-After", "").strip()
+    asked = answer.fields.get("retry-after", "")
     return ImdsError(
         f"IMDS at {base} answered {answer.status}" + (f" ({hint})" if hint else ""),
         status=answer.status,
