@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -317,7 +318,8 @@ class ServiceBusLab(server.ServiceBusLab):
         """End the outage, if there is one: accept connections on the same port."""
         if self._server.is_serving():
             return
-        asyncio.run_coroutine_threadsafe(self._listen_on(self.port), self._loop).result(server.CALL_SECONDS)
+        listener = socket.create_server((server.HOST, self.port))
+        asyncio.run_coroutine_threadsafe(self._listen_on(listener), self._loop).result(server.CALL_SECONDS)
 
     def advance(self, seconds: float) -> None:
         """Move the lab's clock forward: locks, messages, duplicate windows and idle links expire accordingly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -74,15 +75,19 @@ class ServiceBusLab:
             idle_seconds=IDLE_SECONDS,
         )
         try:
-            self._loop.run_until_complete(self._listen_on(port))
+            listener = socket.create_server((HOST, port))
         except OSError as error:
             self._loop.close()
             raise LabError(f"port given: {port}; expected: a free one ({error})") from error
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.port = int(listener.getsockname()[1])
         self._bus.host = f"{HOST}:{self.port}"
         self._loop.call_soon(self._tick, 0)
-        self._thread = threading.Thread(target=self._run, name="lab-servicebus", daemon=True)
+        is_ready = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(listener, is_ready), name="lab-servicebus", daemon=True
+        )
         self._thread.start()
+        is_ready.wait(CALL_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -146,12 +151,14 @@ class ServiceBusLab:
     def _now(self) -> float:
         return time.time()
 
-    async def _listen_on(self, port: int) -> None:
+    async def _listen_on(self, listener: socket.socket) -> None:
         self._server = await self._loop.create_server(
-            lambda: Connection(self._bus), HOST, port, backlog=BACKLOG
+            lambda: Connection(self._bus), sock=listener, backlog=BACKLOG
         )
 
-    def _run(self) -> None:
+    def _run(self, listener: socket.socket, is_ready: threading.Event) -> None:
+        self._loop.run_until_complete(self._listen_on(listener))
+        is_ready.set()
         self._loop.run_forever()
         self._disconnect()
         self._loop.run_until_complete(asyncio.sleep(0))  # connections are released in the next round
