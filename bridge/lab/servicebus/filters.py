@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +75,7 @@ class Sql:
         self.expression = expression
         self._names: list[tuple[bool, str]] = []
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
+        weakref.finalize(self, self._database.close)
         self._database.execute("PRAGMA case_sensitive_like = ON")
         self._database.create_function("given", 1, lambda value: value is not None)  # EXISTS
         self._query = f"SELECT ({_TOKEN.sub(self._replace, expression)})"
