@@ -1,7 +1,6 @@
 """HTTP with limits on time and size; redirects are not followed, and the environment's proxies are not used.
 
-The time limit is the library's: it counts from byte to byte, but a body is no longer read when it is over. The only
-module that overrides a private method of http.client: `_tunnel`, because a proxy's refusal is reported nowhere else.
+The time limit is the library's: it counts from byte to byte, but a body is no longer read when it is over.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException, HTTPMessage, HTTPResponse
+from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connection import HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as Urllib3Error
 
@@ -47,70 +46,18 @@ class Answer:
     body: bytes
 
 
-class _Response(HTTPResponse):
-    """An answer that is known by its status: interim answers are skipped, and odd headers do not make it fail."""
-
-    def begin(self) -> None:
-        while True:
-            self.status = 0
-            try:
-                super().begin()
-            except HTTPException:
-                if not self.status:  # otherwise only the headers cannot be read
-                    raise
-                self._ignore_headers()
-            if self.status == HTTPStatus.SWITCHING_PROTOCOLS or not 100 <= self.status < 200:  # noqa: PLR2004
-                break
-            self.headers = self.msg = None  # type: ignore[assignment]
-        lengths = ",".join(self.headers.get_all("Content-Length", [])).split(",")
-        if len({length.strip() for length in lengths}) > 1:
-            self._ignore_headers()
-
-    def _ignore_headers(self) -> None:
-        """Take the answer for one without headers and body."""
-        self.headers = self.msg = HTTPMessage()
-        self.chunked = False
-        self.length = 0
-        self.will_close = True
-
-
-class _Connection(HTTPConnection):
-    response_class = _Response
-
-
-class _TlsConnection(_Connection, HTTPSConnection):
-    def connect(self) -> None:
-        try:
-            super().connect()
-        except TimeoutError as error:
-            where = "the proxy: " if self.proxy and not self.has_connected_to_proxy else ""
-            raise HttpFailure(f"{where}no TLS handshake within {self.timeout:g} s") from error
-
+class _TlsConnection(HTTPSConnection):
     def request(self, *args: Any, **kwargs: Any) -> None:
         # The server may have sent the reason: in TLS 1.3 it refuses a certificate after the client's handshake ended.
         with contextlib.suppress(ssl.SSLEOFError):
             super().request(*args, **kwargs)
-
-    def _tunnel(self) -> None:
-        try:
-            super()._tunnel()
-        except TimeoutError as error:
-            raise HttpFailure(f"the proxy: no answer within {self.timeout:g} s") from error
-        except (OSError, HTTPException) as error:
-            if status := re.match(r"Tunnel connection failed: (\d+)", str(error)):  # the only place
-                raise _proxy_refusal(int(status[1])) from error
-            raise HttpFailure(f"the proxy: {_failure_of(error)}") from error
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
 
 
 class _TlsPool(HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-_POOLS = {"http": _Pool, "https": _TlsPool}
+_POOLS = {"http": HTTPConnectionPool, "https": _TlsPool}
 
 
 class _Adapter(HTTPAdapter):
@@ -205,7 +152,7 @@ class HttpClient:
             response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
         except _ERRORS as error:
             self._check_files()
-            raise _failure(error, timeout_seconds) from error
+            raise _failure(error, timeout_seconds, proxied=bool(self._session.proxies)) from error
         with contextlib.closing(response):
             answered = _read(response, max_body_bytes, deadline)
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
@@ -286,20 +233,17 @@ def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float |
     return None if instant is None else now - instant.timestamp()
 
 
-def _failure(error: Exception, timeout_seconds: float) -> HttpFailure:
+def _failure(error: Exception, timeout_seconds: float, *, proxied: bool) -> HttpFailure:
     """Return why an exchange failed, without the URL that the library's own text contains."""
     cause = _root(error)
-    no_connection = f"no connection within {min(CONNECT_SECONDS, timeout_seconds):g} s"
-    if isinstance(error, requests.exceptions.ProxyError):
-        failure = HttpFailure(no_connection) if isinstance(cause, TimeoutError) else _failure_of(cause)
-        return HttpFailure(f"the proxy: {failure}", permanent=failure.permanent)
-    if isinstance(error, requests.ConnectTimeout):
-        return HttpFailure(no_connection, unreached=True)
-    if isinstance(error, requests.Timeout | TimeoutError):
-        return HttpFailure(f"no answer within {timeout_seconds:g} s")
-    if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
-        return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
-    return _failure_of(cause)
+    # The library reports a refusal nowhere else.
+    if refused := re.match(r"Tunnel connection failed: (\d+)", str(cause)):
+        return _proxy_refusal(int(refused[1]))
+    failure = _failure_of(error, cause, timeout_seconds)
+    if not proxied:
+        return failure
+    text = f"through the proxy: {failure}"
+    return HttpFailure(text, permanent=failure.permanent, unreached=failure.unreached)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -312,8 +256,14 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _failure_of(cause: BaseException) -> HttpFailure:
-    """Return why a connection failed or was interrupted."""
+def _failure_of(error: Exception, cause: BaseException, timeout_seconds: float) -> HttpFailure:
+    if isinstance(error, requests.ConnectTimeout):
+        limit_seconds = min(CONNECT_SECONDS, timeout_seconds)
+        return HttpFailure(f"no connection within {limit_seconds:g} s", unreached=True)
+    if isinstance(error, requests.Timeout) or isinstance(cause, TimeoutError):
+        return HttpFailure(f"no answer within {timeout_seconds:g} s")
+    if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
+        return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
     if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
         return HttpFailure("TLS failed: the connection was interrupted")
     if isinstance(cause, ssl.SSLError):
