@@ -53,6 +53,12 @@ def unknown_outcome(decision: Decision) -> Decision:
     return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
 
 
+def changed(event: ScheduledEvent) -> Decision:
+    """Return the decision for an event that has changed, or left and returned, since an auto rule matched it."""
+    detail = "the event has changed or returned since"
+    return Decision(outcome="rejected", reason="denied", detail=detail, event=event)
+
+
 def already_approved(event: ScheduledEvent) -> Decision:
     """Return the decision for an event that IMDS has just approved."""
     detail = "this VM approved it less than a minute ago"
@@ -129,7 +135,7 @@ def matches(
     results = (
         _is_one_of(event.raw.get("EventType"), rule.event_type),
         _is_one_of(event.raw.get("EventSource"), rule.event_source),
-        _names_match(event.resources, rule.resource, every=every_resource),
+        _names_match(event, rule.resource, every=every_resource),
         _is_within(duration if is_known else None, rule.min_duration_seconds, rule.max_duration_seconds),
         _is_within(notice, rule.min_notice_seconds, rule.max_notice_seconds),
     )
@@ -148,7 +154,7 @@ def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> fl
             so that another VM approves if the first does not respond.
     """
     folded = [fold_name(name) for name in event.resources]
-    if fold_name(vm_name) not in folded:
+    if fold_name(vm_name) not in folded or not _has_readable_resources(event):
         return None
     if len(folded) > 1 and (not group or _may_be_terminate(event)):
         return None
@@ -170,15 +176,24 @@ def _is_one_of(value: object, wanted: Sequence[str]) -> bool | None:
     return value.lower() in {one.lower() for one in wanted} if isinstance(value, str) and value else None
 
 
-def _names_match(names: Sequence[str], patterns: Sequence[str], *, every: bool) -> bool | None:
+def _names_match(event: ScheduledEvent, patterns: Sequence[str], *, every: bool) -> bool | None:
     if not patterns:
         return True
-    if not names:
+    if not event.resources:
         return None
     results = [
-        any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns) for name in names
+        any(fnmatchcase(fold_name(name), fold_name(pattern)) for pattern in patterns)
+        for name in event.resources
     ]
-    return all(results) if every else any(results)
+    matched = all(results) if every else any(results)
+    # what cannot be read may match or not: it leaves only what one readable name decides for all
+    return matched if _has_readable_resources(event) or matched is not every else None
+
+
+def _has_readable_resources(event: ScheduledEvent) -> bool:
+    """Return whether every entry of `Resources` is a name."""
+    given = event.raw.get("Resources")
+    return isinstance(given, str) or (isinstance(given, list) and len(given) == len(event.resources))
 
 
 def _is_within(value: float | None, low: float | None, high: float | None) -> bool | None:

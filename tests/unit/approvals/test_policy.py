@@ -127,6 +127,11 @@ def test_a_terminate_is_approved_only_by_the_vm_that_it_names() -> None:
         ({"resource": ["*"]}, {"Resources": []}, None),
         ({"resource": ["web-*"]}, {"Resources": ["web-0", "db-0"]}, False),
         ({"resource": ["web-*", "db-*"]}, {"Resources": ["web-0", "db-0"]}, True),
+        ({"resource": ["web-*"]}, {"Resources": "web-0"}, True),
+        ({"resource": ["web-*"]}, {"Resources": ["web-0", {"Name": "db-1"}]}, None),
+        ({"resource": ["web-*"]}, {"Resources": ["db-0", {"Name": "db-1"}]}, False),
+        ({"resource": ["*"]}, {"Resources": None}, None),
+        ({"resource": ["*"]}, {"Resources": {"Name": "web-0"}}, None),
         ({"event_type": ["Reboot"], "event_source": ["User"]}, {}, False),
         ({"event_type": ["Freeze"], "max_duration_seconds": 9}, {"DurationInSeconds": -1}, False),
         ({"event_type": ["Reboot"], "max_duration_seconds": 9}, {"DurationInSeconds": -1}, None),
@@ -147,6 +152,8 @@ def test_a_rule_matches_if_every_criterion_is_met_and_may_match_if_one_is_unknow
         ({"event_type": ["Redeploy"]}, {"EventType": ...}),
         ({"max_notice_seconds": 60}, {"NotBefore": ""}),
         ({"resource": ["db-*"]}, {"Resources": []}),
+        ({"resource": ["db-*"]}, {"Resources": None}),
+        ({"resource": ["db-*"]}, {"Resources": ["web-0", {"Name": "db-1"}]}),
     ],
 )
 def test_an_event_without_the_value_that_a_deny_rule_compares_is_denied(
@@ -166,9 +173,11 @@ def test_an_event_that_may_be_a_deletion_is_approved_only_by_the_vm_that_it_name
     assert decide(policy, EventType=event_type).outcome == "accepted"
 
 
-def test_one_resource_is_enough_to_deny() -> None:
+@pytest.mark.parametrize("unreadable", [[], [7], [None]])
+def test_one_resource_is_enough_to_deny(unreadable: list[Any]) -> None:
     policy = {"allow": [{}], "deny": [{"resource": ["db-*"]}]}
-    assert decide(policy, Resources=["web-0", "db-0"]).reason == "denied"
+    decision = decide(policy, Resources=["web-0", "db-0", *unreadable])
+    assert (decision.reason, decision.detail) == ("denied", "a deny rule matches")
 
 
 @pytest.mark.parametrize(
@@ -183,10 +192,12 @@ def test_one_resource_is_enough_to_deny() -> None:
         (["web-1", "web-2", "WEB-0"], "Freeze", True, 20.0),
         (["web-0"], "Terminate", True, 0.0),
         (["web-1", "web-0"], "Terminate", True, None),
+        (["web-0", {"Name": "web-1"}], "Reboot", False, None),
+        ([{"Name": "web-1"}, "web-0"], "Reboot", True, None),
     ],
 )
 def test_an_auto_rule_waits_ten_seconds_for_each_place_in_resources(
-    resources: list[str], event_type: str, group: bool, expected: float | None
+    resources: list[Any], event_type: str, group: bool, expected: float | None
 ) -> None:
     given = event(Resources=resources, EventType=event_type)
     assert auto_wait_seconds(given, vm_name="web-0", group=group) == expected
