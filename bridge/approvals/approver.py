@@ -5,21 +5,18 @@ I/O: IMDS, the clock and the log.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from hashlib import sha256
-from typing import Any
 
 from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
 from bridge.imds.client import ImdsClient
-from bridge.imds.document import STARTED, Document, ScheduledEvent, parse_document
-from bridge.runtime.time import Clock, iso_utc, parse_instant
+from bridge.imds.document import Document, ScheduledEvent, parse_document
+from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +24,6 @@ READ_EVERY_SECONDS = 1.0  # one document for all commands together
 FRESH_SECONDS = 2.0  # how old a document may be for a decision
 PAUSE_SECONDS = 1.0  # after a failure without Retry-After
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
-
-RECENT_SECONDS = 60.0
-
-# They change when an event starts, which does not make it another event.
-_CHANGED_BY_START = ("EventStatus", "NotBefore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,47 +142,3 @@ class ImdsApprover:
                 "approving %s of %s", event.raw.get("EventType"), names, extra={"event_id": event.event_id}
             )
         self._imds.approve([event.event_id for event in events], incarnation=incarnation)
-
-
-# What is recorded when IMDS has approved an event, and whether that still holds for the event as it is now.
-
-
-def record_approval(
-    event: ScheduledEvent, *, at: datetime, earlier: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the record of an approval.
-
-    Args:
-        event: as in the document by which it was approved.
-        at: when IMDS answered.
-        earlier: the record of the event's last approval, if there was one.
-    """
-    return {
-        "at": iso_utc(at),
-        "content": content_hash(event),
-        "not_before": iso_utc(event.not_before) if event.not_before else None,
-        "has_started": False,
-        "number": (earlier["number"] if earlier else 0) + 1,
-    }
-
-
-def is_same(record: Mapping[str, Any] | None, event: ScheduledEvent) -> bool:
-    """Return whether an approval was for the event as it is: unchanged, and not Scheduled again after a start."""
-    if record is None or record["content"] != content_hash(event):
-        return False
-    if event.status == STARTED:
-        return True
-    not_before = iso_utc(event.not_before) if event.not_before else None
-    return not record["has_started"] and bool(record["not_before"] == not_before)
-
-
-def is_recent(record: Mapping[str, Any], now: datetime) -> bool:
-    """Return whether an approval was made within the last minute."""
-    at = parse_instant(record["at"])
-    return at is not None and 0 <= (now - at).total_seconds() <= RECENT_SECONDS
-
-
-def content_hash(event: ScheduledEvent) -> str:
-    """Return a hash of what an event is, whether or not it has started."""
-    content = {name: value for name, value in event.content.items() if name not in _CHANGED_BY_START}
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -6,18 +6,18 @@ I/O: processes and the log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from bridge.approvals.approver import content_hash, is_same
 from bridge.approvals.policy import (
     Decision,
     auto_wait_seconds,
     judge_event,
 )
+from bridge.approvals.stays import Stay, Stays
 from bridge.config.approvals import ApprovalSettings, AutoSettings
-from bridge.imds.document import SCHEDULED, Document, ScheduledEvent
+from bridge.imds.document import Document, ScheduledEvent
 from bridge.runtime.program import Run
 from bridge.runtime.time import Clock
 
@@ -42,11 +42,17 @@ def run_seconds(event: ScheduledEvent, *, timeout_seconds: float, now: datetime)
     return min(timeout_seconds, (event.not_before - now).total_seconds() - END_BEFORE_SECONDS)
 
 
+def command_key(stay: Stay) -> str:
+    """Return the key of the command that an auto rule makes for a stay."""
+    return f"auto:{stay.event.key}:{stay.id}"
+
+
 class AutoRules:
     """Approves events without a command, once this VM is known; for the listener's thread.
 
     Args:
         settings: the policy and the auto rules.
+        stays: of the events in the document.
         vm_name: returns this VM's name.
         notice: makes what a program gets.
         clock: for turns and the rules about the notice.
@@ -57,37 +63,29 @@ class AutoRules:
         self,
         settings: ApprovalSettings,
         *,
+        stays: Stays,
         vm_name: Callable[[], str],
         notice: Notice,
         clock: Clock,
         run: Callable[..., Run] | None,
     ) -> None:
         self._settings = settings
+        self._stays = stays
         self._vm_name = vm_name
         self._notice = notice
         self._clock = clock
         self._run = run
-        self._runs: dict[str, Run] = {}
-        self._first_seen: dict[str, float] = {}
+        self._runs: dict[tuple[str, str], Run] = {}  # by EventId in lower case and stay
 
-    def due(self, document: Document, approval: Callable[[str], Any]) -> Iterator[tuple[str, ScheduledEvent]]:
-        """Yield the events that a rule matches, once it is this VM's turn, with the key of a command.
-
-        Args:
-            document: the current one.
-            approval: returns the record of an event's last approval.
-        """
-        now = self._clock.monotonic()
-        self._first_seen = {key: self._first_seen.get(key, now) for key in document.events}
-        scheduled = [event for event in document.events.values() if event.status == SCHEDULED]
-        self._end_others(scheduled)
-        for event in scheduled:
-            approved = approval(event.key)
-            turn = None if is_same(approved, event) else self._turn(event)
-            if turn and now - self._first_seen[event.key] >= turn[0]:
-                # one command for the event as it is, and another one for each time that it is approved
-                number = approved["number"] if approved else 0
-                yield f"auto:{event.key}:{content_hash(event)}:{event.not_before}:{number}", event
+    def due(self, document: Document) -> Iterator[tuple[str, ScheduledEvent]]:
+        """Yield the events that a rule matches, once it is this VM's turn, with the key of a command for the stay."""
+        stays = [stay for key in document.events if (stay := self._stays.get(key))]
+        self._end_others({(stay.event.key, stay.id) for stay in stays})
+        for stay in stays:
+            event = document.events[stay.event.key]
+            turn = None if stay.approved_at else self._turn(event)
+            if turn and self._clock.monotonic() - stay.since >= turn[0]:
+                yield command_key(stay), event
 
     def judge(self, event: ScheduledEvent, document: Document) -> Decision | None:
         """Decide about a Scheduled event that was due; None while its program runs, which this starts."""
@@ -105,31 +103,33 @@ class AutoRules:
             return ""
         now = self._clock.now()
         left_seconds = run_seconds(event, timeout_seconds=rule.run_timeout_seconds, now=now)
-        run = self._runs.get(event.key)
+        stay = self._stays.get(event.key)
+        assert stay is not None  # noqa: S101 - the event is Scheduled
+        place = (event.key, stay.id)
+        run = self._runs.get(place)
         if run is None or (run.result and run.result.ended_by == "stop"):
             if left_seconds <= 0:
                 return f"{rule.run[0]}: there was not enough time before NotBefore"
+            if any(key == event.key for key, _ in self._runs.keys() - {place}):
+                return None  # the program of an earlier stay is still ending
             body, data = self._notice(event, document)
-            run = self._runs[event.key] = self._run(rule.run, body, data, timeout_seconds=left_seconds)
+            run = self._runs[place] = self._run(rule.run, body, data, timeout_seconds=left_seconds)
             log.info("running %s", rule.run[0], extra={"event_id": event.event_id})
             run.start()
         if run.result is None:
-            if left_seconds <= 0:
-                run.end()
             return None
         return f"{rule.run[0]}: {run.result.fault}" if run.result.fault else ""
 
     def end(self) -> None:
         """End every program soon; a later process runs them again if there is still time."""
-        self._end_others(())
+        self._end_others(set())
 
-    def _end_others(self, events: Iterable[ScheduledEvent]) -> None:
-        """End the programs of all events but these, and forget those that have ended."""
-        keys = {event.key for event in events}
-        for key in self._runs.keys() - keys:
-            self._runs[key].end()
-            if self._runs[key].result:
-                del self._runs[key]
+    def _end_others(self, stays: set[tuple[str, str]]) -> None:
+        """End the programs of all stays but these, and forget those that have ended."""
+        for one in self._runs.keys() - stays:
+            self._runs[one].end()
+            if self._runs[one].result:
+                del self._runs[one]
 
     def _turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
         """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""

@@ -24,7 +24,7 @@ from bridge.service.identity import VmIdentity
 log = logging.getLogger(__name__)
 
 # Kinds of records; those of a dry run must not count later.
-COMMAND, DRY_COMMAND, APPROVED = "command", "dry-command", "approved"
+COMMAND, DRY_COMMAND, STAY = "command", "dry-command", "stay"
 
 
 class Answers:
@@ -61,13 +61,13 @@ class Answers:
         """Record a command's progress."""
         self._records[self._kind, key] = record
 
-    def approval(self, key: str) -> Any:
-        """Return the committed record of an event's approval, None if there is none."""
-        return self._outbox.record(APPROVED, key)
+    def stay(self, key: str) -> Any:
+        """Return the committed record of an event's stay, None if there is none."""
+        return self._outbox.record(STAY, key)
 
-    def put_approval(self, key: str, record: Json) -> None:
-        """Record an event's approval."""
-        self._records[APPROVED, key] = record
+    def put_stay(self, key: str, record: Json) -> None:
+        """Record an event's stay."""
+        self._records[STAY, key] = record
 
     def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
         """Settle messages after the commit."""

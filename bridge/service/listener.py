@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.approvals.approver import ImdsApprover, is_recent, is_same, record_approval
+from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, unwrap
 from bridge.approvals.pending import Pending, Request, Stage
 from bridge.approvals.policy import (
     Decision,
     already_approved,
+    changed,
     expired,
     is_expired,
     judge,
@@ -25,7 +26,8 @@ from bridge.approvals.policy import (
     other_vm,
     unknown_outcome,
 )
-from bridge.approvals.programs import AutoRules
+from bridge.approvals.programs import AutoRules, command_key
+from bridge.approvals.stays import Stays
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
@@ -94,8 +96,13 @@ class Listener:
         self._clock = clock
         self._stop = stop
         self._identity = identity
+        self._answers = Answers(
+            receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
+        )
+        self._stays = Stays(self._answers.stay, clock=clock)
         self._auto = AutoRules(
             settings,
+            stays=self._stays,
             vm_name=self._vm_name,
             notice=self._notice,
             clock=clock,
@@ -105,10 +112,6 @@ class Listener:
         self._is_resolved = False
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
-        self._started: set[str] = set()  # events whose start is recorded
-        self._answers = Answers(
-            receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
-        )
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
@@ -227,7 +230,7 @@ class Listener:
         """Decide what can be decided now: judge all commands by one document, POST the allowed events, answer."""
         document = self._approver.document() if self._is_resolved else None
         if document:
-            self._note_starts(document)
+            self._stays.update(document)
             self._add_due(document)
         now, surplus = self._clock.monotonic(), len(self._pending) - MAX_WAITING
         self._passed_since = {
@@ -266,8 +269,14 @@ class Listener:
         event = document.events.get(request.key) if document else None
         if document and not (event and event.status == SCHEDULED):
             return not_recorded(event)
+        if event and pending.is_auto and not self._is_for_stay(pending, event):
+            return unknown_outcome(changed(event))
         decision = self._judge_open(pending, request, document, may_wait=may_wait)
         return unknown_outcome(decision) if decision and decision.outcome == "rejected" else decision
+
+    def _is_for_stay(self, pending: Pending, event: ScheduledEvent) -> bool:
+        stay = self._stays.get(event.key)
+        return stay is not None and pending.command.key == command_key(stay)
 
     def _judge_open(
         self, pending: Pending, request: Request, document: Document | None, *, may_wait: bool
@@ -296,7 +305,7 @@ class Listener:
             request.wait()
             return None
         is_accepted = decision.outcome == "accepted"
-        if event and (is_accepted or event.status == STARTED) and self._is_approved(event):
+        if event and (is_accepted or event.status == STARTED) and self._stays.is_approved(event):
             return already_approved(event)
         if not is_accepted:
             return decision
@@ -345,19 +354,6 @@ class Listener:
 
     # POSTs
 
-    def _is_approved(self, event: ScheduledEvent) -> bool:
-        """Return whether IMDS has approved the event as it is within the last minute."""
-        record = self._answers.approval(event.key)
-        return is_same(record, event) and is_recent(record, self._clock.now())
-
-    def _note_starts(self, document: Document) -> None:
-        """Record which approved events have started: Scheduled again, they are to be approved again."""
-        started = {key: event for key, event in document.events.items() if event.status == STARTED}
-        for key in started.keys() - self._started:
-            if record := self._answers.approval(key):
-                self._answers.put_approval(key, {**record, "has_started": True})
-        self._started = {*started}
-
     def _post_allowed(self) -> None:
         """POST the allowed events together, once their intent is committed, and answer by what IMDS says."""
         requests = [
@@ -394,9 +390,8 @@ class Listener:
         """Answer what a POST has decided, by EventIds in lower case."""
         for key, decision in decisions.items():
             if decision.outcome == "accepted" and decision.event:
-                earlier = self._answers.approval(key)
-                record = record_approval(decision.event, at=self._clock.now(), earlier=earlier)
-                self._answers.put_approval(key, record)
+                self._stays.approve(key)
+                self._answers.put_stay(key, self._stays.record(key))
         for pending in list(self._pending.values()):
             final = [
                 (request, replace(decisions[request.key], detail=_detail(decisions[request.key], request)))
@@ -444,6 +439,9 @@ class Listener:
         if pending.is_recorded:
             self._answers.put(pending.command.key, record)
         if pending.is_auto:
+            for request in pending.requests:
+                if self._stays.get(request.key):
+                    self._answers.put_stay(request.key, self._stays.record(request.key))
             posted = [
                 [request.event_id, one.command.key]
                 for one in self._pending.values()
@@ -465,7 +463,7 @@ class Listener:
 
     def _add_due(self, document: Document) -> None:
         """Make a command for each event that an auto rule approves; drop those that none approves any more."""
-        due = dict(self._auto.due(document, self._answers.approval))
+        due = dict(self._auto.due(document))
         for key, pending in list(self._pending.items()):
             if pending.is_auto and key not in due and not pending.at(Stage.POSTED):
                 del self._pending[key]

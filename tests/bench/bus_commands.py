@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.approvals.approver import record_approval
+from bridge.approvals.stays import Stays
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
@@ -24,7 +24,7 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.document import parse_document
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock, iso_utc
-from bridge.service.answers import APPROVED
+from bridge.service.answers import STAY
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from bridge.sinks.servicebus import ServiceBusSink
@@ -166,11 +166,11 @@ def _decided(task: _Task) -> _Done:
     config = Config(state_dir=task.folder, imds=ImdsSettings(endpoint=task.imds_url), approvals=settings)
     outbox = parts.open_outbox(task.folder, parts.NAME)
     imds = ImdsClient(config.imds, clock=clock)
-    approvals = {
-        (APPROVED, event.key): record_approval(event, at=clock.now(), earlier=None)
-        for event in parse_document(imds.document()).events.values()
-    }
-    outbox.commit([], records=approvals)
+    stays, document = Stays(lambda _: None, clock=clock), parse_document(imds.document())
+    stays.update(document)
+    for key in document.events:
+        stays.approve(key)
+    outbox.commit([], records={(STAY, key): stays.record(key) for key in document.events})
     identity = VmIdentity(config, "listen", imds=imds, outbox=outbox, clock=clock)
     received = BusReceiver(
         settings,

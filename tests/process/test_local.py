@@ -163,3 +163,40 @@ def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
     assert (vm.listen.wait(), vm.forward.wait()) == (0, 0)
     wait_until(lambda: len(signals.read_text().splitlines()) == 2)
     wait_until(vm.recover.file.with_suffix(".signals").exists)
+
+
+@pytest.mark.parametrize("case", ["later", "started", "unchanged"])
+def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm, case: str) -> None:
+    event = {
+        "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
+        "EventType": "Reboot",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["web-0"],
+        "EventStatus": "Scheduled",
+        "NotBefore": "Mon, 19 Jan 2037 22:26:58 GMT",
+    }
+
+    def show(incarnation: int, *events: dict[str, object]) -> None:
+        vm.imds.serve_document({"DocumentIncarnation": incarnation, "Events": list(events)})
+
+    def posts() -> int:
+        return sum(request.method == "POST" for request in vm.imds.requests())
+
+    show(1, event)
+    wait_until(vm.drain.events, describe=lambda: vm.listen)
+    vm.drain.finish()
+    wait_until(posts, describe=lambda: vm.listen)
+    vm.listen.wait_for_log(": approved")
+    if case == "started":
+        show(2, {**event, "EventStatus": "Started", "NotBefore": ""})
+        vm.listen.wait_for_log("an approval counts no more")
+    show(3)
+    vm.listen.wait_for_log("an approval counts no more")
+    wait_until(vm.recover.events, describe=lambda: vm.forward)
+    vm.recover.finish()
+    vm.drain.file.with_suffix(".go").unlink()
+    show(4, {**event, "NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"} if case == "later" else event)
+    wait_until(lambda: len(vm.drain.events()) == 2, describe=lambda: vm.listen)
+    assert posts() == 1
+    vm.drain.finish()
+    wait_until(lambda: posts() == 2, describe=lambda: vm.listen)

@@ -13,12 +13,13 @@ class Machine:
 
     def __init__(self) -> None:
         self.runs: list[MachineRun] = []
+        self.is_slow_to_end = False
 
     def make(
         self, command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
     ) -> Run:
         """Make a run, as the listener does."""
-        self.runs.append(MachineRun(command, body, data, timeout_seconds=timeout_seconds))
+        self.runs.append(MachineRun(self, command, body, data, timeout_seconds=timeout_seconds))
         return self.runs[-1]
 
     @property
@@ -27,8 +28,13 @@ class Machine:
         return [run for run in self.runs if run.result is None]
 
     @property
+    def asked_to_end(self) -> list[MachineRun]:
+        """Those that were asked to end, whether or not they have."""
+        return [run for run in self.runs if run.is_asked_to_end]
+
+    @property
     def ended(self) -> list[MachineRun]:
-        """Those that were asked to end."""
+        """Those that have ended because they were asked to."""
         return [run for run in self.runs if run.result and run.result.ended_by == "stop"]
 
     def finish(self, **result: Any) -> None:
@@ -38,12 +44,19 @@ class Machine:
 
 
 class MachineRun(Run):
-    """A run that starts nothing, and ends at once when it is asked to."""
+    """A run that starts nothing, and ends at once when it is asked to, unless the machine is slow."""
 
     def __init__(
-        self, command: Sequence[str], body: bytes, data: Mapping[str, Any], *, timeout_seconds: float
+        self,
+        machine: Machine,
+        command: Sequence[str],
+        body: bytes,
+        data: Mapping[str, Any],
+        *,
+        timeout_seconds: float,
     ) -> None:
         super().__init__(command, body, data, timeout_seconds=timeout_seconds)
+        self._machine, self.is_asked_to_end = machine, False
         self.command, self.body, self.data, self.timeout_seconds = command, body, data, timeout_seconds
 
     def start(self) -> None:
@@ -51,4 +64,6 @@ class MachineRun(Run):
 
     def end(self) -> None:
         """End it without a result of its own."""
-        self.result = self.result or Result(code=-15, ended_by="stop")
+        self.is_asked_to_end = True
+        if not self._machine.is_slow_to_end:
+            self.result = self.result or Result(code=-15, ended_by="stop")

@@ -131,17 +131,139 @@ def test_a_program_has_until_shortly_before_the_event(rig: ListenerRig, machine:
     assert machine.runs[0].timeout_seconds == pytest.approx(90, abs=1.5)
 
 
-def test_a_program_is_ended_before_an_event_that_comes_earlier_than_announced(
+def test_a_program_of_an_event_that_changes_is_ended_and_runs_again_for_what_it_is_now(
     rig: ListenerRig, machine: Machine
 ) -> None:
     event = rig.imds.schedule(NotBefore=notice(rig, 500))
     rig.run()
-    rig.imds.change(event, NotBefore=notice(rig, 30))
-    rig.run(15)
-    assert machine.ended == []
+    machine.is_slow_to_end = True
+    rig.imds.change(event, NotBefore=notice(rig, 100))
+    rig.run(5)
+    assert len(machine.runs) == len(machine.asked_to_end) == 1
+    machine.finish(code=0)
+    rig.run(1)
+    assert [run.timeout_seconds for run in machine.runs] == [490, pytest.approx(84, abs=2)]
+    assert rig.receipts() == []
+    machine.finish(code=0)
+    rig.run(1)
+    assert rig.imds.posts == [(event,)]
+
+
+def leave_and_return(rig: ListenerRig, event: str) -> None:
+    events = rig.imds.events
+    rig.imds.remove(event)
+    rig.run(3)
+    rig.imds.show(*events)
+
+
+def start_and_return(rig: ListenerRig, event: str) -> None:
+    events = rig.imds.events
+    rig.imds.change(event, EventStatus="Started", NotBefore="")
+    rig.run(3)
+    rig.imds.remove(event)
+    rig.run(3)
+    rig.imds.show(*events)
+
+
+def return_unseen(rig: ListenerRig, _event: str) -> None:
+    """Have IMDS fail while the event is away."""
+    rig.imds.fail(500, methods=["document"])
+    rig.run(6)
+    rig.imds.restore()
+    rig.imds.show(*rig.imds.events)
+
+
+def return_during_a_restart(rig: ListenerRig, _event: str) -> None:
+    rig.restart()
+    rig.imds.show(*rig.imds.events)
+
+
+def return_later(rig: ListenerRig, event: str) -> None:
+    rig.imds.remove(event)
+    rig.run(3)
+    rig.imds.schedule(event_id=event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
+
+
+def change_in_place(rig: ListenerRig, event: str) -> None:
+    rig.imds.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
+
+
+def change_and_restart(rig: ListenerRig, event: str) -> None:
+    """Change the event while no listener runs, in a document that claims to be the same."""
+    rig.imds.incarnation -= 1
+    rig.imds.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
+    rig.restart()
+
+
+RETURNS = [
+    *(leave_and_return, start_and_return, return_unseen, return_during_a_restart),
+    *(return_later, change_in_place, change_and_restart),
+]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("come_back", RETURNS)
+def test_an_event_that_returns_is_judged_as_new(
+    rig: ListenerRig, machine: Machine, come_back: Callable[[ListenerRig, str], None], code: int
+) -> None:
+    event = rig.imds.schedule()
+    rig.run()
+    machine.finish(code=code)
+    rig.run(2)
+    come_back(rig, event)
     rig.run(10)
-    assert len(machine.ended) == len(machine.runs) == 1
-    assert reasons(rig) == [("Rejected", "denied", f"{DRAIN}: there was not enough time before NotBefore")]
+    assert (len(rig.receipts()), len(machine.runs), len(machine.running)) == (1, 2, 1)
+    assert len(rig.imds.posts) == (code == 0)
+    machine.finish(code=0)
+    rig.run(2)
+    assert rig.reasons() == ["approved" if code == 0 else "denied", "approved"]
+    assert len({one["id"] for one in rig.receipts()}) == len(machine.runs) == 2
+
+
+def test_an_approval_and_a_denial_count_while_the_document_stays_also_over_a_restart(
+    make_rig: MakeRig, machine: Machine
+) -> None:
+    rig = make_rig(auto=[{"event_type": ["Reboot"], "run": [DRAIN]}, {"event_type": ["Freeze"]}])
+    rig.imds.schedule()
+    rig.imds.schedule(EventType="Freeze")
+    rig.run()
+    machine.finish(code=3)
+    rig.run(90)
+    rig.restart()
+    rig.run(90)
+    assert sorted(rig.reasons()) == ["approved", "denied"]
+    assert (len(machine.runs), len(rig.imds.posts)) == (1, 1)
+
+
+def test_a_drain_does_not_count_for_an_event_that_returns_before_it_was_posted(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    event = rig.imds.schedule()
+    rig.run()
+    rig.imds.fail(429, methods=["approve"])
+    machine.finish(code=0)
+    rig.run(2)
+    leave_and_return(rig, event)
+    rig.imds.restore()
+    rig.run(10)
+    assert (rig.imds.approved, len(machine.running)) == ([], 1)
+
+
+def test_a_post_without_an_outcome_is_not_repeated_for_an_event_that_changed(
+    rig: ListenerRig, machine: Machine
+) -> None:
+    rig.imds.fail(500, methods=["approve"], count=1)
+    event = rig.imds.schedule()
+    rig.run()
+    machine.finish(code=0)
+    rig.run(1)
+    change_in_place(rig, event)
+    rig.run(10)
+    assert (len(rig.imds.posts), rig.reasons()) == (1, ["imds_unavailable"])
+    assert "has changed or returned since" in reasons(rig)[0][2]
+    machine.finish(code=0)
+    rig.run(2)
+    assert rig.reasons() == ["imds_unavailable", "approved"]
 
 
 def test_no_program_starts_without_time_for_it(rig: ListenerRig, machine: Machine) -> None:
@@ -180,19 +302,6 @@ def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig, machine:
     rig.run()
     assert {run.data["EventId"] for run in machine.runs} == events
     assert len(machine.running) == 2
-
-
-def test_an_event_that_changes_has_its_program_run_once(rig: ListenerRig, machine: Machine) -> None:
-    event = rig.imds.schedule()
-    rig.run()
-    rig.imds.change(event, NotBefore="Tue, 20 Jan 2037 22:26:58 GMT")
-    rig.run(5)
-    machine.finish(code=0)
-    rig.run(5)
-    rig.imds.change(event, NotBefore="Wed, 21 Jan 2037 22:26:58 GMT")
-    rig.run(90)
-    assert rig.reasons() == ["approved", "approved"]
-    assert len(machine.runs) == 1
 
 
 def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeRig, machine: Machine) -> None:
