@@ -167,7 +167,7 @@ def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
 
 @pytest.mark.parametrize("case", ["later", "started", "unchanged"])
 def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm, case: str) -> None:
-    event = {
+    event: dict[str, object] = {
         "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
         "EventType": "Reboot",
         "ResourceType": "VirtualMachine",
