@@ -99,7 +99,7 @@ class Listener:
         self._answers = Answers(
             receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
         )
-        self._stays = Stays(self._answers.stay, clock=clock)
+        self._stays = Stays(self._answers.stay)
         self._auto = AutoRules(
             settings,
             stays=self._stays,
@@ -230,7 +230,11 @@ class Listener:
         """Decide what can be decided now: judge all commands by one document, POST the allowed events, answer."""
         document = self._approver.document() if self._is_resolved else None
         if document:
-            self._stays.update(document)
+            for event_id in self._stays.update(document, read_at=self._approver.read_at):
+                log.info(
+                    "an approval counts no more: the event has started, changed or left",
+                    extra={"event_id": event_id},
+                )
             self._add_due(document)
         now, surplus = self._clock.monotonic(), len(self._pending) - MAX_WAITING
         self._passed_since = {
@@ -305,7 +309,11 @@ class Listener:
             request.wait()
             return None
         is_accepted = decision.outcome == "accepted"
-        if event and (is_accepted or event.status == STARTED) and self._stays.is_approved(event):
+        if (
+            event
+            and (is_accepted or event.status == STARTED)
+            and self._stays.is_approved(event, now=self._clock.now())
+        ):
             return already_approved(event)
         if not is_accepted:
             return decision
@@ -390,7 +398,7 @@ class Listener:
         """Answer what a POST has decided, by EventIds in lower case."""
         for key, decision in decisions.items():
             if decision.outcome == "accepted" and decision.event:
-                self._stays.approve(key)
+                self._stays.approve(key, at=self._clock.now())
                 self._answers.put_stay(key, self._stays.record(key))
         for pending in list(self._pending.values()):
             final = [

@@ -166,10 +166,10 @@ def _decided(task: _Task) -> _Done:
     config = Config(state_dir=task.folder, imds=ImdsSettings(endpoint=task.imds_url), approvals=settings)
     outbox = parts.open_outbox(task.folder, parts.NAME)
     imds = ImdsClient(config.imds, clock=clock)
-    stays, document = Stays(lambda _: None, clock=clock), parse_document(imds.document())
-    stays.update(document)
+    stays, document = Stays(lambda _: None), parse_document(imds.document())
+    stays.update(document, read_at=clock.monotonic())
     for key in document.events:
-        stays.approve(key)
+        stays.approve(key, at=clock.now())
     outbox.commit([], records={(STAY, key): stays.record(key) for key in document.events})
     identity = VmIdentity(config, "listen", imds=imds, outbox=outbox, clock=clock)
     received = BusReceiver(
