@@ -73,17 +73,16 @@ class ServiceBusSink(Sink):
         self._clock = clock or Clock()
         self._address = address_of(self._settings)
         self._worker = Worker(f"servicebus-{settings.entity}")
-        self._identity = _Identity(self._settings)
-        self._link: _Link | None = None
+        self._link = _Link(self._settings, self._clock)
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Send the events in as few batches as the link allows, in their order."""
         messages, fault = self._messages(events)
         delivered = 0
-        once_more = self._link is not None  # an idle link may have been closed meanwhile
+        once_more = self._link.is_open  # an idle link may have been closed meanwhile
         while delivered < len(messages):
             try:
-                for transfer, count in self._transfers(messages[delivered:]):
+                for transfer, count in _batches(self._open(), messages[delivered:]):
                     self._send(transfer)
                     delivered += count
                     once_more = False
@@ -98,16 +97,15 @@ class ServiceBusSink(Sink):
 
     def keep_alive(self) -> None:
         """Reopen the sender before the service closes the idle link."""
-        if self._link and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
+        if self._link.is_open and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
             self._drop()
             self._open()
 
     def reload(self) -> None:
         """Connect again, with the current connection string and a new token."""
-        self._drop(identity=True)
         self._settings = read_or_keep(lambda: with_current_secret(self._given), self._settings)
         self._address = address_of(self._settings)
-        self._identity = _Identity(self._settings)
+        self._drop(identity=True)
 
     def check(self) -> str:
         """Open a sender, which needs the entity and the right to send."""
@@ -154,34 +152,26 @@ class ServiceBusSink(Sink):
         return messages, fault
 
     def _open(self) -> ServiceBusSender:
-        if self._link is None:
-            self._link = _Link(self._settings, self._identity, self._clock)
-        link = self._link
         try:
-            return self._call(link, link.open, limit_seconds=TRY_SECONDS + GRACE_SECONDS)
+            return self._call(self._link.open, limit_seconds=TRY_SECONDS + GRACE_SECONDS)
         except DeliveryError as error:
             error.is_unreached = True
             raise
 
-    def _transfers(self, messages: Sequence[ServiceBusMessage]) -> Iterator[tuple[_Transfer, int]]:
-        return _batches(self._open(), messages)
-
     def _send(self, transfer: _Transfer) -> None:
         link, timeout_seconds = self._link, self._settings.timeout_seconds
-        if link is None:
-            raise Unavailable(f"{self._address}: not connected")
         self._call(
-            link, lambda: link.send(transfer, timeout_seconds), limit_seconds=timeout_seconds + GRACE_SECONDS
+            lambda: link.send(transfer, timeout_seconds), limit_seconds=timeout_seconds + GRACE_SECONDS
         )
 
-    def _call(self, link: _Link, function: Callable[[], T], *, limit_seconds: float) -> T:
+    def _call(self, function: Callable[[], T], *, limit_seconds: float) -> T:
         """Run on the worker; most errors close the connection, so that the next try starts with a new one."""
+        link = self._link
         try:
             return self._worker.call(function, limit_seconds=limit_seconds, afterwards=link.close_all)
         except HungError as error:
             link.abort()
-            self._link = None  # the hanging thread still uses it, and may hold its locks
-            self._identity = _Identity(self._settings)
+            self._link = _Link(self._settings, self._clock)  # the hanging thread may hold the old one's locks
             if error.final:
                 raise
             raise Unavailable(f"{self._address}: {error}") from error
@@ -194,56 +184,41 @@ class ServiceBusSink(Sink):
 
     def _drop(self, *, identity: bool = False) -> None:
         """Close the link without waiting: the SDK can take a second for it, or forever."""
-        link, self._link = self._link, None
-        if link:
-            last = link.close_all if identity else link.close
-            self._worker.leave(last, limit_seconds=CLOSE_SECONDS)
+        link = self._link
+        self._link = _Link(self._settings, self._clock, None if identity else link.credential)
+        if link.is_open:
+            self._worker.leave(link.close_all if identity else link.close, limit_seconds=CLOSE_SECONDS)
 
 
 _Transfer = ServiceBusMessage | ServiceBusMessageBatch
 
 
-class _Identity:
-    """The credential, made when it is first needed and kept across connections, because it caches the token."""
-
-    def __init__(self, settings: ServiceBusSettings) -> None:
-        self._settings = settings
-        self._credential: Any = None
-
-    def credential(self) -> Any:
-        if self._credential is None:
-            self._credential = make_credential(self._settings)
-        return self._credential
-
-    def close(self) -> None:
-        if self._credential is not None:
-            self._credential.close()
-            self._credential = None
-
-
 class _Link:
-    """A client with its sender; used on the worker's thread only."""
+    """A client with its sender, used on the worker's thread; the credential, which caches its token, outlives it."""
 
-    def __init__(self, settings: ServiceBusSettings, identity: _Identity, clock: Clock) -> None:
+    def __init__(self, settings: ServiceBusSettings, clock: Clock, credential: Any = None) -> None:
         self._settings = settings
-        self._identity = identity
         self._clock = clock
+        self.credential = credential
         self._client: ServiceBusClient | None = None
         self._sender: ServiceBusSender | None = None
-        self._ready = False
-        self.used_at = clock.monotonic()
+        self.used_at = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, or was an attempt at one."""
+        return self._client is not None
 
     def open(self) -> ServiceBusSender:
         """Connect unless connected, and return the sender."""
         if self._sender is None:
-            self._client = connect(self._settings, credential=self._identity.credential())
+            self.credential = self.credential or make_credential(self._settings)
+            self._client = connect(self._settings, credential=self.credential)
             get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
             self._sender = get(self._settings.entity)
             close_socket_on_close(self._sender)
-        if not self._ready:
-            self._sender.create_message_batch()  # opens the link
             self.used_at = self._clock.monotonic()
-            self._ready = True
+        self._sender.create_message_batch()  # opens the link unless it is open
         return self._sender
 
     def send(self, transfer: _Transfer, timeout_seconds: float) -> None:
@@ -265,7 +240,8 @@ class _Link:
         try:
             self.close()
         finally:
-            self._identity.close()
+            if self.credential:
+                self.credential.close()
 
 
 def _batches(
