@@ -291,12 +291,11 @@ def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
 def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
     if send:
         sink.send([check_event(Clock().now(), vm=socket.gethostname())])
-    found = "accepted a test message" if send else sink.check()
-    if isinstance(found, Inconclusive):
-        advice = f"{_remedy(found, f'sinks.{name}')}; " if found.status else ""
-        yield _warn(f"sink {name}", found, f"{advice}run check --send to be sure")
-    else:
-        yield _ok(f"sink {name}", found)
+    try:
+        yield _ok(f"sink {name}", "accepted a test message" if send else sink.check())
+    except Inconclusive as error:
+        advice = f"{_remedy(error, f'sinks.{name}')}; " if error.status else ""
+        yield _warn(f"sink {name}", str(error), f"{advice}run check --send to be sure")
 
 
 _STORAGE = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
+from bridge.errors import DeliveryError
 from bridge.events.model import StoredEvent
 
 RETRY_BASE_SECONDS = 0.5
@@ -20,22 +21,8 @@ class RequestPreview:
     body: bytes
 
 
-class Inconclusive(str):
-    """A result of a check that does not show whether events are accepted; `status` is of the answer."""
-
-    __slots__ = ("status",)
-    status: int | None
-
-    def __new__(cls, text: str, *, status: int | None = None) -> Self:
-        """Make the text.
-
-        Args:
-            text: what was found.
-            status: of HTTP, if it is the reason.
-        """
-        made = super().__new__(cls, text)
-        made.status = status
-        return made
+class Inconclusive(DeliveryError):
+    """A check found nothing wrong, but does not show whether events are accepted."""
 
 
 class Sink(Protocol):
@@ -83,10 +70,8 @@ class Sink(Protocol):
     def check(self) -> str:
         """Test what can be tested without sending an event; return the result for an operator.
 
-        It is Inconclusive if it does not show whether events are accepted.
-
         Raises:
-            DeliveryError: the sink does not work; the text says why.
+            DeliveryError: the sink does not work, or it is Inconclusive whether it does; the text says why.
         """
 
     def preview(self, event: StoredEvent) -> RequestPreview:

@@ -139,17 +139,26 @@ class ServiceBusSink(Sink):
         self._worker.close()
 
     def _messages(self, events: Sequence[StoredEvent]) -> tuple[list[ServiceBusMessage], Rejected | None]:
-        messages, fault = _messages(events, self._settings.session)
+        """Convert events to messages, up to the first that cannot be converted: it must not delay those before it."""
         if given := self._signing_secrets:
             # A secret may change while no message is sent, and the readers know only the current one.
             self._known_secrets = read_or_keep(
                 lambda: check_signing_secrets(given.read()), self._known_secrets
             )
-            for message, event in zip(messages, events, strict=False):
-                properties = dict(message.application_properties or {})
-                properties.update(sign(self._known_secrets, event.id, self._clock.now(), event.body))
-                message.application_properties = properties
-        return messages, fault
+        messages: list[ServiceBusMessage] = []
+        for event in events:
+            try:
+                messages.append(to_message(event, self._settings.session, self._signature(event)))
+            except Exception as error:  # noqa: BLE001 - any error would be the same at each try
+                return messages, Rejected(
+                    f"the event cannot be converted to a message ({type(error).__name__}: {error})"
+                )
+        return messages, None
+
+    def _signature(self, event: StoredEvent) -> Mapping[str, str]:
+        if self._signing_secrets is None:
+            return {}
+        return sign(self._known_secrets, event.id, self._clock.now(), event.body)
 
     def _open(self) -> ServiceBusSender:
         try:
@@ -272,20 +281,9 @@ def _add(batch: ServiceBusMessageBatch, message: ServiceBusMessage) -> bool:
     return True
 
 
-def _messages(events: Sequence[StoredEvent], session: str) -> tuple[list[ServiceBusMessage], Rejected | None]:
-    """Convert events to messages, up to the first that cannot be converted: it must not delay those before it."""
-    messages: list[ServiceBusMessage] = []
-    for event in events:
-        try:
-            messages.append(to_message(event, session))
-        except Exception as error:  # noqa: BLE001 - any error would be the same at each try
-            return messages, Rejected(
-                f"the event cannot be converted to a message ({type(error).__name__}: {error})"
-            )
-    return messages, None
-
-
-def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
+def to_message(
+    event: StoredEvent, session: str = "", signature: Mapping[Any, Any] | None = None
+) -> ServiceBusMessage:
     """Convert an event to a message: the id for duplicate detection, properties for filters, JSON as body."""
     envelope = event.envelope
     data = _mapping(envelope.get("data"))
@@ -307,7 +305,7 @@ def to_message(event: StoredEvent, session: str = "") -> ServiceBusMessage:
         subject=event.type,
         correlation_id=None if correlation is None else _text(correlation),
         session_id=_session_id(event, session) if session else None,
-        application_properties=properties,
+        application_properties={**properties, **(signature or {})},
     )
 
 

@@ -93,7 +93,7 @@ class WebhookSink(Sink):
                 f"{result}: redirects are not followed, set the final URL", status=answer.status
             )
         if answer.status >= 400:  # noqa: PLR2004 - errors, of which many receivers answer one to OPTIONS alone
-            return Inconclusive(result, status=answer.status)
+            raise Inconclusive(result, status=answer.status)
         return self._read_consent(result, answer.headers)
 
     def _read_consent(self, result: str, headers: Mapping[str, str]) -> str:
@@ -109,7 +109,7 @@ class WebhookSink(Sink):
             raise Misconfigured(f"{result}, but allows no requests (WebHook-Allowed-Rate: 0)")
         result = f"{result} and allows {int(rate)} requests a minute"
         if (self._settings.max_per_second or 0) * 60 > int(rate):
-            return Inconclusive(f"{result}, fewer than max_per_second")
+            raise Inconclusive(f"{result}, fewer than max_per_second")
         return result
 
     def preview(self, event: StoredEvent) -> RequestPreview:
