@@ -7,7 +7,6 @@ BridgeError
 ├── Incomplete         `forward --once` did not finish          the process exits 3
 ├── Stopped            the outbox is closed               ends a thread that nobody waited for
 ├── HungError          a library's call does not return       retried; the process exits 1 if it is final
-├── HttpFailure        no HTTP response arrived               mapped to ImdsError or DeliveryError
 ├── ImdsError          no valid answer from IMDS              retried, never an exit
 └── DeliveryError      a sink did not take an event
 ├── Unavailable    it may take it later                   retried with backoff
@@ -72,21 +71,6 @@ class HungError(BridgeError):
     def __init__(self, message: str, *, final: bool) -> None:
         super().__init__(message)
         self.final = final
-
-
-class HttpFailure(BridgeError):
-    """No valid HTTP response arrived.
-
-    Args:
-        message: what happened.
-        permanent: whether the address or TLS is wrong, so that it will not work later either.
-        unreached: whether there was no connection at all.
-    """
-
-    def __init__(self, message: str, *, permanent: bool = False, unreached: bool = False) -> None:
-        super().__init__(message)
-        self.permanent = permanent
-        self.unreached = unreached
 
 
 class ImdsError(BridgeError):

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -27,13 +26,17 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as Urllib3Error
 
 from bridge import __version__
+from bridge.config.base import read_or_keep
+from bridge.config.sinks import HttpSettings
 from bridge.config.values import check_ca, check_certificate, check_proxy
-from bridge.errors import HttpFailure
+from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.runtime.text import register_secret
 from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import parse_http_date
 
 CONNECT_SECONDS = 5.0
 MAX_BODY_BYTES = 64 * 1024
+LONG_PART = 16  # shorter parts of a URL may be words that logs need
 USER_AGENT = f"imds-bridge/{__version__}"
 
 
@@ -80,71 +83,51 @@ class _Adapter(HTTPAdapter):
 
 
 class HttpClient:
-    """A session with kept-alive connections and verified TLS; for one thread at a time.
+    """Kept-alive connections with verified TLS, as a receiver's settings describe them; for one thread at a time.
 
-    Args:
-        ca_file: trust only these certificate authorities, instead of the public ones.
-        client_certificate_file: PEM for servers that ask for a client certificate; contains the key unless
-            `client_key_file` is given.
-        client_key_file: the key, not encrypted.
-        proxy: `http(s)://[user:password@]host[:port]` for every request.
-
-    Each new connection reads the files again.
+    Each new connection reads the files again, and `reload` the proxy's.
 
     Raises:
-        ValueError: the proxy's URL cannot be used.
+        OSError, ValueError: the proxy cannot be used.
     """
 
-    def __init__(
-        self,
-        *,
-        ca_file: Path | None = None,
-        client_certificate_file: Path | None = None,
-        client_key_file: Path | None = None,
-        proxy: str = "",
-    ) -> None:
-        self._ca_file = ca_file
-        self._certificate_file = client_certificate_file
-        self._key_file = client_key_file
-        session = _Session()
-        session.trust_env = False
-        if ca_file:
-            session.verify = str(ca_file)
-        if client_certificate_file:
-            certificate, key = str(client_certificate_file), client_key_file
-            session.cert = (certificate, str(key)) if key else certificate
-        if proxy:
-            session.proxies = {"all": check_proxy(proxy)}
-        session.headers.clear()
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        session.mount("http://", _Adapter())
-        session.mount("https://", _Adapter())
-        self._session = session
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._session = self._make_session()
+
+    def reload(self) -> None:
+        """Read the proxy again; open connections are closed."""
+        self.close()
+        self._session = read_or_keep(self._make_session, self._session)
+
+    def close(self) -> None:
+        """Close every connection; the next request opens a new one."""
+        self._session.close()
 
     def exchange(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        body: bytes | None = None,
-        timeout_seconds: float,
-        max_body_bytes: int = MAX_BODY_BYTES,
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
     ) -> Answer:
         """Send a request and read its answer, whose body may be incomplete: the status is what matters.
 
         Args:
             method: of HTTP.
-            url: where to send it.
+            url: where to send it; only its origin appears in errors.
             headers: in addition to the client's own.
             body: None for a request without one.
-            timeout_seconds: for each wait for bytes, and for all of the body.
-            max_body_bytes: how much of the answer's body is read.
 
         Raises:
-            HttpFailure: the URL or a header cannot be sent, there is no connection, or no answer in time.
+            DeliveryError: the URL or a header cannot be sent, there is no connection, or no answer in time.
         """
+        try:
+            return self._exchange(method, url, headers, body)
+        except DeliveryError as error:
+            way = " through the proxy" if self._session.proxies else ""
+            error.args = (f"{origin(url)}{way}: {error}",)
+            raise
+
+    def _exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         request = self._prepare(method, url, headers, body)
+        timeout_seconds = self._settings.timeout_seconds
         extend_deadline(timeout_seconds)
         limits = (min(CONNECT_SECONDS, timeout_seconds), timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
@@ -152,9 +135,9 @@ class HttpClient:
             response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
         except _ERRORS as error:
             self._check_files()
-            raise _failure(error, timeout_seconds, proxied=bool(self._session.proxies)) from error
+            raise _failure(error, limits) from error
         with contextlib.closing(response):
-            answered = _read(response, max_body_bytes, deadline)
+            answered = _read(response, deadline)
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
             raise _proxy_refusal(response.status_code)
         return Answer(status=response.status_code, headers=response.headers, body=answered)
@@ -167,23 +150,36 @@ class HttpClient:
             "".join(sent.values()).encode("latin-1")  # otherwise it fails only when the request is sent
             return self._session.prepare_request(requests.Request(method, url, headers=sent, data=body))
         except (requests.RequestException, ValueError) as error:
-            raise HttpFailure(
-                f"cannot send to {origin(url)}: {type(error).__name__}", permanent=True
-            ) from error
+            raise _fault(f"the request cannot be sent: {type(error).__name__}") from error
 
     def _check_files(self) -> None:
         """Report the file that is the cause, if one is: the libraries do not name it."""
+        settings = self._settings
         try:
-            if self._ca_file:
-                check_ca(self._ca_file)
-            if self._certificate_file:
-                check_certificate(self._certificate_file, self._key_file)
+            if settings.ca_file:
+                check_ca(settings.ca_file)
+            if settings.client_certificate_file:
+                check_certificate(settings.client_certificate_file, settings.client_key_file)
         except ValueError as error:
-            raise HttpFailure(str(error), permanent=True) from error
+            raise _fault(str(error)) from error
 
-    def close(self) -> None:
-        """Close every connection; the next request opens a new one, and reads the files again."""
-        self._session.close()
+    def _make_session(self) -> requests.Session:
+        settings, session = self._settings, _Session()
+        session.trust_env = False
+        if settings.ca_file:
+            session.verify = str(settings.ca_file)
+        if settings.client_certificate_file:
+            certificate, key = str(settings.client_certificate_file), settings.client_key_file
+            session.cert = (certificate, str(key)) if key else certificate
+        if settings.proxy:
+            proxy = check_proxy(settings.proxy.read())
+            register_url(proxy)
+            session.proxies = {"all": proxy}
+        session.headers.clear()
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        session.mount("http://", _Adapter())
+        session.mount("https://", _Adapter())
+        return session
 
 
 class _Session(requests.Session):
@@ -197,16 +193,16 @@ class _Session(requests.Session):
 _ERRORS = (requests.RequestException, Urllib3Error, HTTPException, OSError, ValueError)
 
 
-def _read(response: requests.Response, max_body_bytes: int, deadline: float) -> bytes:
+def _read(response: requests.Response, deadline: float) -> bytes:
     """Return what can be read of a body within the limits."""
     body = bytearray()
     with contextlib.suppress(*_ERRORS):
         # One byte more, so that the end of a body that is just as long is seen and the connection is kept.
-        while (left := max_body_bytes + 1 - len(body)) and time.monotonic() < deadline:
+        while (left := MAX_BODY_BYTES + 1 - len(body)) and time.monotonic() < deadline:
             if not (piece := response.raw.read1(left, decode_content=False)):
                 break
             body += piece
-    return bytes(body[:max_body_bytes])
+    return bytes(body[:MAX_BODY_BYTES])
 
 
 def origin(url: str) -> str:
@@ -216,6 +212,17 @@ def origin(url: str) -> str:
     except ValueError:
         return "an invalid URL"
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def register_url(url: str) -> None:
+    """Keep out of the logs what a receiver may repeat of a URL: path, query, user, and long parts of them."""
+    parts = urlsplit(url)
+    target = f"{parts.path}?{parts.query}"
+    long_parts = [part for part in re.split("[/?&=]", target) if len(part) >= LONG_PART]
+    user = parts.netloc.rpartition("@")[0]
+    secrets = [target, parts.path, parts.query, user, parts.password or "", *long_parts]
+    for secret in (*secrets, *map(unquote_plus, secrets)):
+        register_secret(secret)
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> float | None:
@@ -233,17 +240,24 @@ def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float |
     return None if instant is None else now - instant.timestamp()
 
 
-def _failure(error: Exception, timeout_seconds: float, *, proxied: bool) -> HttpFailure:
+def _fault(text: str) -> DeliveryError:
+    """Return a failure that other settings can end."""
+    return Misconfigured(text, is_unreached=True)
+
+
+def _failure(error: Exception, limits: tuple[float, float]) -> DeliveryError:
     """Return why an exchange failed, without the URL that the library's own text contains."""
-    cause = _root(error)
+    cause, (connect_seconds, timeout_seconds) = _root(error), limits
     # The library reports a refusal nowhere else.
     if refused := re.match(r"Tunnel connection failed: (\d+)", str(cause)):
         return _proxy_refusal(int(refused[1]))
-    failure = _failure_of(error, cause, timeout_seconds)
-    if not proxied:
-        return failure
-    text = f"through the proxy: {failure}"
-    return HttpFailure(text, permanent=failure.permanent, unreached=failure.unreached)
+    if isinstance(error, requests.ConnectTimeout):
+        return Unavailable(f"no connection within {connect_seconds:g} s", is_unreached=True)
+    if isinstance(error, requests.Timeout) or isinstance(cause, TimeoutError):
+        return Unavailable(f"no answer within {timeout_seconds:g} s")
+    if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
+        return _fault(f"the address cannot be used: {type(error).__name__}")
+    return _failure_of(cause)
 
 
 def _root(error: BaseException) -> BaseException:
@@ -256,31 +270,18 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _failure_of(error: Exception, cause: BaseException, timeout_seconds: float) -> HttpFailure:
-    if isinstance(error, requests.ConnectTimeout):
-        limit_seconds = min(CONNECT_SECONDS, timeout_seconds)
-        return HttpFailure(f"no connection within {limit_seconds:g} s", unreached=True)
-    if isinstance(error, requests.Timeout) or isinstance(cause, TimeoutError):
-        return HttpFailure(f"no answer within {timeout_seconds:g} s")
-    if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
-        return HttpFailure(f"the address cannot be used: {type(error).__name__}", permanent=True)
+def _failure_of(cause: BaseException) -> DeliveryError:
+    """Return why a connection failed or was interrupted."""
     if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return HttpFailure("TLS failed: the connection was interrupted")
+        return Unavailable("TLS failed: the connection was interrupted")
     if isinstance(cause, ssl.SSLError):
-        return HttpFailure(f"TLS failed: {_tls_reason(cause)}", permanent=True)
+        return _fault(f"TLS failed: {_tls_reason(cause)}")
     if isinstance(cause, socket.gaierror):
-        return HttpFailure(f"the host name cannot be resolved: {cause.strerror}", unreached=True)
+        return Unavailable(f"the host name cannot be resolved: {cause.strerror}", is_unreached=True)
     if isinstance(cause, OSError) and cause.strerror:
-        unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
-        return HttpFailure(f"the connection failed: {cause.strerror}", unreached=unreached)
-    return HttpFailure(f"the exchange was interrupted: {type(cause).__name__}")
-
-
-# What servers answer to a client without a certificate: TLS 1.3 has an alert of its own for it, TLS 1.2 does not.
-_NO_CERTIFICATE = {
-    "certificate required": "certificate required: it asks for a client certificate",
-    "handshake failure": "handshake failure; perhaps it asks for a client certificate",
-}
+        is_unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
+        return Unavailable(f"the connection failed: {cause.strerror}", is_unreached=is_unreached)
+    return Unavailable(f"the exchange was interrupted: {type(cause).__name__}")
 
 
 def _tls_reason(error: ssl.SSLError) -> str:
@@ -289,10 +290,10 @@ def _tls_reason(error: ssl.SSLError) -> str:
         return str(message)
     reason = (error.reason or type(error).__name__).replace("_", " ")
     _, alert, refusal = reason.lower().partition(" alert ")
-    return f"the server refused: {_NO_CERTIFICATE.get(refusal, refusal)}" if alert else reason.lower()
+    return f"the server refused: {refusal}" if alert else reason.lower()
 
 
-def _proxy_refusal(status: int) -> HttpFailure:
-    """Return the failure for a proxy's refusal."""
-    permanent = status in (HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
-    return HttpFailure(f"the proxy refused the connection: {status}", permanent=permanent)
+def _proxy_refusal(status: int) -> DeliveryError:
+    text = f"the proxy refused the connection: {status}"
+    is_final = status in (HTTPStatus.FORBIDDEN, HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)
+    return _fault(text) if is_final else Unavailable(text)

@@ -12,11 +12,11 @@ from bridge.config.values import check_token
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, batch
-from bridge.http.client import Answer, origin
+from bridge.http.client import Answer, HttpClient, origin
 from bridge.runtime.text import redact, register_secret, register_token
 from bridge.runtime.threads import extend_deadline
 from bridge.sinks.base import RequestPreview, Sink
-from bridge.sinks.http import MAX_BATCH_BYTES, Poster, answer_error, post_batches, preview, webhook_error
+from bridge.sinks.http import MAX_BATCH_BYTES, answer_error, post_batches, preview, webhook_error
 
 SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
@@ -40,14 +40,14 @@ class EventGridSink(Sink):
         self._settings = settings
         self._flavor, self._url = settings.publish_url()
         self.max_batch = MAX_BATCH_EVENTS[self._flavor]
-        self._poster = Poster(settings)
+        self._http = HttpClient(settings)
         self._credential: Any = None
         self._key = self._read_key()
 
     def reload(self) -> None:
         """Read the key again, and ask for a new token."""
         self._renew()
-        self._poster.reload()
+        self._http.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """POST the events in as few batches as the topic takes."""
@@ -69,7 +69,7 @@ class EventGridSink(Sink):
 
     def close(self) -> None:
         """Close the connections."""
-        self._poster.close()
+        self._http.close()
         self._forget_token()
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
@@ -90,11 +90,11 @@ class EventGridSink(Sink):
     def _exchange(self, body: bytes) -> Answer:
         """POST a body; if the key or the token is refused, once more with the current one."""
         headers = self._headers()
-        answer = self._poster.exchange("POST", self._url, headers, body)
+        answer = self._http.exchange("POST", self._url, headers, body)
         if answer.status == _UNAUTHORIZED:
             self._renew()
             if (renewed := self._headers()) != headers:
-                answer = self._poster.exchange("POST", self._url, renewed, body)
+                answer = self._http.exchange("POST", self._url, renewed, body)
         return answer
 
     def _headers(self) -> dict[str, str]:

@@ -1,24 +1,19 @@
-"""What the sinks over HTTP share: one exchange, what its answer means for a delivery, batches, and previews."""
+"""What the sinks over HTTP share: what an answer means for a delivery, batches, and previews."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import unquote_plus, urlsplit
 
-from bridge.config.base import read_or_keep
-from bridge.config.sinks import HttpSettings
-from bridge.config.values import check_proxy
-from bridge.errors import DeliveryError, Gone, HttpFailure, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.http.client import Answer, HttpClient, clock_skew_seconds, origin, retry_after_seconds
-from bridge.runtime.text import one_line, redact, register_secret
+from bridge.http.client import Answer, clock_skew_seconds, origin, retry_after_seconds
+from bridge.runtime.text import one_line, redact
 from bridge.sinks.base import RequestPreview
 
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
 EXCERPT_CHARACTERS = 500
-LONG_PART = 16  # shorter parts of a URL may be words that logs need
 REPORTED_SKEW_SECONDS = 60.0
 # A receiver that asks for more is asked again after this time, so that its mistake does not stop a sink for days.
 RETRY_AFTER_LIMIT_SECONDS = 3600.0
@@ -38,59 +33,6 @@ _SETUP_ERROR = re.compile(
     # Power Automate and Logic Apps, for Teams
     rb'|"code"\s*:\s*"(?:DirectApi\w+|MissingApiVersionParameter|WorkflowNotFound|WorkflowTriggerIsNotEnabled)"'
 )
-
-
-class Poster:
-    """HTTP requests as a sink's settings describe them: certificates, proxy and time limit; for one thread."""
-
-    def __init__(self, settings: HttpSettings) -> None:
-        """Prepare to send.
-
-        Raises:
-            OSError, ValueError: the proxy cannot be used.
-        """
-        self._settings = settings
-        self._http = self._make_client()
-
-    def reload(self) -> None:
-        """Read the proxy and the certificates again; open connections are closed."""
-        self._http.close()
-        self._http = read_or_keep(self._make_client, self._http)
-
-    def exchange(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send one request and read its answer.
-
-        Args:
-            method: of HTTP.
-            url: the whole URL; only its origin appears in errors.
-            headers: in addition to the client's own.
-            body: None for a request without one.
-
-        Raises:
-            DeliveryError: no answer came.
-        """
-        try:
-            return self._http.exchange(
-                method, url, headers=headers, body=body, timeout_seconds=self._settings.timeout_seconds
-            )
-        except HttpFailure as error:
-            kind = Misconfigured if error.permanent else Unavailable
-            raise kind(f"{origin(url)}: {error}", is_unreached=error.unreached or error.permanent) from error
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-    def _make_client(self) -> HttpClient:
-        settings = self._settings
-        proxy = check_proxy(settings.proxy.read()) if settings.proxy else ""
-        register_url(proxy)
-        return HttpClient(
-            ca_file=settings.ca_file,
-            client_certificate_file=settings.client_certificate_file,
-            client_key_file=settings.client_key_file,
-            proxy=proxy,
-        )
 
 
 def webhook_error(
@@ -194,17 +136,6 @@ def preview(method: str, url: str, headers: Mapping[str, str], body: bytes) -> R
     """
     head = [f"{method} {origin(url)}/...", *(f"{name}: {redact(value)}" for name, value in headers.items())]
     return RequestPreview(head=tuple(head), body=redact(body.decode()).encode())
-
-
-def register_url(url: str) -> None:
-    """Keep out of the logs what a receiver may repeat of a URL: path, query, user, and long parts of them."""
-    parts = urlsplit(url)
-    target = f"{parts.path}?{parts.query}"
-    long_parts = [part for part in re.split("[/?&=]", target) if len(part) >= LONG_PART]
-    user = parts.netloc.rpartition("@")[0]
-    secrets = [target, parts.path, parts.query, user, parts.password or "", *long_parts]
-    for secret in (*secrets, *map(unquote_plus, secrets)):
-        register_secret(secret)
 
 
 def excerpt(body: bytes) -> str:

@@ -17,19 +17,17 @@ from bridge.errors import DeliveryError, Misconfigured, Rejected
 from bridge.events.builder import NAMESPACE
 from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
-from bridge.http.client import Answer, origin
+from bridge.http.client import Answer, HttpClient, origin, register_url
 from bridge.http.signing import sign
 from bridge.runtime.text import register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
 from bridge.sinks.http import (
     MAX_BATCH_BYTES,
-    Poster,
     answer_error,
     excerpt,
     post_batches,
     preview,
-    register_url,
     webhook_error,
 )
 
@@ -61,7 +59,7 @@ class WebhookSink(Sink):
         """
         self._settings = settings
         self._clock = clock or Clock()
-        self._poster = Poster(settings)
+        self._http = HttpClient(settings)
         self._access = self._read_access()
         self.max_batch = self._access.format.max_batch
         self._sent_before: deque[str] = deque(maxlen=MAX_SENT_BEFORE)  # ids of messages that may have arrived
@@ -69,7 +67,7 @@ class WebhookSink(Sink):
     def reload(self) -> None:
         """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
         self._access = read_or_keep(self._read_access, self._access)
-        self._poster.reload()
+        self._http.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """POST the events, one at a time or in batches."""
@@ -86,7 +84,7 @@ class WebhookSink(Sink):
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
         url, headers = self._access.url, {"WebHook-Request-Origin": _origin(), **self._access.headers}
-        answer = self._poster.exchange("OPTIONS", url, headers, None)
+        answer = self._http.exchange("OPTIONS", url, headers)
         result = f"{origin(url)}: reachable, it answered {answer.status} to OPTIONS"
         if 300 <= answer.status < 400:  # noqa: PLR2004 - the redirects
             raise Misconfigured(
@@ -121,7 +119,7 @@ class WebhookSink(Sink):
 
     def close(self) -> None:
         """Close the connections."""
-        self._poster.close()
+        self._http.close()
 
     def _read_access(self) -> _Access:
         settings = self._settings
@@ -153,7 +151,7 @@ class WebhookSink(Sink):
 
     def _exchange(self, events: Sequence[StoredEvent]) -> Answer:
         headers, body = self._write(events)
-        return self._poster.exchange("POST", self._access.url, headers, body)
+        return self._http.exchange("POST", self._access.url, headers, body)
 
     def _error(self, answer: Answer) -> type[DeliveryError] | None:
         error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import gzip
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bridge.errors import HttpFailure
+from bridge.config.sinks import HttpSettings
+from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.http import client as module
 from bridge.http.client import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
 from tests.support.process import (
     LIMIT_SECONDS,
@@ -31,26 +35,35 @@ LIMIT_BYTES = 1000
 LATE_SECONDS = SLACK_SECONDS
 
 
+Make = Callable[..., HttpClient]
+
+
 @pytest.fixture
-def client() -> Iterator[HttpClient]:
-    client = HttpClient()
-    yield client
-    client.close()
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make clients that read few bytes of an answer, and are closed at the end."""
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", LIMIT_BYTES)
+    with ExitStack() as stack:
+
+        def make(**settings: Any) -> HttpClient:
+            return stack.enter_context(
+                closing(HttpClient(HttpSettings(**{"timeout_seconds": LIMIT_SECONDS, **settings})))
+            )
+
+        yield make
 
 
-def ask(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS) -> Answer:
-    return client.exchange(
-        "GET",
-        f"{url}/secret-path?secret=query",
-        headers={"X-Key": "secret-header"},
-        timeout_seconds=timeout_seconds,
-        max_body_bytes=LIMIT_BYTES,
-    )
+@pytest.fixture
+def client(make: Make) -> HttpClient:
+    return make()
 
 
-def failure(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS) -> HttpFailure:
-    with pytest.raises(HttpFailure) as raised:
-        ask(client, url, timeout_seconds=timeout_seconds)
+def ask(client: HttpClient, url: str) -> Answer:
+    return client.exchange("GET", f"{url}/secret-path?secret=query", {"X-Key": "secret-header"})
+
+
+def failure(client: HttpClient, url: str) -> DeliveryError:
+    with pytest.raises(DeliveryError) as raised:
+        ask(client, url)
     assert "secret" not in str(raised.value)
     return raised.value
 
@@ -59,26 +72,27 @@ def failure(client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECO
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_peer_that_says_nothing_is_aborted(client: HttpClient, scheme: str) -> None:
+def test_a_peer_that_says_nothing_is_aborted(make: Make, scheme: str) -> None:
     with RawServer(silent) as server:
         started = time.monotonic()
-        failure(client, server.url.replace("http", scheme), timeout_seconds=0.5)
+        failure(make(timeout_seconds=0.5), server.url.replace("http", scheme))
         assert time.monotonic() - started < 0.5 + LATE_SECONDS
 
 
-def test_a_peer_that_does_not_take_the_request_is_aborted(client: HttpClient) -> None:
+def test_a_peer_that_does_not_take_the_request_is_aborted(make: Make) -> None:
     with RawServer(silent) as server:
         body = bytes(32 * 1024 * 1024)
         started = time.monotonic()
-        with pytest.raises(HttpFailure) as raised:
-            client.exchange("POST", server.url, headers={}, body=body, timeout_seconds=0.5)
+        with pytest.raises(DeliveryError) as raised:
+            make(timeout_seconds=0.5).exchange("POST", server.url, {}, body)
         assert time.monotonic() - started < 0.5 + LATE_SECONDS
-        assert not raised.value.permanent
+        assert type(raised.value) is Unavailable
 
 
-def test_after_a_time_out_the_client_can_be_used_again(client: HttpClient) -> None:
+def test_after_a_time_out_the_client_can_be_used_again(make: Make) -> None:
+    client = make(timeout_seconds=1)
     with RawServer(silent) as server:
-        failure(client, server.url, timeout_seconds=0.2)
+        failure(client, server.url)
     with RawServer(answering(OK)) as server:
         assert ask(client, server.url).body == b"ok"
 
@@ -216,10 +230,10 @@ def test_a_status_counts_whatever_its_body_is(client: HttpClient, answer: bytes)
         ),
     ],
 )
-def test_a_status_counts_when_the_time_is_over_before_the_body_ends(client: HttpClient, serve: Serve) -> None:
+def test_a_status_counts_when_the_time_is_over_before_the_body_ends(make: Make, serve: Serve) -> None:
     with RawServer(serve) as server:
         started = time.monotonic()
-        assert ask(client, server.url, timeout_seconds=1).status == 200
+        assert ask(make(timeout_seconds=1), server.url).status == 200
         assert 1 <= time.monotonic() - started < 1 + LATE_SECONDS
 
 
@@ -229,7 +243,7 @@ def test_a_status_counts_when_the_time_is_over_before_the_body_ends(client: Http
 def test_a_certificate_of_an_unknown_authority_is_refused(client: HttpClient, tmp_path: Path) -> None:
     with RawServer(answering(OK), tls=self_signed(tmp_path)) as server:
         error = failure(client, server.url)
-        assert error.permanent
+        assert type(error) is Misconfigured
         assert "self-signed certificate" in str(error)
         assert server.requests == []
 
@@ -237,14 +251,14 @@ def test_a_certificate_of_an_unknown_authority_is_refused(client: HttpClient, tm
 def test_no_connection_is_a_fault_of_the_moment(client: HttpClient) -> None:
     with closed_port() as url:
         error = failure(client, url)
-    assert str(error) == "the connection failed: Connection refused"
-    assert not error.permanent
+    assert str(error).endswith(": the connection failed: Connection refused")
+    assert type(error) is Unavailable
 
 
 def test_a_name_that_cannot_be_resolved_is_a_fault_of_the_moment(client: HttpClient) -> None:
     error = failure(client, "http://does-not-exist.invalid")
     assert "the host name cannot be resolved" in str(error)
-    assert not error.permanent
+    assert type(error) is Unavailable
 
 
 @pytest.mark.parametrize(
@@ -260,22 +274,22 @@ def test_an_answer_that_is_not_http_is_a_temporary_failure(client: HttpClient, a
         if answer.startswith(b"HTTP/1.1 200"):
             assert ask(client, server.url).body == b""  # old servers end a head so
         else:
-            assert not failure(client, server.url).permanent
+            assert type(failure(client, server.url)) is Unavailable
 
 
 @pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
 def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpClient, value: str) -> None:
-    with pytest.raises(HttpFailure) as raised:
-        client.exchange("GET", "http://127.0.0.1/secret", headers={"Authorization": value}, timeout_seconds=5)
-    assert raised.value.permanent
+    with pytest.raises(DeliveryError) as raised:
+        client.exchange("GET", "http://127.0.0.1/secret", {"Authorization": value})
+    assert type(raised.value) is Misconfigured
     assert value.strip() not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"])
 def test_an_address_that_leads_nowhere_is_a_fault_of_the_settings(client: HttpClient, url: str) -> None:
-    with pytest.raises(HttpFailure) as raised:
-        client.exchange("GET", url, headers={}, timeout_seconds=5)
-    assert raised.value.permanent
+    with pytest.raises(DeliveryError) as raised:
+        client.exchange("GET", url, {})
+    assert type(raised.value) is Misconfigured
 
 
 # --- Retry-After and origin ---

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from bridge.config.base import Secret
+from bridge.config.sinks import HttpSettings
 from bridge.config.values import check_ca, check_certificate
-from bridge.errors import HttpFailure
+from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
 from bridge.http.client import Answer, HttpClient, clock_skew_seconds
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
@@ -35,8 +37,9 @@ def make() -> Iterator[Make]:
     """Make clients that are closed at the end."""
     made = []
 
-    def make(**settings: Any) -> HttpClient:
-        made.append(HttpClient(**settings))
+    def make(*, proxy: str = "", **settings: Any) -> HttpClient:
+        given = {"timeout_seconds": LIMIT_SECONDS, "proxy": Secret(proxy) if proxy else None, **settings}
+        made.append(HttpClient(HttpSettings().model_copy(update=given)))  # the files change later
         return made[-1]
 
     yield make
@@ -49,17 +52,13 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def ask(
-    client: HttpClient, url: str, *, timeout_seconds: float = LIMIT_SECONDS, body: bytes | None = None
-) -> Answer:
-    return client.exchange(
-        "POST", f"{url}/secret-path?secret=query", headers={}, body=body, timeout_seconds=timeout_seconds
-    )
+def ask(client: HttpClient, url: str, *, body: bytes | None = None) -> Answer:
+    return client.exchange("POST", f"{url}/secret-path?secret=query", {}, body)
 
 
-def failure(client: HttpClient, url: str, **how: Any) -> HttpFailure:
-    with pytest.raises(HttpFailure) as raised:
-        ask(client, url, **how)
+def failure(client: HttpClient, url: str, *, body: bytes | None = None) -> DeliveryError:
+    with pytest.raises(DeliveryError) as raised:
+        ask(client, url, body=body)
     assert "secret" not in str(raised.value)
     return raised.value
 
@@ -80,14 +79,14 @@ def test_it_is_refused_without_that_authority(make: Make, authority: Authority) 
     with RawServer(answering(OK), tls=authority.server()) as server:
         error = failure(make(), server.url)
         assert server.requests == []
-    assert error.permanent
+    assert type(error) is Misconfigured
     assert "TLS failed: " in str(error)
     assert "certificate" in str(error)
 
 
 def test_only_the_private_authority_is_trusted(make: Make, authority: Authority, tmp_path: Path) -> None:
     with RawServer(answering(OK), tls=authority.server()) as server:
-        assert failure(make(ca_file=Authority(tmp_path, "other").file), server.url).permanent
+        assert type(failure(make(ca_file=Authority(tmp_path, "other").file), server.url)) is Misconfigured
         assert server.requests == []
 
 
@@ -97,28 +96,28 @@ def test_the_environment_names_no_authority(
     for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.setenv(name, str(authority.file))
     with RawServer(answering(OK), tls=authority.server()) as server:
-        assert failure(make(), server.url).permanent
+        assert type(failure(make(), server.url)) is Misconfigured
 
 
 def test_a_certificate_for_another_host_is_refused(make: Make, authority: Authority) -> None:
     with RawServer(answering(OK), tls=authority.server(host="other.example")) as server:
         error = failure(make(ca_file=authority.file), server.url)
     assert "certificate is not valid for '127.0.0.1'" in str(error)
-    assert error.permanent
+    assert type(error) is Misconfigured
 
 
 def test_an_expired_certificate_is_refused(make: Make, authority: Authority) -> None:
     with RawServer(answering(OK), tls=authority.server(days=-1)) as server:
         error = failure(make(ca_file=authority.file), server.url)
-    assert str(error) == "TLS failed: certificate has expired"
-    assert error.permanent
+    assert str(error).endswith(": TLS failed: certificate has expired")
+    assert type(error) is Misconfigured
 
 
 def test_a_server_that_speaks_no_tls_is_a_fault_of_the_settings(make: Make, authority: Authority) -> None:
     with RawServer(lambda _, connection: connection.sendall(OK)) as server:
         error = failure(make(ca_file=authority.file), server.url.replace("http", "https"))
-    assert str(error) == "TLS failed: wrong version number"
-    assert error.permanent
+    assert str(error).endswith(": TLS failed: wrong version number")
+    assert type(error) is Misconfigured
 
 
 def test_a_server_that_leaves_while_tls_begins_is_a_fault_of_the_moment(
@@ -128,7 +127,7 @@ def test_a_server_that_leaves_while_tls_begins_is_a_fault_of_the_moment(
         connection.recv(65536)
 
     with RawServer(serve) as server:
-        assert not failure(make(ca_file=authority.file), server.url.replace("http", "https")).permanent
+        assert type(failure(make(ca_file=authority.file), server.url.replace("http", "https"))) is Unavailable
 
 
 def test_tls_that_does_not_begin_is_aborted(
@@ -137,8 +136,8 @@ def test_tls_that_does_not_begin_is_aborted(
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(silent) as server:
         error = failure(make(ca_file=authority.file), server.url.replace("http", "https"))
-    assert str(error).startswith("no answer within")
-    assert not error.permanent
+    assert ": no answer within" in str(error)
+    assert type(error) is Unavailable
 
 
 # --- client certificates ---
@@ -160,8 +159,8 @@ def test_a_client_with_its_certificate_is_let_in(
 @pytest.mark.parametrize(
     ("newest", "text"),
     [
-        (ssl.TLSVersion.TLSv1_2, "handshake failure; perhaps it asks for a client certificate"),
-        (ssl.TLSVersion.TLSv1_3, "certificate required: it asks for a client certificate"),
+        (ssl.TLSVersion.TLSv1_2, "handshake failure"),
+        (ssl.TLSVersion.TLSv1_3, "certificate required"),
     ],
 )
 @pytest.mark.parametrize("body", [None, bytes(1_000_000)])
@@ -171,8 +170,8 @@ def test_a_client_without_a_certificate_learns_that_one_is_asked_for(
     with RawServer(answering(OK), tls=authority.server(asks=True, newest=newest)) as server:
         error = failure(make(ca_file=authority.file), server.url, body=body)
         assert server.requests == []
-    assert str(error) == f"TLS failed: the server refused: {text}"
-    assert error.permanent
+    assert str(error).endswith(f"TLS failed: the server refused: {text}")
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize(
@@ -187,8 +186,8 @@ def test_a_client_whose_certificate_is_refused_learns_why(
             ca_file=authority.file, client_certificate_file=pair.certificate, client_key_file=pair.key
         )
         error = failure(client, server.url)
-    assert str(error) == f"TLS failed: the server refused: {text}"
-    assert error.permanent
+    assert str(error).endswith(f"TLS failed: the server refused: {text}")
+    assert type(error) is Misconfigured
 
 
 def test_rotated_files_are_used_after_a_close(make: Make, authority: Authority) -> None:
@@ -218,7 +217,7 @@ def test_a_rotated_authority_is_used_after_a_close(make: Make, authority: Author
         assert ask(client, server.url).body == b"ok"
     client.close()
     with RawServer(answering(OK), tls=old) as server:
-        assert failure(client, server.url).permanent
+        assert type(failure(client, server.url)) is Misconfigured
 
 
 # --- files that cannot be used ---
@@ -234,8 +233,8 @@ def test_a_file_that_is_missing_is_named(make: Make, authority: Authority, tmp_p
     with RawServer(answering(OK), tls=authority.server()) as server:
         for client in clients:
             error = failure(client, server.url)
-            assert str(error) == f'given "{missing}": No such file or directory'
-            assert error.permanent
+            assert str(error).endswith(f'given "{missing}": No such file or directory')
+            assert type(error) is Misconfigured
 
 
 def test_an_authority_that_is_not_a_certificate_is_named(
@@ -245,8 +244,8 @@ def test_an_authority_that_is_not_a_certificate_is_named(
     invalid.write_text("-----BEGIN CERTIFICATE-----\nsecret")
     with RawServer(answering(OK), tls=authority.server()) as server:
         error = failure(make(ca_file=invalid), server.url)
-    assert str(error) == f"{invalid}: expected CA certificates in PEM"
-    assert error.permanent
+    assert str(error).endswith(f"{invalid}: expected CA certificates in PEM")
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize("one_file", [False, True])
@@ -256,11 +255,11 @@ def test_an_encrypted_key_fails_without_a_prompt_for_its_passphrase(
     pair = authority.issue("client", passphrase=PASSPHRASE)
     files = [pair.in_one_file(), None] if one_file else [pair.certificate, pair.key]
     script = (
-        "import sys; from pathlib import Path; from bridge.http.client import HttpClient\n"
-        "ca, certificate, key, url = sys.argv[1:]\n"
-        "client = HttpClient(ca_file=Path(ca), client_certificate_file=Path(certificate),"
-        " client_key_file=Path(key) if key else None)\n"
-        "try: client.exchange('GET', url, headers={}, timeout_seconds=30)\n"
+        "import sys; from bridge.config.sinks import HttpSettings; from bridge.http.client import HttpClient\n"
+        "from pathlib import Path; ca, certificate, key, url = sys.argv[1:]\n"
+        "client = HttpClient(HttpSettings().model_copy(update=dict(ca_file=Path(ca),"
+        " client_certificate_file=Path(certificate), client_key_file=Path(key) if key else None)))\n"
+        "try: client.exchange('GET', url, {})\n"
         "except Exception as error: print(error)\n"
     )
     terminal, theirs = os.openpty()  # where OpenSSL would ask
@@ -277,7 +276,7 @@ def test_an_encrypted_key_fails_without_a_prompt_for_its_passphrase(
     os.close(theirs)
     os.close(terminal)
     named = " and ".join(str(file) for file in files if file)
-    assert result.stdout == f"{named}: {UNUSABLE}\n"
+    assert result.stdout.endswith(f": {named}: {UNUSABLE}\n")
     assert result.stderr == ""
 
 
@@ -355,7 +354,7 @@ def test_a_client_certificate_is_shown_through_a_proxy(make: Make, authority: Au
         assert ask(client, target.url).body == b"ok"
         without = failure(make(ca_file=authority.file, proxy=proxy.url), target.url)
     assert "certificate required" in str(without)
-    assert without.permanent
+    assert type(without) is Misconfigured
 
 
 def test_a_target_behind_a_proxy_is_verified(make: Make, authority: Authority) -> None:
@@ -363,7 +362,7 @@ def test_a_target_behind_a_proxy_is_verified(make: Make, authority: Authority) -
     with RawServer(answering(OK), tls=tls) as target, RawServer(proxying()) as proxy:
         error = failure(make(ca_file=authority.file, proxy=proxy.url), target.url)
     assert "certificate is not valid for '127.0.0.1'" in str(error)
-    assert error.permanent
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
@@ -373,8 +372,8 @@ def test_a_proxy_with_tls_is_verified_before_it_gets_the_login(
     with RawServer(proxying(), tls=authority.server()) as proxy:
         error = failure(make(proxy=with_login(proxy.url)), target)
         assert proxy.requests == []
-    assert str(error).startswith("through the proxy: TLS failed: ")
-    assert error.permanent
+    assert " through the proxy: TLS failed: " in str(error)
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
@@ -384,26 +383,30 @@ def test_a_proxy_that_refuses_the_login_is_a_fault_of_the_settings(
 ) -> None:
     with RawServer(proxying(login=LOGIN)) as proxy:
         error = failure(make(proxy=with_login(proxy.url, login) if login else proxy.url), target)
-    assert str(error) == "the proxy refused the connection: 407"
-    assert error.permanent
+    assert str(error).endswith(": the proxy refused the connection: 407")
+    assert type(error) is Misconfigured
 
 
 @pytest.mark.parametrize(
-    ("answer", "text", "permanent"),
+    ("answer", "text", "kind"),
     [
-        (b"HTTP/1.1 403 secret\r\n\r\n", "the proxy refused the connection: 403", True),
-        (b"HTTP/1.1 502 407 secret\r\n\r\n", "the proxy refused the connection: 502", False),
-        (b"HTTP/1.0 302 Found\r\nLocation: /\r\n\r\n", "the proxy refused the connection: 302", False),
-        (b"SSH-2.0-secret\r\n", "through the proxy: the exchange was interrupted: BadStatusLine", False),
-        (b"\x00" * 70_000, "through the proxy: the exchange was interrupted: LineTooLong", False),
-        (b"HTTP/1.1 20", "through the proxy: the exchange was interrupted: BadStatusLine", False),
-        (b"", "through the proxy: the exchange was interrupted: RemoteDisconnected", False),
-        (b"HTTP/1.1 200 OK\r\nX: secr", "TLS failed: ", False),
-        (ESTABLISHED, "TLS failed: ", False),
+        (b"HTTP/1.1 403 secret\r\n\r\n", "the proxy refused the connection: 403", Misconfigured),
+        (b"HTTP/1.1 502 407 secret\r\n\r\n", "the proxy refused the connection: 502", Unavailable),
+        (b"HTTP/1.0 302 Found\r\nLocation: /\r\n\r\n", "the proxy refused the connection: 302", Unavailable),
+        (
+            b"SSH-2.0-secret\r\n",
+            "through the proxy: the exchange was interrupted: BadStatusLine",
+            Unavailable,
+        ),
+        (b"\x00" * 70_000, "through the proxy: the exchange was interrupted: LineTooLong", Unavailable),
+        (b"HTTP/1.1 20", "through the proxy: the exchange was interrupted: BadStatusLine", Unavailable),
+        (b"", "through the proxy: the exchange was interrupted: RemoteDisconnected", Unavailable),
+        (b"HTTP/1.1 200 OK\r\nX: secr", "TLS failed: ", Unavailable),
+        (ESTABLISHED, "TLS failed: ", Unavailable),
     ],
 )
 def test_the_failure_names_a_proxy_that_makes_no_tunnel(
-    make: Make, answer: bytes, text: str, permanent: bool
+    make: Make, answer: bytes, text: str, kind: type[DeliveryError]
 ) -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
@@ -415,7 +418,7 @@ def test_the_failure_names_a_proxy_that_makes_no_tunnel(
     with RawServer(serve) as proxy:
         error = failure(make(proxy=with_login(proxy.url)), "https://127.0.0.1:9")
     assert text in str(error)
-    assert error.permanent is permanent
+    assert type(error) is kind
 
 
 @pytest.mark.parametrize(
@@ -429,7 +432,7 @@ def test_a_proxy_that_says_nothing_is_aborted(
         url = with_login(proxy.url.replace("http", scheme))
         error = failure(make(proxy=url), "https://127.0.0.1:9")
     assert "through the proxy: " in str(error)
-    assert not error.permanent
+    assert type(error) is Unavailable
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1:9", "https://127.0.0.1:9"])
@@ -437,8 +440,8 @@ def test_a_proxy_that_is_not_there_is_a_fault_of_the_moment(make: Make, target: 
     with RawServer(silent) as proxy:
         url = with_login(proxy.url)
     error = failure(make(proxy=url), target)
-    assert str(error) == "through the proxy: the connection failed: Connection refused"
-    assert not error.permanent
+    assert str(error).endswith(" through the proxy: the connection failed: Connection refused")
+    assert type(error) is Unavailable
 
 
 def test_a_tunnel_that_the_proxy_closed_is_made_again(make: Make, authority: Authority) -> None:

@@ -18,10 +18,10 @@ import pytest
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
-from bridge.http.client import USER_AGENT
+from bridge.http.client import USER_AGENT, register_url
 from bridge.runtime.text import redact
 from bridge.sinks.base import Inconclusive
-from bridge.sinks.http import EXCERPT_CHARACTERS, register_url
+from bridge.sinks.http import EXCERPT_CHARACTERS
 from tests.support.inbox import Inbox
 from tests.support.process import (
     LIMIT_SECONDS,

@@ -85,7 +85,7 @@ def test_without_the_certificate_that_is_asked_for_no_event_is_lost(
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
         error = failure(sink(tmp_path, server.url, ca_file=authority.file))
     assert type(error) is Misconfigured
-    assert "client certificate" in str(error)
+    assert "certificate required" in str(error)
 
 
 def test_a_certificate_that_was_renewed_is_used_from_the_outbox_without_a_restart(
