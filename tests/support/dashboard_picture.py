@@ -22,10 +22,9 @@ from typing import Any
 import requests
 
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
-from tests.support.dashboard import ROWS, Panel
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.monitoring import FOLDER
+from tests.support.monitoring import FOLDER, Panel, panels
 from tests.support.process import COMMAND, environment, toml, wait_until
 from tests.support.servicebus import ServiceBusLab
 
@@ -185,18 +184,15 @@ def _legend(panel: Panel, labels: dict[str, str]) -> str:
 def draw(start: float, end: float) -> str:
     """Return the picture of all panels."""
     parts: list[str] = []
-    y = GAP
-    for title, row in ROWS.items():
-        parts.append(_text(GAP, y + 18, title, size=16, weight="bold"))
-        x, y = 0, y + LINE
-        for panel in row:
-            if x + panel.width > 24:
-                x, y = 0, y + panel.height * LINE
-            width, height = panel.width * COLUMN - GAP, panel.height * LINE - GAP
-            drawn = _draw_panel(panel, read(panel, start, end), width, height, (start, end))
-            parts.append(f'<g transform="translate({x * COLUMN + GAP},{y})">{drawn}</g>')
-            x += panel.width
-        y += row[-1].height * LINE
+    for panel in panels():
+        x, y = panel.place["x"] * COLUMN + GAP, panel.place["y"] * LINE + GAP
+        if not panel.expr:
+            parts.append(_text(x, y + 18, panel.title, size=16, weight="bold"))
+            continue
+        width, height = panel.place["w"] * COLUMN - GAP, panel.place["h"] * LINE - GAP
+        drawn = _draw_panel(panel, read(panel, start, end), width, height, (start, end))
+        parts.append(f'<g transform="translate({x},{y})">{drawn}</g>')
+    y = max(panel.place["y"] + panel.place["h"] for panel in panels()) * LINE + GAP
     size = f'width="{24 * COLUMN + GAP}" height="{y + GAP}"'
     style = 'font-family="sans-serif" font-size="11" fill="#333"'
     body = "\n".join(parts)
@@ -216,11 +212,7 @@ def _draw_panel(
 
 
 def _draw_stat(panel: Panel, value: float, height: int) -> str:
-    is_red = (panel.red_above is not None and value >= panel.red_above) or (
-        panel.red_below is not None and value < panel.red_below
-    )
-    color = COLORS[1] if is_red else COLORS[2]
-    return _text(10, height - 22, _amount(value, panel.unit), size=28, color=color)
+    return _text(10, height - 22, _amount(value, panel.unit), size=28, color=COLORS[2])
 
 
 def _draw_graph(

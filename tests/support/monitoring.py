@@ -1,9 +1,14 @@
-"""The alerts for Azure Monitor, from the Prometheus rules: `python -m tests.support.monitoring` writes them."""
+"""The rules and the dashboard as tests read them, and the alerts for Azure Monitor.
+
+`python -m tests.support.monitoring` writes the latter from the Prometheus rules.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -13,6 +18,7 @@ from tests.support.paths import ROOT
 FOLDER = ROOT / "infra" / "monitoring"
 RULES = FOLDER / "rules.yaml"
 BICEP = FOLDER / "alerts.bicep"
+DASHBOARD = FOLDER / "dashboard.json"
 
 # Azure Monitor's severities: 0 critical, 1 error, 2 warning.
 SEVERITIES = {"critical": 1, "warning": 2}
@@ -52,6 +58,33 @@ _TAIL = """\
   }
 }
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A panel of the dashboard, or the heading of a row, which has no expression."""
+
+    title: str
+    kind: str
+    expr: str
+    legend: str
+    unit: str
+    place: dict[str, int]
+
+
+def panels() -> list[Panel]:
+    """Return the panels of the dashboard and the headings between them."""
+    return [
+        Panel(
+            title=one["title"],
+            kind=one["type"],
+            expr="".join(target["expr"] for target in one.get("targets", ())),
+            legend="".join(target.get("legendFormat", "") for target in one.get("targets", ())),
+            unit=one.get("fieldConfig", {}).get("defaults", {}).get("unit", "short"),
+            place=one["gridPos"],
+        )
+        for one in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    ]
 
 
 def read_rules() -> list[dict[str, Any]]:
