@@ -44,7 +44,7 @@ class ImdsApprover:
         self._imds = imds
         self._clock = clock
         self._document: Document | None = None
-        self.read_at = -math.inf
+        self.read_at = self._wanted_at = -math.inf
         self._errors = {"document": "", "POST": ""}
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
         self._paused_until = -math.inf
@@ -59,9 +59,23 @@ class ImdsApprover:
     def document(self) -> Document | None:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
         now = self._clock.monotonic()
-        if now - self.read_at >= READ_EVERY_SECONDS and self.may_call():
+        is_due = now - self.read_at >= READ_EVERY_SECONDS
+        if (is_due or self.newer_in_seconds == 0) and self.may_call():
             self.read_at, self._document = now, self._read()
         return self._document if now - self.read_at < FRESH_SECONDS else None
+
+    def want_newer(self, than: float) -> None:
+        """Have the document read again, if it was read before that instant, as soon as a call is to spare."""
+        self._wanted_at = max(self._wanted_at, than)
+
+    @property
+    def newer_in_seconds(self) -> float:
+        """How long until the document that is wanted may be read, with a call left for its POST; inf for none."""
+        if self.read_at >= self._wanted_at:
+            return math.inf
+        now = self._clock.monotonic()
+        calls = [-math.inf] * CALLS_PER_SECOND + [*self._calls]
+        return max(0.0, self._paused_until - now, calls[1 - CALLS_PER_SECOND] + 1.0 - now)
 
     def _read(self) -> Document | None:
         try:

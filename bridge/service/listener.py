@@ -118,11 +118,16 @@ class Listener:
         self._identity.emit_started()
         while not self._stop:
             report_progress()
-            self.run_once(PASS_SECONDS)
+            self.run_once(self.wait_seconds)
         self._answers.report_surplus(at_once=True)
         self._auto.end()
         self._answers.commit()
         self._identity.emit_stopping()
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the next pass may wait for messages."""
+        return min(PASS_SECONDS, self._approver.newer_in_seconds)
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
@@ -131,6 +136,8 @@ class Listener:
         self._identity.emit_losses()
         self._receive(wait_seconds)
         if self._settings.auto or self._pending:
+            self._decide()
+        if self._approver.newer_in_seconds == 0:
             self._decide()
         self._answers.report_surplus()
         self._answers.commit()
@@ -292,6 +299,7 @@ class Listener:
         if document is None:
             return None
         if request.key not in document.events and self._has_time(pending, may_wait=may_wait):
+            self._approver.want_newer(pending.arrived_at)
             request.wait()
             return None
         return self._judge_event(pending, request, document)

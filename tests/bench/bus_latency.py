@@ -24,21 +24,18 @@ WARM_UP = 3
 
 
 class Pace(NamedTuple):
-    """How far commands are apart, how many are rated, and the limit of their median."""
+    """How far commands are apart, and how many are rated."""
 
     seconds: float
     commands: int
-    limit_ms: float | None
 
 
-# At both paces, each command finds the document older than the second within which it is not read again, and two of
-# the three calls a second that the listener allows itself. At the first one, a single delayed command makes all those
-# after it wait for that share, too; at the second one, each is alone.
-PACES = (
-    Pace(READ_EVERY_SECONDS + 0.1, commands=50, limit_ms=300),
-    Pace(4.0, commands=20, limit_ms=25),
-)
-BARE = Pace(0.1, commands=50, limit_ms=None)
+# At the first pace a delayed command would make those after it wait for the listener's share of IMDS's limit, too; at
+# the second one each is alone. With an auto rule the document is read every second: it is young and lacks the event.
+PACES = (Pace(READ_EVERY_SECONDS + 0.1, commands=50), Pace(4.0, commands=20))
+AUTO = {"": "", ", with an auto rule": "[[approvals.auto]]\nevent_type = ['Preempt']\n"}
+MEDIAN_MS, LONGEST_MS = 15.0, 400.0
+BARE = Pace(0.1, commands=50)
 IMPACT_SECONDS = 0.5  # then the event goes, and the document stays as small as in life
 API_VERSION = {"api-version": "2020-07-01"}
 
@@ -47,14 +44,20 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     """Schedule an event and send its approval, at each pace; then the same with nothing but the SDK."""
     with bus.lab() as lab, simulators.imds() as imds:
         address = lab("address")
-        state = folder / "approve-latency"
-        config = _config(state, imds("base_url"), address)
-        with process.running("listen", config, state) as listener:
+        found: list[Row] = []
+        for number, (what, auto) in enumerate(AUTO.items()):
+            state = folder / f"approve-latency{number}"
+            config = _config(state, imds("base_url"), address, auto)
+            with process.running("listen", config, state) as listener:
+                wait_until(
+                    lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the listener", limit_seconds=20
+                )
+                for pace in PACES:
+                    found += _rows(pace, what, _send(address, imds, pace, progress))
+                process.check_alive(listener, state)
             wait_until(
-                lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the listener", limit_seconds=20
+                lambda: not lab("receivers", bus.SESSION_QUEUE), what="the listener's end", limit_seconds=20
             )
-            found = [_row(pace, _send(address, imds, pace, progress)) for pace in PACES]
-            process.check_alive(listener, state)
         with Remote(_BuildBare(address, imds("base_url"))) as bare:
             wait_until(
                 lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the bare receiver", limit_seconds=20
@@ -76,16 +79,19 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     ]
 
 
-def _row(pace: Pace, took: list[float]) -> Row:
-    return Row(
-        name=f"a command put on the bus to its POST at IMDS, one every {pace.seconds:g} s",
-        measured=statistics.median(took),
-        unit="ms",
-        limit=pace.limit_ms,
-        how=f"median of {pace.commands}, each for a new event; from before the SDK's send to the request at the "
-        f"simulator, by the real `imds-bridge listen`; 90th percentile {spread(took)['p90']:.1f}",
-        details={"ours_ms": spread(took)},
-    )
+def _rows(pace: Pace, what: str, took: list[float]) -> list[Row]:
+    return [
+        Row(
+            name=f"a command put on the bus to its POST at IMDS, one every {pace.seconds:g} s{what}",
+            measured=statistics.median(took),
+            unit="ms",
+            limit=MEDIAN_MS,
+            how=f"median of {pace.commands}, each for a new event; from before the SDK's send to the request at the "
+            f"simulator, by the real `imds-bridge listen`; 90th percentile {spread(took)['p90']:.1f}",
+            details={"ours_ms": spread(took)},
+        ),
+        Row(name="  the longest of them", measured=max(took), unit="ms", limit=LONGEST_MS, how="as above"),
+    ]
 
 
 def _send(address: str, imds: Remote, pace: Pace, progress: Progress) -> list[float]:
@@ -120,7 +126,7 @@ def _send_one(sender: ServiceBusSender, event_id: str) -> float:
     return at
 
 
-def _config(state: Path, imds_url: str, address: str) -> Path:
+def _config(state: Path, imds_url: str, address: str, auto: str) -> Path:
     path = state.with_suffix(".toml")
     # A JSON string is a TOML string as well.
     path.write_text(
@@ -130,7 +136,7 @@ def _config(state: Path, imds_url: str, address: str) -> Path:
         f"topic = '{bus.TOPIC}'\n"
         f"[approvals]\nconnection_string = {json.dumps(address)}\n"
         f"queue = '{bus.SESSION_QUEUE}'\nsession = '{{vm}}'\n"
-        "[approvals.policy]\nallow = [{ event_type = ['Freeze'] }]\n",
+        f"[approvals.policy]\nallow = [{{ event_type = ['Freeze'] }}]\n{auto}",
         encoding="utf-8",
     )
     return path

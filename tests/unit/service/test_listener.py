@@ -207,6 +207,35 @@ def test_an_event_is_not_unknown_because_of_a_document_from_before_the_command(m
     assert rig.reasons("2") == ["approved"]
 
 
+@pytest.mark.parametrize("auto", [[], [{"event_type": ["Freeze"]}]], ids=["commands", "auto rules too"])
+@pytest.mark.parametrize("pace", [1.1, 4.0])
+def test_a_command_for_an_event_newer_than_the_document_is_decided_at_once(
+    make_rig: MakeRig, auto: list[dict[str, Any]], pace: float
+) -> None:
+    rig = make_rig(auto=auto)
+    for _ in range(10):
+        event = rig.imds.schedule()
+        rig.send(event, id=event)
+        rig.run()
+        assert rig.imds.posts[-1] == (event,)
+        rig.imds.remove(event)
+        rig.run(1)
+        rig.clock.advance(pace - 1)
+
+
+def test_commands_for_unknown_events_leave_one_call_in_a_second_for_a_post(rig: ListenerRig) -> None:
+    known = rig.imds.schedule()
+    for number in range(40):
+        rig.send(f"unknown-{number}", id=str(number))
+        rig.run()
+        rig.clock.advance(0.02)
+    assert rig.imds.asked() == 2
+    assert 0 < rig.listener.wait_seconds < 0.25
+    rig.send(known)
+    rig.run()
+    assert rig.imds.posts == [(known,)]
+
+
 def test_an_event_that_has_started_is_rejected(rig: ListenerRig) -> None:
     assert rig.decide(rig.imds.schedule(EventStatus="Started"))["Reason"] == "already_started"
     assert rig.imds.posts == []
