@@ -25,7 +25,6 @@ _VMS_LENGTH = 1_000
 _RELEASES_LENGTH = 300
 _CHANGE_LENGTH = 150
 _MAX_CHANGES = 4
-_MINUTE_SECONDS = 60
 _NOUNS = {"preempt": "Spot eviction (Preempt)", "terminate": "Deletion (Terminate)"}
 _MEANINGS = {
     "freeze": "A pause, mostly of seconds: memory and files are kept, open connections may drop.",
@@ -212,19 +211,12 @@ def _changes(view: EventView) -> Iterator[Field]:
         new = view.data.get("NotBeforeUtc" if name == "NotBefore" else name)
         first, second = instant_of(old), instant_of(new)
         if name == "NotBefore" and first and second:
-            yield view.field("Changed", "start, from ", first, " to ", second, _short_move(first, second))
+            yield view.field("Changed", "start, from ", first, " to ", second)
         else:
             shown = sanitize(name, _NOUN_LENGTH)
             yield view.field("Changed", f"{shown}, from {_value(old)} to {_value(new)}")
     if len(changed) > _MAX_CHANGES:
         yield view.field("Changed", "and more")
-
-
-def _short_move(first: datetime, second: datetime) -> str:
-    """Describe a move that times without seconds do not show."""
-    seconds = round((second - first).total_seconds())
-    moved = f" ({abs(seconds)} s {'later' if seconds > 0 else 'earlier'})"
-    return moved if abs(seconds) < _MINUTE_SECONDS else ""
 
 
 def _value(value: Json) -> str:

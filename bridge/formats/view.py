@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
-from functools import cached_property
 
 from bridge.formats.text import format_relative, instant_of, join_names, length, sanitize, truncate
 from bridge.imds.document import fold_name, names
@@ -55,7 +54,11 @@ def format_time(instant: datetime, now: datetime, zone: tzinfo = UTC) -> str:
 
 
 class EventView:
-    """What a CloudEvent says, as sanitized text; the properties are those that several types of events have.
+    """What a CloudEvent says, as sanitized text; the attributes are what several types of events have.
+
+    `kind` is the middle of the type, for example `scheduledevent.started`, "" for types of other programs. `status`
+    is in lower case. `vm` reports the event; `short_vm` is short enough for a title. `resources` are the affected
+    VMs, the reporting one first and at most some hundreds, of `count`. A text without a value is "".
 
     Args:
         event: of any type, known or not, with any data.
@@ -64,89 +67,35 @@ class EventView:
     """
 
     def __init__(self, event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None = None) -> None:
-        self._event = event
         self._now, self._zone = now, zone or UTC
         data = event.get("data")
         self.data: Mapping[str, Json] = data if isinstance(data, Mapping) else {}
+        self.type = sanitize(event.get("type")) or "unknown"
+        match = _TYPE.fullmatch(self.type)
+        self.kind = match[1] if match else ""
+        self.time = instant_of(event.get("time"))
+        self.subject = sanitize(event.get("subject"))
+        self.event_id = self.get("EventId")
+        self.event_type = sanitize(self.data.get("EventType"), NAME_LENGTH)
+        self.status = self.get("EventStatus").lower()
+        self.not_before = instant_of(self.data.get("NotBeforeUtc")) or instant_of(self.data.get("NotBefore"))
+        self.vm = self.of_vm("Name") or self.subject or "a VM"
+        self.short_vm = truncate(self.vm, _SHORT_VM_LENGTH, mark="…")
+        self.resource_group = resource_group_of(self.of_vm("ResourceId"))
+        affected = names(self.data.get("Resources"))
+        self.count = len(affected)
+        this = fold_name(self.vm)
+        first = sorted(affected, key=lambda name: fold_name(name[:NAME_LENGTH]) != this)[:_MAX_NAMES]
+        self.resources = tuple(sanitize(name, NAME_LENGTH) or "(no name)" for name in first)
 
     def get(self, name: str) -> str:
         """Read a property of `data`."""
         return sanitize(self.data.get(name))
 
-    @cached_property
-    def type(self) -> str:
-        """The CloudEvents type."""
-        return sanitize(self._event.get("type")) or "unknown"
-
-    @cached_property
-    def kind(self) -> str:
-        """The middle of the type, for example `scheduledevent.started`; "" for types of other programs."""
-        match = _TYPE.fullmatch(self.type)
-        return match[1] if match else ""
-
-    @cached_property
-    def time(self) -> datetime | None:
-        """When it was seen."""
-        return instant_of(self._event.get("time"))
-
-    @cached_property
-    def event_id(self) -> str:
-        """The EventId, "" if there is none."""
-        return self.get("EventId")
-
-    @cached_property
-    def subject(self) -> str:
-        """The CloudEvents subject."""
-        return sanitize(self._event.get("subject"))
-
-    @cached_property
-    def event_type(self) -> str:
-        """`EventType` as received."""
-        return sanitize(self.data.get("EventType"), NAME_LENGTH)
-
-    @cached_property
-    def status(self) -> str:
-        """`EventStatus` in lower case."""
-        return self.get("EventStatus").lower()
-
-    @cached_property
-    def not_before(self) -> datetime | None:
-        """When the event starts at the earliest."""
-        return instant_of(self.data.get("NotBeforeUtc")) or instant_of(self.data.get("NotBefore"))
-
     def of_vm(self, name: str) -> str:
         """Read a property of the VM that reports the event."""
         vm = self.data.get("Vm")
         return sanitize(vm.get(name) if isinstance(vm, Mapping) else None)
-
-    @cached_property
-    def vm(self) -> str:
-        """The VM that reports the event."""
-        return self.of_vm("Name") or self.subject or "a VM"
-
-    @property
-    def short_vm(self) -> str:
-        """The VM that reports the event, short enough for a title."""
-        return truncate(self.vm, _SHORT_VM_LENGTH, mark="…")
-
-    @cached_property
-    def resource_group(self) -> str:
-        """The resource group of the VM that reports the event."""
-        return resource_group_of(self.of_vm("ResourceId"))
-
-    @cached_property
-    def resources(self) -> tuple[str, ...]:
-        """The affected VMs, the reporting one first; at most some hundreds (see `count`)."""
-        affected = names(self.data.get("Resources"))
-        this = fold_name(self.vm)
-        first = [name for name in affected if fold_name(name[:NAME_LENGTH]) == this]
-        rest = [name for name in affected if fold_name(name[:NAME_LENGTH]) != this]
-        return tuple(sanitize(name, NAME_LENGTH) or "(no name)" for name in (first + rest)[:_MAX_NAMES])
-
-    @cached_property
-    def count(self) -> int:
-        """How many VMs are affected."""
-        return len(names(self.data.get("Resources")))
 
     def vms(self, max_length: int, max_names: int | None = None) -> str:
         """Name the affected VMs, as many as fit."""

@@ -18,7 +18,6 @@ from http.client import (
     HTTPException,
     HTTPResponse,
     IncompleteRead,
-    LineTooLong,
     RemoteDisconnected,
 )
 from urllib.parse import urlsplit
@@ -274,11 +273,7 @@ class _Answer(HTTPResponse):
     def _line(self) -> str:
         line: bytes = self.fp.readline(MAX_LINE_BYTES)
         if not line.endswith(b"\n"):
-            raise (
-                RemoteDisconnected("the connection ended within the head")
-                if not line
-                else LineTooLong("header line")
-            )
+            raise RemoteDisconnected("the connection ended within the head, or a line of it is too long")
         return line.decode("latin-1").strip("\r\n")
 
 

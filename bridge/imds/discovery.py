@@ -17,7 +17,6 @@ from pathlib import Path
 # Set by Azure-Samples/virtual-machines-scheduled-events-discover-endpoint-for-non-vnet-vm, discovery.py.
 ENVIRONMENT_VARIABLE = "SCHEDULEDEVENTSIP"
 
-_MAX_LEASE_BYTES = 1024 * 1024
 _ADDRESS_BYTES = 4
 _OPTION_CODE = 245
 
@@ -72,7 +71,7 @@ def _from_leases(root: Path, notes: list[str]) -> Discovered | None:
     for path, client, parse in sorted(leases, key=lambda lease: _modified_ns(lease[0]), reverse=True):
         where = f"{path} ({client})"
         try:
-            option = parse(_read(path))
+            option = parse(path.read_bytes())
             if option is not None:
                 return Discovered(address=_unpack(option), found_in=f"DHCP option {_OPTION_CODE} in {where}")
             notes.append(f"{where} has no DHCP option {_OPTION_CODE}")
@@ -103,16 +102,6 @@ def _modified_ns(path: Path) -> int:
         return 0  # reading it fails too, and is noted then
 
 
-def _read(path: Path) -> bytes:
-    if not path.is_file():  # opening a named pipe would block
-        raise ValueError("is not a regular file")
-    with path.open("rb") as file:
-        raw = file.read(_MAX_LEASE_BYTES + 1)
-    if len(raw) > _MAX_LEASE_BYTES:
-        raise ValueError("is larger than 1 MiB")
-    return raw
-
-
 def _unpack(option: bytes) -> str:
     if len(option) != _ADDRESS_BYTES:
         raise ValueError(f"has a DHCP option {_OPTION_CODE} that is not four bytes")
@@ -128,7 +117,7 @@ def _usable(address: ipaddress.IPv4Address) -> str:
 # The parsers decode latin-1, in which every byte is valid.
 _HEX = re.compile(r"(?:[0-9a-f]{1,2}:){3}[0-9a-f]{1,2}|[0-9a-f]{8}", re.IGNORECASE)
 _DHCLIENT_INTERFACE = re.compile(r'\s+interface\s+"([^"]*)";')
-_DHCLIENT_OPTION = re.compile(r'\s+option\s+unknown-245\s+(".*"|[^;"]*);')
+_DHCLIENT_OPTION = re.compile(r"\s+option\s+unknown-245\s+([^;]*);")
 _NETWORKD = re.compile(r'^OPTION_245=([^"\s]*)', re.MULTILINE)
 
 
@@ -154,19 +143,7 @@ def _dhclient(raw: bytes) -> bytes | None:
         elif match := _DHCLIENT_OPTION.match(line):
             value = match[1]
     newest = next((value for value in reversed(current.values()) if value is not None), None)
-    return None if newest is None else _dhclient_value(newest)
-
-
-def _dhclient_value(text: str) -> bytes:
-    # ISC's common/options.c (pretty_print_option) writes an unknown option as hex without leading zeros, but
-    # as a quoted string with escapes if all its bytes happen to be printable.
-    if text.startswith('"'):
-        return re.sub(r"\\([0-3][0-7]{2}|.)", _unescape, text[1:-1]).encode("latin-1")
-    return _from_hex(text.strip())
-
-
-def _unescape(match: re.Match[str]) -> str:
-    return match[1] if len(match[1]) == 1 else chr(int(match[1], 8))
+    return None if newest is None else _from_hex(newest.strip())
 
 
 def _networkd(raw: bytes) -> bytes | None:

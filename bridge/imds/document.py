@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from json import JSONDecodeError
 
 from bridge.runtime.json import BoundedDecoder, Json
 from bridge.runtime.time import parse_instant
@@ -19,8 +18,6 @@ STARTED = "started"
 # Within these limits every Python can compare the values and write them back, and consumers can read them.
 _MAX_DEPTH = 100
 _MAX_DIGITS = 300
-# How many characters are read of what turns out to be no document: bytes before it can have braces as well.
-_SEARCH_CHARACTERS = 1_000_000
 # IMDS sends GUIDs. Longer ids, and ids with blanks or control characters, cannot be sent as an attribute.
 _EVENT_ID = re.compile(r"[!-~]{1,200}")
 
@@ -144,24 +141,12 @@ def is_among(name: str, resources: Iterable[str]) -> bool:
 
 
 def _parse_object(body: bytes) -> dict[str, Json]:
-    """Return the first JSON object with `Events`; bytes before it may have braces, too."""
+    """Return the JSON object that begins at the first brace."""
     text = body.decode(errors="replace")
     start = text.find("{")
     if start < 0:
         raise ValueError("an empty answer" if not text.strip() else "an answer without a JSON object")
-    fault: ValueError | None = None
-    left = _SEARCH_CHARACTERS + 2 * len(text)
-    while start >= 0 and left > 0:
-        try:
-            found, end = _decoder.raw_decode(text, start)
-            if "Events" in found:
-                return found  # type: ignore[no-any-return]  # what starts with a brace is an object
-        except ValueError as error:
-            fault, end = fault or error, start + 1
-            # The error has counted the lines from the first character on.
-            left -= error.pos if isinstance(error, JSONDecodeError) else len(text)
-        start = text.find("{", end)
-    raise fault or ValueError("a JSON object without `Events`")
+    return _decoder.raw_decode(text, start)[0]  # type: ignore[no-any-return]  # what starts with a brace is an object
 
 
 def _float(text: str) -> float | str:

@@ -225,15 +225,6 @@ def test_every_reason_of_an_end_has_a_text(reason: str, rebooted: bool | None) -
     assert re.fullmatch(r"(It|IMDS|The document|An entry) [^;]+[.]|Its [^;]+[.]", sentence)
 
 
-@pytest.mark.parametrize(
-    ("moved_to", "text"),
-    [("2026-11-20T12:15:20Z", "(20 s later)"), ("2026-11-20T12:14:01Z", "(59 s earlier)")],
-)
-def test_a_start_that_moved_by_less_than_a_minute_shows_the_seconds(moved_to: str, text: str) -> None:
-    event = updated({"NotBefore": "2026-11-20T12:15:00Z"}, NotBefore=moved_to)
-    assert fields(written(event))["Changed"].endswith(text)
-
-
 def test_a_receipt_says_who_asked_what_is_released_and_what_may_still_delay_it() -> None:
     message = written(EVENTS["approval.accepted"])
     assert fields(message)["Requested by"] == "ops@example.org"
