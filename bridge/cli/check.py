@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from tempfile import TemporaryFile
 from typing import Any, Literal
 
-from bridge.cli.common import FAILED, OK, add_json, complete, json_lines, load_config
+from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config, find_exposed
@@ -49,11 +49,10 @@ examples:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `check`."""
-    complete(command, _run, epilog=_EPILOG)
+    complete(command, _run, "--json", epilog=_EPILOG)
     command.add_argument(
         "--send", action="store_true", help="send one message, marked as a test, to each sink"
     )
-    add_json(command)
 
 
 def _run(arguments: argparse.Namespace) -> int:

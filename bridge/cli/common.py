@@ -45,37 +45,29 @@ class Parser(argparse.ArgumentParser):
         return result, unknown
 
 
-def add_config(command: argparse.ArgumentParser) -> None:
-    """Add `--config`."""
-    command.add_argument(
-        "--config",
-        type=Path,
-        default=argparse.SUPPRESS,  # it may stand before the command, too
-        metavar="FILE",
-        help=f"the TOML file (default: {DEFAULT_PATH} if it exists); IMDS_BRIDGE__SECTION__KEY overrides it",
-    )
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--config": {
+        "type": Path,
+        "default": argparse.SUPPRESS,  # it may stand before the command, too
+        "metavar": "FILE",
+        "help": f"the TOML file (default: {DEFAULT_PATH} if it exists); IMDS_BRIDGE__SECTION__KEY overrides it",
+    },
+    "--role": {
+        "choices": ("forward", "listen", "relay", "console"),
+        "default": "forward",
+        "help": "whose state (default: %(default)s)",
+    },
+    "--json": {"action": "store_true", "help": "print JSON"},
+}
+"""What several commands take."""
 
 
-def complete(command: argparse.ArgumentParser, run: Run, *, epilog: str) -> None:
-    """Give a command its examples, `--config` and the function that runs it."""
+def complete(command: argparse.ArgumentParser, run: Run, *options: str, epilog: str) -> None:
+    """Give a command its examples, the function that runs it, `--config` and others of OPTIONS."""
     command.epilog = epilog
-    add_config(command)
     command.set_defaults(run=run)
-
-
-def add_role(command: argparse.ArgumentParser) -> None:
-    """Add `--role`."""
-    command.add_argument(
-        "--role",
-        choices=("forward", "listen", "relay", "console"),
-        default="forward",
-        help="whose state (default: %(default)s)",
-    )
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
-    command.add_argument("--json", action="store_true", help="print JSON")
+    for option in ("--config", *options):
+        command.add_argument(option, **OPTIONS[option])
 
 
 def json_lines(value: Any) -> list[str]:

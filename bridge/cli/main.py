@@ -7,7 +7,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -43,7 +43,7 @@ COMMANDS = {
         "receive approve commands, approve in IMDS what the policy allows, and publish receipts",
     ),
     "relay": ("bridge.cli.run:relay", "receive a fleet's events and send each once, whichever VM saw it"),
-    "console": ("bridge.cli.console:configure", "show a fleet's events on one web page"),
+    "console": ("bridge.cli.run:console", "show a fleet's events on one web page"),
     "approve": ("bridge.cli.approve:configure", "send an approve command to a VM's listener"),
     "check": ("bridge.cli.check:configure", "try the configuration, IMDS and every sink"),
     "render": ("bridge.cli.render:configure", "show what a sink would send, for a sample of each event type"),
@@ -130,16 +130,15 @@ def build_parser(*wanted: str) -> argparse.ArgumentParser:
     for name, (place, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         if name in wanted:
-            _load(name, place)(command)
+            _complete(command, name, place)
     return parser
 
 
-def _load(name: str, place: str) -> Callable[[argparse.ArgumentParser], None]:
+def _complete(command: argparse.ArgumentParser, name: str, place: str) -> None:
     try:
-        configure: Callable[[argparse.ArgumentParser], None] = pkgutil.resolve_name(place)
+        pkgutil.resolve_name(place)(command)
     except ImportError as error:
         extra = {"lab": "lab", "demo": "lab", "console": "console"}.get(name)
         if extra is None:
             raise
         raise UsageError(f"{name}: {error}; pip install 'imds-bridge[{extra}]'") from error
-    return configure

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, Run, add_config, add_json, add_role, complete, json_lines, state_folder
+from bridge.cli.common import OK, OPTIONS, Run, complete, json_lines, state_folder
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
@@ -40,7 +40,7 @@ Actions = Any
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `outbox` with its actions."""
     command.epilog = _EPILOG
-    add_config(command)
+    command.add_argument("--config", **OPTIONS["--config"])
     actions = command.add_subparsers(metavar="ACTION", required=True)
     _add_list(actions)
     _add_show(actions)
@@ -53,18 +53,19 @@ def configure(command: argparse.ArgumentParser) -> None:
     _add_move(actions)
 
 
-def _add_action(actions: Actions, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+def _add_action(actions: Actions, name: str, run: Run, text: str, *options: str) -> argparse.ArgumentParser:
     examples = "\n".join(line for line in _EPILOG.splitlines() if f"outbox {name}" in line)
     action: argparse.ArgumentParser = actions.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
-    complete(action, run, epilog=f"examples:\n{examples}")
-    add_role(action)
+    complete(action, run, "--role", *options, epilog=f"examples:\n{examples}")
     return action
 
 
 def _add_list(actions: Actions) -> None:
-    action = _add_action(actions, "list", _list, "list the newest events, what waits, or the dead letters")
+    action = _add_action(
+        actions, "list", _list, "list the newest events, what waits, or the dead letters", "--json"
+    )
     kind = action.add_mutually_exclusive_group()
     kind.add_argument("--dead", action="store_true", help="list dead letters")
     kind.add_argument("--waiting", action="store_true", help="list what waits for a sink, the oldest first")
@@ -72,13 +73,11 @@ def _add_list(actions: Actions) -> None:
     action.add_argument(
         "--sink", metavar="NAME", help="only what is this sink's; without --waiting, its dead letters"
     )
-    add_json(action)
 
 
 def _add_show(actions: Actions) -> None:
-    action = _add_action(actions, "show", _show, "print one event as the CloudEvent that is sent")
+    action = _add_action(actions, "show", _show, "print one event as the CloudEvent that is sent", "--json")
     action.add_argument("event", metavar="ID", help="the CloudEvents id, or the number of `outbox list`")
-    add_json(action)
 
 
 def _add_numbers(action: argparse.ArgumentParser) -> None:

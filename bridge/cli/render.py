@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
@@ -40,19 +41,13 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    texts = render(
-        load_config(arguments),
-        sink=arguments.sink,
-        pattern=arguments.type,
-        indent=arguments.indent,
-        at=datetime.now(UTC),
-    )
-    for text in texts:
+    config, at = load_config(arguments), datetime.now(UTC)
+    for text in render(config, arguments.sink, arguments.type, indent=arguments.indent, at=at):
         show(*text.split("\n"))
     return OK
 
 
-def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetime) -> Iterator[str]:
+def render(config: Config, sink: str, pattern: str, *, indent: bool, at: datetime) -> Iterator[str]:
     """Write each request with a heading above it.
 
     Args:
@@ -69,13 +64,13 @@ def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetim
     name = sink or next(iter(settings))
     if name not in settings or (not sink and len(settings) > 1):
         raise UsageError(f"render: given --sink {sink or 'nothing'}, expected one of {', '.join(settings)}")
-    built = build_sinks({name: settings[name]})[name]
-    wanted = filter_of(settings[name])
-    chosen = [event for event in samples(at) if _matches(event.type, pattern)]
+    events = samples(at)
+    chosen = [event for event in events if _matches(event.type, pattern)]
     if not chosen:
-        known = ", ".join(event.type for event in samples(at))
+        known = ", ".join(event.type for event in events)
         raise UsageError(f"render: given --type {pattern}, expected one of {known}")
-    try:
+    wanted = filter_of(settings[name])
+    with closing(build_sinks({name: settings[name]})[name]) as built:
         for event in chosen:
             if not wanted.matches(event):
                 yield f"# {event.type}: not sent, types, where or scope of [sinks.{name}] leave it out\n"
@@ -84,8 +79,6 @@ def render(config: Config, *, sink: str, pattern: str, indent: bool, at: datetim
                 yield f"# {event.type}\n{_text(built.preview(event), indent=indent)}\n"
             except Rejected as error:
                 yield f"# {event.type}: dead-lettered, {error}\n"
-    finally:
-        built.close()
 
 
 def _matches(event_type: str, pattern: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import FAILED, OK, add_role, complete, json_lines, state_folder
+from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
 from bridge.service.health import BACKLOG_SECONDS, bus_error, find_urgent
@@ -31,8 +31,7 @@ examples:
 
 def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `status`."""
-    complete(command, _run, epilog=_EPILOG)
-    add_role(command)
+    complete(command, _run, "--role", epilog=_EPILOG)
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--watch", action="store_true", help="show it again every two seconds, until Ctrl+C")

@@ -18,11 +18,11 @@ _imds_bridge() {
             " relay") words="--help --config" ;;
             " console") words="--help --config" ;;
             " approve") words="--help --config --vm --resource-group --reason --expires --wait" ;;
-            " check") words="--help --config --send --json" ;;
+            " check") words="--help --config --json --send" ;;
             " render") words="--help --config --sink --type --indent" ;;
             " status") words="--help --config --role --json --watch --check --backlog-seconds" ;;
             " outbox") words="list show retry drop move --help --config" ;;
-            " outbox list") words="--help --config --role --dead --waiting --limit --sink --json" ;;
+            " outbox list") words="--help --config --role --json --dead --waiting --limit --sink" ;;
             " outbox show") words="--help --config --role --json" ;;
             " outbox retry") words="--help --config --role --all --sink" ;;
             " outbox drop") words="--help --config --role --all --sink --waiting --yes" ;;
