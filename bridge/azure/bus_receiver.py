@@ -38,6 +38,7 @@ T = TypeVar("T")
 MAX_UNSETTLED = 1000  # messages at a time; the others stay on the bus
 MAX_UNSETTLED_BYTES = 16 * 1024 * 1024
 RECEIVE_MESSAGES = 200
+PREFETCH_MESSAGES = 50  # that the SDK keeps for the next call, where the order counts
 SETTLE_MESSAGES = 50
 RENEW_MESSAGES = 100
 # How long one receive call waits: while nothing is unsettled, while messages are being decided, and for a
@@ -69,6 +70,7 @@ class BusReceiver:
         session: Callable[[], str | None] = lambda: "",
         clock: Clock,
         stop: Stop,
+        is_ordered: bool = False,
     ) -> None:
         """Prepare to receive; `run` connects.
 
@@ -78,8 +80,11 @@ class BusReceiver:
             session: returns the session id, "" for none, None while it is not known yet.
             clock: for locks and pauses.
             stop: ends `run`.
+            is_ordered: whether messages have to arrive in their order. The SDK gives back what comes between two
+                of its receive calls, and gets it again behind others, unless it may keep it for the next call.
         """
         self._settings = settings
+        self._prefetch = PREFETCH_MESSAGES if is_ordered else 0
         self._what = what
         self._session = session
         self._clock = clock
@@ -189,7 +194,7 @@ class BusReceiver:
     def _open(self, session: str) -> None:
         self._credential = self._credential or make_credential(self._settings)
         self._client = connect(self._settings, credential=self._credential)
-        receiver = _receiver(self._client, self._settings, session)
+        receiver = _receiver(self._client, self._settings, session, prefetch=self._prefetch)
         close_socket_on_close(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
@@ -385,8 +390,13 @@ def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
         raise Unavailable(f"{address}: the SDK has closed its receiver")
 
 
-def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
-    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK, "prefetch_count": 0}
+def _receiver(
+    client: ServiceBusClient, settings: ReceiverSettings, session: str, *, prefetch: int = 0
+) -> ServiceBusReceiver:
+    options: dict[str, Any] = {
+        "receive_mode": ServiceBusReceiveMode.PEEK_LOCK,
+        "prefetch_count": prefetch,
+    }
     if session:
         options["session_id"] = session
     if settings.subscription:

@@ -281,7 +281,7 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
     from bridge.service.relay import Relay  # noqa: PLC0415
 
     settled = Stop()
-    receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)
+    receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled, is_ordered=True)
     relay = Relay(
         receiver=receiver,
         outbox=parts.outbox,

@@ -44,6 +44,7 @@ GROUPS: dict[str, Measure] = {
     "bus-drain": _later("bus_drain"),
     "commands": _later("bus_commands"),
     "approve-latency": _later("bus_latency"),
+    "relay-order": _later("relay_order"),
     "bus-memory": _later("bus_memory"),
     "console": _later("console"),
 }
@@ -61,6 +62,7 @@ rows:
   bus-drain        events a second to Service Bus, against the bare SDK
   commands         commands a second off Service Bus, against the bare SDK's receive and complete
   approve-latency  a command put on Service Bus to its POST at IMDS
+  relay-order      the order of events from Service Bus to a webhook, on a busy machine
   bus-memory       RSS of `forward` and `listen` with Service Bus and a managed identity
   console          the console's store, pages, ingest and memory, against a bare insert
 

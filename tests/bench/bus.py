@@ -27,6 +27,7 @@ from tests.bench.simulators import VM, Remote
 from tests.support.servicebus import ServiceBusLab
 
 TOPIC = "events"  # without subscriptions: what is sent there is counted and kept nowhere
+RELAY_TOPIC = "relayed"
 SESSION_QUEUE = "approvals"
 TRY_SECONDS = 10.0
 HOST = "127.0.0.1"
@@ -40,7 +41,7 @@ _CONFIG = {
             {
                 "Name": "bench",
                 "Queues": [{"Name": SESSION_QUEUE, "Properties": {"RequiresSession": True}}],
-                "Topics": [{"Name": TOPIC}],
+                "Topics": [{"Name": TOPIC}, {"Name": RELAY_TOPIC, "Subscriptions": [{"Name": "chat"}]}],
             }
         ]
     }

@@ -128,7 +128,7 @@ class RelayRig:
             retain_seconds=3600.0,
         )
         self.stopping, settled = Stop(), Stop()
-        self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
+        self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled, is_ordered=True)
         self.relay = Relay(
             receiver=self.receiver,
             outbox=self.outbox,
