@@ -10,17 +10,17 @@ COPY . .
 # Every package, including the build backend, is checked against its hash; the backend stays in this stage.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=ca.crt,target=/etc/ssl/certs/ca-certificates.crt \
-    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 \
+    export PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_DISABLE_PIP_VERSION_CHECK=1 \
     SETUPTOOLS_SCM_PRETEND_VERSION="${VERSION}" \
     && python3 -m venv /build \
     && /build/bin/pip install --quiet --require-hashes --no-deps --only-binary :all: \
-        --requirement requirements/build.lock \
+        --requirement requirements/build.lock --requirement requirements/runtime.lock \
     && /build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && /build/bin/pip download --quiet --require-hashes --no-deps --only-binary :all: \
-        --requirement requirements/runtime.lock --dest /wheels \
     && python3 -m venv --without-pip /opt/imds-bridge \
-    && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile \
-        --no-index --find-links /wheels 'imds-bridge[console,websocket]' \
+    && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile --require-hashes --no-deps \
+        --only-binary :all: --requirement requirements/runtime.lock \
+    && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile --no-deps \
+        --no-index --find-links /wheels imds-bridge \
     && cp infra/container/health.py /opt/imds-bridge/ \
     # Compiled now, because the file system will be read-only; with hashes, so that builds are reproducible.
     && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \

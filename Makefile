@@ -68,7 +68,7 @@ fleet: $(READY) ## run 200 forwarders and 20 listeners through a storm of events
 	@$(BIN)/python -m tests.fleet $(if $(VMS),--vms $(VMS)) $(if $(LISTENERS),--listeners $(LISTENERS))
 
 dist: $(RELEASE_READY) ## build sdist, wheel and SBOM into dist/, twice, and check them in a clean environment
-	@$(BIN)/python -m infra.packaging.dist
+	@VENV=$(VENV) infra/packaging/dist.sh
 
 audit: $(RELEASE_READY) ## look for known vulnerabilities of the locked versions; DRY_RUN=1 needs no network
 	@$(BIN)/pip-audit --strict --disable-pip --progress-spinner off $(if $(DRY_RUN),--dry-run) \

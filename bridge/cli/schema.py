@@ -70,7 +70,7 @@ def completion(command: argparse.ArgumentParser) -> None:
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:
-    # infra/packaging/shell.py has written it.
+    # The build has written it: infra/packaging/shell.py.
     file = Path(__file__).parent / "share" / f"completion.{arguments.shell}"
     show(*file.read_text(encoding="utf-8").rstrip("\n").split("\n"))
     return OK

@@ -92,14 +92,15 @@ find_python() {
 }
 
 pip() { "$tools/venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
+hashed() { pip "$@" --require-hashes --no-deps --only-binary :all:; } # every package is checked against its hash
 
 fingerprint() { # identify the set of files to install
     "$python" --version
     "$python" -c 'import sys; print(sys.base_prefix)'
     if [ -f "$source" ]; then cat "$source"; else
         git -C "$source" describe --tags --always --dirty 2>/dev/null || true
-        find "$source/bridge" "$source/pyproject.toml" "$source"/.git_archival.txt \
-            -name __pycache__ -prune -o -name version.txt -o -type f -print 2>/dev/null |
+        find "$source/bridge" "$source/infra/packaging" "$source/pyproject.toml" "$source"/.git_archival.txt \
+            \( -name __pycache__ -o -name share \) -prune -o -name version.txt -o -type f -print 2>/dev/null |
             LC_ALL=C sort | tr '\n' '\0' | xargs -0 cat
     fi | cat - "$lock" "$here/install.sh" "$here"/*.service | sha256sum
 }
@@ -121,22 +122,22 @@ install_program() {
     if [ $dry_run = yes ]; then return; fi
     tools=$(mktemp -d)
     trap 'rm -rf "$tools"' EXIT
-    # Every package is checked against its hash; the installation then uses only these files.
     "$python" -m venv "$tools/venv"
-    pip download --require-hashes --no-deps --only-binary :all: --requirement "$lock" --dest "$tools/wheels"
     if [ -d "$source" ]; then
-        pip install --require-hashes --no-deps --only-binary :all: --requirement "$source/requirements/build.lock"
-        pip wheel --no-deps --no-build-isolation --wheel-dir "$tools/wheels" "$source"
-        # The build writes this file, which the owner of the checkout must be able to replace.
-        chown --reference="$source/pyproject.toml" "$source/bridge/version.txt"
+        # The build reads the parsers of the commands, which import the program's packages.
+        hashed install --requirement "$source/requirements/build.lock" --requirement "$lock"
+        pip wheel --no-deps --no-build-isolation --wheel-dir "$tools" "$source"
+        # The build writes these files, which the owner of the checkout must be able to replace.
+        chown -R --reference="$source/pyproject.toml" "$source/bridge/version.txt" "$source/bridge/cli/share"
     else
-        cp "$source" "$tools/wheels"
+        cp "$source" "$tools"
     fi
     # Installed beside the old program, so that an interruption leaves the old one intact.
     new=$root$home.new
     rm -rf "$new"
     "$python" -m venv --without-pip "$new"
-    pip --python "$new/bin/python" install --no-index --find-links "$tools/wheels" 'imds-bridge[console,websocket]'
+    hashed --python "$new/bin/python" install --requirement "$lock"
+    pip --python "$new/bin/python" install --no-deps --no-index --find-links "$tools" imds-bridge
     for file in "$new"/bin/* "$new/pyvenv.cfg"; do
         if [ ! -L "$file" ]; then sed -i "s|$new|$home|g" "$file"; fi
     done

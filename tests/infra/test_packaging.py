@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,28 +12,34 @@ from pathlib import Path
 import pytest
 
 from bridge import __version__
-from infra.packaging import dist
+from infra.packaging import licences
 from tests.support.paths import ROOT
 
 BUILD_FILES = (".git_archival.txt", ".gitattributes", ".gitignore", "LICENSE", "README.md", "pyproject.toml")
 
 
+def run(*command: str, cwd: Path) -> str:
+    """Run a command that must succeed; return its output."""
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def git(repository: Path, *arguments: str) -> str:
     author = ("-c", "user.name=Test", "-c", "user.email=test@example.org")
-    return dist.run("git", *author, *arguments, cwd=repository).strip()
+    return run("git", *author, *arguments, cwd=repository)
 
 
 def version_of(source: Path) -> str:
-    return dist.run(sys.executable, "-m", "hatchling", "version", cwd=source).strip()
+    return run(sys.executable, "-m", "hatchling", "version", cwd=source)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """Return a repository with what the build reads, at the tag v1.2.3."""
     folder = tmp_path / "repository"
-    (folder / "bridge").mkdir(parents=True)
-    shutil.copytree(ROOT / "bridge/cli/share", folder / "bridge/cli/share")
-    for name in (*BUILD_FILES, "bridge/__init__.py"):
+    built = shutil.ignore_patterns("__pycache__", "share", "version.txt")
+    for name in ("bridge", "infra/packaging", "schemas"):
+        shutil.copytree(ROOT / name, folder / name, ignore=built)
+    for name in BUILD_FILES:
         (folder / name).write_bytes((ROOT / name).read_bytes())
     git(folder, "init", "--quiet", "--initial-branch=main")
     git(folder, "add", ".")
@@ -76,56 +83,30 @@ def test_a_copy_without_the_data_of_git_can_be_built(repository: Path, tmp_path:
 
 def test_a_built_package_knows_its_version_and_a_bare_source_has_none(repository: Path) -> None:
     show = (sys.executable, "-c", "import bridge; print(bridge.__version__)")
-    assert dist.run(*show, cwd=repository) == "0.0.0\n"
-    dist.build("wheel", repository, repository / "dist")
-    assert dist.run(*show, cwd=repository) == "1.2.3\n"
+    assert run(*show, cwd=repository) == "0.0.0"
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", cwd=repository)
+    assert run(*show, cwd=repository) == "1.2.3"
     assert __version__
 
 
-def test_the_version_file_is_not_committed() -> None:
-    ignored = subprocess.run(
-        ["git", "check-ignore", "--quiet", "bridge/version.txt"],  # noqa: S607 - git itself
-        cwd=ROOT,
-        check=False,
-    )
-    assert ignored.returncode == 0
+def test_what_the_build_writes_is_not_committed() -> None:
+    assert git(ROOT, "ls-files", "bridge/version.txt", "bridge/cli/share") == ""
+    assert git(ROOT, "check-ignore", "bridge/version.txt", "bridge/cli/share/imds-bridge.1").count("\n") == 1
 
 
-def test_a_second_build_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    built: list[Path] = []
-
-    def build(target: str, _source: Path, output: Path, **_: object) -> Path:
-        output.mkdir(exist_ok=True)
-        built.append(output / f"imds_bridge-1.{target}")
-        built[-1].write_text(str(len(built)))
-        return built[-1]
-
-    monkeypatch.setattr(dist, "build", build)
-    monkeypatch.setattr(dist, "unpack", lambda _sdist, target: target)
-    with pytest.raises(SystemExit, match=r"the second build of imds_bridge-1\.sdist differs"):
-        dist.build_twice(tmp_path)
-
-
-def component(name: str, *licences: dict[str, object]) -> dict[str, object]:
-    return {"name": name, "version": "1", "licenses": list(licences)}
-
-
-def test_licences_that_are_missing_or_not_listed_are_refused() -> None:
-    mit: dict[str, object] = {"license": {"id": "MIT"}}
-    agpl: dict[str, object] = {"expression": "AGPL-3.0-only"}
-    classifier: dict[str, object] = {"license": {"name": "License :: Other/Proprietary License"}}
-    both: dict[str, object] = {"expression": "Apache-2.0 AND BSD-2-Clause"}
-    mixed: dict[str, object] = {"expression": "MIT AND AGPL-3.0-only"}
-    components = [
-        component("good", mit, both),
-        component("mixed", mixed),
-        component("bad", agpl),
-        component("half", mit, classifier),
-        component("none"),
-    ]
-    assert dist.refused(dist.licences_of({"components": components})) == {
-        "bad 1": ["AGPL-3.0-only"],
-        "mixed 1": ["MIT AND AGPL-3.0-only"],
-        "half 1": ["MIT", "License :: Other/Proprietary License"],
-        "none 1": [],
-    }
+@pytest.mark.parametrize(
+    ("given", "is_allowed"),
+    [
+        ([{"license": {"id": "MIT"}}, {"expression": "Apache-2.0 AND BSD-2-Clause"}], True),
+        ([{"expression": "MIT AND AGPL-3.0-only"}], False),
+        ([{"expression": "AGPL-3.0-only"}], False),
+        ([{"license": {"id": "MIT"}}, {"license": {"name": "License :: Other/Proprietary License"}}], False),
+        ([], False),
+    ],
+)
+def test_licences_that_are_missing_or_not_listed_are_refused(
+    tmp_path: Path, given: list[dict[str, object]], is_allowed: bool
+) -> None:
+    sbom = tmp_path / "sbom.json"
+    sbom.write_text(json.dumps({"components": [{"name": "one", "version": "1", "licenses": given}]}))
+    assert licences.main(sbom) == (0 if is_allowed else 1)

@@ -1,4 +1,4 @@
-"""The man page and the completion of bash and zsh."""
+"""The man page and the completion of bash and zsh, which the build makes."""
 
 from __future__ import annotations
 
@@ -9,81 +9,70 @@ import pytest
 
 from bridge.cli.main import COMMANDS, build_parser
 from infra.packaging import shell
+from tests.support.paths import ROOT
 from tests.support.process import run
 from tests.support.programs import tool
 
 BASH = """
 source "$1"
 COMP_WORDS=("${@:2}") COMP_CWORD=$(($# - 2))
-_imds_bridge
+_shtab_imds_bridge imds-bridge "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-ZSH = """
-_describe() { print -l -- "${(@)${(P)2}%%:*}" }
-_files() { print FILES }
-words=("${@:2}") CURRENT=$(($# - 1))
-source "$1"
-"""
-CASES = [
-    ("", [*COMMANDS, "--help", "--version", "--config"]),
-    ("forward ", ["--help", "--config", "--once"]),
-    ("outbox drop --all ", ["--help", "--config", "--role", "--all", "--sink", "--waiting", "--yes"]),
-    ("status --role ", ["forward", "listen", "relay", "console"]),
-    ("lab schedule --status ", ["Scheduled", "Started"]),
-    ("completion ", ["bash", "zsh", "--help"]),
-]
 
 
-def completed(program: str, script: str, file: str, line: str) -> list[str]:
-    """Return what the shell offers for a line with the cursor at its end."""
-    words = ["imds-bridge", *line.split(" ")]
-    command: list[str | Path] = [tool(program), "-c", script, program, shell.SHARE / file, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
-@pytest.mark.parametrize("name", shell.files())
-def test_the_files_are_as_the_parsers_are(name: str) -> None:
-    expected = shell.files()[name]
-    assert (shell.SHARE / name).read_text() == expected, "run: python -m infra.packaging.shell"
-
-
-@pytest.mark.parametrize(("line", "words"), CASES)
-def test_bash_completes_commands_options_and_choices(line: str, words: list[str]) -> None:
-    assert completed("bash", BASH, "completion.bash", line) == words
-
-
-@pytest.mark.parametrize(("line", "words"), CASES)
-def test_zsh_completes_commands_options_and_choices(line: str, words: list[str]) -> None:
-    assert completed("zsh", ZSH, "completion.zsh", line) == words
-
-
-def test_what_begins_a_word_limits_what_bash_offers_and_files_are_left_to_the_shell() -> None:
-    file = "completion.bash"
-    assert completed("bash", BASH, file, "outbox re") == ["retry"]
-    assert completed("bash", BASH, file, "check --config ") == []
-    assert completed("zsh", ZSH, "completion.zsh", "check --config ") == ["FILES"]
-
-
-@pytest.mark.parametrize("name", ["bash", "zsh"])
-def test_the_command_prints_the_script(name: str) -> None:
-    assert run("completion", name).stdout == (shell.SHARE / f"completion.{name}").read_text()
+@pytest.fixture(scope="module")
+def share(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("share")
+    shell.write(folder, "1.2.3")
+    return folder
 
 
 @pytest.mark.parametrize(
-    "command", [["mandoc", "-Tlint"], ["groff", "-man", "-ww", "-Tutf8", "-z"]], ids=["mandoc", "groff"]
+    ("line", "words"),
+    [
+        ("", [*COMMANDS]),
+        ("forward -", ["-h", "--help", "--config", "--once"]),
+        ("outbox re", ["retry"]),
+        ("--config x.toml status --role ", ["forward", "listen", "relay", "console"]),
+        ("lab schedule --status ", ["Scheduled", "Started"]),
+        ("check --config LIC", ["LICENSE"]),
+    ],
 )
-def test_the_man_page_is_rendered_without_warnings(command: list[str]) -> None:
+def test_bash_completes_commands_options_choices_and_files(share: Path, line: str, words: list[str]) -> None:
+    command: list[str | Path] = [
+        tool("bash"),
+        "-c",
+        BASH,
+        "bash",
+        share / "completion.bash",
+        "imds-bridge",
+        *line.split(" "),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout.split(), done.stderr) == (words, "")
+
+
+def test_zsh_can_read_its_script_which_has_every_command(share: Path) -> None:
+    subprocess.run([tool("zsh"), "-n", share / "completion.zsh"], check=True)
+    text = (share / "completion.zsh").read_text()
+    assert text.startswith("#compdef imds-bridge\n")
+    assert [name for name in COMMANDS if f"\n    {name}:'" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["bash", "zsh"])
+def test_the_command_prints_the_script_of_the_build(name: str) -> None:
+    assert run("completion", name).stdout == (ROOT / shell.SHARE / f"completion.{name}").read_text()
+
+
+def test_the_man_page_describes_every_command_and_is_rendered_without_warnings(share: Path) -> None:
+    page = share / "imds-bridge.1"
     done = subprocess.run(
-        [tool(command[0]), *command[1:], shell.SHARE / "imds-bridge.1"],
-        capture_output=True,
-        text=True,
-        check=False,
+        [tool("mandoc"), "-Tlint", "-Wwarning", page], capture_output=True, text=True, check=False
     )
-    assert done.stdout + done.stderr == ""
-
-
-def test_the_man_page_describes_every_command() -> None:
-    page = shell.files()["imds-bridge.1"].replace("\\", "")
-    for command in shell.commands(build_parser(*COMMANDS)):
-        assert not command.words or f".SS {command.path.strip()}\n" in page
+    assert [line for line in done.stdout.splitlines() if "missing date" not in line] == []
+    text = page.read_text().replace("\\", "")
+    lines = {line.strip() for line in text.splitlines()} | {""}
+    for one in shell.commands(build_parser(*COMMANDS)):
+        assert f"usage: {one.prog} " in text
+        assert {line.strip() for line in (one.epilog or "").splitlines()} <= lines
