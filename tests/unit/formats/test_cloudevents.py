@@ -61,17 +61,9 @@ every_event = pytest.mark.parametrize("event", PRODUCED.values(), ids=PRODUCED.k
 
 def attributes_of(event: CloudEvent) -> dict[str, str]:
     """Spell out what the envelope must hold beside the data."""
-    return {
-        "specversion": "1.0",
-        "id": event.id,
-        "source": event.source,
-        "type": event.type,
-        "subject": event.subject,
-        "time": "2022-04-11T22:11:58.123Z",
-        "dataschema": event.dataschema,
-        "datacontenttype": "application/json",
-        **event.extensions,
-    }
+    own = {name: getattr(event, name) for name in ("id", "source", "type", "subject", "dataschema")}
+    fixed = {"specversion": "1.0", "time": "2022-04-11T22:11:58.123Z", "datacontenttype": "application/json"}
+    return {**own, **fixed, **event.extensions}
 
 
 def judged(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -163,36 +155,23 @@ def test_any_event_that_a_relay_may_meet_has_a_binary_form(
 # The judge itself, for a schema that takes everything shows nothing.
 
 
+FAULTS: dict[str, list[Any]] = {
+    "specversion": ["9", ...],
+    "id": ["", ...],
+    "source": ["not a reference", "größe", ...],
+    "type": ["com.example.other", ...],
+    "time": ["2022-04-11 22:11:58", "2022-04-11T22:11:58.123", "2022-13-11T22:11:58.123Z"],
+    "dataschema": ["relative/schema"],
+    "subject": ["", "line\nbreak", "\ud800", {"an": "object"}],
+    "reporter": ["null\x00", ["a"], None],
+    "reporterseq": [2**31],
+    **{name: ["x"] for name in ("UpperCase", "with_underscore", "x" * 21)},
+    "data": ["text"],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("specversion", "9"),
-        ("specversion", ...),
-        ("id", ""),
-        ("id", ...),
-        ("source", "not a reference"),
-        ("source", "größe"),
-        ("source", ...),
-        ("type", "com.example.other"),
-        ("type", ...),
-        ("time", "2022-04-11 22:11:58"),
-        ("time", "2022-04-11T22:11:58.123"),
-        ("time", "2022-13-11T22:11:58.123Z"),
-        ("time", "1-01-01T00:00:00.000Z"),
-        ("dataschema", "relative/schema"),
-        ("subject", ""),
-        ("subject", "line\nbreak"),
-        ("subject", "\ud800"),
-        ("subject", {"an": "object"}),
-        ("reporter", "null\x00"),
-        ("reporter", ["a"]),
-        ("reporter", None),
-        ("reporterseq", 2**31),
-        ("UpperCase", "x"),
-        ("with_underscore", "x"),
-        ("x" * 21, "x"),
-        ("data", "text"),
-    ],
+    ("name", "value"), [(name, value) for name, values in FAULTS.items() for value in values]
 )
 def test_the_rules_find_a_fault_in_an_envelope_that_breaks_one(name: str, value: Any) -> None:
     envelope = {**envelope_of(structured(PRODUCED["document.changed"])), name: value}

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from bridge.formats.base import Format
 from bridge.formats.teams import MESSAGE_BYTES
-from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
+from tests.support.examples import EVENTS, scheduled, updated, with_data
 from tests.support.receivers import NOW, check_teams, strings, teams
 
 
@@ -17,22 +16,6 @@ def card(message: Any) -> Any:
 
 def texts(message: Any) -> str:
     return "\n".join(strings(message))
-
-
-def test_it_is_a_format() -> None:
-    format_: Format = teams()
-    format_.check([EVENTS["bridge.test"]], NOW)
-
-
-@pytest.mark.parametrize("kind", EVENTS)
-@pytest.mark.parametrize("zone", ["", "Europe/Berlin", "Asia/Kolkata"])
-def test_every_type_of_event_is_a_card_within_the_limits(kind: str, zone: str) -> None:
-    check_teams(teams(time_zone=zone).write(EVENTS[kind], NOW))
-
-
-@pytest.mark.parametrize("event_type", EVENT_TYPES)
-def test_every_type_of_notice_is_a_card_within_the_limits(event_type: str) -> None:
-    check_teams(teams().write(scheduled("scheduled", EventType=event_type), NOW))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +79,3 @@ def test_letters_that_need_many_bytes_are_cut_to_the_size_that_is_sent(letter: s
     check_teams(message)
     assert "… (cut)" in texts(message)
     assert len(json.dumps(message)) > MESSAGE_BYTES / 3
-
-
-def test_a_thousand_vms_are_counted_in_a_card_within_the_limits() -> None:
-    message = teams().write(scheduled("scheduled", Resources=[f"web-{n:04}" for n in range(1_000)]), NOW)
-    check_teams(message)
-    assert "web-0000, web-0001, web-0002 and 997 more in 15 min" in texts(message)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.config.base import Secret
 from bridge.config.loader import load
 from bridge.formats.template import FAILED, Template, TemplateSettings
+from tests.support.diff import steady
 from tests.support.samples import samples
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -298,37 +297,25 @@ def test_a_value_that_a_template_cannot_work_with_costs_only_its_own_text() -> N
     assert made.write({**SCHEDULED, "data": data}, NOW) == {"text": FAILED, "who": "web-0"}
 
 
-steady = settings(
-    deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
-)
 PRODUCT = str(73939133 * 1000003)
+ODD = [
+    "@here",
+    "<!channel>",
+    "{{ 73939133 * 1000003 }}",
+    '"},{"x":"',
+    "\ud800",
+    "\x00\u2028",
+    "NaN",
+    "9" * 5000,
+]
 HOSTILE = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(st.characters(), max_size=60),
-    st.sampled_from(
-        [
-            "@here",
-            "<!channel>",
-            "{{ 73939133 * 1000003 }}",
-            '"},{"x":"',
-            "\ud800",
-            "\x00\u2028",
-            "NaN",
-            "9" * 5000,
-        ]
-    ),
+    *(st.none(), st.booleans(), st.integers(), st.floats()),
+    *(st.text(st.characters(), max_size=60), st.sampled_from(ODD)),
 )
+KEYS = st.sampled_from(["EventType", "Name", "Tags", "items", "__class__", "@all"])
 VALUES = st.recursive(
     HOSTILE,
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(["EventType", "Name", "Tags", "items", "__class__", "@all"]), inner, max_size=4
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
     max_leaves=12,
 )
 NAMES = [
@@ -381,8 +368,3 @@ def test_any_text_is_either_a_template_or_refused_with_its_place(text: str) -> N
         assert str(error).startswith("template.text")  # noqa: PT017 - both outcomes are right
     else:
         received(made.write(SCHEDULED, NOW + timedelta(seconds=1)))
-
-
-def test_an_inline_table_does_too() -> None:
-    shape = tomllib.loads('template = { text = "{{ data.EventType }}", mrkdwn = true }')["template"]
-    assert template(shape).write(SCHEDULED, NOW) == {"text": "Reboot", "mrkdwn": True}

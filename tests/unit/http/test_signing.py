@@ -29,31 +29,21 @@ def test_the_vector_of_the_standard_is_signed_as_it_says() -> None:
     }
 
 
-def test_the_vector_of_the_standard_is_accepted() -> None:
-    assert fault(sign([SECRET], MESSAGE, AT, BODY)) == ""
+@pytest.mark.parametrize("signing", [[SECRET], [OTHER, SECRET]])
+@pytest.mark.parametrize("known", [(SECRET,), (SECRET, OTHER), (OTHER, SECRET)])
+def test_a_signature_by_any_known_secret_is_accepted_whatever_the_case_of_the_headers(
+    signing: list[str], known: tuple[str, ...]
+) -> None:
+    headers = sign(signing, MESSAGE, AT, BODY)
+    assert fault(headers, secrets=known) == ""
+    assert fault({name.title(): value for name, value in headers.items()}, secrets=known) == ""
 
 
-def test_header_names_count_in_any_letter_case() -> None:
-    assert fault({name.title(): value for name, value in sign([SECRET], MESSAGE, AT, BODY).items()}) == ""
-
-
-@pytest.mark.parametrize("known", [(SECRET, OTHER), (OTHER, SECRET)])
-def test_a_signature_by_any_known_secret_is_accepted(known: tuple[str, ...]) -> None:
-    assert fault(sign([SECRET], MESSAGE, AT, BODY), secrets=known) == ""
-
-
-def test_one_good_signature_among_several_is_enough() -> None:
-    assert fault(sign([OTHER, SECRET], MESSAGE, AT, BODY)) == ""
-
-
-@pytest.mark.parametrize("late", [-300, 300])
-def test_five_minutes_between_signing_and_sending_are_accepted(late: float) -> None:
-    assert fault(sign([SECRET], MESSAGE, AT, BODY), late=late) == ""
-
-
-@pytest.mark.parametrize("late", [-301, 301])
-def test_more_than_five_minutes_between_signing_and_sending_are_refused(late: float) -> None:
-    assert "five minutes" in fault(sign([SECRET], MESSAGE, AT, BODY), late=late)
+@pytest.mark.parametrize("late", [-301, -300, 300, 301])
+def test_up_to_five_minutes_between_signing_and_sending_are_accepted(late: float) -> None:
+    found = fault(sign([SECRET], MESSAGE, AT, BODY), late=late)
+    assert ("five minutes" in found) is (abs(late) > 300)
+    assert not found or abs(late) > 300
 
 
 def test_a_message_of_unknown_age_is_refused() -> None:
@@ -80,11 +70,9 @@ def test_a_missing_header_is_named(name: str) -> None:
     ],
 )
 def test_whatever_is_changed_breaks_the_signature(changed: dict[str, str]) -> None:
-    assert "none of the known secrets" in fault({**sign([SECRET], MESSAGE, AT, BODY), **changed})
-
-
-def test_a_changed_body_breaks_the_signature() -> None:
-    assert "none of the known" in fault(sign([SECRET], MESSAGE, AT, BODY), body=BODY + b" ")
+    signed = sign([SECRET], MESSAGE, AT, BODY)
+    assert "none of the known secrets" in fault({**signed, **changed})
+    assert "none of the known secrets" in fault(signed, body=BODY + b" ")
 
 
 @pytest.mark.parametrize("timestamp", ["soon", "9" * 30, "9" * 5000, "1e9", "nan", "-99999999999999"])
@@ -92,11 +80,8 @@ def test_an_unreadable_timestamp_is_refused(timestamp: str) -> None:
     assert "unreadable" in fault({**sign([SECRET], MESSAGE, AT, BODY), TIMESTAMP: timestamp})
 
 
-def test_a_body_that_is_not_text_is_refused() -> None:
-    assert "unreadable" in fault(sign([SECRET], MESSAGE, AT, BODY), body=b"\xff\xfe")
-
-
 def test_bytes_that_are_no_text_are_signed_like_any_other() -> None:
     signed = sign([SECRET], MESSAGE, AT, b"\xff\xfe")
     assert signed[SIGNATURE].startswith("v1,")
+    assert "unreadable" in fault(signed, body=b"\xff\xfe")
     assert signed != sign([SECRET], MESSAGE, AT, b"\xfe\xff")

@@ -10,8 +10,8 @@ import pytest
 
 from bridge.imds.diff import GRACE_SECONDS, Watch
 from bridge.imds.document import Document, parse_document
-from bridge.lab.imds import EVENT_VERSIONS, render_document
-from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry, kinds
+from bridge.lab.imds import render_document
+from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, Watcher, body, document, entry
 
 THIRD = "0F5B4F0E-5D6D-4B2C-9A55-7C1D4A0F8E11"
 LATER = "Mon, 11 Apr 2022 23:00:00 GMT"
@@ -391,24 +391,6 @@ def test_the_redeployment_that_a_reset_hid_ends_after_five_minutes() -> None:
     recorded = json.loads(next(path for path in RECORDED if path.stem.startswith("degraded")).read_text())
     watcher = Watcher(*(parse_document(json.dumps(each).encode()) for each in recorded["documents"]))
     assert watcher.see(document(1), after=GRACE_SECONDS) == [f"ended {REDEPLOY}"]
-
-
-@pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_a_life_has_the_same_changes_in_every_api_version(version: str) -> None:
-    lives: list[list[dict[str, Any]]] = [
-        [],
-        [entry()],
-        [entry(NotBefore=LATER, Resources=["web-0", "web-1"])],
-        [entry(status="Started")],
-        [],
-    ]
-    watcher = Watcher()
-    changes = []
-    for incarnation, events in enumerate(lives, start=1):
-        shown = render_document(incarnation, events, version)
-        watcher.see(parse_document(json.dumps(shown).encode()))
-        changes += kinds(watcher.changes)
-    assert changes == [f"scheduled {FIRST}", f"updated {FIRST}", f"started {FIRST}", f"completed {FIRST}"]
 
 
 def test_a_change_of_the_api_version_over_a_restart_is_an_update_at_most() -> None:
