@@ -104,7 +104,7 @@ class ApprovalSettings(ReceiverSettings):
 
     session: str = ""
     """The session id that this VM receives, of a queue that requires sessions; it may contain `{resource_group}` and
-    `{vm}`, in lower case. Example: `"{resource_group}.{vm}"`."""
+    `{vm}`, in lower case; above 128 characters, it ends with a hash. Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
     signing_secrets: Secret | None = None

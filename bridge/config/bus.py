@@ -145,7 +145,7 @@ class ServiceBusSettings(SinkSettings, BusSettings):
     kind: Literal["servicebus"]
     session: str = ""
     """The session id of each message, for entities that require sessions; it may contain `{event}`, `{vm}`,
-    `{resource_group}` and `{type}`. Example: `"{event}"`."""
+    `{resource_group}` and `{type}`; above 128 characters, it ends with a hash. Example: `"{event}"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long one send may take. Example: `5`."""
 

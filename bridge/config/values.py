@@ -14,6 +14,8 @@ from socket import AF_INET, AF_INET6, AddressFamily
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from bridge.runtime.text import MAX_SESSION_CHARACTERS
+
 if TYPE_CHECKING:
     import ssl
 
@@ -62,6 +64,9 @@ def check_template(template: str, names: tuple[str, ...]) -> str:
     if unknown or template.count("{") != template.count("}"):
         expected = ", ".join(f"{{{name}}}" for name in names)
         raise ValueError(f"expected only the placeholders {expected}")
+    fixed = re.sub(r"\{[^{}]*\}", "", template)
+    if len(fixed) >= MAX_SESSION_CHARACTERS:
+        raise ValueError(f"expected less than {MAX_SESSION_CHARACTERS} characters beside the placeholders")
     return template
 
 

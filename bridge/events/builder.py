@@ -22,6 +22,7 @@ from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
 from bridge.imds.instance import Vm
 from bridge.runtime.json import Json
+from bridge.runtime.text import session_id
 from bridge.runtime.time import iso_utc
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
@@ -310,7 +311,7 @@ class Reporter:
         if not self.session or self.vm is None:
             return None
         first = (*event.resources, self.vm.name)[0]
-        return self.session.format(vm=fold_name(first), resource_group=self.vm.resource_group.lower())
+        return session_id(self.session, vm=fold_name(first), resource_group=self.vm.resource_group.lower())
 
     @cached_property
     def _group_source(self) -> str:

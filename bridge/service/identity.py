@@ -20,6 +20,7 @@ from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
+from bridge.runtime.text import session_id
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
@@ -205,4 +206,4 @@ def approval_session(template: str, vm: Vm | None) -> str | None:
         return ""
     if vm is None:
         return None
-    return template.format(vm=vm.name.lower(), resource_group=vm.resource_group.lower())
+    return session_id(template, vm=vm.name.lower(), resource_group=vm.resource_group.lower())

@@ -31,6 +31,7 @@ from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
+from bridge.runtime.text import session_id
 from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
@@ -40,8 +41,7 @@ T = TypeVar("T")
 # The SDK does not always keep its time limits; a call that exceeds them by more than this is abandoned.
 GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 20.0
-
-_MAX_PROPERTY_LENGTH = 128  # of message id and session id
+MAX_RESOURCES_BYTES = 30_000  # Service Bus takes 32 KB for a property, and 64 KB for all
 
 
 class ServiceBusSink(Sink):
@@ -296,7 +296,7 @@ def to_message(
         if data.get(name):
             properties[name] = _text(data[name])
     if "Resources" in data:
-        properties["Resources"] = _text("".join(f",{name}" for name in names(data["Resources"])) + ",")
+        properties["Resources"] = _resources(names(data["Resources"]))
     correlation = envelope.get("correlationid")
     return ServiceBusMessage(
         event.body,
@@ -309,18 +309,30 @@ def to_message(
     )
 
 
+def _resources(given: Sequence[str]) -> str:
+    """Write names for filters, `,web-0,web-1,`; those beyond what a property may have are `,*,`."""
+    text, free = ",", MAX_RESOURCES_BYTES
+    for name in map(_text, given):
+        free -= len(name.encode()) + 1
+        if free < 0:
+            return f"{text}*,"
+        text += f"{name},"
+    return text
+
+
 def _session_id(event: StoredEvent, template: str) -> str:
     """Fill in the template; an empty result becomes the subject, because a session-enabled entity needs an id."""
     envelope = event.envelope
     vm = _mapping(_mapping(envelope.get("data")).get("Vm"))
     subject = str(envelope.get("subject") or event.id)  # a relayed event may have none
-    given = template.format(
-        event=envelope.get("correlationid") or subject,
+    given = session_id(
+        template,
+        event=str(envelope.get("correlationid") or subject),
         vm=str(vm.get("Name") or "").lower(),
         resource_group=resource_group_of(str(vm.get("ResourceId") or "")).lower(),
         type=event.type,
     )
-    return _text(given or subject)[:_MAX_PROPERTY_LENGTH]
+    return given or session_id("{subject}", subject=subject)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
