@@ -38,7 +38,7 @@ def printable(value: object, max_characters: int = 1000) -> str:
 
 
 def session_id(template: str, **values: str) -> str:
-    """Fill in the template of a session id; one that Service Bus would find too long ends with a hash of the whole."""
+    """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole."""
     text = template.format(**values).encode("utf-8", "replace").decode()
     if len(text) <= MAX_SESSION_CHARACTERS:
         return text
