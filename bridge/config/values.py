@@ -14,7 +14,7 @@ from socket import AF_INET, AF_INET6, AddressFamily
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from bridge.runtime.text import MAX_SESSION_CHARACTERS
+from bridge.contract.types import MAX_SESSION_CHARACTERS
 
 if TYPE_CHECKING:
     import ssl

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 TYPE_PREFIX = "io.imdsbridge."
 
 
@@ -107,3 +109,14 @@ RECEIPT_REASONS = {
     "Failed": ("imds_refused", "imds_unavailable"),
 }
 LOSS_REASONS = ("Damage", "SizeLimit", "StateFolderGone", "OtherVm")
+
+
+MAX_SESSION_CHARACTERS = 128  # of Service Bus
+
+
+def session_id(template: str, **values: str) -> str:
+    """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole."""
+    text = template.format(**values).encode("utf-8", "replace").decode()
+    if len(text) <= MAX_SESSION_CHARACTERS:
+        return text
+    return f"{text[: MAX_SESSION_CHARACTERS - 17]}-{sha256(text.encode()).hexdigest()[:16]}"

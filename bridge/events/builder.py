@@ -16,13 +16,12 @@ from typing import Literal
 from urllib.parse import quote
 from uuid import UUID
 
-from bridge.contract.types import schema_id, type_of
+from bridge.contract.types import schema_id, session_id, type_of
 from bridge.events.model import CloudEvent
 from bridge.imds.diff import Change
 from bridge.imds.document import Document, ScheduledEvent, fold_name
 from bridge.imds.instance import Vm
 from bridge.runtime.json import Json
-from bridge.runtime.text import session_id
 from bridge.runtime.time import iso_utc
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from hashlib import sha256
 from typing import TextIO
 
 # Control characters, characters that reorder or hide others, lone surrogates, and code points that are no character.
@@ -13,8 +12,6 @@ UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffc\ufffe\uffff\U000e0000-\U000e0fff]"
 )
-
-MAX_SESSION_CHARACTERS = 128
 
 # Replacing shorter strings would make every log line unreadable.
 _MIN_SECRET_LENGTH = 6
@@ -35,14 +32,6 @@ def printable(value: object, max_characters: int = 1000) -> str:
     """Return the start of a text without control characters; "" for anything else."""
     text = value if isinstance(value, str) else ""
     return "".join(letter for letter in text if letter.isprintable())[:max_characters]
-
-
-def session_id(template: str, **values: str) -> str:
-    """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole."""
-    text = template.format(**values).encode("utf-8", "replace").decode()
-    if len(text) <= MAX_SESSION_CHARACTERS:
-        return text
-    return f"{text[: MAX_SESSION_CHARACTERS - 17]}-{sha256(text.encode()).hexdigest()[:16]}"
 
 
 def one_line(text: str) -> str:

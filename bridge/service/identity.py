@@ -12,6 +12,7 @@ from typing import Literal
 
 from bridge import __version__
 from bridge.config.models import Config
+from bridge.contract.types import session_id
 from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
@@ -20,7 +21,6 @@ from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
-from bridge.runtime.text import session_id
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)

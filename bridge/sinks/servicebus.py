@@ -25,13 +25,13 @@ from bridge.azure.servicebus import (
 from bridge.config.base import Secret, read_or_keep
 from bridge.config.bus import ServiceBusSettings
 from bridge.config.values import check_signing_secrets
+from bridge.contract.types import session_id
 from bridge.errors import DeliveryError, HungError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
-from bridge.runtime.text import session_id
 from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink

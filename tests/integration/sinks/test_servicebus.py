@@ -23,9 +23,9 @@ from bridge.azure import credentials as credentials_module
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, connect
 from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
+from bridge.contract.types import session_id
 from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.runtime.text import session_id
 from bridge.service.composition import build_sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support.clock import MovedClock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.config.values import check_template
-from bridge.runtime.text import MAX_SESSION_CHARACTERS, session_id
+from bridge.contract.types import MAX_SESSION_CHARACTERS, session_id
 from bridge.sinks.servicebus import to_message
 from tests.support.process import stored_event
 
