@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -136,9 +135,3 @@ def faults_of(envelope: Mapping[str, Any]) -> list[str]:
 
 def _refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
-
-
-def is_uuid5(text: str) -> bool:
-    return (
-        re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]{4}-5[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}", text) is not None
-    )

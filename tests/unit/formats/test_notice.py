@@ -57,6 +57,10 @@ def test_the_meaning_of_an_event_is_shown_and_is_another_for_each_type() -> None
     assert len(set(texts)) == 5
 
 
+RECEIPT = EVENTS["approval.accepted"]
+UNREADABLE: dict[str, Any] = {"EventId": None, "EventType": None, "Resources": [], "Detail": "no JSON"}
+COMMAND = "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
+THREE = ["web-0", "web-1", "web-2"]
 USUAL = "Reboot of web-0, web-1"
 MANY = [f"vm-{number}" for number in range(1_000)]
 
@@ -87,6 +91,15 @@ MANY = [f"vm-{number}" for number in range(1_000)]
             with_data(EVENTS["imds.unreachable"], Since=None),
             "web-0 has not seen its Scheduled Events since it started",
         ),
+        (with_data(RECEIPT, DryRun=True), f"Dry run, not sent: Approved: {USUAL}"),
+        (
+            with_data(EVENTS["approval.rejected"], Reason="malformed", **UNREADABLE),
+            "Approval rejected (the command cannot be read)",
+        ),
+        (
+            updated({"EventType": "Reboot"}, EventType="Freeze"),
+            "Changed: Freeze of web-0, web-1 in 15 min (14:18 CET)",
+        ),
         (with_data(EVENTS["bridge.heartbeat"], Reason="Started"), "imds-bridge on web-0 has started"),
         (with_data(EVENTS["bridge.heartbeat"], Reason="Stopping"), "imds-bridge on web-0 is stopping"),
     ],
@@ -98,20 +111,76 @@ def test_the_title_names_what_whom_and_when_as_exactly_as_it_matters(
 
 
 @pytest.mark.parametrize(
-    ("property_name", "value", "label", "words"),
+    ("event", "label", "words"),
     [
-        ("DurationInSeconds", 9, "Lasts", "about 9 s"),
-        ("DurationInSeconds", 0, "Lasts", "no impact on the VM is expected"),
-        ("DurationInSeconds", -1, "Lasts", "unknown"),
-        ("DurationInSeconds", 300, "Lasts", "about 5 min"),
-        ("EventSource", "Platform", "Initiated by", "Azure (platform)"),
-        ("EventSource", "User", "Initiated by", "a user or automation of yours"),
+        (scheduled("scheduled", DurationInSeconds=9), "Lasts", "about 9 s"),
+        (scheduled("scheduled", DurationInSeconds=0), "Lasts", "no impact on the VM is expected"),
+        (scheduled("scheduled", DurationInSeconds=-1), "Lasts", "unknown"),
+        (scheduled("scheduled", DurationInSeconds=300), "Lasts", "about 5 min"),
+        (scheduled("scheduled", EventSource="Platform"), "Initiated by", "Azure (platform)"),
+        (scheduled("scheduled", EventSource="User"), "Initiated by", "a user or automation of yours"),
+        (scheduled("scheduled"), "Starts", "automatically in 15 min, at 14:18 CET"),
+        (scheduled("scheduled"), "Approve", COMMAND),
+        (scheduled("scheduled"), "Approval releases", "both VMs: web-0, web-1"),
+        (scheduled("scheduled", Resources=THREE), "Approval releases", "all 3 VMs: web-0, web-1, web-2"),
+        (
+            scheduled("scheduled", EventType="Terminate"),
+            "Approval",
+            "only the VM itself can approve its own deletion",
+        ),
+        (
+            with_data(scheduled("scheduled"), ApprovalSession=None),
+            "Approval",
+            "not set up over Service Bus; POST to IMDS on the VM to start the event earlier",
+        ),
+        (EVENTS["scheduledevent.updated"], "Changed", "start, from 14:18 CET to 14:13 CET"),
+        (updated({"EventType": "Reboot"}, EventType="Freeze"), "Changed", "EventType, from Reboot to Freeze"),
+        (RECEIPT, "Requested by", "ops@example.org"),
+        (RECEIPT, "Because", "drained"),
+        (RECEIPT, "Releases", "web-0, web-1"),
+        (RECEIPT, "Starts automatically", "in 15 min, at 14:18 CET"),
+        (with_data(EVENTS["approval.rejected"], **UNREADABLE), "Detail", "no JSON"),
     ],
 )
-def test_the_duration_and_the_source_are_shown(
-    property_name: str, value: Any, label: str, words: str
-) -> None:
-    assert fields(written(scheduled("scheduled", **{property_name: value})))[label] == words
+def test_each_field_says_what_the_event_says(event: dict[str, Any], label: str, words: str) -> None:
+    assert fields(written(event))[label] == words
+
+
+REDEPLOY = "Microsoft advises to redeploy the VM now"
+NAMED = f"{REDEPLOY} (az vm redeploy --resource-group shop --name"
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (scheduled("scheduled", NotBefore=in_(days=6)), f"it may fail sooner. {NAMED} web-0)"),
+        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1"]), f"{NAMED} web-1)"),
+        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1", "web-2"]), f"{REDEPLOY}."),
+        (scheduled("scheduled", NotBefore=in_(days=6), Resources=[]), f"{REDEPLOY}."),
+        (
+            EVENTS["scheduledevent.ended"],
+            "It was removed while imds-bridge was restarted; this VM has rebooted since.",
+        ),
+        (with_data(EVENTS["scheduledevent.completed"], VmRebooted=True), "; this VM has rebooted since."),
+        (RECEIPT, "may still wait for other VMs on the host"),
+        (with_data(RECEIPT, DryRun=True), "nothing was sent to IMDS"),
+    ],
+)
+def test_sentences_explain_what_follows(event: dict[str, Any], words: str) -> None:
+    assert words in written(event).text
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (scheduled("scheduled", NotBefore=in_(hours=23)), REDEPLOY),
+        (scheduled("scheduled", NotBefore=in_(days=6), EventSource="User"), REDEPLOY),
+        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1", "web-2"]), "--name"),
+        (with_data(RECEIPT, DryRun=True), "may still wait"),
+    ],
+)
+def test_sentences_say_nothing_that_does_not_apply(event: dict[str, Any], words: str) -> None:
+    assert words not in written(event).text
 
 
 def test_the_time_stays_in_the_title_when_the_names_are_long() -> None:
@@ -138,25 +207,10 @@ def test_a_start_that_cannot_be_read_is_unknown(not_before: Any) -> None:
     assert written(event).title == "Reboot of web-0, web-1 is scheduled (its start is unknown)"
 
 
-def test_the_approve_command_and_what_it_releases_are_shown() -> None:
-    message = written(EVENTS["scheduledevent.scheduled"])
-    assert message.command == (
-        "imds-bridge approve 602d9444-d2cd-49c7-8624-8643e7171297 --vm web-0 --resource-group shop"
-    )
-    assert fields(message)["Approval releases"] == "both VMs: web-0, web-1"
-    three = scheduled("scheduled", Resources=["web-0", "web-1", "web-2"])
-    assert fields(written(three))["Approval releases"] == "all 3 VMs: web-0, web-1, web-2"
-    assert fields(message)["Starts"] == "automatically in 15 min, at 14:18 CET"
-
-
 def test_the_command_goes_to_the_vm_whose_session_it_is() -> None:
+    assert written(EVENTS["scheduledevent.scheduled"]).command == COMMAND
     assert " --vm db-1 " in written(scheduled("scheduled", Resources=["db-1", "web-0"])).command
-
-
-def test_without_approvals_the_message_says_so() -> None:
-    message = written(with_data(EVENTS["scheduledevent.scheduled"], ApprovalSession=None))
-    assert message.command == ""
-    assert fields(message)["Approval"].startswith("not set up over Service Bus")
+    assert written(with_data(EVENTS["scheduledevent.scheduled"], ApprovalSession=None)).command == ""
 
 
 @pytest.mark.parametrize("bad", ["$(reboot)", "-x", "a b", "a;b", "`x`", "ё", "x" * 500])
@@ -165,41 +219,11 @@ def test_a_name_that_a_shell_might_act_on_stands_in_no_command(bad: str) -> None
     assert written(with_data(EVENTS["scheduledevent.scheduled"], EventId=bad)).command == ""
 
 
-def test_a_deletion_can_only_be_approved_by_the_vm_itself() -> None:
-    message = written(scheduled("scheduled", EventType="Terminate", Resources=["web-0"]))
-    assert fields(message)["Approval"] == "only the VM itself can approve its own deletion"
-
-
 @pytest.mark.parametrize("kind", ["started", "completed", "canceled", "ended"])
 def test_what_has_started_or_is_gone_is_not_offered_for_approval(kind: str) -> None:
     message = written(EVENTS[f"scheduledevent.{kind}"])
     assert not message.command
     assert not {"Approve", "Approval", "Approval releases", "Starts"} & set(fields(message))
-
-
-def test_days_of_notice_by_the_platform_advise_to_redeploy_now() -> None:
-    text = written(scheduled("scheduled", NotBefore=in_(days=6))).text
-    assert "may fail sooner" in text
-    assert (
-        "Microsoft advises to redeploy the VM now (az vm redeploy --resource-group shop --name web-0)" in text
-    )
-
-
-@pytest.mark.parametrize(
-    "properties",
-    [{"NotBefore": in_(hours=23)}, {"NotBefore": in_(days=6), "EventSource": "User"}],
-)
-def test_less_notice_or_a_user_s_event_brings_no_advice(properties: dict[str, Any]) -> None:
-    assert "Microsoft advises" not in written(scheduled("scheduled", **properties)).text
-
-
-def test_an_update_says_what_changed_from_what_to_what() -> None:
-    assert (
-        fields(written(EVENTS["scheduledevent.updated"]))["Changed"] == "start, from 14:18 CET to 14:13 CET"
-    )
-    smaller = updated({"EventType": "Reboot"}, EventType="Freeze")
-    assert written(smaller).title == "Changed: Freeze of web-0, web-1 in 15 min (14:18 CET)"
-    assert fields(written(smaller))["Changed"] == "EventType, from Reboot to Freeze"
 
 
 def test_an_update_says_that_an_event_goes_back_to_scheduled_or_runs() -> None:
@@ -210,13 +234,6 @@ def test_an_update_says_that_an_event_goes_back_to_scheduled_or_runs() -> None:
     assert (back.tone, runs.tone) == ("warning", "attention")
 
 
-def test_an_end_has_its_reason_and_says_that_this_vm_has_rebooted() -> None:
-    text = written(EVENTS["scheduledevent.ended"]).text
-    assert "It was removed while imds-bridge was restarted; this VM has rebooted since." in text
-    completed = with_data(EVENTS["scheduledevent.completed"], VmRebooted=True)
-    assert "this VM has rebooted since" in written(completed).text
-
-
 @pytest.mark.parametrize("reason", get_args(EndReason))
 @pytest.mark.parametrize("rebooted", [False, None])
 def test_every_reason_of_an_end_has_a_text(reason: str, rebooted: bool | None) -> None:
@@ -225,39 +242,8 @@ def test_every_reason_of_an_end_has_a_text(reason: str, rebooted: bool | None) -
     assert re.fullmatch(r"(It|IMDS|The document|An entry) [^;]+[.]|Its [^;]+[.]", sentence)
 
 
-def test_a_receipt_says_who_asked_what_is_released_and_what_may_still_delay_it() -> None:
-    message = written(EVENTS["approval.accepted"])
-    assert fields(message)["Requested by"] == "ops@example.org"
-    assert fields(message)["Because"] == "drained"
-    assert fields(message)["Releases"] == "web-0, web-1"
-    assert "may still wait for other VMs on the host" in message.text
-
-
-def test_a_dry_run_says_that_nothing_was_sent() -> None:
-    message = written(with_data(EVENTS["approval.accepted"], DryRun=True))
-    assert message.title == "Dry run, not sent: Approved: Reboot of web-0, web-1"
-    assert "nothing was sent to IMDS" in message.text
-    assert "may still wait" not in message.text
-
-
-def test_a_command_that_cannot_be_read_has_a_receipt_without_an_event() -> None:
-    nothing: dict[str, Any] = {
-        "EventId": None,
-        "EventType": None,
-        "Resources": [],
-        "Reason": "malformed",
-        "Detail": "no JSON",
-    }
-    message = written(with_data(EVENTS["approval.rejected"], **nothing))
-    assert message.title == "Approval rejected (the command cannot be read)"
-    assert fields(message)["Detail"] == "no JSON"
-
-
 def test_a_receipt_of_what_was_due_already_names_no_start() -> None:
-    assert "Starts automatically" in fields(written(EVENTS["approval.accepted"]))
-    assert "Starts automatically" not in fields(
-        written(EVENTS["approval.accepted"], now=NOW + timedelta(hours=1))
-    )
+    assert "Starts automatically" not in fields(written(RECEIPT, now=NOW + timedelta(hours=1)))
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 7, {"Vm": []}, {"Document": {"Events": None}}])
@@ -295,14 +281,3 @@ def test_facts_keep_instants_for_receivers_that_show_each_reader_s_own_time() ->
     message = notice(EVENTS["scheduledevent.scheduled"], now=NOW, zone=UTC)
     starts = next(field for field in message.fields if field.label == "Starts")
     assert starts.parts == ("automatically in 15 min, at ", NOW + timedelta(minutes=15))
-
-
-@pytest.mark.parametrize(
-    ("resources", "named"), [(["web-1"], "--name web-1)"), (["web-1", "web-2"], "now."), ([], "now.")]
-)
-def test_the_advice_to_redeploy_never_names_a_vm_that_is_not_concerned(
-    resources: list[str], named: str
-) -> None:
-    text = written(scheduled("scheduled", NotBefore=in_(days=6), Resources=resources)).text
-    assert named in text
-    assert "--name web-0" not in text

@@ -130,11 +130,38 @@ REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", vm=VM)
 
 @thorough
 @given(lives)
-def test_applying_the_changes_to_the_known_events_gives_those_known_now(life: list[Step]) -> None:
-    for before, now, document, changes in walk(life):
+def test_each_step_of_a_life_leads_from_what_was_known_to_what_is_known_now(life: list[Step]) -> None:
+    for (before, now, document, changes), (_, circumstances) in zip(walk(life), life, strict=True):
         assert said(apply(known_in(before), changes)) == said(known_in(now))
         assert now.document == document
         assert not now.missing.keys() & document.events.keys()
+        keys = [change.event.key for change in changes]
+        assert len(keys) == len(set(keys))
+        for change in changes:
+            assert_true(change, known_in(before).get(change.event.key), document)
+        if any(change.kind == "canceled" for change in changes):
+            assert_continuous(before.document, document, *circumstances)
+    again, changes = compare(now, document, Observation(at=0.0, gap_seconds=None))
+    assert (again, changes) == (now, ())  # seeing the same once more changes nothing
+
+
+def assert_true(change: Change, was: ScheduledEvent | None, document: Document) -> None:
+    """Check that a change differs from what was, or says of an event that it is gone."""
+    assert change.previous == was
+    if change.kind in events.END_STATUS:
+        assert change.event.key not in document.events
+    else:
+        assert was is None or (was.content != change.event.content and change.changed)
+
+
+def assert_continuous(
+    before: Document | None, now: Document, after: float, restarted: bool, service_was_off: bool
+) -> None:
+    assert before is not None
+    assert before.incarnation is not None
+    assert now.incarnation is not None
+    assert now.incarnation - before.incarnation in (0, 1)
+    assert (after <= 5, restarted, service_was_off) == (True, False, False)
 
 
 @thorough
@@ -146,45 +173,6 @@ def test_where_nothing_may_come_back_the_changes_lead_from_the_old_document_to_t
     now, changes = compare(Watch(document=old), same_count, Observation(at=0.0, gap_seconds=1.0))
     assert now.missing == {}
     assert said(apply(old.events, changes)) == said(new.events)
-
-
-@thorough
-@given(lives)
-def test_every_change_differs_from_what_was_and_no_event_changes_twice_at_once(life: list[Step]) -> None:
-    for before, _, document, changes in walk(life):
-        keys = [change.event.key for change in changes]
-        assert len(keys) == len(set(keys))
-        for change in changes:
-            was = known_in(before).get(change.event.key)
-            assert change.previous == was
-            if change.kind in events.END_STATUS:
-                assert change.event.key not in document.events
-            else:
-                assert was is None or (was.content != change.event.content and change.changed)
-
-
-@thorough
-@given(lives)
-def test_an_event_is_canceled_only_under_a_continuous_watch(life: list[Step]) -> None:
-    for (before, _, document, changes), (_, (after, restarted, service_was_off)) in zip(
-        walk(life), life, strict=True
-    ):
-        if any(change.kind == "canceled" for change in changes):
-            assert before.document is not None
-            assert before.document.incarnation is not None
-            assert document.incarnation is not None
-            assert not restarted
-            assert not service_was_off
-            assert after <= 5
-            assert document.incarnation - before.document.incarnation in (0, 1)
-
-
-@thorough
-@given(lives)
-def test_seeing_the_same_document_again_changes_nothing(life: list[Step]) -> None:
-    _, now, document, _ = walk(life)[-1]
-    again, changes = compare(now, document, Observation(at=0.0, gap_seconds=None))
-    assert (again, changes) == (now, ())
 
 
 @thorough
@@ -208,31 +196,16 @@ def test_a_document_in_another_spelling_changes_nothing(document: Document, rand
 
 
 @thorough
-@given(lives)
-def test_the_same_documents_always_give_the_same_ids(life: list[Step]) -> None:
-    again = [
-        (parse_document(json.dumps(document.raw).encode()), observation) for document, observation in life
-    ]
-    assert [event.id for event in publish(life, REPORTER)] == [event.id for event in publish(again, REPORTER)]
-
-
-@thorough
 @given(lives, st.sampled_from(["web-1", "db-7"]), st.sampled_from(["", "other"]))
-def test_two_vms_that_saw_the_same_documents_give_the_same_ids(
+def test_the_same_documents_give_the_same_ids_on_every_vm_and_no_id_twice(
     life: list[Step], name: str, group: str
 ) -> None:
-    other = events.Reporter(
-        name=name, role="forward", epoch="e2", vm=Vm(name=name, vm_id="another", resource_group=group)
-    )
-    mine, theirs = publish(life, REPORTER), publish(life, other)
+    mine = publish(life, REPORTER)
+    again = [(parse_document(json.dumps(document.raw).encode()), seen) for document, seen in life]
+    other = Vm(name=name, vm_id="another", resource_group=group)
+    theirs = publish(again, events.Reporter(name=name, role="forward", epoch="e2", vm=other))
     assert [(event.id, event.type) for event in mine] == [(event.id, event.type) for event in theirs]
-
-
-@thorough
-@given(lives)
-def test_no_id_is_given_twice_in_one_run(life: list[Step]) -> None:
-    ids = [event.id for event in publish(life, REPORTER)]
-    assert len(ids) == len(set(ids))
+    assert len({event.id for event in mine}) == len(mine)
 
 
 def refuses_or_reads(body: bytes) -> Document | None:
@@ -244,16 +217,14 @@ def refuses_or_reads(body: bytes) -> Document | None:
 
 
 @thorough
-@given(st.binary(max_size=300))
-def test_bytes_of_any_kind_are_read_or_refused(body: bytes) -> None:
+@given(
+    st.binary(max_size=300),
+    json_values | st.dictionaries(st.sampled_from(["Events", "DocumentIncarnation"]), json_values),
+)
+def test_bytes_and_json_of_any_kind_are_read_or_refused(body: bytes, value: Any) -> None:
     refuses_or_reads(body)
     refuses_or_reads(b'{"Events": [' + body + b"]}")
     refuses_or_reads(b'{"Events": [{"EventId": "a", "X": "' + body + b'"}]}')
-
-
-@thorough
-@given(json_values | st.dictionaries(st.sampled_from(["Events", "DocumentIncarnation"]), json_values))
-def test_json_of_any_kind_is_read_or_refused(value: Any) -> None:
     refuses_or_reads(json.dumps(value).encode())
 
 
