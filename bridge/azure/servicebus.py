@@ -13,7 +13,7 @@ from azure.servicebus import exceptions as sdk
 from bridge.azure import credentials
 from bridge.azure.internals import accept_undecodable_messages
 from bridge.config.base import Secret
-from bridge.config.bus import BusSettings
+from bridge.config.bus import BusSettings, is_plain
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.runtime.text import redact, register_secret
 
@@ -86,11 +86,15 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
     if settings.http_proxy:
         proxy = urlsplit(settings.http_proxy)
         options["http_proxy"] = {"proxy_hostname": proxy.hostname, "proxy_port": proxy.port or 80}
+    if settings.ca_file:
+        options["connection_verify"] = str(settings.ca_file)
     try:
         if settings.connection_string:
             text = settings.connection_string.read()
             _register_secrets(text)
             settings.check_connection_string(text)  # its file may have changed since the start
+            if not is_plain(text) and ":" in settings.host:
+                options["custom_endpoint_address"] = f"sb://{settings.host}"  # for its port: the SDK drops it
             return ServiceBusClient.from_connection_string(text, **options)
         return ServiceBusClient(settings.namespace, credential or make_credential(settings), **options)
     except (ValueError, OSError) as error:

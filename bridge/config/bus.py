@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
@@ -13,7 +14,7 @@ from pydantic import Field, field_validator
 
 from bridge.config.base import Fault, Secret, Settings, try_setting
 from bridge.config.sinks import HttpSettings, SinkSettings
-from bridge.config.values import HOST, check_template, check_token, check_url, is_loopback, quote
+from bridge.config.values import HOST, check_ca, check_template, check_token, check_url, is_loopback, quote
 
 
 class IdentitySettings(Settings):
@@ -37,6 +38,9 @@ class BusSettings(IdentitySettings):
     `"Endpoint=sb://contoso.servicebus.windows.net/;SharedAccessKeyName=forward;SharedAccessKey=..."`."""
     allow_http: bool = False
     """Whether AMQP without TLS to another machine is allowed, as `UseDevelopmentEmulator=true` asks for."""
+    ca_file: Path | None = None
+    """A PEM file of the only authorities that are trusted, for a broker with a certificate of its own. Example:
+    `"/etc/imds-bridge/ca.pem"`."""
     transport: Literal["amqp", "websocket"] = "amqp"
     """`websocket` uses port 443 instead of 5671, and needs `pip install 'imds-bridge[websocket]'`."""
     http_proxy: str = ""
@@ -63,6 +67,8 @@ class BusSettings(IdentitySettings):
         if self.connection_string:
             text = self.connection_string.read()
             yield from try_setting("connection_string", partial(self.check_connection_string, text))
+        if self.ca_file:
+            yield from try_setting("ca_file", partial(check_ca, self.ca_file))
         if bool(self.topic) == bool(self.queue):
             yield "", "give either topic or queue"
         if self.http_proxy:
@@ -79,8 +85,7 @@ class BusSettings(IdentitySettings):
         endpoint = _endpoint(text)
         if "Endpoint=" not in text or endpoint is None:
             raise ValueError("expected Endpoint=sb://...;SharedAccessKeyName=...;SharedAccessKey=...")
-        is_plain = re.search(r"(?i)(?:^|;)\s*UseDevelopmentEmulator\s*=\s*true\s*(?:;|$)", text)
-        if is_plain and not self.allow_http and not is_loopback(endpoint.hostname or ""):
+        if is_plain(text) and not self.allow_http and not is_loopback(endpoint.hostname or ""):
             raise ValueError(
                 "expected none with UseDevelopmentEmulator=true, which does without TLS; "
                 "set allow_http = true to send without encryption"
@@ -105,6 +110,11 @@ class BusSettings(IdentitySettings):
     def address(self) -> tuple[str, str]:
         """The namespace's host and the entity, so that the same place compares equal however it is written."""
         return self.host.lower().removesuffix(":5671"), self.entity.strip("/").lower()
+
+
+def is_plain(connection_string: str) -> bool:
+    """Return whether a connection string asks for AMQP without TLS."""
+    return bool(re.search(r"(?i)(?:^|;)\s*UseDevelopmentEmulator\s*=\s*true\s*(?:;|$)", connection_string))
 
 
 def _endpoint(connection_string: str) -> SplitResult | None:

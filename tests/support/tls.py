@@ -166,6 +166,16 @@ def proxying(*, login: str = "") -> Serve:
     return serve
 
 
+def forwarding(port: int) -> Serve:
+    """Carry what comes to another port of this machine."""
+
+    def serve(server: RawServer, connection: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as upstream:
+            _relay(server, connection, upstream)
+
+    return serve
+
+
 def _relay(server: RawServer, *ends: socket.socket) -> None:
     """Carry bytes both ways until one end closes; by one thread, because TLS sockets bear no two."""
     others = dict(zip(ends, reversed(ends), strict=True))
