@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 
 from bridge.runtime.json import BoundedDecoder, Json
 from bridge.runtime.time import parse_instant
@@ -26,49 +25,43 @@ _EVENT_ID = re.compile(r"[!-~]{1,200}")
 class ScheduledEvent:
     """One entry of a document's `Events`.
 
-    `raw` is the entry as IMDS sent it; everything else is read from it.
+    `raw` is the entry as IMDS sent it; everything else is read from it. `event_id` is as received, which is how an
+    approval has to spell it. `key` is the same in lower case, for comparing: the letter case differs between VMs.
+    `status` is `EventStatus` in lower case: "scheduled", "started", or a value that Azure adds later. `not_before` is
+    the earliest start in UTC, None if it is blank or unreadable. `resources` are the names of the affected VMs, as
+    received. `content` are the properties in normal form: equal for different spellings of the same.
     """
 
     raw: Mapping[str, Json]
+    event_id: str = field(init=False, compare=False)
+    key: str = field(init=False, compare=False)
+    status: str = field(init=False, compare=False)
+    not_before: datetime | None = field(init=False, compare=False)
+    resources: tuple[str, ...] = field(init=False, compare=False)
+    content: Mapping[str, Json] = field(init=False, compare=False)
 
-    @property
-    def event_id(self) -> str:
-        """The EventId as received, which is how an approval has to spell it."""
-        return str(self.raw["EventId"])
-
-    @property
-    def key(self) -> str:
-        """The EventId in lower case, for comparing: the letter case differs between VMs."""
-        return self.event_id.lower()
-
-    @property
-    def status(self) -> str:
-        """`EventStatus` in lower case: "scheduled", "started", or a value that Azure adds later."""
-        status = self.raw.get("EventStatus")
-        return status.lower() if isinstance(status, str) else ""
-
-    @cached_property
-    def not_before(self) -> datetime | None:
-        """The earliest start in UTC; None if it is blank or unreadable."""
-        return parse_instant(self.raw.get("NotBefore"))
-
-    @cached_property
-    def resources(self) -> tuple[str, ...]:
-        """The names of the affected VMs, as received."""
-        return names(self.raw.get("Resources"))
-
-    @cached_property
-    def content(self) -> Mapping[str, Json]:
-        """The properties in normal form: equal for different spellings of the same."""
-        content = {name: value for name, value in self.raw.items() if value is not None and value != ""}
-        content["EventId"] = self.key
-        if status := self.status:
+    def __post_init__(self) -> None:
+        raw = self.raw
+        event_id, given = str(raw["EventId"]), raw.get("EventStatus")
+        key, status = event_id.lower(), given.lower() if isinstance(given, str) else ""
+        not_before, resources = parse_instant(raw.get("NotBefore")), names(raw.get("Resources"))
+        content = {name: value for name, value in raw.items() if value is not None and value != ""}
+        content["EventId"] = key
+        if status:
             content["EventStatus"] = status
-        if instant := self.not_before:
-            content["NotBefore"] = instant.isoformat()
-        if resources := self.resources:
+        if not_before:
+            content["NotBefore"] = not_before.isoformat()
+        if resources:
             content["Resources"] = sorted(map(fold_name, resources))
-        return content
+        # It is frozen, and cached properties would take a lock for each.
+        vars(self).update(
+            event_id=event_id,
+            key=key,
+            status=status,
+            not_before=not_before,
+            resources=resources,
+            content=content,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
