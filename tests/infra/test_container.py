@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.metrics_server import MetricsServer
-from infra.container.engines import call
 from infra.container.health import read_listen
 from tests.support.console import running_console
 from tests.support.imds_lab import ImdsLab
@@ -54,27 +52,24 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_both_stages_stand_on_the_base_that_the_argument_names() -> None:
-    assert [line.split(" AS ")[0] for line in instructions("FROM")] == ["${BASE}", "${BASE}"]
-
-
-def test_the_usual_base_is_a_named_version_of_python_and_of_its_system() -> None:
-    (base,) = (line.removeprefix("BASE=") for line in instructions("ARG") if line.startswith("BASE="))
-    assert re.fullmatch(r"\S+/python:3\.\d+-slim-[a-z]+", base)
-
-
-def test_the_process_runs_as_a_number_that_is_not_root() -> None:
-    (user,) = instructions("USER")
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
-
-
-def test_the_image_runs_every_command_and_forward_by_default() -> None:
-    assert [json.loads(line) for line in instructions("ENTRYPOINT")] == [["imds-bridge"]]
-    assert [json.loads(line) for line in instructions("CMD")] == [["forward"]]
-
-
-def test_the_state_is_a_volume_where_the_configuration_has_it_by_default() -> None:
-    assert instructions("VOLUME") == ["/var/lib/imds-bridge"]
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("FROM", r"\$\{BASE\}( AS build)?"),  # both stages
+        (
+            "ARG",
+            r"BASE=\S+/python:3\.\d+-slim-[a-z]+|VERSION=.*|REVISION=.*",
+        ),  # a named version of Python and system
+        ("USER", r"[1-9]\d*:[1-9]\d*"),
+        ("ENTRYPOINT", r'\["imds-bridge"\]'),
+        ("CMD", r'\["forward"\]'),
+        ("VOLUME", "/var/lib/imds-bridge"),
+    ],
+)
+def test_the_image_is_made_and_runs_as_the_page_says(name: str, pattern: str) -> None:
+    found = instructions(name)
+    assert found
+    assert [one for one in found if not re.fullmatch(pattern, one)] == []
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", ".dockerignore"])
@@ -128,23 +123,18 @@ def held(tmp_path: Path) -> Iterator[StateFolder]:
     folder.release()
 
 
-def test_a_forwarder_is_healthy_while_it_runs_and_not_before_or_after(tmp_path: Path) -> None:
+def test_a_forwarder_is_alive_while_it_runs_and_ready_once_imds_has_answered(tmp_path: Path) -> None:
     assert health(tmp_path / "state").stdout == "forward does not run\n"
     with ImdsLab() as lab:
-        forward = Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}})
-        with forward:
+        lab.fault("503", count=None)
+        with Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
+            wait_until(lambda: is_healthy(tmp_path / "state"))
+            assert not is_healthy(tmp_path / "state", "--ready")
+            lab.clear_faults()
             wait_until(lambda: is_healthy(tmp_path / "state", "--ready"))
             assert health(tmp_path / "state", "--role", "listen").stdout == "listen does not run\n"
             forward.kill()
             assert not is_healthy(tmp_path / "state")
-
-
-def test_a_forwarder_whose_imds_never_answered_lives_but_is_not_ready(tmp_path: Path) -> None:
-    with ImdsLab() as lab:
-        lab.fault("503", count=None)
-        with Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}):
-            wait_until(lambda: is_healthy(tmp_path / "state"))
-            assert not is_healthy(tmp_path / "state", "--ready")
 
 
 def test_a_process_that_holds_its_state_but_writes_no_status_is_not_healthy(held: StateFolder) -> None:
@@ -152,18 +142,22 @@ def test_a_process_that_holds_its_state_but_writes_no_status_is_not_healthy(held
     assert "has written no status" in health(held.path.parent).stdout
 
 
+def call(*command: str | Path) -> int:
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
 def test_a_process_whose_disk_became_read_only_counts_as_healthy(held: StateFolder, tmp_path: Path) -> None:
     held.write_status(status(age_seconds=3600))
     read_only = tmp_path / "read-only" / "forward"
     read_only.mkdir(parents=True)
-    if call("mount", "--bind", str(held.path), str(read_only)).returncode:
+    if call("mount", "--bind", held.path, read_only):
         pytest.skip("nothing can be mounted here")
     try:
         assert not is_healthy(read_only.parent)
-        assert call("mount", "-o", "remount,bind,ro", str(read_only)).returncode == 0
+        assert call("mount", "-o", "remount,bind,ro", read_only) == 0
         assert is_healthy(read_only.parent)
     finally:
-        call("umount", str(read_only))
+        call("umount", read_only)
 
 
 @pytest.mark.parametrize(
@@ -214,30 +208,25 @@ def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: by
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [('[metrics]\nlisten = "127.0.0.1:9465"', "127.0.0.1:9465"), ("", ""), ("metrics = 1", ""), ("[", "")],
-)
-def test_the_port_is_the_one_in_the_configuration_of_the_process(
-    tmp_path: Path, text: str, expected: str
-) -> None:
-    config = tmp_path / "listen.toml"
-    config.write_text(text)
-    assert read_listen(["imds-bridge", "listen", "--config", str(config)], "listen") == expected
-    assert read_listen(["imds-bridge", "listen", "--config", str(tmp_path / "missing.toml")], "listen") == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
+    ("role", "text", "expected"),
     [
-        ('[console]\nlisten = "0.0.0.0:80"', "0.0.0.0:80"),
-        ("", ConsoleSettings().listen),
-        ("[", ConsoleSettings().listen),
+        ("listen", '[metrics]\nlisten = "127.0.0.1:9465"', "127.0.0.1:9465"),
+        ("listen", "", ""),
+        ("listen", "metrics = 1", ""),
+        ("listen", "[", ""),
+        ("listen", None, ""),
+        ("console", '[console]\nlisten = "0.0.0.0:80"', "0.0.0.0:80"),
+        ("console", "", ConsoleSettings().listen),
+        ("console", "[", ConsoleSettings().listen),
     ],
 )
-def test_the_console_is_asked_on_the_port_of_its_pages(tmp_path: Path, text: str, expected: str) -> None:
-    config = tmp_path / "console.toml"
-    config.write_text(text)
-    assert read_listen(["imds-bridge", "console", "--config", str(config)], "console") == expected
+def test_the_port_is_the_one_in_the_configuration_of_the_process(
+    tmp_path: Path, role: str, text: str | None, expected: str
+) -> None:
+    config = tmp_path / "config.toml"
+    if text is not None:
+        config.write_text(text)
+    assert read_listen(["imds-bridge", role, "--config", str(config)], role) == expected
 
 
 def test_the_health_check_asks_a_console_and_sees_that_its_bus_cannot_be_reached(tmp_path: Path) -> None:

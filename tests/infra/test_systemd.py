@@ -194,8 +194,11 @@ def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
     return {path: (stat.st_mode, stat.st_mtime_ns, stat.st_size) for path, stat in found.items()}
 
 
-def test_the_script_is_clean() -> None:
-    done = do(tool("shellcheck"), FOLDER / "install.sh")
+@pytest.mark.parametrize(
+    "name", ["infra/systemd/install.sh", "infra/container/trial.sh", "infra/packaging/dist.sh", ".ci/run"]
+)
+def test_a_script_is_clean(name: str) -> None:
+    done = do(tool("shellcheck"), ROOT / name)
     assert done.returncode == 0, done.stdout
 
 
