@@ -15,6 +15,7 @@ from bridge.azure.receiver import ReceivedMessage
 from bridge.imds.document import ScheduledEvent
 
 REFUSED_RECEIPTS_PER_MINUTE = 10
+REPEATED_RECEIPTS_PER_MINUTE = 10
 REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
 MINUTE_SECONDS = 60.0
 

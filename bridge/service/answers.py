@@ -9,7 +9,12 @@ from hashlib import sha256
 from typing import Any
 
 from bridge.approvals.command import Command
-from bridge.approvals.pending import REFUSED_RECEIPTS_PER_MINUTE, REJECTED_RECEIPTS_PER_MINUTE, MinuteLimit
+from bridge.approvals.pending import (
+    REFUSED_RECEIPTS_PER_MINUTE,
+    REJECTED_RECEIPTS_PER_MINUTE,
+    REPEATED_RECEIPTS_PER_MINUTE,
+    MinuteLimit,
+)
 from bridge.approvals.policy import Decision
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import Envelope, read_event
@@ -50,6 +55,7 @@ class Answers:
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
         self._rejections = MinuteLimit(REJECTED_RECEIPTS_PER_MINUTE)
+        self._repeats = MinuteLimit(REPEATED_RECEIPTS_PER_MINUTE)
         self._start_batch()
 
     def record(self, key: str) -> Any:
@@ -108,8 +114,12 @@ class Answers:
         self.put(key, {"receipts": {"": receipt}, "done": True})
 
     def report_surplus(self, *, at_once: bool = False) -> None:
-        """Publish once a minute how many decisions had no receipt of their own."""
+        """Publish once a minute how many decisions had no receipt of their own, and log how many repeats had none."""
         now = math.inf if at_once else self._clock.monotonic()
+        if count := self._repeats.surplus(now).total():
+            log.warning(
+                "commands that were decided before came again without a receipt", extra={"count": count}
+            )
         for limit in (self._refusals, self._rejections):
             for reason, count in limit.surplus(now).items():
                 detail = f"{count} more were rejected within a minute; their messages are dead-lettered"
@@ -121,7 +131,9 @@ class Answers:
                 self.add(decision, "", {"Id": ""}, key=key, count=count)
 
     def repeat(self, record: Mapping[str, Any]) -> None:
-        """Publish the receipts of a command that was decided before again, unchanged."""
+        """Publish the receipts of a command that was decided before again, unchanged, unless many came again."""
+        if not self._repeats.allows("repeated", self._clock.monotonic()):
+            return
         for receipt in record["receipts"].values():
             body = receipt.encode()
             self._events.append((read_event(body), body))

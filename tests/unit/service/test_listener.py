@@ -919,6 +919,24 @@ def test_of_many_refused_messages_ten_a_minute_have_receipts_and_the_others_are_
     assert len(rig.queue.dead_letters) == 25
 
 
+def test_of_many_repeats_of_a_decided_command_ten_a_minute_get_its_receipt(
+    rig: ListenerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="c")
+    for _ in range(30):
+        rig.send(event, id="c")
+    rig.run()
+    assert len(rig.receipts("c")) == 11
+    assert len(rig.queue.completed) == 31
+    rig.run(61)
+    assert "came again without a receipt" in caplog.text
+    rig.send(event, id="c")
+    rig.run()
+    assert len(rig.receipts("c")) == 12
+    assert len(rig.imds.posts) == 1
+
+
 def test_at_the_stop_the_refused_messages_without_a_receipt_are_counted(rig: ListenerRig) -> None:
     for number in range(25):
         rig.queue.send(b"nonsense", message_id=f"m{number}")
