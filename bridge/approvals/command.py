@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,7 +76,7 @@ def parse_command(
     data: Json = given
     if "specversion" in given:
         _check_type(given)
-        data = given.get("data")
+        data = _data(given)
         command_id, source = printable(given.get("id")), printable(given.get("source"))
         if not isinstance(data, dict):
             raise ValueError("a CloudEvent without an object as data")
@@ -94,6 +95,20 @@ def parse_command(
         expires_at=_instant(data.get("ExpiresAt")),
         source=source,
     )
+
+
+def _data(given: Mapping[str, Json]) -> Json:
+    """Return the data of a CloudEvent, of which JSON may also stand in Base64."""
+    encoded = given.get("data_base64")
+    if encoded is None:
+        return given.get("data")
+    if "data" in given or not isinstance(encoded, str):
+        raise ValueError("a CloudEvent with data_base64 that is no text, or beside data")
+    try:
+        body = b64decode(encoded, validate=True)
+    except ValueError:
+        raise ValueError("a CloudEvent with data_base64 that is not Base64") from None
+    return read_object(body, max_bytes=MAX_BODY_BYTES, decoder=_decoder, encoding="utf-8-sig")
 
 
 def _attributes(properties: Mapping[str, str]) -> dict[str, Json]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -56,6 +57,31 @@ def test_a_cloud_event_is_read() -> None:
 
 def test_its_data_as_plain_json_is_read() -> None:
     assert read({"EventId": "A", "Id": "mine"}).id == "mine"
+
+
+def in_base64(**changes: Any) -> dict[str, Any]:
+    """Make a command whose data stands in Base64, with `changes`."""
+    event = envelope(EventId="A")
+    encoded = b64encode(json.dumps(event.pop("data")).encode()).decode()
+    return {**event, "data_base64": encoded, **changes}
+
+
+def test_the_data_of_a_cloud_event_may_stand_in_base64() -> None:
+    assert read(in_base64()) == read(envelope(EventId="A"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"data_base64": "e30"}, "not Base64"),
+        ({"data_base64": 7}, "no text"),
+        ({"data": {"EventId": "B"}}, "beside data"),
+        ({"data_base64": "W10="}, "object"),
+    ],
+)
+def test_data_in_base64_that_is_none_is_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        read(in_base64(**changes))
 
 
 def test_a_command_without_an_id_has_that_of_its_message() -> None:
