@@ -56,7 +56,7 @@ COMMANDS = {
     "schema": ("bridge.cli.schema:configure", "print the JSON Schema of every event, or of a type's data"),
     "completion": ("bridge.cli.schema:completion", "print a shell's completion script"),
     "lab": ("bridge.lab.commands:configure", "run or drive the simulators"),
-    "demo": ("bridge.lab.demo.command:configure", "see everything work, on simulators"),
+    "demo": ("bridge.lab.demo:configure", "see everything work, on simulators"),
 }
 
 

@@ -88,7 +88,7 @@ CHAPTERS = (
             Step(
                 text="What the audit log does not accept waits on disk. Now `kill -9` ends the process, and Azure "
                 "cancels the redeploy while nothing watches.",
-                act=lambda stage: stage.kill_forward().cancel("Redeploy"),
+                act=lambda stage: stage.kill_forward().do("cancel", "Redeploy"),
             ),
             Step(
                 text="The audit log works again, and the process starts again. It delivers what waited, and then "
@@ -131,13 +131,13 @@ CHAPTERS = (
         steps=(
             Step(
                 text="Without a bus there is no approval here: the Freeze starts at its time, now.",
-                act=lambda stage: stage.begin("Freeze"),
+                act=lambda stage: stage.do("start", "Freeze"),
                 causes=("scheduledevent.started", DOCUMENT),
                 bus=False,
             ),
             Step(
                 text="Some seconds later both VMs run on another host.",
-                act=lambda stage: stage.complete("Freeze"),
+                act=lambda stage: stage.do("complete", "Freeze"),
                 causes=("scheduledevent.completed", DOCUMENT),
             ),
             Step(

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import UsageError
-from bridge.lab import prerequisites
-from bridge.lab.demo import command
+from bridge.lab import demo, prerequisites
 
 
 def test_a_missing_compiler_and_missing_headers_are_named(
@@ -28,4 +27,4 @@ def test_the_demo_without_proton_names_what_to_install(
     monkeypatch.setitem(sys.modules, "proton", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"needs: gcc .*pip install 'imds-bridge\[lab\]'; .*demo --no-bus"):
-        command.run(with_bus=True, fast=True)
+        demo.run(with_bus=True, fast=True)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import UsageError
-from bridge.lab.demo.fleet import DAY, HOUR, OPENING, SILENT, SimulatedFleet
-from bridge.lab.demo.show import show_console
+from bridge.lab.demo.console import DAY, HOUR, OPENING, SILENT, SimulatedFleet, show_console
 from tests.support.diff import envelope_of, faults_of
 
 START = 1_800_000_000.0

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.cli.main import parse
 from bridge.lab.demo.narrator import COLOURS, READ_LETTERS_PER_SECOND, WORD_WIDTH
-from bridge.lab.demo.play import find_faults
+from bridge.lab.demo.stage import find_faults
 from bridge.lab.demo.story import INTRODUCTION, NEXT, chapters, expected_events, legend
 
 WITH_BUS = [

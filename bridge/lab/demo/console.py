@@ -1,4 +1,4 @@
-"""A simulated fleet: what happens to its VMs, and the events that their forwarders publish about it.
+"""The console with a simulated fleet, at 60 times the speed: `imds-bridge demo --console`.
 
 The documents are the simulated IMDS's. The forwarder's own code compares them and builds the events; 60 processes
 with their polling would keep a laptop busy, and one thread does not.
@@ -7,16 +7,26 @@ with their polling would keep a laptop busy, and one thread does not.
 from __future__ import annotations
 
 import heapq
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, UUID, uuid5
 
+import requests
+from pydantic import ValidationError
+
 from bridge import __version__
+from bridge.config.console import ConsoleSettings
+from bridge.config.models import Config
+from bridge.console.process import Console
+from bridge.errors import UsageError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import structured
@@ -24,47 +34,41 @@ from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, read_document
 from bridge.imds.instance import Vm
 from bridge.lab.rendering import EVENT_VERSIONS, SUBSCRIPTION_ID, event_fields, render_document
+from bridge.runtime.text import show
+from bridge.runtime.threads import Signals, start_thread
+from bridge.runtime.time import Clock
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 HISTORY_SECONDS = 28 * DAY
 HEARTBEATS_SECONDS = 8 * HOUR  # earlier ones would only fill the store
 _PAST_EVENT_SECONDS = 26 * HOUR  # on average between two events of a group
 _EVENT_SECONDS = HOUR
-_OUTAGE_SECONDS = 2 * HOUR
+
+SPEED = 60.0
+STEP_SECONDS = 0.25
+_BATCH = 500
+_SEND_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_CONTENT_TYPE = "application/cloudevents-batch+json"
 
 
 class Kind(NamedTuple):
-    """A kind of event that happens to a group.
-
-    Attributes:
-        event_type: Freeze, Reboot, ...
-        source: Platform or User.
-        notices: of which one is chosen, in seconds.
-        duration: DurationInSeconds, -1 for unknown.
-        impact: how long it lasts, in seconds.
-        description: as in IMDS.
-    """
+    """A kind of event that happens to a group; durations are in seconds."""
 
     event_type: str
     source: str
-    notices: tuple[float, ...]
-    duration: int
+    notices: tuple[float, ...]  # one of them is chosen
+    duration: int  # DurationInSeconds, -1 for unknown
     impact: float
     description: str
 
 
+_MAINTAINED = "Host server is undergoing maintenance."
 _LIVE = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
 _MOVE = "The virtual machine is on degraded hardware and has to move to another host."
 _ASKED = "Virtual machine is being {} as requested by authorized user."
 FREEZE = Kind("Freeze", "Platform", (15 * MINUTE, 40 * MINUTE, 3 * HOUR), 9, MINUTE, _LIVE)
-REBOOT = Kind(
-    "Reboot",
-    "Platform",
-    (15 * MINUTE, HOUR, 6 * HOUR),
-    -1,
-    6 * MINUTE,
-    "Host server is undergoing maintenance.",
-)
+REBOOT = Kind("Reboot", "Platform", (15 * MINUTE, HOUR, 6 * HOUR), -1, 6 * MINUTE, _MAINTAINED)
 USER_REBOOT = Kind("Reboot", "User", (15 * MINUTE,), 300, 5 * MINUTE, _ASKED.format("restarted"))
 REDEPLOY = Kind("Redeploy", "Platform", (2 * HOUR, 12 * HOUR, 5 * DAY), -1, 12 * MINUTE, _MOVE)
 TERMINATE = Kind("Terminate", "User", (15 * MINUTE,), -1, 2 * MINUTE, _ASKED.format("deleted"))
@@ -98,13 +102,6 @@ class SimulatedVm:
         """Describe the VM; `publish` is called with its events."""
         resource_group = f"/subscriptions/{SUBSCRIPTION_ID}/resourceGroups/{group}"
         resource_id = f"{resource_group}/providers/Microsoft.Compute/virtualMachines/{name}"
-        self.name = name
-        self.is_quiet = False
-        self._publish = publish
-        self._watch = Watch()
-        self._lost_at: float | None = None
-        self._sequence = {"forward": 0, "listen": 0}
-        self._seen: dict[str, int] = {}
         vm = Vm(
             name=name,
             vm_id=str(uuid5(NAMESPACE_URL, resource_id)),
@@ -114,17 +111,24 @@ class SimulatedVm:
             subscription_id=SUBSCRIPTION_ID,
             resource_group=group,
         )
-        self._reporters = {
-            role: Reporter(name=name, role=role, epoch=vm.vm_id, vm=vm, session="{resource_group}.{vm}")
-            for role in self._sequence
-        }
+        self.name = name
+        self.is_quiet = False
+        self._publish = publish
+        self._watch = Watch()
+        self._lost_at: float | None = None
+        self._numbers = {role: count(1) for role in ("forward", "listen")}
+        self._seen: dict[str, int] = {}
+        self._forward, self._listen = (
+            Reporter(name=name, role=role, epoch=vm.vm_id, vm=vm, session="{resource_group}.{vm}")
+            for role in self._numbers
+        )
 
     def see(self, document: Document, at: float, *, gap_seconds: float = 1.0) -> None:
         """Publish what differs from the document that was seen before, as a forwarder that polls every second."""
-        before = self._watch
-        if self._lost_at is not None or (before.document and before.document.raw == document.raw):
+        before = self._watch.document
+        if self._lost_at is not None or (before and before.raw == document.raw):
             return
-        self._watch, changes = compare(before, document, Observation(at=at, gap_seconds=gap_seconds))
+        self._watch, changes = compare(self._watch, document, Observation(at=at, gap_seconds=gap_seconds))
         ids = []
         for change in changes:
             number = self._seen.get(change.fingerprint, 0)
@@ -134,83 +138,56 @@ class SimulatedVm:
             )
             ids.append(event.id)
             self._send(event)
-        self._send(
-            self._forward.document(
-                document,
-                previous=before.document,
-                event_ids=ids,
-                **self._stamp(at),
-            )
-        )
+        self._send(self._forward.document(document, previous=before, event_ids=ids, **self._stamp(at)))
 
     def heartbeat(self, at: float, reason: str) -> None:
         """Publish a heartbeat."""
         backlog = {"audit": 3 if self.name == BACKLOG else 0}
         version = __version__.partition("+")[0]
-        event = self._forward.heartbeat(reason=reason, version=version, backlog=backlog, **self._stamp(at))
-        self._send(event)
+        self._send(
+            self._forward.heartbeat(reason=reason, version=version, backlog=backlog, **self._stamp(at))
+        )
 
     def lose_imds(self, at: float) -> None:
         """Publish that IMDS does not answer."""
         self._lost_at = at - MINUTE
-        self._send(
-            self._forward.unreachable(
-                since=_instant(self._lost_at),
-                reason="no answer within 10 s",
-                cause="NoAnswer",
-                **self._stamp(at),
-            )
-        )
+        since, reason = _instant(self._lost_at), "no answer within 10 s"
+        self._send(self._forward.unreachable(since=since, reason=reason, cause="NoAnswer", **self._stamp(at)))
 
     def recover(self, document: Document, at: float) -> None:
         """Publish that IMDS answers again, and what it shows."""
-        assert self._lost_at is not None  # noqa: S101 - for the type
-        gap_seconds, since = at - self._lost_at, _instant(self._lost_at)
-        self._lost_at = None
-        self._send(self._forward.recovered(since=since, cause="NoAnswer", **self._stamp(at)))
-        self.see(document, at, gap_seconds=gap_seconds)
+        since, self._lost_at = self._lost_at or at, None
+        self._send(self._forward.recovered(since=_instant(since), cause="NoAnswer", **self._stamp(at)))
+        self.see(document, at, gap_seconds=at - since)
 
     def answer_approval(self, fields: dict[str, Any], at: float, *, is_allowed: bool) -> None:
         """Publish the receipt of an approval."""
-        self._send(
-            self._reporters["listen"].receipt(
-                outcome="accepted" if is_allowed else "rejected",
-                key=fields["EventId"],
-                command_id=f"order-{fields['EventId'][:4]}",
-                event_id=fields["EventId"],
-                resources=fields["Resources"],
-                sequence=self._next("listen"),
-                at=_instant(at),
-                data={
-                    "Reason": "Approved" if is_allowed else "PolicyDenied",
-                    "Detail": "" if is_allowed else "deny rule 1: no approval by day",
-                    "Command": {"RequestedBy": "ana@contoso.example", "Reason": "drained, ticket 4711"},
-                    "EventType": fields["EventType"],
-                    "NotBeforeUtc": None,
-                    "DryRun": False,
-                },
-            )
+        event_id = fields["EventId"]
+        data = {
+            "Reason": "Approved" if is_allowed else "PolicyDenied",
+            "Detail": "" if is_allowed else "deny rule 1: no approval by day",
+            "Command": {"RequestedBy": "ana@contoso.example", "Reason": "drained, ticket 4711"},
+            "EventType": fields["EventType"],
+            "NotBeforeUtc": None,
+            "DryRun": False,
+        }
+        receipt = self._listen.receipt(
+            outcome="accepted" if is_allowed else "rejected",
+            key=event_id,
+            command_id=f"order-{event_id[:4]}",
+            event_id=event_id,
+            resources=fields["Resources"],
+            data=data,
+            **self._stamp(at, "listen"),
         )
+        self._send(receipt)
 
-    def skip(self) -> None:
+    def skip(self, _: float) -> None:
         """Lose an event on its way: its number never arrives."""
-        self._next("forward")
+        next(self._numbers["forward"])
 
-    @property
-    def has_lost_imds(self) -> bool:
-        """Whether IMDS does not answer."""
-        return self._lost_at is not None
-
-    @property
-    def _forward(self) -> Reporter:
-        return self._reporters["forward"]
-
-    def _stamp(self, at: float) -> dict[str, Any]:
-        return {"sequence": self._next("forward"), "at": _instant(at)}
-
-    def _next(self, role: str) -> int:
-        self._sequence[role] += 1
-        return self._sequence[role]
+    def _stamp(self, at: float, role: str = "forward") -> dict[str, Any]:
+        return {"sequence": next(self._numbers[role]), "at": _instant(at)}
 
     def _send(self, event: CloudEvent) -> None:
         if not self.is_quiet:
@@ -241,10 +218,8 @@ class SimulatedGroup:
 
     def change(self, event_id: str, fields: dict[str, Any] | None, at: float) -> None:
         """Set an event's fields, or remove it; every VM sees that within a second."""
-        if fields is None:
-            del self._events[event_id]
-        else:
-            self._events[event_id] = fields
+        kept = {name: event for name, event in self._events.items() if name != event_id}
+        self._events = kept | ({event_id: fields} if fields else {})
         self._incarnation += 1
         document = self.document
         for seconds, name in sorted((self._random.uniform(0.05, 1.0), name) for name in self.vms):
@@ -272,8 +247,9 @@ class SimulatedFleet:
         self._published: list[bytes] = []
         self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
-        self.groups = [self._group(*group) for group in GROUPS]
-        self._vms = {name: (group, vm) for group in self.groups for name, vm in group.vms.items()}
+        self._vms: dict[str, tuple[SimulatedGroup, SimulatedVm]] = {}
+        for group in GROUPS:
+            self._add_group(*group)
         self._plan()
 
     def advance(self, until: float) -> list[bytes]:
@@ -284,14 +260,16 @@ class SimulatedFleet:
         published, self._published = self._published, []
         return published
 
-    def _group(
+    def _add_group(
         self, name: str, prefix: str, size: int, zones: tuple[str, ...], kinds: tuple[Kind, ...]
-    ) -> SimulatedGroup:
+    ) -> None:
         vms = [
             SimulatedVm(f"{prefix}-{number}", name, zones[number * len(zones) // size], self._publish)
             for number in range(size)
         ]
-        return SimulatedGroup(vms, kinds, self._random)
+        group = SimulatedGroup(vms, kinds, self._random)
+        self._vms.update({vm.name: (group, vm) for vm in vms})
+        self._at(self._starts_at - HISTORY_SECONDS + self._random.random() * DAY, self._happen_in, group)
 
     def _publish(self, event: CloudEvent) -> None:
         self._published.append(structured(event))
@@ -303,17 +281,16 @@ class SimulatedFleet:
 
     def _plan(self) -> None:
         start = self._starts_at
-        for group in self.groups:
-            self._at(start - HISTORY_SECONDS + self._random.random() * DAY, self._happen_in, group)
         for _, vm in self._vms.values():
             self._at(start - HEARTBEATS_SECONDS - self._random.random() * HOUR, self._beat, vm, "Started")
         for kind, names, ago, notice in OPENING:
             self._at(start - ago, self._announce, kind, names, notice)
         self._at(start - SILENT[1], self._end, SILENT[0], is_announced=False)
         self._at(start - STOPPED[1], self._end, STOPPED[0], is_announced=True)
-        self._at(start - UNREACHABLE[1], self._lose_imds, UNREACHABLE[0], 25 * MINUTE)
-        self._at(start - HOUR, lambda _: self._vms[MISSING][1].skip())
-        self._at(start + HOUR, self._lose_some_imds)
+        group, unreachable = self._vms[UNREACHABLE[0]]
+        self._at(start - UNREACHABLE[1], unreachable.lose_imds)
+        self._at(start + 20 * MINUTE, lambda at: unreachable.recover(group.document, at))
+        self._at(start - HOUR, self._vms[MISSING][1].skip)
 
     def _beat(self, vm: SimulatedVm, reason: str, at: float) -> None:
         vm.heartbeat(at, reason)
@@ -324,17 +301,6 @@ class SimulatedFleet:
         if is_announced:
             vm.heartbeat(at, "Stopping")
         vm.is_quiet = True
-
-    def _lose_imds(self, name: str, seconds: float, at: float) -> None:
-        group, vm = self._vms[name]
-        vm.lose_imds(at)
-        self._at(at + seconds, lambda now: vm.recover(group.document, now))
-
-    def _lose_some_imds(self, at: float) -> None:
-        name = self._random.choice([*self._vms])
-        if not self._vms[name][1].has_lost_imds:
-            self._lose_imds(name, self._random.uniform(10, 30) * MINUTE, at)
-        self._at(at + self._random.expovariate(1 / _OUTAGE_SECONDS), self._lose_some_imds)
 
     def _happen_in(self, group: SimulatedGroup, at: float) -> None:
         """Announce an event of the group, and again after a while."""
@@ -351,6 +317,7 @@ class SimulatedFleet:
     def _announce(self, kind: Kind, names: Sequence[str], notice: float, at: float) -> None:
         group, vm = self._vms[names[0]]
         event_id = str(UUID(int=self._random.getrandbits(128), version=4)).upper()
+        starts_at = at + notice
         fields = event_fields(
             event_id=event_id,
             event_type=kind.event_type,
@@ -359,9 +326,7 @@ class SimulatedFleet:
             description=kind.description,
             event_source=kind.source,
             duration_seconds=kind.duration,
-        )
-        starts_at = at + notice
-        fields["NotBefore"] = formatdate(int(starts_at), usegmt=True)
+        ) | {"NotBefore": formatdate(int(starts_at), usegmt=True)}
         group.change(event_id, fields, at)
         if self._random.random() < 0.15 and notice > HOUR:  # noqa: PLR2004 - a small share
             self._at(at + notice / 2, group.change, event_id, None)
@@ -376,3 +341,81 @@ class SimulatedFleet:
 
 def _instant(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC)
+
+
+class FastClock(Clock):
+    """A clock that stands at the machine's time until `begin`, and then runs faster."""
+
+    def __init__(self) -> None:
+        self._started_at = time.time()
+        self._from: float | None = None
+        super().__init__()
+
+    def wall(self) -> float:
+        """Return the time in seconds since 1970."""
+        return self._started_at + self.monotonic()
+
+    def begin(self) -> None:
+        """Let time pass."""
+        self._from = time.monotonic()
+
+    def monotonic(self) -> float:
+        """Return the seconds since the beginning."""
+        return 0.0 if self._from is None else (time.monotonic() - self._from) * SPEED
+
+
+def show_console(*, listen: str, minutes: float) -> int:
+    """Play the fleet into a console, until a signal or for some minutes; return the exit code.
+
+    Args:
+        listen: the console's address, on this machine.
+        minutes: real ones.
+
+    Raises:
+        UsageError: the address cannot be listened on, or others could reach it.
+    """
+    try:
+        settings = ConsoleSettings(listen=listen)
+    except ValidationError as error:
+        raise UsageError(
+            f"demo: {listen} given; expected a loopback address and a port, such as 127.0.0.1:8080"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="imds-bridge-console-") as folder, Signals() as signals:
+        clock = FastClock()
+        console = Console(Config(state_dir=Path(folder), console=settings), clock=clock)
+        threads = [start_thread(name, loop) for name, loop in console.loops().items()]
+        try:
+            _play(console, clock, signals, minutes)
+        finally:
+            console.end()
+            for thread in threads:
+                thread.join(_STOP_SECONDS)
+            console.close()
+    return 0
+
+
+def _play(console: Console, clock: FastClock, signals: Signals, minutes: float) -> None:
+    fleet = SimulatedFleet(clock.wall())
+    session = requests.Session()
+    session.trust_env = False  # no proxy of the environment stands before this machine
+    _send(session, console.address, fleet.advance(clock.wall()))
+    clock.begin()
+    show(
+        f"The console is on {console.address}",
+        "60 simulated VMs in three groups; an hour passes in a minute.",
+        f"Ctrl-C ends it, or it ends after {minutes:g} minutes.",
+    )
+    ends_at = time.monotonic() + minutes * 60
+    while time.monotonic() < ends_at and signals.wait(STEP_SECONDS) is None:
+        _send(session, console.address, fleet.advance(clock.wall()))
+
+
+def _send(session: requests.Session, address: str, bodies: Sequence[bytes]) -> None:
+    """Send events as a webhook sink does."""
+    for start in range(0, len(bodies), _BATCH):
+        session.post(
+            f"{address}/ingest",
+            data=b"[" + b",".join(bodies[start : start + _BATCH]) + b"]",
+            headers={"Content-Type": _CONTENT_TYPE},
+            timeout=_SEND_SECONDS,
+        ).raise_for_status()
