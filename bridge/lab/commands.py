@@ -9,8 +9,7 @@ from typing import Any
 
 import requests
 
-from bridge.lab.faults import FAULT_KINDS
-from bridge.lab.httpd import LabError
+from bridge.lab.httpd import Fault, LabError
 from bridge.lab.rendering import EVENT_TYPES
 from bridge.lab.run import (
     BUS_FILE,
@@ -66,37 +65,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Run a simulated IMDS, Service Bus, Event Grid and webhook inbox on 127.0.0.1 until Ctrl-C."
     )
     parser.epilog = LAB_EXAMPLES
-    parser.add_argument(
-        "--vm",
-        action="append",
-        dest="lab_vms",
-        metavar="NAME",
-        default=[],
-        help="a VM; can be repeated (default: web-0, or the scenario's)",
+    add = parser.add_argument
+    vm = "a VM; can be repeated (default: web-0, or the scenario's)"
+    add("--vm", action="append", dest="lab_vms", metavar="NAME", default=[], help=vm)
+    scenario = f"play one of: {', '.join(scenario_names())}; or a file"
+    add("--scenario", metavar="NAME_OR_FILE", help=scenario)
+    time_scale = "how many lab seconds pass in one second (default: 1, or the scenario's)"
+    add("--time-scale", type=float, metavar="N", help=time_scale)
+    port_base = (
+        f"the inbox's port; Service Bus has this port + {BUS_OFFSET}, Event Grid + {GRID_OFFSET}, the control API "
+        f"+ {CONTROL_OFFSET}, and the VMs the ports after it (default: %(default)s; 0: any free ports)"
     )
-    parser.add_argument(
-        "--scenario", metavar="NAME_OR_FILE", help=f"play one of: {', '.join(scenario_names())}; or a file"
-    )
-    parser.add_argument(
-        "--time-scale",
-        type=float,
-        metavar="N",
-        help="how many lab seconds pass in one second (default: 1, or the scenario's)",
-    )
-    parser.add_argument(
-        "--port-base",
-        type=int,
-        metavar="PORT",
-        default=PORT_BASE,
-        help=f"the inbox's port; Service Bus has this port + {BUS_OFFSET}, Event Grid + {GRID_OFFSET}, the control "
-        f"API + {CONTROL_OFFSET}, and the VMs the ports after it (default: %(default)s; 0: any free ports)",
-    )
-    parser.add_argument(
-        "--bus-config",
-        metavar="FILE",
-        default=BUS_FILE,
-        help="queues and topics, in the format of the official Service Bus emulator (default: a small set)",
-    )
+    add("--port-base", type=int, metavar="PORT", default=PORT_BASE, help=port_base)
+    bus = "queues and topics, in the format of the official Service Bus emulator (default: a small set)"
+    add("--bus-config", metavar="FILE", default=BUS_FILE, help=bus)
     parser.set_defaults(run=run, lab_command=None)
     _add_commands(parser.add_subparsers(dest="lab_command", metavar="COMMAND", title="control a running lab"))
 
@@ -179,139 +161,63 @@ def _add_commands(subparsers: Subparsers) -> None:
     _add_schedule(subparsers)
     for name, help_text in EVENT_COMMANDS:
         example = f"imds-bridge lab {name} 4CAEA225-A741-474D-A72E-428C86FCD853"
+        event_id = "as printed by `lab schedule`, in any letter case"
         command = _add_command(subparsers, name, help_text, example)
-        command.add_argument(
-            "event_id", metavar="EVENT_ID", help="as printed by `lab schedule`, in any letter case"
-        )
+        command.add_argument("event_id", metavar="EVENT_ID", help=event_id)
     _add_fault(subparsers)
-    _add_command(
-        subparsers, "state", "show events, VMs, approvals and incarnation as JSON", "imds-bridge lab state"
-    )
-    subparsers.add_parser(
-        "scenarios",
-        help="list the scenarios",
-        description="List the scenarios.",
-        epilog="example:\n  imds-bridge lab scenarios",
-    )
+    state = "show events, VMs, approvals and incarnation as JSON"
+    _add_command(subparsers, "state", state, "imds-bridge lab state")
+    _add_command(subparsers, "scenarios", "list the scenarios", "imds-bridge lab scenarios", control=False)
 
 
 def _add_schedule(subparsers: Subparsers) -> None:
     command = _add_command(subparsers, "schedule", "add an event and print its EventId", *SCHEDULE_EXAMPLES)
     add = command.add_argument
-    add(
-        "--type",
-        required=True,
-        dest="event_type",
-        metavar="TYPE",
-        help=f"EventType: {', '.join(EVENT_TYPES)}, or another text to test an unknown type",
-    )
-    add(
-        "--vm",
-        action="append",
-        dest="resources",
-        metavar="NAME",
-        default=[],
-        help="an affected VM of this lab; can be repeated (default: all)",
-    )
-    add(
-        "--other-vm",
-        action="append",
-        dest="other_vms",
-        metavar="NAME",
-        default=[],
-        help="an affected VM that this lab does not have; can be repeated",
-    )
+    types = f"EventType: {', '.join(EVENT_TYPES)}, or another text to test an unknown type"
+    add("--type", required=True, dest="event_type", metavar="TYPE", help=types)
+    vm = "an affected VM of this lab; can be repeated (default: all)"
+    add("--vm", action="append", dest="resources", metavar="NAME", default=[], help=vm)
+    other = "an affected VM that this lab does not have; can be repeated"
+    add("--other-vm", action="append", dest="other_vms", metavar="NAME", default=[], help=other)
     add("--no-vm", action="store_true", help="leave Resources empty")
-    add(
-        "--notice",
-        dest="notice_seconds",
-        type=float,
-        metavar="SECONDS",
-        help="lab seconds until NotBefore (default: the documented minimum: Freeze and Reboot 900, "
-        "Redeploy 600, Terminate 300, Preempt 30)",
+    notice = (
+        "lab seconds until NotBefore (default: the documented minimum: Freeze and Reboot 900, Redeploy 600, "
+        "Terminate 300, Preempt 30)"
     )
-    add(
-        "--source",
-        dest="event_source",
-        choices=("Platform", "User"),
-        default="Platform",
-        help="EventSource (default: %(default)s)",
-    )
-    add(
-        "--status",
-        dest="event_status",
-        choices=("Scheduled", "Started"),
-        default="Scheduled",
-        help="EventStatus (default: %(default)s); Started: an event without notice",
-    )
-    add(
-        "--duration",
-        dest="duration_seconds",
-        type=int,
-        default=-1,
-        metavar="SECONDS",
-        help="DurationInSeconds (default: -1, unknown)",
-    )
-    add(
-        "--impact",
-        dest="impact_seconds",
-        type=float,
-        metavar="SECONDS",
-        help="complete it this long after its start, in lab seconds (default: by `lab complete`)",
-    )
-    add(
-        "--hold",
-        action="store_true",
-        help="do not start it when it is approved, but at NotBefore or `release`",
-    )
+    add("--notice", dest="notice_seconds", type=float, metavar="SECONDS", help=notice)
+    source = "EventSource (default: %(default)s)"
+    add("--source", dest="event_source", choices=("Platform", "User"), default="Platform", help=source)
+    status = "EventStatus (default: %(default)s); Started: an event without notice"
+    add("--status", dest="event_status", choices=("Scheduled", "Started"), default="Scheduled", help=status)
+    duration = "DurationInSeconds (default: -1, unknown)"
+    add("--duration", dest="duration_seconds", type=int, default=-1, metavar="SECONDS", help=duration)
+    impact = "complete it this long after its start, in lab seconds (default: by `lab complete`)"
+    add("--impact", dest="impact_seconds", type=float, metavar="SECONDS", help=impact)
+    hold = "do not start it when it is approved, but at NotBefore or `release`"
+    add("--hold", action="store_true", help=hold)
     add("--description", default="", metavar="TEXT", help="Description (default: empty)")
 
 
 def _add_fault(subparsers: Subparsers) -> None:
-    command = _add_command(
-        subparsers,
-        "fault",
-        "answer the next GET requests with a fault",
-        "imds-bridge lab fault 429 --count 3 --retry-after 5",
-    )
-    command.add_argument(
-        "kind",
-        metavar="KIND",
-        help=f"an HTTP status by number or name, or one of: {', '.join(FAULT_KINDS)}; clear removes all faults",
-    )
-    command.add_argument(
-        "--count",
-        type=int,
-        default=1,
-        metavar="N",
-        help="number of requests (default: %(default)s; 0: no limit)",
-    )
-    command.add_argument(
-        "--seconds",
-        type=float,
-        metavar="S",
-        help="real seconds before the answer (default: 5 for slow, 120 for slow_first_call, else 0)",
-    )
-    command.add_argument(
-        "--retry-after",
-        metavar="N",
-        help="the Retry-After header of an HTTP status (default: none)",
-    )
+    example = "imds-bridge lab fault 429 --count 3 --retry-after 5"
+    add = _add_command(subparsers, "fault", "answer the next GET requests with a fault", example).add_argument
+    kinds = f"an HTTP status by number or name, or one of: {', '.join(Fault.kinds)}; clear removes all faults"
+    add("kind", metavar="KIND", help=kinds)
+    count = "number of requests (default: %(default)s; 0: no limit)"
+    add("--count", type=int, default=1, metavar="N", help=count)
+    seconds = "real seconds before the answer (default: 5 for slow, else 0)"
+    add("--seconds", type=float, metavar="S", help=seconds)
+    add("--retry-after", metavar="N", help="the Retry-After header of an HTTP status (default: none)")
 
 
 def _add_command(
-    subparsers: Subparsers, name: str, help_text: str, *examples: str
+    subparsers: Subparsers, name: str, help_text: str, *examples: str, control: bool = True
 ) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = subparsers.add_parser(
-        name,
-        help=help_text,
-        description=f"{help_text[0].upper()}{help_text[1:]}.",
-        epilog="\n  ".join([f"example{'s' if examples[1:] else ''}:", *examples]),
-    )
-    command.add_argument(
-        "--control",
-        default=CONTROL_URL,
-        metavar="URL",
-        help="the lab's control address (default: %(default)s)",
-    )
+    epilog = "\n  ".join([f"example{'s' if examples[1:] else ''}:", *examples])
+    description = f"{help_text[0].upper()}{help_text[1:]}."
+    command: argparse.ArgumentParser
+    command = subparsers.add_parser(name, help=help_text, description=description, epilog=epilog)
+    if control:
+        address = "the lab's control address (default: %(default)s)"
+        command.add_argument("--control", default=CONTROL_URL, metavar="URL", help=address)
     return command

@@ -1,4 +1,4 @@
-"""Serve HTTP for the simulators: record whole requests, send broken answers on demand, stop promptly."""
+"""Serve HTTP for the simulators: record whole requests, answer wrongly on demand, stop promptly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar, Self
 from urllib.parse import parse_qs, urlsplit
 
 from requests.structures import CaseInsensitiveDict
@@ -83,13 +83,126 @@ def json_answer(value: object, status: int = 200, **headers: str) -> Answer:
 
 def check_seconds(name: str, value: object) -> None:
     """Raise LabError unless the value is a finite number of seconds from 0 up."""
-    if (
-        not isinstance(value, (int, float))
-        or isinstance(value, bool)
-        or not math.isfinite(value)
-        or value < 0
-    ):
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
         raise LabError(f"{name} given: {value!r}; expected: a number of seconds from 0 up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A wrong answer, and the requests that get it; None matches all."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("slow", "timeout", "drop", "garbage", "status")
+
+    kind: str
+    status: int = 503
+    seconds: float = 0.0  # real seconds before the answer
+    retry_after: str | int | None = None
+    body: bytes | str = b""  # of a status
+    vm: str | None = None
+    method: str | None = None
+    path: str | None = None  # a prefix
+
+    @classmethod
+    def of(cls, kind: str | int, *, seconds: float | None = None, **rest: Any) -> Self:
+        """Return the fault; raise LabError if there is none of that kind.
+
+        Args:
+            kind: one of `kinds`, or an HTTP status by number or name.
+            seconds: None: 5 for `slow`, else 0.
+            rest: the other fields.
+        """
+        text = str(kind).strip().lower().replace("-", "_")
+        if text.upper() in HTTPStatus.__members__:
+            text = str(int(HTTPStatus[text.upper()]))
+        if text.isdigit():
+            text, rest["status"] = "status", int(text)
+        if text not in cls.kinds or not 200 <= rest.get("status", 200) <= 599:  # noqa: PLR2004 - final statuses
+            raise LabError(
+                f"fault given: {kind!r}; expected: an HTTP status, 200 to 599, or {', '.join(cls.kinds)}"
+            )
+        if seconds is None:
+            seconds = 5.0 if text == "slow" else 0.0
+        check_seconds("seconds", seconds)
+        return cls(kind=text, seconds=seconds, **rest)
+
+    def matches(self, request: HttpRequest) -> bool:
+        """Return whether this fault applies to the request."""
+        return (
+            self.vm in (None, request.server)
+            and self.method in (None, request.method)
+            and request.path.startswith(self.path or "")
+        )
+
+    def answer(self, right: Callable[[], Answer]) -> Answer:
+        """Return the wrong answer; only `slow` processes the request, with `right`."""
+        match self.kind:
+            case "slow":
+                return replace(right(), delay_seconds=self.seconds)
+            case "timeout" | "drop":
+                answer = Answer(status=NO_ANSWER, hang=self.kind == "timeout", drop=True)
+            case "garbage":
+                answer = Answer(body=b"<html>Service busy</html>", headers={"content-type": "text/html"})
+            case _:
+                answer = self._status_answer()
+        return replace(answer, delay_seconds=self.seconds)
+
+    def _status_answer(self) -> Answer:
+        headers = {"content-type": "text/plain"} if self.body else {}
+        if 300 <= self.status < 400:  # noqa: PLR2004 - the class of redirects
+            headers["location"] = "/redirected"
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        return Answer(status=self.status, body=body, headers=headers)
+
+
+class Faults:
+    """Apply to each request the first fault that matches. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._queue: list[
+            list[Any]
+        ] = []  # faults, each with the number of requests that are left; None: no limit
+        self._cleared = threading.Event()
+        self._closed = False
+
+    def add(self, fault: Fault, *, count: int | None = 1) -> None:
+        """Queue the fault for `count` requests; None for no limit."""
+        if count is not None and (type(count) is not int or count < 1):
+            raise LabError(f"count given: {count!r}; expected: a whole number from 1 up")
+        with self._lock:
+            self._queue.append([fault, count])
+
+    def clear(self) -> None:
+        """Remove all faults and answer every request that one of them delays."""
+        with self._lock:
+            self._queue.clear()
+            self._cleared.set()
+            if not self._closed:
+                self._cleared = threading.Event()
+
+    def close(self) -> None:
+        """Remove all faults and accept no more: no request is delayed from now on."""
+        self._closed = True
+        self.clear()
+
+    def apply(self, request: HttpRequest, right: Callable[[], Answer]) -> Answer:
+        """Return the right answer, or that of the first fault that matches."""
+        with self._lock:
+            fault = None if self._closed else self._take(request)
+            interrupt = self._cleared
+        return right() if fault is None else replace(fault.answer(right), interrupt=interrupt)
+
+    def _take(self, request: HttpRequest) -> Fault | None:
+        queued = next((one for one in self._queue if one[0].matches(request)), None)
+        if queued is None:
+            return None
+        fault, left = queued
+        queued[1] = None if left is None else left - 1
+        if queued[1] == 0:
+            self._queue.remove(queued)
+        return fault  # type: ignore[no-any-return]
 
 
 class Server(ThreadingHTTPServer):
@@ -203,11 +316,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes:
         length_text = self.headers.get("content-length", "0")
-        if (
-            not length_text.isdigit()
-            or int(length_text) > MAX_BODY_BYTES
-            or "transfer-encoding" in self.headers
-        ):
+        if not length_text.isdigit() or int(length_text) > MAX_BODY_BYTES:
             raise ConnectionAbortedError("no usable Content-Length")
         body = self.rfile.read(int(length_text))
         if len(body) < int(length_text):
@@ -246,10 +355,7 @@ def control(routes: Mapping[tuple[str, str], Callable[..., object]]) -> Callable
             return json_answer({"error": f"given: {given}; expected one of: {known}"}, 404)
         try:
             value = function(**json.loads(request.body or b"{}"))
-        except (
-            ValueError,
-            TypeError,
-        ) as error:  # a LabError, too; a TypeError: a value of the wrong JSON type
+        except (ValueError, TypeError) as error:  # a LabError, or a value of the wrong type
             return json_answer({"error": str(error)}, 400)
         return json_answer({"ok": True} if value is None else value)
 

@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
-from bridge.lab.faults import Fault, Faults
 from bridge.lab.httpd import (
     KEPT_REQUESTS,
     Answer,
+    Fault,
+    Faults,
     HttpRequest,
     LabError,
     Server,
@@ -38,18 +39,9 @@ from bridge.lab.rendering import (
     render_document,
     version_of,
 )
-from bridge.lab.timetable import Approvals, Timetable
+from bridge.lab.timetable import Timetable
 
-__all__ = [
-    "COMPUTE_PATH",
-    "EVENTS_PATH",
-    "EVENT_TYPES",
-    "EVENT_VERSIONS",
-    "INSTANCE_PATH",
-    "Approval",
-    "ImdsLab",
-    "render_document",
-]
+__all__ = ["COMPUTE_PATH", "EVENTS_PATH", "EVENT_TYPES", "EVENT_VERSIONS", "INSTANCE_PATH", "render_document"]
 
 
 class Approval(NamedTuple):
@@ -67,6 +59,8 @@ class ImdsLab:
     `time_scale` pass in one real second; faults and timeouts use real seconds.
     """
 
+    fault_class = Fault
+
     def __init__(
         self,
         *,
@@ -74,7 +68,6 @@ class ImdsLab:
         time_scale: float = 1.0,
         scale_set: str = "web",
         resource_group: str = RESOURCE_GROUP,
-        approvals: Approvals = "immediate",
         rate_limit: int | None = 5,
         port: int = 0,
         report: Callable[[str], None] = lambda _: None,
@@ -86,7 +79,6 @@ class ImdsLab:
             time_scale: how many lab seconds pass in one real second.
             scale_set: vmScaleSetName in the instance data; empty for none.
             resource_group: resourceGroupName in the instance data.
-            approvals: whether an approved event starts immediately, or waits ("hold") for NotBefore or `release`.
             rate_limit: requests that each VM may send per lab second; None for no limit.
             port: of the control API; the VMs get the ports that follow. 0 for any free ports.
             report: called with a sentence for everything that happens to an event.
@@ -101,9 +93,7 @@ class ImdsLab:
         self._rate_limit = rate_limit
         self._report = report
         self._changed = threading.Condition()
-        self._timetable = Timetable(
-            time_scale=time_scale, approvals=approvals, report=self._report_and_notify
-        )
+        self._timetable = Timetable(time_scale, self._report_and_notify)
         self._faults = Faults()
         self._recent: dict[str, deque[float]] = {name: deque() for name in vms}  # requests of the last second
         self._requests: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
@@ -179,7 +169,7 @@ class ImdsLab:
             event_status: "Started" for an event without notice.
             completes: whether it completes on its own, `impact_seconds` after its start.
             impact_seconds: lab seconds.
-            hold: whether an approval starts it only after `release`, whatever the lab's `approvals`.
+            hold: whether an approval starts it only after `release`.
 
         Returns: its EventId.
         """
@@ -195,12 +185,8 @@ class ImdsLab:
             duration_seconds=duration_seconds,
         )
         with self._changed:
-            self._timetable.schedule(
-                fields=fields,
-                notice_seconds=notice_seconds,
-                impact_seconds=impact_seconds if completes else None,
-                hold=hold,
-            )
+            impact = impact_seconds if completes else None
+            self._timetable.schedule(fields, notice_seconds=notice_seconds, impact_seconds=impact, hold=hold)
         return str(fields["EventId"])
 
     def start(self, event_id: str) -> None:
@@ -229,31 +215,19 @@ class ImdsLab:
             self._timetable.change(event_id, fields)
 
     def fault(
-        self,
-        kind: str | int,
-        *,
-        vm: str | None = None,
-        count: int | None = 1,
-        seconds: float | None = None,
-        retry_after: str | int | None = None,
-        method: str | None = "GET",
-        path: str | None = None,
+        self, kind: str | int, *, count: int | None = 1, method: str | None = "GET", **values: Any
     ) -> None:
         """Answer the next requests wrongly, after the faults that are already queued.
 
         Args:
-            kind: one of FAULT_KINDS, or an HTTP status by number or name.
-            vm: only requests of this VM; None for any.
+            kind: see `Fault.of`.
             count: the number of requests; None for no limit.
-            seconds: real seconds before the answer; default 5 for `slow`, 120 for `slow_first_call`, else 0.
-            retry_after: the Retry-After header of an HTTP status.
             method: only requests with this method; None for any.
-            path: only paths with this prefix, such as EVENTS_PATH.
+            values: the other fields of Fault, such as vm or path, a prefix.
         """
-        if vm is not None:
-            self.url(vm)
-        fault = Fault.of(kind, seconds=seconds, retry_after=retry_after, server=vm, method=method, path=path)
-        self._faults.add(fault, count=count)
+        if values.get("vm") is not None:
+            self.url(values["vm"])
+        self._faults.add(self.fault_class.of(kind, method=method, **values), count=count)
 
     def clear_faults(self) -> None:
         """Remove all faults; requests that one of them delays are answered."""

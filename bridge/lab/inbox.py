@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 from urllib.parse import unquote
 
-from bridge.lab.faults import Fault, Faults
-from bridge.lab.httpd import KEPT_REQUESTS, Answer, HttpRequest, Server, control, json_answer
+from bridge.lab.httpd import KEPT_REQUESTS, Answer, Fault, Faults, HttpRequest, Server, control, json_answer
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -108,11 +107,12 @@ class Inbox:
     Paths below /lab/ are the control API and are not recorded: GET /lab/received, POST /lab/fault.
     """
 
+    fault_class = Fault
+
     def __init__(
         self,
         *,
         port: int = 0,
-        status: int = 200,
         strict: bool = False,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -120,11 +120,9 @@ class Inbox:
 
         Args:
             port: 0 for any free port.
-            status: the answer to an accepted delivery.
             strict: whether to refuse an invalid CloudEvent with 415 or 400.
             report: called with a sentence for each request.
         """
-        self._status = status
         self._strict = strict
         self._report = report
         self._changed = threading.Condition()
@@ -178,36 +176,17 @@ class Inbox:
         return [event for one in self.accepted for event in cloud_events(one)]
 
     def fault(
-        self,
-        kind: str | int | None = None,
-        *,
-        status: int | None = None,
-        count: int | None = 1,
-        retry_after: str | int | None = None,
-        body: bytes | str = b"",
-        seconds: float | None = None,
-        path: str | None = None,
-        method: str | None = "POST",
+        self, kind: str | int, *, count: int | None = 1, method: str | None = "POST", **values: Any
     ) -> None:
         """Answer the next deliveries wrongly, after the faults that are already queued.
 
         Args:
-            kind: one of FAULT_KINDS, or an HTTP status by number or name.
-            status: an HTTP status; without `kind` and `status`, the right answer after `seconds`, else 503.
+            kind: see `Fault.of`.
             count: the number of requests; None for no limit.
-            retry_after: the Retry-After header of an HTTP status.
-            body: the body of an HTTP status.
-            seconds: real seconds before the answer; default 5 for `slow`.
-            path: only paths with this prefix.
             method: only requests with this method; None for any.
+            values: the other fields of Fault, such as retry_after, or path, a prefix.
         """
-        if kind is None:
-            kind = status if status is not None else ("slow" if seconds else 503)
-        content = body.encode() if isinstance(body, str) else body
-        fault = Fault.of(
-            kind, seconds=seconds, retry_after=retry_after, body=content, path=path, method=method
-        )
-        self._faults.add(fault, count=count)
+        self._faults.add(self.fault_class.of(kind, method=method, **values), count=count)
 
     def clear_faults(self) -> None:
         """Remove all faults; requests that one of them delays are answered."""
@@ -230,7 +209,7 @@ class Inbox:
             return self._handshake(request)
         if self._strict and (found := problem(request)):
             return json_answer({"error": found[1]}, found[0])
-        return Answer(status=self._status)
+        return Answer()
 
     def _handshake(self, request: HttpRequest) -> Answer:
         headers = {"allow": "OPTIONS, POST"}

@@ -16,21 +16,7 @@ COMPUTE_PATH = "/metadata/instance/compute"
 
 PREVIEW = "2017-03-01"
 EVENT_VERSIONS = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
-INSTANCE_VERSIONS = (  # learn.microsoft.com/azure/virtual-machines/instance-metadata-service, since 2021-02-01
-    "2021-02-01",
-    "2021-03-01",
-    "2021-05-01",
-    "2021-08-01",
-    "2021-10-01",
-    "2021-11-01",
-    "2021-11-15",
-    "2021-12-13",
-    "2023-07-01",
-    "2023-11-15",
-    "2024-03-15",
-    "2024-07-17",
-    "2025-04-07",
-)
+INSTANCE_VERSIONS = ("2021-02-01", "2021-12-13", "2023-11-15", "2025-04-07")  # some of the documented ones
 TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 FIELD_SINCE = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
@@ -106,14 +92,10 @@ def _render_event(event: Mapping[str, Any], version: str) -> dict[str, Any]:
         first = {name: shown[name] for name in EARLIER_FIELD_ORDER if name in shown}
         shown = first | shown
     if version == PREVIEW:
+        instant = parse_instant(shown.get("NotBefore"))
         shown["Resources"] = ["_" + name for name in shown["Resources"]]
-        shown["NotBefore"] = _iso_time(shown.get("NotBefore"))
+        shown["NotBefore"] = instant.strftime("%Y-%m-%dT%H:%M:%SZ") if instant else ""
     return shown
-
-
-def _iso_time(not_before: Any) -> Any:
-    instant = parse_instant(not_before)
-    return not_before if instant is None else instant.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def compute_of(vm: str, scale_set: str, resource_group: str) -> dict[str, Any]:
@@ -174,9 +156,7 @@ def refusal_of(request: HttpRequest) -> Answer | None:
     """Return the answer to a request that IMDS refuses in any state, or None."""
     path, version = path_of(request), version_of(request)
     if "x-forwarded-for" in request.headers:
-        return refuse(
-            400, "Bad request. Requests with X-Forwarded-For, which come through a proxy, are refused."
-        )
+        return refuse(400, "Bad request. Requests with X-Forwarded-For come through a proxy.")
     if path not in (EVENTS_PATH, INSTANCE_PATH, COMPUTE_PATH):
         return refuse(404, "Not found.")
     of_events = path == EVENTS_PATH

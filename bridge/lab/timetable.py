@@ -7,18 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Any, Literal
+from typing import Any
 
 from bridge.lab.httpd import LabError, check_seconds
-from bridge.runtime.time import parse_instant
-
-Approvals = Literal["immediate", "hold"]
 
 
 @dataclass(kw_only=True)
 class _Event:
     fields: dict[str, Any]  # as a document of the newest version shows them
-    start_at: float | None  # time.monotonic(), like complete_at; None: only by hand
+    start_at: float | None = None  # time.monotonic(), like complete_at; None: only by hand
     complete_at: float | None = None
     impact_seconds: float | None = None  # None: stays Started until completed by hand
     approved: bool = False
@@ -40,35 +37,20 @@ class Timetable:
     event as Scheduled after its start.
     """
 
-    def __init__(
-        self,
-        *,
-        time_scale: float,
-        approvals: Approvals,
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, time_scale: float, report: Callable[[str], None]) -> None:
         """Start empty.
 
         Args:
             time_scale: how many lab seconds pass in one real second.
-            approvals: whether an approved event starts immediately or waits for `release`.
             report: called with a sentence for everything that happens to an event.
         """
-        if approvals not in ("immediate", "hold"):
-            raise LabError(f"approvals given: {approvals!r}; expected: 'immediate' or 'hold'")
         self.time_scale = time_scale
         self.incarnation = 1
-        self._ready = approvals == "immediate"
         self._report = report
         self._events: dict[str, _Event] = {}
 
     def schedule(
-        self,
-        *,
-        fields: dict[str, Any],
-        notice_seconds: float,
-        impact_seconds: float | None,
-        hold: bool = False,
+        self, fields: dict[str, Any], *, notice_seconds: float, impact_seconds: float | None, hold: bool
     ) -> None:
         """Add an event, and start it if its EventStatus is Started.
 
@@ -83,9 +65,7 @@ class Timetable:
             raise LabError(
                 f"event_id given: {fields['EventId']!r}, which is in the document; expected: a new one"
             )
-        released = self._ready and not hold
-        event = _Event(fields=fields, start_at=None, impact_seconds=impact_seconds, released=released)
-        self._events[key] = event
+        event = self._events[key] = _Event(fields=fields, impact_seconds=impact_seconds, released=not hold)
         if event.pending:
             self._give_notice(event, notice_seconds)
             self._changed(event, f"is Scheduled, NotBefore {fields['NotBefore']}")
@@ -121,17 +101,14 @@ class Timetable:
 
         Args:
             event_id: in any letter case.
-            fields: new values; `notice_seconds` sets NotBefore, and a readable NotBefore moves the start.
+            fields: new values; `notice_seconds` sets NotBefore, and moves the start.
         """
         event = self._find(event_id)
         if "EventId" in fields:
             raise LabError("field given: EventId; expected: any other, since an event keeps its id")
-        instant = parse_instant(fields["NotBefore"]) if "NotBefore" in fields else None
         if "notice_seconds" in fields:
             check_seconds("notice_seconds", fields["notice_seconds"])
             self._give_notice(event, fields["notice_seconds"])
-        elif instant is not None:
-            event.start_at = time.monotonic() + instant.timestamp() - time.time()
         event.fields.update({name: value for name, value in fields.items() if name != "notice_seconds"})
         self._changed(event, f"changes: {', '.join(fields)}")
 

@@ -235,7 +235,7 @@ def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         assert forward.stop() == 0
     inbox.clear()
-    lab.fault("slow_first_call", seconds=130)
+    lab.fault("slow", seconds=130, count=None)
     with forward:
         inbox.wait_for(2, LIMIT_SECONDS)
         assert types_at(inbox)[0] == SCHEDULED

@@ -279,7 +279,7 @@ def blocking(folder: Path, given: dict[str, Any], env: dict[str, str]) -> Forwar
 def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
     lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
-    lab.fault("slow_first_call", seconds=130)
+    lab.fault("slow", seconds=130, count=None)
     with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=4)) as forward:
         systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from bridge.lab import eventgrid
-from bridge.lab.eventgrid.rules import Refusal, is_topic
+from bridge.lab.eventgrid import Refusal, is_topic
 from bridge.lab.httpd import Answer, HttpRequest
 from tests.support.inbox import Inbox
 
@@ -68,19 +68,18 @@ class EventGridLab(eventgrid.EventGridLab, Inbox):
             return answer
         return replace(answer, headers={**answer.headers, "location": self.redirect_location})
 
-    def _credential_refusal(self, request: HttpRequest) -> Refusal | None:
+    def _check_credential(self, request: HttpRequest) -> None:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            return super()._credential_refusal(request)
+            super()._check_credential(request)
+            return
         token, expires, permitted = self._access
         if given != token:
-            return Refusal(status=401, message=f"{_TOKEN} is invalid.")
+            raise Refusal(401, f"{_TOKEN} is invalid.")
         if expires <= self._clock():
-            return Refusal(status=401, message=f"{_TOKEN} has expired.")
+            raise Refusal(401, f"{_TOKEN} has expired.")
         if not permitted:  # 401, not 403, as issues of Microsoft's SDKs show
-            return Refusal(
-                status=401,
-                message=f"The principal associated with {_TOKEN[4:]} does not have permission to send data to "
-                f"{RESOURCE}.",
+            raise Refusal(
+                401,
+                f"The principal associated with {_TOKEN[4:]} does not have permission to send data to {RESOURCE}.",
             )
-        return None

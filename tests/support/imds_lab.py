@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from bridge.lab import imds
 from bridge.lab.httpd import JSON_TYPE, Answer, HttpRequest, json_answer
+from tests.support.http_faults import Fault
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
@@ -16,7 +17,17 @@ T = TypeVar("T")
 class ImdsLab(imds.ImdsLab):
     """The lab's IMDS, for tests."""
 
+    fault_class = Fault
     _served: dict[str, Any] | bytes | None = None
+
+    def __init__(self, *, approvals: str = "immediate", **options: Any) -> None:
+        """Start the servers; with the approvals "hold", an approved event starts only after `release`."""
+        self._holds = approvals == "hold"
+        super().__init__(**options)
+
+    def schedule(self, *, hold: bool = False, **values: Any) -> str:
+        """Add an event."""
+        return super().schedule(hold=hold or self._holds, **values)
 
     def serve_document(self, document: dict[str, Any] | bytes | None) -> None:
         """Serve exactly this document; None serves the events again."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, overload
 from bridge.lab import inbox
 from bridge.lab.httpd import Answer, HttpRequest
 from bridge.lab.inbox import problem, subject_of
+from tests.support.http_faults import Fault
 from tests.support.waiting import wait_for
 
 T = TypeVar("T")
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 class Inbox(inbox.Inbox):
     """The lab's inbox, for tests."""
+
+    fault_class = Fault
 
     def __init__(
         self,

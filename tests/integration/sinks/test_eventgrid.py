@@ -23,7 +23,7 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.lab.eventgrid import rules
+from bridge.lab import eventgrid as rules
 from bridge.sinks import http as http_base_module
 from bridge.sinks.eventgrid import EventGridSink, event_grid_error
 from bridge.sinks.http import MAX_BATCH_BYTES
