@@ -353,7 +353,6 @@ class BusReceiver:
                 handles = [message.handle for message in self._unsettled]
                 self._call(lambda: release(self._receiver, handles), STOP_SECONDS)
         self._close()
-        self._worker.close()
 
 
 def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") -> str:
@@ -370,9 +369,8 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
         return f"{address} can be received from, and {what} {'wait' if waiting else 'do not wait'} there"
 
     address = address_of(settings)
-    worker = Worker("servicebus-check")
     try:
-        return worker.call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
+        return Worker("servicebus-check").call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
     except SessionCannotBeLockedError:
         return f"{address}: the session {session} is held by a listener that runs already"
     except HungError as error:
@@ -381,8 +379,6 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
         raise
     except Exception as error:
         raise delivery_error(error, address) from error
-    finally:
-        worker.close()
 
 
 def _check_open(receiver: ServiceBusReceiver, address: str) -> None:

@@ -136,7 +136,6 @@ class ServiceBusSink(Sink):
     def close(self) -> None:
         """Close the connection."""
         self._drop(identity=True)
-        self._worker.close()
 
     def _messages(self, events: Sequence[StoredEvent]) -> tuple[list[ServiceBusMessage], Rejected | None]:
         """Convert events to messages, up to the first that cannot be converted: it must not delay those before it."""

@@ -213,7 +213,6 @@ def test_a_call_may_last_as_long_as_its_limit_and_what_it_calls_is_not_watched()
     assert "blocking-call" not in stalled_threads()
     returns.set()
     hangs.set()
-    worker.close()
 
 
 @pytest.mark.usefixtures("impatient")

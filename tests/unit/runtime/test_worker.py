@@ -1,9 +1,8 @@
-"""The thread for a library that can block: who waits for it, who is left behind, and when it is too much."""
+"""Calls of a library that can block: who waits for it, who is left behind, and when it is too much."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -29,6 +28,10 @@ def alive(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
 
 
+def fail(error: BaseException) -> None:
+    raise error
+
+
 def hang(worker: Worker, gate: threading.Event) -> HungError:
     with pytest.raises(HungError) as raised:
         worker.call(gate.wait, limit_seconds=SHORT)
@@ -38,32 +41,11 @@ def hang(worker: Worker, gate: threading.Event) -> HungError:
 def test_a_call_returns_or_raises_the_functions_result() -> None:
     worker = Worker("w-result")
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
-    with pytest.raises(ZeroDivisionError):
-        worker.call(lambda: 1 / 0, limit_seconds=LIMIT_SECONDS)
+    for error in (ZeroDivisionError(), SystemExit(1), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            worker.call(partial(fail, error), limit_seconds=LIMIT_SECONDS)
     assert worker.call(lambda: 8, limit_seconds=LIMIT_SECONDS) == 8
-    worker.close()
-
-
-def test_all_calls_run_on_one_named_thread_that_ends_with_the_worker() -> None:
-    worker = Worker("w-one")
-    threads = {worker.call(threading.get_ident, limit_seconds=LIMIT_SECONDS) for _ in range(20)}
-    assert len(threads) == 1
-    assert alive("w-one") == 1
-    worker.close()
-    wait_until(lambda: alive("w-one") == 0)
-
-
-def test_without_a_call_there_is_no_thread() -> None:
-    Worker("w-none").close()
-    assert alive("w-none") == 0
-
-
-def test_it_can_be_used_again_after_close() -> None:
-    worker = Worker("w-again")
-    for number in range(3):
-        assert worker.call(partial(int, number), limit_seconds=LIMIT_SECONDS) == number
-        worker.close()
-    wait_until(lambda: alive("w-again") == 0)
+    wait_until(lambda: alive("w-result") == 0)
 
 
 def test_a_call_that_hangs_is_left_behind_and_the_next_one_runs_at_once(gate: threading.Event) -> None:
@@ -71,11 +53,9 @@ def test_a_call_that_hangs_is_left_behind_and_the_next_one_runs_at_once(gate: th
     error = hang(worker, gate)
     assert not error.final
     assert "w-hang" in str(error)
-    started_at = time.monotonic()
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
-    assert time.monotonic() - started_at < LIMIT_SECONDS / 2
+    assert not gate.is_set()
     gate.set()
-    worker.close()
     wait_until(lambda: alive("w-hang") == 0)
 
 
@@ -106,13 +86,12 @@ def test_calls_that_returned_late_do_not_count_as_hung() -> None:
         wait_until(lambda: alive("w-back") == 0)
 
 
-def test_a_thread_that_is_left_ends_after_its_last_call_without_a_wait(gate: threading.Event) -> None:
+def test_a_last_call_runs_without_a_wait(gate: threading.Event) -> None:
     worker = Worker("w-leave")
     worker.leave(gate.wait, limit_seconds=LIMIT_SECONDS)
     assert worker.call(lambda: 7, limit_seconds=LIMIT_SECONDS) == 7
-    assert alive("w-leave") == 2
+    assert alive("w-leave") >= 1
     gate.set()
-    worker.close()
     wait_until(lambda: alive("w-leave") == 0)
 
 
@@ -133,17 +112,3 @@ def test_last_calls_that_hang_count_after_their_limit(gate: threading.Event) -> 
     wait_until(refused)
     gate.set()
     wait_until(lambda: not refused())
-    worker.close()
-
-
-def test_a_thread_goes_on_after_any_exception() -> None:
-    worker = Worker("w-raise")
-    for error in (SystemExit(1), KeyboardInterrupt()):
-
-        def fail(error: BaseException = error) -> None:
-            raise error
-
-        with pytest.raises(type(error)):
-            worker.call(fail, limit_seconds=LIMIT_SECONDS)
-    assert alive("w-raise") == 1
-    worker.close()
