@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,16 @@ from bridge.config.base import Secret
 from bridge.config.models import Config, find_exposed
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
-from bridge.errors import ConfigError, UsageError
+from bridge.errors import ConfigError, ImdsError, UsageError
 from bridge.events.filters import Filter
+from bridge.imds.client import ImdsClient
+from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import log as logs
 from bridge.runtime.threads import Signals, Stop
 from bridge.runtime.time import Clock, read_boot_id
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
-from bridge.service.measured import MeasuredImds, MeasuredOutbox, NoMeter
 from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def run_forward(config: Config, *, once: bool = False) -> int:
         Incomplete: the one poll had no usable answer, or events could not be delivered.
         StateError: the state is locked by another process, or a newer version wrote it.
     """
-    return _run(config, "forward", _forward_once if once else _forward)
+    return _run(config, "forward", lambda parts: _forward(parts, once=once))
 
 
 def run_listen(config: Config, *, dry_run: bool) -> int:
@@ -150,6 +152,41 @@ def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
             yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
 
 
+class MeasuredImds(ImdsClient):
+    """IMDS; its requests for the document are counted, if there are metrics."""
+
+    meter: Meter | None = None
+
+    def document(self, **limits: Any) -> bytes:
+        """Return the document, and count the request."""
+        began_at, failure = self._clock.monotonic(), None
+        try:
+            return super().document(**limits)
+        except ImdsError as error:
+            failure = error
+            raise
+        finally:
+            if self.meter:
+                self.meter.polled(failure, self._clock.monotonic() - began_at)
+
+
+class MeasuredOutbox(Outbox):
+    """The outbox; its new events are counted, if there are metrics."""
+
+    meter: Meter | None = None
+
+    def commit(self, events: Any, **more: Any) -> bool:
+        """Store events, and count them."""
+        stored = super().commit(events, **more)
+        if self.meter:
+            self.meter.committed([event for event, _ in events])
+        return stored
+
+
+def _count_nothing(*_: object) -> None:
+    """Stand in for a meter of a process without metrics."""
+
+
 class Parts:
     """What every process has; the flow and the dispatchers are built on it."""
 
@@ -184,10 +221,10 @@ class Parts:
             boot_id=self.boot_id,
         )
 
-    def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
+    def _metrics(self) -> tuple[Meter | None, MetricsServer | None]:
         listen = self.config.metrics.listen
         if not listen:
-            return NoMeter(), None
+            return None, None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
         from bridge.service.metrics import Meter  # noqa: PLC0415
@@ -217,7 +254,7 @@ class Parts:
                 outbox=self.outbox,
                 clock=self.clock,
                 max_per_second=sink.max_per_second,
-                meter=self.meter,
+                count=partial(self.meter.sent, name) if self.meter else _count_nothing,
             )
             for name, sink in self.settings.items()
         ]
@@ -236,14 +273,11 @@ def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
         return Process(parts, build(parts), signals).run()
 
 
-def _forward(parts: Parts) -> Flow:
+def _forward(parts: Parts, *, once: bool) -> Flow:
     forwarder = Forwarder(parts)
+    if once:
+        return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=forwarder.faults)
     return Flow(loops={"poll": forwarder.run}, status=forwarder.status)
-
-
-def _forward_once(parts: Parts) -> Flow:
-    forwarder = Forwarder(parts)
-    return Flow(loops={"poll": forwarder.run_once}, status=forwarder.status, faults=forwarder.faults)
 
 
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
@@ -270,7 +304,7 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
         stop=parts.stop,
         identity=identity,
         dry_run=dry_run,
-        approved=parts.meter.approved,
+        approved=parts.meter.approved if parts.meter else _count_nothing,
     )
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},

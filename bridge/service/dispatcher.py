@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-from bridge.service.measured import NO_METER, NoMeter
 from bridge.service.schedule import NOTHING_WAITS, URGENT_AGE_SECONDS, URGENT_TYPES, Failure, Pace, Schedule
 from bridge.sinks.base import Sink
-
-if TYPE_CHECKING:
-    from bridge.service.metrics import Meter
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +40,7 @@ class Dispatcher:
     """Delivers to one sink. `run` is for a thread of its own; the rest may be called from any thread.
 
     Events that are older than `max_age_seconds` become dead letters; at most `max_per_second` requests are sent.
+    `count` is called with what becomes of each event, and with how long one that is delivered has waited.
     """
 
     def __init__(
@@ -55,14 +52,14 @@ class Dispatcher:
         outbox: Outbox,
         clock: Clock,
         max_per_second: float | None = None,
-        meter: Meter | NoMeter = NO_METER,
+        count: Callable[..., None] = lambda *_: None,
     ) -> None:
         self.name = name
         self._sink = sink
         self._max_age_seconds = max_age_seconds
         self._outbox = outbox
         self._clock = clock
-        self._meter = meter
+        self._count = count
         self._interval_seconds = 1 / max_per_second if max_per_second else 0.0
         self._send_at = -math.inf
         self._schedule = Schedule(name, outbox, max_batch=sink.max_batch)
@@ -150,7 +147,7 @@ class Dispatcher:
         oldest = self._clock.steady() - self._max_age_seconds
         expired = next((event for event in next_events if event.stored_at < oldest), None)
         if expired:
-            self._meter.sent(self.name, "expired")
+            self._count("expired")
             self._dead_letter(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
         return expired is not None
 
@@ -165,8 +162,7 @@ class Dispatcher:
             return
         now = self._clock.steady()
         for event in events:
-            self._meter.sent(self.name, "delivered")
-            self._meter.delivered(self.name, max(0.0, now - event.stored_at))
+            self._count("delivered", max(0.0, now - event.stored_at))
         self._schedule.acknowledge(events)
         self._note_answer()
         self._health.note_success()
@@ -178,12 +174,12 @@ class Dispatcher:
 
     def _note_error(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
         if not isinstance(error, Rejected):
-            self._meter.sent(self.name, "failed")
+            self._count("failed")
             self._note_failure(error, events)
         elif error.status == HTTPStatus.CONFLICT and events[0].seq <= self._outbox.earlier_seq:
             self._note_delivery(events[:1])  # an earlier process sent it and was killed
         else:
-            self._meter.sent(self.name, "rejected")
+            self._count("rejected")
             self._note_answer()
             self._health.note_rejection(events[0], error)
             self._dead_letter(events[0], REJECTED, str(error))

@@ -1,24 +1,28 @@
-"""The loop of `forward`: poll IMDS, compare documents, and commit each change together with its events."""
+"""The loop of `forward`: poll IMDS, compare documents, and commit each change together with its events.
+
+A gap of more than 5 s without a usable answer is published, whatever its cause.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ImdsError
+from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
-from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS
-from bridge.imds.diff import Change, Observation, Watch, compare
+from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
+from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.outbox.rows import OCCURRENCE, STATE
 from bridge.runtime.threads import report_progress
-from bridge.runtime.time import full_jitter, iso_utc
+from bridge.runtime.time import RepeatLimit, full_jitter, iso_utc, parse_iso
 from bridge.service.identity import WATCH
-from bridge.service.reachability import Reachability
 
 if TYPE_CHECKING:
     from bridge.service.composition import Parts
@@ -28,6 +32,12 @@ log = logging.getLogger(__name__)
 RETRY_BASE_SECONDS = 1.0
 RETRY_LIMIT_SECONDS = 5.0
 LAST_POLL_SECONDS = 2.0
+NEVER = "never"
+OUTAGE = "outage"  # the record of since when IMDS cannot be reached
+_REASONS: dict[GapCause, str] = {
+    "Restart": "imds-bridge was restarted",
+    "NotPolled": "imds-bridge did not poll in that time: the VM was suspended, or its disk or CPU held it up",
+}
 
 
 class Forwarder:
@@ -91,7 +101,8 @@ class Forwarder:
         Returns:
             How long to wait before the next request, None for the usual interval.
         """
-        may_be_off = self._reachability.service_may_be_off()
+        # After a day without an answer the service is off.
+        may_be_off = self._reachability.gap_seconds() >= OFF_AFTER_SECONDS
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
         waiting = None if may_be_off else self._reachability.note_waiting
         try:
@@ -193,6 +204,100 @@ class Forwarder:
                 limit_seconds=RETRY_LIMIT_SECONDS,
             )
         return max(self._poll_seconds, min(RETRY_LIMIT_SECONDS, wanted))
+
+
+class Reachability:
+    """When IMDS gave usable answers, over restarts; publishes each gap. For the thread that polls.
+
+    `good_time` is the time of the last usable answer, None if there was none. `failures` counts those in a row, of
+    which `last_error` is the last.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._gap_limit_seconds = max(CONTINUOUS_SECONDS, 2 * parts.config.imds.poll_seconds)
+        self._identity = parts.identity
+        self._outbox = parts.outbox
+        self._folder = parts.folder
+        self._clock = parts.clock
+        self._began_at = self._clock.monotonic()
+        self._good_at: float | None = None  # monotonic, in this process
+        self.good_time = parse_iso(self._folder.read_last_good())
+        self._outage_since = self._outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
+        self.failures = 0
+        self.last_error = ""
+        self._log_limit = RepeatLimit(self._clock)
+
+    def gap_seconds(self) -> float:
+        """Return the time since the last usable answer, infinite if there was none."""
+        if self._good_at is not None:
+            return self._clock.monotonic() - self._good_at
+        return (self._clock.now() - self.good_time).total_seconds() if self.good_time else math.inf
+
+    def note_waiting(self) -> None:
+        """Publish an outage while a request is not answered."""
+        self._publish_outage("IMDS does not answer")
+
+    def note_failure(self, error: ImdsError) -> None:
+        """Log a failure, and publish an outage once it is one."""
+        self.failures += 1
+        self.last_error = str(error)
+        if self._log_limit.is_due():
+            log.warning("IMDS gave no usable answer: %s; retrying", error)
+        self._publish_outage(str(error))
+
+    def note_answer(self) -> float | None:
+        """Note a usable answer, and publish the gap that it ends.
+
+        Returns:
+            The time since the usable answer before, None if that was in another process.
+        """
+        now, at, gap_seconds = self._clock.monotonic(), self._clock.now(), self.gap_seconds()
+        is_first = self._good_at is None
+        if self._outage_since:
+            since, self._outage_since = parse_iso(self._outage_since), ""
+            self._publish(since, "NoAnswer", until=at)
+        elif self._gap_limit_seconds < gap_seconds < math.inf:
+            # A gap that is over: nothing that ran could have noticed its start.
+            cause: GapCause = "Restart" if is_first else "NoAnswer" if self.failures else "NotPolled"
+            reason = _REASONS.get(cause, self.last_error)
+            self._publish(at - timedelta(seconds=gap_seconds), cause, reason=reason, until=at)
+        if self.failures:
+            log.info("IMDS answers again", extra={"failures": self.failures})
+            self._log_limit.reset()
+        self.failures, self.last_error = 0, ""
+        self._good_at, self.good_time = now, at
+        self._folder.write_last_good(iso_utc(at))
+        return None if is_first else gap_seconds
+
+    def _publish_outage(self, reason: str) -> None:
+        """Publish that IMDS cannot be reached, once it has lasted long enough, and once for each outage."""
+        gap_seconds = self._clock.monotonic() - (self._began_at if self._good_at is None else self._good_at)
+        if self._outage_since or gap_seconds < self._gap_limit_seconds:
+            return
+        since = (
+            self.good_time if self._good_at is None else self._clock.now() - timedelta(seconds=gap_seconds)
+        )
+        self._outage_since = iso_utc(since) if since else NEVER
+        self._publish(since, "NoAnswer", reason=reason)
+
+    def _publish(
+        self,
+        since: datetime | None,
+        cause: GapCause,
+        *,
+        reason: str | None = None,
+        until: datetime | None = None,
+    ) -> None:
+        """Publish that a gap has begun, if there is a `reason`, and that it is over, if `until` says when."""
+        reporter, number, events = self._identity.reporter(), self._outbox.next_number, []
+        if reason is not None:
+            at = self._clock.now()
+            events += [
+                reporter.unreachable(since=since, reason=reason, cause=cause, sequence=number(), at=at)
+            ]
+        if until:
+            events += [reporter.recovered(since=since, cause=cause, sequence=number(), at=until)]
+        self._outbox.commit(encode_events(events), records={(STATE, OUTAGE): self._outage_since})
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

@@ -141,13 +141,14 @@ class Meter:
             self._losses.labels(data["Reason"]).inc()
             self._lost.labels(data["Reason"]).inc(data["Count"] or 0)
 
-    def sent(self, sink: str, result: str) -> None:
-        """Count what became of one event at one sink, with one of SENT_RESULTS; `failed` is tried again."""
-        self._sent.labels(sink, result).inc()
+    def sent(self, sink: str, result: str, seconds: float | None = None) -> None:
+        """Count what became of one event at one sink, with one of SENT_RESULTS; `failed` is tried again.
 
-    def delivered(self, sink: str, seconds: float) -> None:
-        """Count the time from an event's creation to its delivery."""
-        self._waited.labels(sink).observe(seconds)
+        `seconds` are those from the event's creation to its delivery.
+        """
+        self._sent.labels(sink, result).inc()
+        if seconds is not None:
+            self._waited.labels(sink).observe(seconds)
 
     def approved(self, seconds: float) -> None:
         """Count the time from a command's arrival to IMDS's answer to its POST."""

@@ -16,10 +16,9 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service.composition import Parts
+from bridge.service.composition import MeasuredImds, Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
-from bridge.service.measured import MeasuredImds
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from tests.bench import sample

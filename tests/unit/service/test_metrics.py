@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,8 @@ from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
 from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
+from bridge.service.composition import MeasuredImds
 from bridge.service.dispatcher import Dispatcher
-from bridge.service.measured import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
 from infra.contract.data import DATA
 from tests.support.clock import MovedClock
@@ -69,7 +70,7 @@ class DeliveryRig(Rig):
             max_age_seconds=100.0,
             outbox=self.outbox,
             clock=self.clock,
-            meter=self.meter,
+            count=partial(self.meter.sent, "ops"),
         )
 
     def commit(self, count: int) -> None:
