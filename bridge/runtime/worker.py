@@ -35,7 +35,7 @@ class Worker:
     ) -> None:
         self._name = name
         self._max_hung = max_hung
-        self._stop = stop or Stop()
+        self._stop = Stop() if stop is None else stop
         self._stop_seconds = stop_seconds
         # When calls are left behind because of the stop.
         self._stop_at = math.inf
