@@ -15,18 +15,17 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.console.process import STOP_SECONDS
 from tests.support.bicep import FOLDER, evaluate, properties, tree
+from tests.support.bus import SECRET
 from tests.support.console import ORIGIN, STRUCTURED, TOKEN, FleetVm, running_console
-from tests.support.deployed import (
-    NAMESPACE,
-    QUEUE,
-    SUBSCRIPTION,
-    TOPIC,
-    bus_of_the_templates,
-    deployed_console,
-)
 from tests.support.process import LIMIT_SECONDS
 
 README = (FOLDER / "README.md").read_text()
+NAMESPACE, TOPIC, SUBSCRIPTION, QUEUE = (
+    "contoso.servicebus.windows.net",
+    "scheduled-events",
+    "console",
+    "approvals",
+)
 MODULE = "modules/console.bicep"
 APP = "Microsoft.App/containerApps"
 CLIENT_ID = "11111111-1111-1111-1111-111111111111"
@@ -45,7 +44,6 @@ PARAMETERS: Mapping[str, Any] = {
         "id": "/env",
     },
 }
-SIGNING = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SIGNED: Mapping[str, Any] = {"approvers": ["approver"], "signingSecretUrl": "https://vault/secrets/signing"}
 
 
@@ -59,7 +57,7 @@ def console(**parameters: Any) -> dict[str, Any]:
 def environment(**parameters: Any) -> dict[str, str]:
     """Return the environment that the console gets, with the values of its secrets."""
     [container] = console(**parameters)["template"]["containers"]
-    return {one["name"]: one.get("value", SIGNING) for one in container["env"]}
+    return {one["name"]: one.get("value", SECRET) for one in container["env"]}
 
 
 def loaded(folder: Path, variables: Mapping[str, str]) -> Config:
@@ -134,7 +132,7 @@ def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
     assert [role["value"] for role in roles] == named
 
 
-def test_people_sign_in_before_they_reach_the_console_on_every_path() -> None:
+def test_people_sign_in_before_they_reach_the_console_and_it_receives_and_sends_only_then() -> None:
     auth = properties(f"{APP}/authConfigs")
     assert auth["platform"] == {"enabled": True}
     assert auth["httpSettings"] == {"requireHttps": True}
@@ -143,9 +141,6 @@ def test_people_sign_in_before_they_reach_the_console_on_every_path() -> None:
         "redirectToProvider": "azureactivedirectory",
     }
     assert console()["configuration"]["ingress"]["allowInsecure"] is False
-
-
-def test_the_console_may_receive_and_send_only_once_its_sign_in_is_there() -> None:
     assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]
     assert tree(MODULE)["resources"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
 
@@ -162,31 +157,17 @@ def test_one_replica_of_the_console_keeps_its_state_on_a_local_volume() -> None:
     assert template["containers"][0]["args"] == ["console"]
 
 
-def test_the_console_of_container_apps_shows_the_fleet_to_who_is_signed_in(tmp_path: Path) -> None:
-    variables = environment(approvers=["approver"])
-    for section in ("CONSOLE__BUS", "APPROVALS"):
-        del variables[f"IMDS_BRIDGE__{section}__NAMESPACE"], variables[f"IMDS_BRIDGE__{section}__CLIENT_ID"]
-    with bus_of_the_templates() as bus:
-        for section in ("CONSOLE__BUS", "APPROVALS"):
-            variables[f"IMDS_BRIDGE__{section}__CONNECTION_STRING"] = bus.connection_string
-        variables |= {"IMDS_BRIDGE__CONSOLE__LISTEN": "127.0.0.1:0", "IMDS_BRIDGE__STATE_DIR": str(tmp_path)}
-        viewer, approver = signed_in("viewer"), signed_in("viewer", "approver")
-        with deployed_console(loaded(tmp_path, variables), bus, viewer) as found:
-            assert (found.get("/"), found.get("/", signed_in())) == (401, 403)
-            too_many_groups = {"_claim_names": '{"groups":"src1"}', "hasgroups": "true"}
-            assert found.get("/", signed_in(**too_many_groups)) == 403
-            assert found.approve(viewer) == 403
-            assert found.approve(approver) == 303
-            assert found.commands() == ["shop.web-0"]
-            [container] = console()["template"]["containers"]
-            probes = {probe["type"]: found.get(probe["httpGet"]["path"]) for probe in container["probes"]}
-            assert probes == {"Startup": 200, "Liveness": 200, "Readiness": 200}
-
-
-def test_no_principal_is_believed_on_a_path_that_may_pass_the_sign_in(tmp_path: Path) -> None:
+def test_who_is_signed_in_may_look_but_no_principal_is_believed_on_a_path_that_may_pass_the_sign_in(
+    tmp_path: Path,
+) -> None:
     forged = signed_in("viewer", "approver")
     settings: dict[str, Any] = {"auth": "easyauth", "public_url": ORIGIN, "ingest": {"bearer_token": TOKEN}}
-    with running_console(tmp_path, **settings) as found:
+    with running_console(tmp_path, viewer_groups=["viewer"], **settings) as found:
+        too_many_groups = signed_in(_claim_names='{"groups":"src1"}', hasgroups="true")
+        answers = [
+            found.get("/", headers).status_code for headers in ({}, signed_in(), too_many_groups, forged)
+        ]
+        assert answers == [401, 403, 403, 200]
         assert found.post(FleetVm("web-0").heartbeat(), {**STRUCTURED, **forged}).status_code == 401
         for path in ("/livez", "/readyz"):
             assert found.get(path, forged).text == found.get(path).text

@@ -79,75 +79,50 @@ def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
     assert everything.metrics.listen
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_each_process_loads_its_own_configuration(role: str) -> None:
-    (mounted,) = [
-        volume["configMap"]["name"] for volume in pod(role)["volumes"] if volume["name"] == "config"
-    ]
-    text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
-    everything = yaml.safe_load(text.replace("  # ", "  "))
+@pytest.mark.parametrize(("role", "address"), [("forward", "127.0.0.1:9464"), ("listen", "127.0.0.1:9465")])
+def test_each_process_loads_its_own_configuration_with_a_port_of_its_own(role: str, address: str) -> None:
+    volumes = {volume["name"]: volume for volume in pod(role)["volumes"]}
+    everything = yaml.safe_load((FOLDER / "kustomization.yaml").read_text().replace("  # ", "  "))
     files = {one["name"]: one["files"] for one in everything["configMapGenerator"]}
-    assert mounted == f"imds-bridge-{role}"
-    assert files[mounted] == [f"config.toml={role}.toml"]
+    assert volumes["config"]["configMap"]["name"] == f"imds-bridge-{role}"
+    assert files[f"imds-bridge-{role}"] == [f"config.toml={role}.toml"]
+    assert re.findall(r'^# listen = "(\S+)"', (FOLDER / f"{role}.toml").read_text(), re.M) == [address]
 
 
-def test_the_probes_of_the_two_processes_ask_different_ports() -> None:
-    ports = [
-        re.findall(r'^# listen = "(\S+)"', (FOLDER / f"{role}.toml").read_text(), re.M) for role in ROLES
-    ]
-    assert ports == [["127.0.0.1:9464"], ["127.0.0.1:9465"]]
+# The two differ only in their role.
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_pod_reaches_imds_and_has_no_right_in_the_cluster(role: str) -> None:
-    spec = pod(role)
-    assert spec["hostNetwork"] is True
-    assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
+def test_a_pod_reaches_imds_and_has_no_right_in_the_cluster() -> None:
+    spec = pod("forward")
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert spec["automountServiceAccountToken"] is False
-    accounts = list(yaml.safe_load_all((FOLDER / "serviceaccounts.yaml").read_text(encoding="utf-8")))
-    assert spec["serviceAccountName"] in [account["metadata"]["name"] for account in accounts]
-    kinds = {one["kind"] for name in MANIFESTS for one in yaml.safe_load_all((FOLDER / name).read_text())}
-    assert kinds == {"DaemonSet", "Namespace", "ServiceAccount"}
+    documents = [one for name in MANIFESTS for one in yaml.safe_load_all((FOLDER / name).read_text())]
+    accounts = [one["metadata"]["name"] for one in documents if one["kind"] == "ServiceAccount"]
+    assert spec["serviceAccountName"] in accounts
+    assert {one["kind"] for one in documents} == {"DaemonSet", "Namespace", "ServiceAccount"}
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_process_is_not_root_can_write_only_its_state_and_has_no_capability(role: str) -> None:
-    security = container(role)["securityContext"]
-    assert pod(role)["securityContext"]["runAsNonRoot"] is True
-    assert security["readOnlyRootFilesystem"] is True
-    assert security["allowPrivilegeEscalation"] is False
+def test_the_process_is_not_root_and_can_write_only_its_own_state_which_outlives_the_pod() -> None:
+    security, user = container("forward")["securityContext"], pod("forward")["securityContext"]
+    assert user["runAsNonRoot"] is True
+    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
     assert security["capabilities"] == {"drop": ["ALL"]}
-    writable = [mount["name"] for mount in container(role)["volumeMounts"] if not mount.get("readOnly")]
-    assert writable == ["state", "tmp"]
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_each_process_has_a_state_of_its_own_that_outlives_the_pod(role: str) -> None:
-    (state,) = [volume for volume in pod(role)["volumes"] if volume["name"] == "state"]
-    (mount,) = [mount for mount in container(role)["volumeMounts"] if mount["name"] == "state"]
-    assert state["hostPath"]["path"] == mount["mountPath"] == f"{Config().state_dir}/{role}"
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_the_state_is_given_to_the_user_that_the_process_runs_as(role: str) -> None:
-    (first,) = pod(role)["initContainers"]
-    user = pod(role)["securityContext"]
+    mounts = {mount["name"]: mount for mount in container("forward")["volumeMounts"]}
+    assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == ["state", "tmp"]
+    (state,) = [volume for volume in pod("forward")["volumes"] if volume["name"] == "state"]
+    assert state["hostPath"]["path"] == mounts["state"]["mountPath"] == f"{Config().state_dir}/forward"
+    (first,) = pod("forward")["initContainers"]
     assert first["command"] == ["chown", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
     assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_pod_is_given_the_time_that_an_orderly_stop_may_take(role: str) -> None:
-    assert pod(role)["terminationGracePeriodSeconds"] > Config().stop_seconds + LAST_SECONDS
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_every_probe_asks_for_the_process_that_runs_here(role: str) -> None:
-    assert container(role)["args"] == [role]
+def test_every_probe_asks_for_this_process_which_is_given_the_time_that_an_orderly_stop_may_take() -> None:
+    assert container("forward")["args"] == ["forward"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        command = container(role)[probe]["exec"]["command"]
-        assert command[:4] == ["python", "/opt/imds-bridge/health.py", "--role", role]
-    assert "--ready" not in container(role)["livenessProbe"]["exec"]["command"]
+        command = container("forward")[probe]["exec"]["command"]
+        assert command[:4] == ["python", "/opt/imds-bridge/health.py", "--role", "forward"]
+    assert "--ready" not in container("forward")["livenessProbe"]["exec"]["command"]
+    assert pod("forward")["terminationGracePeriodSeconds"] > Config().stop_seconds + LAST_SECONDS
 
 
 def test_the_two_daemon_sets_differ_only_in_their_role() -> None:

@@ -14,7 +14,6 @@ from bridge.config.console import ProxySettings
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.console.process import STOP_SECONDS
-from tests.support.deployed import NAMESPACE, bus_of_the_templates, deployed_console
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "infra" / "kubernetes" / "console"
@@ -54,18 +53,6 @@ def configuration(folder: Path, *, everything: bool) -> Path:
     return file
 
 
-def proxied(given: dict[str, str], **session: str) -> dict[str, str]:
-    """Return the headers that oauth2-proxy sends for those of a browser, by its configuration."""
-    [proxy] = documents("oauth2-proxy.yaml")
-    injected = {}
-    for header in proxy["injectRequestHeaders"]:
-        [source] = header["values"]
-        claim = source.get("claimSource", {}).get("claim")
-        injected[header["name"]] = session.get(claim) if claim else SECRET
-    kept = {name: value for name, value in given.items() if name not in injected}
-    return kept | {name: value for name, value in injected.items() if value}
-
-
 def test_the_kustomization_names_every_file_and_the_pod_mounts_every_configuration() -> None:
     [kustomization] = documents("kustomization.yaml")
     maps = {one["name"]: one["files"] for one in kustomization["configMapGenerator"]}
@@ -94,7 +81,7 @@ def test_the_configuration_of_the_console_is_valid_also_with_all_that_it_suggest
     )
 
 
-def test_the_pod_may_run_in_a_namespace_that_is_restricted() -> None:
+def test_the_pod_may_run_in_a_namespace_that_is_restricted_and_has_no_right_in_the_cluster() -> None:
     labels = manifest("Namespace")["metadata"]["labels"]
     assert labels == {"pod-security.kubernetes.io/enforce": "restricted"}
     spec = pod()
@@ -109,14 +96,10 @@ def test_the_pod_may_run_in_a_namespace_that_is_restricted() -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert one["resources"]["limits"].keys() == {"memory"}
-
-
-def test_the_pod_has_no_right_in_the_cluster() -> None:
     account = manifest("ServiceAccount")
-    assert pod()["serviceAccountName"] == account["metadata"]["name"]
-    assert pod()["automountServiceAccountToken"] is account["automountServiceAccountToken"] is False
-    kinds = {one["kind"] for name in MANIFESTS for one in documents(name)}
-    assert not {kind for kind in kinds if "Role" in kind}
+    assert spec["serviceAccountName"] == account["metadata"]["name"]
+    assert spec["automountServiceAccountToken"] is account["automountServiceAccountToken"] is False
+    assert not [one["kind"] for name in MANIFESTS for one in documents(name) if "Role" in one["kind"]]
 
 
 def test_one_pod_at_a_time_keeps_the_state_on_a_disk() -> None:
@@ -147,7 +130,9 @@ def test_the_service_and_the_network_lead_only_to_the_proxy() -> None:
     assert service["publishNotReadyAddresses"] is True  # the pages are needed while the bus fails
 
 
-def test_the_proxy_leads_to_the_console_and_back_to_the_address_that_people_open(tmp_path: Path) -> None:
+def test_the_proxy_sets_every_header_that_is_believed_and_leads_back_to_the_address_that_people_open(
+    tmp_path: Path,
+) -> None:
     console = load(configuration(tmp_path, everything=False), {}).console
     assert console
     [proxy] = documents("oauth2-proxy.yaml")
@@ -159,16 +144,12 @@ def test_the_proxy_leads_to_the_console_and_back_to_the_address_that_people_open
     core = tomllib.loads((FOLDER / "oauth2-proxy.cfg").read_text(encoding="utf-8"))
     assert core["redirect_url"] == f"{console.public_url}/oauth2/callback"
     assert "cookie_secure" not in core  # it is, by default
-    files = [argument.partition("=")[2] for argument in container("oauth2-proxy")["args"]]
-    assert files == ["/etc/oauth2-proxy/oauth2-proxy.cfg", "/etc/oauth2-proxy/oauth2-proxy.yaml"]
-
-
-def test_the_proxy_removes_and_sets_every_header_that_the_console_believes() -> None:
-    [proxy] = documents("oauth2-proxy.yaml")
-    names = [header["name"] for header in proxy["injectRequestHeaders"]]
     expected = ProxySettings.model_validate({"secret": SECRET})
+    names = [header["name"] for header in proxy["injectRequestHeaders"]]
     assert names == [expected.secret_header, expected.user_header, expected.groups_header]
     assert not any(header.get("preserveRequestValue") for header in proxy["injectRequestHeaders"])
+    files = [argument.partition("=")[2] for argument in container("oauth2-proxy")["args"]]
+    assert files == ["/etc/oauth2-proxy/oauth2-proxy.cfg", "/etc/oauth2-proxy/oauth2-proxy.yaml"]
 
 
 def test_every_secret_has_a_file_that_the_readme_creates_and_the_console_gets_only_its_own() -> None:
@@ -185,31 +166,3 @@ def test_every_secret_has_a_file_that_the_readme_creates_and_the_console_gets_on
     assert [one["name"] for one in container("console")["volumeMounts"] if one["name"] in volumes] == [
         "secrets"
     ]
-
-
-def test_the_console_of_kubernetes_shows_the_fleet_to_who_is_signed_in(tmp_path: Path) -> None:
-    file = configuration(tmp_path, everything=True)
-    with bus_of_the_templates() as bus:
-        text = file.read_text().replace("0.0.0.0:8080", "127.0.0.1:0")
-        file.write_text(
-            text.replace(f'namespace = "{NAMESPACE}"', f'connection_string = "{bus.connection_string}"')
-        )
-        config = load(file, {"IMDS_BRIDGE__STATE_DIR": str(tmp_path)})
-        viewer = proxied({}, preferred_username="eve", groups="viewer")
-        approver = proxied({}, preferred_username="ana", groups="viewer,approver")
-        with deployed_console(config, bus, viewer) as found:
-            probes = [container("console")[f"{kind}Probe"] for kind in ("startup", "liveness", "readiness")]
-            assert [found.get(probe["httpGet"]["path"]) for probe in probes] == [200, 200, 200]
-            assert {probe["httpGet"]["port"] for probe in probes} == {
-                container("console")["ports"][0]["name"]
-            }
-            forged = {"X-Forwarded-User": "mallory", "X-Forwarded-Groups": "viewer,approver"}
-            assert (found.get("/"), found.get("/", forged), found.get("/", proxied(forged))) == (
-                401,
-                401,
-                401,
-            )
-            assert found.get("/", proxied(forged, preferred_username="bob")) == 403
-            assert found.approve(viewer) == 403
-            assert found.approve(approver) == 303
-            assert found.commands() == ["shop.web-0"]
