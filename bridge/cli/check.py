@@ -80,6 +80,7 @@ def _render(findings: Sequence[Finding]) -> list[str]:
 
 
 _TRIAL_BYTES = 1024 * 1024
+CLOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +249,7 @@ def _imds(config: Config) -> Iterator[Finding]:
     with closing(ImdsClient(config.imds, clock=Clock())) as client:
         yield _document(client)
         yield _instance(client)
+        yield from _clock(client)
 
 
 def _document(client: ImdsClient) -> Finding:
@@ -271,6 +273,17 @@ def _instance(client: ImdsClient) -> Finding:
         )
         return _warn("instance", str(error), remedy)
     return _ok("instance", f"this VM is {vm.name}{'' if vm.vm_id else ', named by [imds] vm_name'}")
+
+
+def _clock(client: ImdsClient) -> Iterator[Finding]:
+    """Warn about a clock by which commands expire, signatures are dated and locks of the bus end."""
+    ahead_seconds = client.clock_ahead_seconds
+    if ahead_seconds is not None and abs(ahead_seconds) > CLOCK_SECONDS:
+        side = "ahead of" if ahead_seconds > 0 else "behind"
+        message = f"this VM's clock is {abs(ahead_seconds):.0f} s {side} the Date of IMDS's answer"
+        yield _warn(
+            "clock", message, "set it, and see to its synchronisation with the host (chrony, w32time)"
+        )
 
 
 def _discovery() -> Finding:

@@ -11,6 +11,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from http import HTTPStatus
 from http.client import (
     HTTP_PORT,
@@ -31,7 +32,7 @@ from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
 from bridge.runtime.threads import extend_deadline
-from bridge.runtime.time import Clock
+from bridge.runtime.time import Clock, parse_http_date
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance/compute?api-version=2021-02-01"
@@ -86,6 +87,7 @@ class ImdsClient:
         self._kept: socket.socket | None = None
         self._late_seconds = LATE_SECONDS
         self._reached_at: float | None = None
+        self._dated: tuple[str, datetime] | None = None
         self.base = ""
         self.found_in = "the configuration"
 
@@ -145,6 +147,13 @@ class ImdsClient:
         self.close()  # a kept connection may end while it carries the request, which is sent once
         self._call("POST", self._events_path, json.dumps(content), limit_seconds=CALL_SECONDS)
 
+    @property
+    def clock_ahead_seconds(self) -> float | None:
+        """How far this VM's clock is ahead of the `Date` of IMDS's last good answer; None if it had none."""
+        date, at = self._dated or ("", None)
+        sent = parse_http_date(date)
+        return (at - sent).total_seconds() if at and sent else None
+
     def close(self) -> None:
         """Close the connection; a later call opens a new one."""
         if self._kept is not None:
@@ -176,6 +185,7 @@ class ImdsClient:
             self._late_seconds = LATE_SECONDS
         if answer.status != HTTPStatus.OK:
             raise _refusal(answer, self.base)
+        self._dated = answer.fields.get("date", ""), self._clock.now()
         return body
 
     def _exchange(self, method: str, path: str, content: str, deadline: float) -> tuple[_Answer, bytes]:
