@@ -31,9 +31,10 @@ from tests.support.eventgrid import EventGridLab
 from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import stored_event
+from tests.support.receivers import ROUTING_KEY
 from tests.support.servicebus import ServiceBusLab
 
-SECRET = "neverToBeShown0123456789abcdefgh"  # noqa: S105 - a test's; PagerDuty's keys have 32 letters and digits
+SECRET = ROUTING_KEY  # of every sink, not only of PagerDuty's format
 NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's
 EVENTS = [stored_event(number, Description=f'é "quoted"\n{number}') for number in range(7)]
 BATCH_BYTES = 3 * len(EVENTS[0].body) + 10  # three of the events go in a batch

@@ -15,15 +15,11 @@ from uuid import uuid4
 
 import pytest
 
-from bridge.config.registry import FORMATS, SINK_KINDS
+from bridge.config.registry import SINK_KINDS
 from bridge.config.sinks import StdoutSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.outbox.outbox import Outbox
 from bridge.runtime.text import redact
-from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
 from bridge.sinks import stdout as module
 from bridge.sinks.base import Sink
 from bridge.sinks.stdout import StdoutSink
@@ -40,8 +36,9 @@ from tests.contract.sink_rigs import (
     stdout,
     webhook,
 )
-from tests.support.outbox import open_outbox
+from tests.support.delivery import Killed, opened, running
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
+from tests.support.receivers import FORMATS
 
 SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
 
@@ -64,15 +61,6 @@ class Row:
         return f"{self.kind}-{self.variant}" if self.variant else self.kind
 
 
-TEMPLATE = {"text": "{{ data.Description }}", "id": "{{ event.id }}"}
-# What each webhook format needs, and whether a receiver of it rejects events.
-FORMAT_ROWS: dict[str, dict[str, Any]] = {
-    "cloudevents": {},
-    "pagerduty": {"routing_key": SECRET},
-    "slack": {},
-    "teams": {},
-    "template": {"template": TEMPLATE},
-}
 ROWS = [
     Row(kind="memory", build=memory, is_remote=False, rejects=False),
     Row(kind="stdout", build=stdout, is_remote=False, rejects=False),
@@ -81,10 +69,10 @@ ROWS = [
         Row(
             kind="webhook",
             variant=format_,
-            build=webhook(format=format_, **needed),
+            build=webhook(format=format_, **row.needed),
             rejects=format_ == "cloudevents",
         )
-        for format_, needed in FORMAT_ROWS.items()
+        for format_, row in FORMATS.items()
     ),
     Row(kind="webhook", variant="binary", build=webhook(mode="binary")),
     Row(kind="webhook", variant="batch", build=webhook(mode="batch")),
@@ -139,9 +127,8 @@ def send(sink: Sink) -> None:
         sink.send(EVENTS[start : start + sink.max_batch])
 
 
-def test_every_kind_of_sink_and_every_webhook_format_has_a_row() -> None:
+def test_every_kind_of_sink_has_a_row() -> None:
     assert {row.kind for row in ROWS} == {*SINK_KINDS, "memory"}
-    assert set(FORMAT_ROWS) == set(FORMATS)
 
 
 def test_it_takes_at_least_one_event_at_a_time(rig: Rig) -> None:
@@ -307,111 +294,72 @@ def test_it_can_be_closed_at_any_time_and_twice(rig: Rig) -> None:
 # --- with the outbox and the dispatcher ---
 
 
-@pytest.fixture
-def outbox(tmp_path: Path) -> Iterator[Outbox]:
-    opened = open_outbox(tmp_path / "outbox", sinks={"a": (Filter(), True)}, clock=Clock())
-    yield opened
-    opened.close()
-
-
-def commit(outbox: Outbox, events: Sequence[StoredEvent]) -> None:
-    outbox.commit([(event, event.body) for event in events])
-
-
-def dispatcher(sink: Sink, outbox: Outbox) -> Dispatcher:
-    return Dispatcher("a", sink, max_age_seconds=1e9, outbox=outbox, clock=Clock())
-
-
-def run(dispatcher: Dispatcher) -> threading.Thread:
-    """Run it on a thread of its own, until it is finished or its sink is killed."""
-
-    def run() -> None:
-        with suppress(_Killed):
-            dispatcher.run()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    return thread
-
-
-def finish(dispatcher: Dispatcher, thread: threading.Thread) -> None:
-    dispatcher.stop_when_drained()
-    thread.join(LIMIT_SECONDS)
-    assert not thread.is_alive()
-
-
 def in_order(rig: Rig) -> list[Any]:
     """Return what came, each once, in the order in which it came first."""
     return list({json.dumps(one, sort_keys=True): one for one in rig.received()}.values())
 
 
-class _Killed(BaseException):
-    """The end of a process."""
-
-
-class _Mortal:
-    """A sink whose process is killed once its receiver has the second send, before that is noted."""
+class _Wrapped:
+    """A sink behind another one."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._sends = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sink, name)
+
+
+class _Mortal(_Wrapped):
+    """A sink whose process is killed once its receiver has the second send, before that is noted."""
+
+    _sends = 0
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         self._sink.send(events)
         self._sends += 1
         if self._sends == 2:
-            raise _Killed
+            raise Killed
 
 
-def test_the_dispatcher_goes_on_behind_what_arrived_of_a_send_that_failed(rig: Rig, outbox: Outbox) -> None:
+def test_the_dispatcher_goes_on_behind_what_arrived_of_a_send_that_failed(rig: Rig, tmp_path: Path) -> None:
     rig.fail_second()
-    commit(outbox, EVENTS)
-    delivering = dispatcher(rig.sink, outbox)
-    finish(delivering, run(delivering))
+    with running(tmp_path / "state", rig.sink, *EVENTS):
+        pass
     assert rig.received() == expected(rig)
 
 
 @for_those_that_reject
-def test_an_event_that_is_never_accepted_is_dead_lettered_alone(rig: Rig, outbox: Outbox) -> None:
-    commit(outbox, [*EVENTS[:4], BAD, *EVENTS[4:]])
-    delivering = dispatcher(rig.sink, outbox)
-    finish(delivering, run(delivering))
+def test_an_event_that_is_never_accepted_is_dead_lettered_alone(rig: Rig, tmp_path: Path) -> None:
+    with running(tmp_path / "state", rig.sink, *EVENTS[:4], BAD, *EVENTS[4:]) as delivery:
+        delivery.finish()
+        assert delivery.dead() == [BAD.id]
     assert rig.received() == expected(rig)
-    assert outbox.dead_letter_counts() == {"a": 1}
 
 
 @with_a_short_limit
 @for_remote_ones
-def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, outbox: Outbox) -> None:
+def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, tmp_path: Path) -> None:
     assert rig.hang is not None
     send_at_last(rig.sink, EVENTS[:1])  # connecting has limits of its own
     release = rig.hang()
-    commit(outbox, EVENTS)
-    delivering = dispatcher(rig.sink, outbox)
-    thread = run(delivering)
-    delivering.stop_when_drained()
-    wait_until(lambda: delivering.status()["failures"])
-    release()
-    finish(delivering, thread)
+    with running(tmp_path / "state", rig.sink, *EVENTS) as delivery:
+        delivery.dispatcher.stop_when_drained()
+        wait_until(lambda: delivery.status("failures"))
+        release()
+        delivery.finish()
+        assert delivery.backlog() == 0
     assert in_order(rig) == expected(rig)
-    assert outbox.backlog("a")[0] == 0
 
 
-class _Choosy:
+class _Choosy(_Wrapped):
     """A sink whose receiver answers 500 to events with one subject."""
 
     def __init__(self, sink: Sink, subject: str) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._subject = subject
         self.is_choosy = True
         self.refused = 0
         self.refused_before_others: int | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sink, name)
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         if self.is_choosy and any(event.envelope["subject"] == self._subject for event in events):
@@ -422,7 +370,7 @@ class _Choosy:
             self.refused_before_others = self.refused
 
 
-def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, outbox: Outbox) -> None:
+def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, tmp_path: Path) -> None:
     subjects = [str(uuid4()) for _ in range(3)]
     events = [
         stored_event(number, subject=subjects[number % 3], Description=f"number {number}")
@@ -430,20 +378,16 @@ def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, o
     ]
     failing = [event for event in events if event.envelope["subject"] == subjects[0]]
     others = [event for event in events if event.envelope["subject"] != subjects[0]]
-    commit(outbox, events)
     choosy = _Choosy(rig.sink, subjects[0])
-    delivering = dispatcher(choosy, outbox)
-    thread = run(delivering)
-    wait_until(lambda: len(rig.received()) >= len(others))
-    assert choosy.refused_before_others == (
-        1 if rig.sink.max_batch == 1 else 2
-    )  # a batch, and the event alone
-    for subject in subjects[1:]:
-        mine = [event for event in others if event.envelope["subject"] == subject]
-        assert [one for one in in_order(rig) if one in expected(rig, mine)] == expected(rig, mine)
-    wait_until(lambda: delivering.status()["next_retry_at"])
-    choosy.is_choosy = False
-    finish(delivering, thread)
+    with running(tmp_path / "state", choosy, *events) as delivery:
+        wait_until(lambda: len(rig.received()) >= len(others))
+        # A batch, and the event alone.
+        assert choosy.refused_before_others == (1 if rig.sink.max_batch == 1 else 2)
+        for subject in subjects[1:]:
+            mine = expected(rig, [event for event in others if event.envelope["subject"] == subject])
+            assert [one for one in in_order(rig) if one in mine] == mine
+        wait_until(lambda: delivery.status("next_retry_at"))
+        choosy.is_choosy = False
     assert in_order(rig)[len(others) :] == expected(rig, failing)
 
 
@@ -468,30 +412,29 @@ def test_a_409_to_an_event_that_was_sent_before_is_a_delivery_and_else_a_rejecti
 def test_a_409_after_a_restart_is_a_delivery(rig: Rig, tmp_path: Path) -> None:
     """A process that was killed may have sent the event."""
     assert rig.fault is not None
-    first = open_outbox(tmp_path / "state", sinks={"a": (Filter(), True)}, clock=Clock())
-    commit(first, EVENTS[:1])
-    first.close()
-    second = open_outbox(tmp_path / "state", sinks={"a": (Filter(), True)}, clock=Clock())
-    for event, dead in ((None, {}), (EVENTS[1], {"a": 1})):
-        if event:
-            commit(second, [event])
-        rig.fault("409")
-        delivering = dispatcher(rig.sink, second)
-        finish(delivering, run(delivering))
-        assert second.dead_letter_counts() == dead
-    second.close()
+    with opened(tmp_path / "state", rig.sink) as killed:
+        killed.commit(EVENTS[0])
+    with opened(tmp_path / "state", rig.sink) as restarted:
+        for event, dead in ((None, []), (EVENTS[1], [EVENTS[1].id])):
+            if event:
+                restarted.commit(event)
+            rig.fault("409")
+            restarted.deliver_to(rig.sink)
+            restarted.finish()
+            assert restarted.dead() == dead
 
 
-def test_after_a_kill_with_half_of_the_events_out_all_arrive_in_order(rig: Rig, outbox: Outbox) -> None:
-    commit(outbox, EVENTS[:3])
-    killed = run(dispatcher(_Mortal(rig.sink), outbox))
-    wait_until(rig.received)
-    commit(outbox, EVENTS[3:])
-    killed.join(LIMIT_SECONDS)
-    assert not killed.is_alive()
-    assert outbox.backlog("a")[0] > 0
-    restarted = dispatcher(rig.sink, outbox)
-    finish(restarted, run(restarted))
+def test_after_a_kill_with_half_of_the_events_out_all_arrive_in_order(rig: Rig, tmp_path: Path) -> None:
+    with opened(tmp_path / "state", _Mortal(rig.sink)) as delivery:
+        delivery.commit(*EVENTS[:3])
+        delivery.thread.start()
+        wait_until(rig.received)
+        delivery.commit(*EVENTS[3:])
+        delivery.thread.join(LIMIT_SECONDS)
+        assert not delivery.thread.is_alive()
+        assert delivery.backlog() > 0
+        delivery.deliver_to(rig.sink)
+        delivery.finish()
     assert in_order(rig) == expected(rig)
     assert len(rig.received()) > len(EVENTS)
 

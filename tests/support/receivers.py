@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +16,7 @@ from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
 
 NOW = datetime(2026, 11, 20, 13, 3, tzinfo=UTC)
-ROUTING_KEY = "0123456789abcdef0123456789abcdef"
+ROUTING_KEY = "neverToBeShown0123456789abcdefgh"  # of the length that PagerDuty asks for
 SPACE = "\u200b"  # of no width
 
 _BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -193,4 +194,47 @@ def check_pagerduty(request: Any) -> None:
         datetime.fromisoformat(payload["timestamp"])
 
 
-CHECKS = {"slack": check_slack, "teams": check_teams, "pagerduty": check_pagerduty}
+_SCHEDULED_EVENTS = "io.imdsbridge.scheduledevent.*"
+_NOTICES = (_SCHEDULED_EVENTS, "io.imdsbridge.approval.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatRow:
+    """What tests know of a webhook format: a new format is a new row.
+
+    Attributes:
+        types, age_seconds, per_second: the defaults of its settings.
+        needed: the settings that it does not work without.
+        check: fails on a message that the receiver would refuse; None if it takes anything.
+    """
+
+    types: tuple[str, ...] = _NOTICES
+    age_seconds: float = 3600.0
+    per_second: float | None = None
+    needed: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Any], None] | None = None
+
+    @property
+    def is_chat_format(self) -> bool:
+        return self.types != ("*",)
+
+
+FORMATS = {
+    "cloudevents": FormatRow(types=("*",), age_seconds=604_800.0),
+    "pagerduty": FormatRow(
+        types=(_SCHEDULED_EVENTS,),
+        per_second=2.0,
+        needed={"routing_key": ROUTING_KEY},
+        check=check_pagerduty,
+    ),
+    "slack": FormatRow(per_second=1.0, check=check_slack),
+    "teams": FormatRow(per_second=4.0, check=check_teams),
+    "template": FormatRow(
+        needed={"template": {"text": "{{ data.Description }}", "id": "{{ event.id }}"}},
+    ),
+}
+
+
+def make_format(format_: str, **values: Any) -> Any:
+    """Make a format of settings with what it needs."""
+    return format_class(format_)(settings(format_, **{**FORMATS[format_].needed, **values}))

@@ -6,22 +6,17 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bridge.errors import Misconfigured, Unavailable
+from tests.support.delivery import running
 from tests.support.process import RawServer, answering, closed_port
 from tests.support.tls import Authority, Pair, proxying
-from tests.support.webhook import EVENT, failure, running, sink
+from tests.support.webhook import EVENT, Make, failure, sink
 
 TAKEN = answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 LOGIN = "user:secret-password"
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 @pytest.fixture
@@ -37,26 +32,13 @@ def put(pair: Pair, certificate: Path, key: Path) -> None:
 # --- the server ---
 
 
-def test_a_server_of_the_private_authority_is_trusted_and_no_other(
-    authority: Authority, other: Authority, tmp_path: Path
-) -> None:
-    with RawServer(TAKEN, tls=authority.server()) as server:
-        sink(tmp_path, server.url, ca_file=authority.file).send([EVENT])
-        wrong: list[dict[str, Any]] = [{}, {"ca_file": other.file}]
-        for trusted in wrong:
-            error = failure(sink(tmp_path, server.url, **trusted))
-            assert type(error) is Misconfigured
-            assert "certificate" in str(error)
-        assert len(server.requests) == 1
-
-
 def test_a_rotated_authority_is_trusted_after_the_reload(
-    authority: Authority, other: Authority, tmp_path: Path
+    make: Make, authority: Authority, other: Authority, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "trusted.pem"
     shutil.copy(other.file, trusted)
     with RawServer(TAKEN, tls=authority.server()) as server:
-        target = sink(tmp_path, server.url, ca_file=trusted)
+        target = make(server.url, ca_file=trusted)
         assert type(failure(target)) is Misconfigured
         shutil.copy(authority.file, trusted)
         target.reload()
@@ -66,36 +48,13 @@ def test_a_rotated_authority_is_trusted_after_the_reload(
 # --- the client's certificate ---
 
 
-@pytest.mark.parametrize("in_one_file", [False, True])
-def test_a_server_that_asks_for_a_certificate_gets_it(
-    authority: Authority, tmp_path: Path, in_one_file: bool
-) -> None:
-    pair = authority.issue("client")
-    given: dict[str, Any] = {"client_certificate_file": pair.certificate, "client_key_file": pair.key}
-    if in_one_file:
-        given = {"client_certificate_file": pair.in_one_file()}
-    with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        sink(tmp_path, server.url, ca_file=authority.file, **given).send([EVENT])
-        assert len(server.requests) == 1
-
-
-def test_without_the_certificate_that_is_asked_for_no_event_is_lost(
-    authority: Authority, tmp_path: Path
-) -> None:
-    with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        error = failure(sink(tmp_path, server.url, ca_file=authority.file))
-    assert type(error) is Misconfigured
-    assert "certificate required" in str(error)
-
-
 def test_a_certificate_that_was_renewed_is_used_from_the_outbox_without_a_restart(
-    authority: Authority, other: Authority, tmp_path: Path
+    make: Make, authority: Authority, other: Authority, tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "mine.pem", tmp_path / "mine.key.pem"
     put(other.issue("stranger"), certificate, key)
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        target = sink(
-            tmp_path,
+        target = make(
             server.url,
             ca_file=authority.file,
             client_certificate_file=certificate,
@@ -109,13 +68,12 @@ def test_a_certificate_that_was_renewed_is_used_from_the_outbox_without_a_restar
 
 
 def test_files_that_are_half_written_lose_no_event_and_end_no_sink(
-    authority: Authority, tmp_path: Path
+    make: Make, authority: Authority, tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "mine.pem", tmp_path / "mine.key.pem"
     put(authority.issue("first"), certificate, key)
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        target = sink(
-            tmp_path,
+        target = make(
             server.url,
             ca_file=authority.file,
             client_certificate_file=certificate,
@@ -140,7 +98,7 @@ def test_files_that_are_half_written_lose_no_event_and_end_no_sink(
 # --- a proxy ---
 
 
-class Rig:
+class ProxiedSink:
     """A sink that reaches a server with TLS through the proxy in a file."""
 
     def __init__(self, folder: Path, authority: Authority, server: RawServer, address: str) -> None:
@@ -170,32 +128,18 @@ def proxy() -> Iterator[RawServer]:
 
 
 def test_each_sink_goes_through_its_own_proxy(
-    authority: Authority, server: RawServer, proxy: RawServer, tmp_path: Path
+    make: Make, authority: Authority, server: RawServer, proxy: RawServer, tmp_path: Path
 ) -> None:
-    Rig(tmp_path, authority, server, with_login(proxy.url)).sink.send([EVENT])
-    sink(tmp_path, server.url, ca_file=authority.file).send([EVENT])
+    ProxiedSink(tmp_path, authority, server, with_login(proxy.url)).sink.send([EVENT])
+    make(server.url, ca_file=authority.file).send([EVENT])
     assert (len(proxy.requests), len(server.requests)) == (1, 2)
     assert not [head for head in server.requests if "proxy-" in head.lower()]
-
-
-def test_a_certificate_goes_through_a_proxy(authority: Authority, proxy: RawServer, tmp_path: Path) -> None:
-    pair = authority.issue("client")
-    with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        sink(
-            tmp_path,
-            server.url,
-            ca_file=authority.file,
-            client_certificate_file=pair.certificate,
-            client_key_file=pair.key,
-            proxy=with_login(proxy.url),
-        ).send([EVENT])
-        assert (len(server.requests), proxy.requests[0].split()[0]) == (1, "CONNECT")
 
 
 def test_a_wrong_login_at_the_proxy_loses_no_event_and_the_new_one_is_taken_without_a_restart(
     authority: Authority, server: RawServer, proxy: RawServer, tmp_path: Path
 ) -> None:
-    rig = Rig(tmp_path, authority, server, with_login(proxy.url, "user:secret-wrong-one"))
+    rig = ProxiedSink(tmp_path, authority, server, with_login(proxy.url, "user:secret-wrong-one"))
     error = failure(rig.sink)
     assert type(error) is Misconfigured
     assert "proxy" in str(error)
@@ -227,7 +171,7 @@ def test_a_proxy_that_cannot_be_used_keeps_the_old_one_and_is_not_shown(
     broken: str | None,
 ) -> None:
     with RawServer(TAKEN, tls=authority.server()) as server:
-        rig = Rig(tmp_path, authority, server, with_login(proxy.url))
+        rig = ProxiedSink(tmp_path, authority, server, with_login(proxy.url))
         rig.file.unlink()
         if broken is not None:
             rig.set(broken)
@@ -243,7 +187,7 @@ def test_an_unreachable_proxy_may_come_back_and_its_login_is_shown_nowhere(
     authority: Authority, server: RawServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closed_port() as url, caplog.at_level(logging.DEBUG, logger="bridge"):
-        rig = Rig(tmp_path, authority, server, with_login(url))
+        rig = ProxiedSink(tmp_path, authority, server, with_login(url))
         error = failure(rig.sink)
         assert type(error) is Unavailable
         with pytest.raises(Unavailable) as raised:
@@ -263,5 +207,5 @@ def test_what_a_receiver_repeats_of_the_proxys_login_is_not_shown(
         RawServer(answering(head + content), tls=authority.server()) as server,
         RawServer(proxying(login="user:secret-p@ssw0rd")) as proxy,
     ):
-        rig = Rig(tmp_path, authority, server, with_login(proxy.url, "user:secret-p%40ssw0rd"))
+        rig = ProxiedSink(tmp_path, authority, server, with_login(proxy.url, "user:secret-p%40ssw0rd"))
         assert str(failure(rig.sink)) == f"{server.url} answered 500: *** *** <***>"

@@ -7,27 +7,15 @@ from typing import Any
 
 import pytest
 
-from bridge.config.loader import load
 from bridge.config.registry import FORMATS
 from bridge.config.sinks import SinkSettings
 from bridge.errors import ConfigError
-from tests.support.process import toml
-from tests.support.webhook import NEEDED
-
-NOTICES = ("io.imdsbridge.scheduledevent.*", "io.imdsbridge.approval.*")
-DEFAULTS: dict[str, tuple[tuple[str, ...], float, float | None, bool]] = {
-    "cloudevents": (("*",), 604_800.0, None, False),
-    "pagerduty": (("io.imdsbridge.scheduledevent.*",), 3600.0, 2.0, True),
-    "slack": (NOTICES, 3600.0, 1.0, True),
-    "teams": (NOTICES, 3600.0, 4.0, True),
-    "template": (NOTICES, 3600.0, None, True),
-}
+from tests.support.delivery import read_settings
+from tests.support.receivers import FORMATS as ROWS
 
 
 def read(tmp_path: Path, **given: Any) -> SinkSettings:
-    file = tmp_path / "config.toml"
-    file.write_text(toml({"sinks": {"ops": {"kind": "webhook", "url": "https://example.org/", **given}}}))
-    return load(file, {}).sinks["ops"]
+    return read_settings(tmp_path, **{"kind": "webhook", "url": "https://example.org/", **given})
 
 
 def faults(tmp_path: Path, **given: Any) -> list[str]:
@@ -36,16 +24,25 @@ def faults(tmp_path: Path, **given: Any) -> list[str]:
     return raised.value.faults
 
 
+def test_every_format_has_a_row() -> None:
+    assert set(ROWS) == set(FORMATS)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_has_defaults_for_its_receiver(tmp_path: Path, name: str) -> None:
-    sink = read(tmp_path, format=name, **NEEDED.get(name, {}))
-    given = (sink.types, sink.max_age_seconds, sink.max_per_second, sink.is_chat_format)
-    assert given == DEFAULTS[name]
+    row = ROWS[name]
+    sink = read(tmp_path, format=name, **row.needed)
+    assert (sink.types, sink.max_age_seconds, sink.max_per_second, sink.is_chat_format) == (
+        row.types,
+        row.age_seconds,
+        row.per_second,
+        row.is_chat_format,
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_limits_of_every_sink_hold_in_each_format(tmp_path: Path, name: str) -> None:
-    found = faults(tmp_path, format=name, max_per_second=1e-11, max_age_seconds=-1, **NEEDED.get(name, {}))
+    found = faults(tmp_path, format=name, max_per_second=1e-11, max_age_seconds=-1, **ROWS[name].needed)
     assert sorted(fault.partition(":")[0] for fault in found) == [
         "sinks.ops.max_age_seconds",
         "sinks.ops.max_per_second",
