@@ -169,46 +169,38 @@ def test_the_vms_own_events_have_a_reporter_and_a_padded_counter() -> None:
     }
 
 
+SHOP = "/subscriptions/0000/resourceGroups/shop"
+ODD = replace(VM, resource_group="größe (1)", resource_id="/resourceGroups/größe (1)/x y")
+NO_GROUP = replace(VM, resource_group="", resource_id="")
+URN = "urn:imds-bridge:vm"
+
+
 @pytest.mark.parametrize(
-    ("reporter", "source"),
+    ("reporter", "group", "vm"),
     [
-        (REPORTER, "/subscriptions/0000/resourceGroups/shop"),
+        (REPORTER, SHOP, VM.resource_id),
         (
             replace(REPORTER, vm=SCALE_SET_VM),
-            "/subscriptions/0000/resourceGroups/shop"
-            "/providers/Microsoft.Compute/virtualMachineScaleSets/front",
+            f"{SHOP}/providers/Microsoft.Compute/virtualMachineScaleSets/front",
+            VM.resource_id,
         ),
         (
-            replace(REPORTER, vm=replace(VM, resource_group="größe (1)")),
+            replace(REPORTER, vm=ODD),
             "/subscriptions/0000/resourceGroups/gr%C3%B6%C3%9Fe%20(1)",
-        ),
-        (replace(REPORTER, vm=replace(VM, subscription_id="")), "urn:imds-bridge:vm:web-0"),
-        (replace(REPORTER, vm=replace(VM, resource_group="")), "urn:imds-bridge:vm:web-0"),
-        (UNKNOWN_VM, "urn:imds-bridge:vm:host%201"),
-        (replace(REPORTER, group_source="urn:shop"), "urn:shop"),
-    ],
-)
-def test_the_source_of_a_change_is_the_scale_set_or_the_resource_group(
-    reporter: events.Reporter, source: str
-) -> None:
-    assert build(scheduled(), by=reporter).source == source
-
-
-@pytest.mark.parametrize(
-    ("reporter", "source"),
-    [
-        (REPORTER, VM.resource_id),
-        (
-            replace(REPORTER, vm=replace(VM, resource_id="/resourceGroups/größe (1)/x y")),
             "/resourceGroups/gr%C3%B6%C3%9Fe%20(1)/x%20y",
         ),
-        (replace(REPORTER, vm=replace(VM, resource_id="")), "urn:imds-bridge:vm:web-0"),
-        (UNKNOWN_VM, "urn:imds-bridge:vm:host%201"),
-        (replace(REPORTER, vm_source="urn:mine", group_source="urn:shop"), "urn:mine"),
+        (replace(REPORTER, vm=replace(VM, subscription_id="")), f"{URN}:web-0", VM.resource_id),
+        (replace(REPORTER, vm=NO_GROUP), f"{URN}:web-0", f"{URN}:web-0"),
+        (UNKNOWN_VM, f"{URN}:host%201", f"{URN}:host%201"),
+        (replace(REPORTER, group_source="urn:shop"), "urn:shop", VM.resource_id),
+        (replace(REPORTER, vm_source="urn:mine"), SHOP, "urn:mine"),
     ],
 )
-def test_the_source_of_the_vms_own_events_is_the_vm(reporter: events.Reporter, source: str) -> None:
-    assert document_event(reporter).source == source
+def test_the_source_is_the_scale_set_or_group_and_of_the_vms_own_events_the_vm(
+    reporter: events.Reporter, group: str, vm: str
+) -> None:
+    assert build(scheduled(), by=reporter).source == group
+    assert document_event(reporter).source == vm
 
 
 # Data of a change
@@ -266,8 +258,10 @@ def test_without_a_readable_not_before_there_is_no_notice(not_before: Any) -> No
     assert (data["NotBeforeUtc"], data["NoticeSeconds"]) == (None, None)
 
 
-def test_a_not_before_that_has_passed_is_a_negative_notice() -> None:
+def test_a_not_before_that_has_passed_is_a_negative_notice_and_an_unknown_incarnation_null() -> None:
     assert build(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
+    event = REPORTER.scheduled_event(scheduled(), seen_before=0, incarnation=None, at=AT)
+    assert event.data["DocumentIncarnation"] is None
 
 
 AFFECTS: dict[bool | None, list[Any]] = {
@@ -291,11 +285,6 @@ def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> 
     reporter = events.Reporter(name="host", role="forward", epoch="e", vm=Vm(name="front_1"))
     assert build(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
     assert build(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
-
-
-def test_an_unknown_incarnation_is_null() -> None:
-    event = REPORTER.scheduled_event(scheduled(), seen_before=0, incarnation=None, at=AT)
-    assert event.data["DocumentIncarnation"] is None
 
 
 # Data of the VM's own events

@@ -123,18 +123,26 @@ def test_every_type_of_event_can_be_shown(event: dict[str, Any]) -> None:
     [
         ("{{ data.Resources }}", ["web-0", "web-1"]),
         ("{{- data.Resources -}}", ["web-0", "web-1"]),
-        ("{{ data.NoticeSeconds }}", 900),
+        ("{{ data.NoticeSeconds // 60 }}", 15),
         ("{{ data.AffectsThisVm }}", True),
         ("{{ data.PreviousStatus }}", None),
         ("{{ data.Nothing.at.all }}", None),
-        ("{{ data.Vm.Tags }}", {"team": "shop"}),
         ("{{ {'vm': data.Vm.Name, 'n': [1, none]} }}", {"vm": "web-0", "n": [1, None]}),
-        ("{{ data.NoticeSeconds // 60 }}", 15),
-        ("{{ data.NoticeSeconds > 60 }}", True),
-        ("{{ data.Resources[0] }}", "web-0"),
+        ("-{{ data.Resources }}", '-["web-0", "web-1"]'),
+        ("-{{ data.PreviousStatus }}{{ data.Nothing.at.all }}", "-"),
+        ("-{{ data.AffectsThisVm }}", "-true"),
+        ("{% for r in data.Resources %}{{ loop.index }}{{ r }}{% endfor %}", "1web-02web-1"),
+        ("{{ data.NoticeSeconds | default('?') }}{{ data.Nothing | default('?') }}", "900?"),
+        ("{{ data.PreviousStatus | default('none') }} {{ data.PreviousStatus is defined }}", "none false"),
+        ("-{{ data.Vm.Tags | tojson }}", '-{"team": "shop"}'),
+        ("{% for n, v in data.Vm.Tags | items %}{{ n }}={{ v }}{% endfor %}", "team=shop"),
+        (
+            "{{ 'no instant' | local_time }} {{ data.NotBeforeUtc | local_time }}",
+            "no instant 2026-01-02 03:19 UTC",
+        ),
     ],
 )
-def test_a_text_that_is_one_expression_gives_the_value_itself(text: str, value: Any) -> None:
+def test_one_expression_gives_the_value_itself_and_several_give_a_text(text: str, value: Any) -> None:
     assert render(text) == value
 
 
@@ -142,48 +150,6 @@ def test_a_text_that_is_one_expression_gives_the_value_itself(text: str, value: 
 def test_a_text_from_outside_stays_a_text(value: str) -> None:
     assert render("{{ data.Description }}", {"Description": value}) == value
     assert render("<{{ data.Description }}>", {"Description": value}) == f"<{value}>"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("-{{ data.Resources }}", '-["web-0", "web-1"]'),
-        ("-{{ data.PreviousStatus }}", "-"),
-        ("-{{ data.AffectsThisVm }}", "-true"),
-        ("-{{ data.Nothing.at.all }}", "-"),
-        ("{{ 'vm ' ~ data.Vm.Name ~ 1 }}!", "vm web-01!"),
-        ("{% set vm = data.Vm %}{{ vm.Name }}", "web-0"),
-        ("{% if data.Resources | length > 1 %}many{% else %}one{% endif %}", "many"),
-        (
-            "{% for r in data.Resources %}{{ loop.index }}{{ r }}{{ ';' if not loop.last }}{% endfor %}",
-            "1web-0;2web-1",
-        ),
-        ("{{ data.Description | upper | truncate(9) }}!", "HOST...!"),
-        (
-            "{{ data.Description | replace('server', 'node') | trim }}!",
-            "Host node is undergoing maintenance.!",
-        ),
-        (
-            "{{ data.Resources | sort(reverse=true) | first }}{{ ['b', 'A'] | sort }}",
-            'web-1["A", "b"]',
-        ),
-        ("{{ ['a', 'A', 'b'] | unique | join('+') }}{{ data.Resources | last }}", "a+bweb-1"),
-        ("{{ data.Resources | map('upper') | join }}", "WEB-0WEB-1"),
-        ("{{ [data.Vm] | map(attribute='Name') | join }}", "web-0"),
-        ("{{ data.Resources | reject('eq', 'web-0') | join }}!", "web-1!"),
-        ("{{ 2.5 | round }} {{ 2.25 | round(1, 'ceil') }} {{ '7' | int }} {{ 'x' | int(3) }}", "2.0 2.3 7 3"),
-        ("{{ data.NoticeSeconds | default('?') }}{{ data.Nothing | default('?') }}", "900?"),
-        ("{{ data.PreviousStatus | default('none') }} {{ data.PreviousStatus is defined }}", "none false"),
-        ("-{{ data.Vm.Tags | tojson }}", '-{"team": "shop"}'),
-        ("{% for n, v in data.Vm.Tags | items %}{{ n }}={{ v }}{% endfor %}", "team=shop"),
-        (
-            "{{ 'no instant' | local_time }}, {{ data.NotBeforeUtc | local_time }}",
-            "no instant, 2026-01-02 03:19 UTC",
-        ),
-    ],
-)
-def test_texts_are_made_with_expressions_and_filters(text: str, shown: str) -> None:
-    assert render(text) == shown
 
 
 def test_what_came_from_outside_is_not_evaluated_again() -> None:
@@ -213,14 +179,11 @@ def test_only_the_template_itself_can_mention_and_link() -> None:
         "{{ data.Resources | map(attribute='__class__') | first }}",
         "{{ notice.__class__ }}",
         "{{ data.Nothing.__class__ }}",
+        "{% for r in data.Resources %}{{ loop.__class__ }}{% endfor %}",
     ],
 )
 def test_a_template_sees_nothing_of_python(text: str) -> None:
-    assert render(text) is None
-
-
-def test_a_loop_shows_nothing_but_where_it_stands() -> None:
-    assert render("{% for r in data.Resources %}{{ loop.__class__ }}{% endfor %}") == ""
+    assert not render(text)
 
 
 @pytest.mark.parametrize(

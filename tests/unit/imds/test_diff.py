@@ -199,7 +199,7 @@ def test_a_gap_affects_only_the_first_document_after_it() -> None:
     assert watcher.see(document(10)) == [f"canceled {FIRST}"]
 
 
-def test_an_event_whose_entry_became_unreadable_is_ended_and_not_canceled() -> None:
+def test_an_unreadable_entry_makes_the_end_of_another_uncertain_only_when_it_is_new() -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
     assert watcher.see(document(8, entry(event_id=None), entry(SECOND))) == [f"ended {FIRST}"]
     assert watcher.see(document(9, entry(event_id=None))) == [f"canceled {SECOND}"]
@@ -268,16 +268,10 @@ in_grace = pytest.mark.parametrize(("empty", "circumstances"), GRACE.values(), i
 
 
 @in_grace
-def test_events_missing_after_a_reset_do_not_end_at_once(empty: Any, circumstances: Any) -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Postponed")))
-    assert watcher.see(empty, **circumstances) == []
+def test_only_a_started_event_missing_after_a_reset_ends_at_once(empty: Any, circumstances: Any) -> None:
+    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Postponed"), entry(THIRD, "Started")))
+    assert watcher.see(empty, **circumstances) == [f"completed {THIRD}"]
     assert not watcher.watch.is_due(watcher.at)
-
-
-@in_grace
-def test_a_started_event_missing_after_a_reset_is_completed_at_once(empty: Any, circumstances: Any) -> None:
-    watcher = Watcher(document(7, entry(FIRST), entry(SECOND, "Started")))
-    assert watcher.see(empty, **circumstances) == [f"completed {SECOND}"]
 
 
 @in_grace
@@ -335,15 +329,10 @@ def test_an_event_that_comes_back_after_five_minutes_is_scheduled_again() -> Non
     assert watcher.see(document(3, entry())) == [f"scheduled {FIRST}"]
 
 
-def test_an_event_that_stays_over_a_reset_has_not_changed() -> None:
+def test_events_that_stay_over_a_reset_or_appear_with_it_are_as_ever() -> None:
     watcher = Watcher(document(7, entry(FIRST), entry(SECOND)))
-    assert watcher.see(document(1, entry(FIRST))) == []
-    assert watcher.see(document(2)) == [f"canceled {FIRST}"]
-
-
-def test_an_event_that_appears_with_a_reset_is_new_at_once() -> None:
-    watcher = Watcher(document(7, entry(FIRST)))
-    assert watcher.see(document(1, entry(SECOND))) == [f"scheduled {SECOND}"]
+    assert watcher.see(document(1, entry(FIRST), entry(THIRD))) == [f"scheduled {THIRD}"]
+    assert watcher.see(document(2)) == [f"canceled {FIRST}", f"canceled {THIRD}"]
 
 
 # Whole lives
