@@ -287,11 +287,12 @@ def _clock(client: ImdsClient) -> Iterator[Finding]:
 
 
 def _discovery() -> Finding:
-    result = search(environ=os.environ)
-    if result.found:
-        return _ok("discovery", f"{result.found.address} from {result.found.found_in}")
+    if found := search(environ=os.environ):
+        return _ok("discovery", " from ".join(found))
     remedy = "inside a virtual network, leave out `endpoint`; otherwise set SCHEDULEDEVENTSIP"
-    return _fail("discovery", "; ".join(result.notes) or "no DHCP lease was found", remedy)
+    return _fail(
+        "discovery", "no SCHEDULEDEVENTSIP and no lease with DHCP option 245 that can be read", remedy
+    )
 
 
 def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:

@@ -89,7 +89,6 @@ class ImdsClient:
         self._reached_at: float | None = None
         self._dated: tuple[str, datetime] | None = None
         self.base = ""
-        self.found_in = "the configuration"
 
     def document(
         self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
@@ -224,7 +223,7 @@ class ImdsClient:
 
     def _open(self, limit_seconds: float) -> socket.socket:
         """Open a connection; the address is looked for first, as a new lease may have another one."""
-        self.base, self.found_in = self._address()
+        self.base = self._address()
         parts = urlsplit(self.base)
         address = (parts.hostname or "", parts.port or HTTP_PORT)
         try:
@@ -234,16 +233,15 @@ class ImdsClient:
             raise self._failed(f"the connection failed: {_reason(error)}") from error
         return self._kept
 
-    def _address(self) -> tuple[str, str]:
-        """Return the URL of IMDS and where it was found."""
+    def _address(self) -> str:
         if self._settings.endpoint != "discover":
-            return self._settings.endpoint, "the configuration"
-        found = search(environ=self._environ).found
+            return self._settings.endpoint
+        found = search(environ=self._environ)
         if found is None:
             raise ImdsError(
                 'endpoint = "discover" found no address: no SCHEDULEDEVENTSIP and no lease with DHCP option 245'
             )
-        return f"http://{found.address}", found.found_in
+        return f"http://{found[0]}"
 
     def _failed(self, reason: str, kind: type[ImdsError] = ImdsError) -> ImdsError:
         """Close the connection and return the error."""

@@ -143,12 +143,11 @@ def test_no_lease_is_read_where_any_user_could_have_made_it(
     lease = tmp_path / "var/lib/dhcp/dhclient.eth0.leases"
     lease.parent.mkdir(parents=True)
     lease.write_text("lease {\n  option unknown-245 a8:3f:81:10;\n}\n", encoding="ascii")
-    assert search(environ={}, root=tmp_path).found is not None
+    assert search(environ={}, root=tmp_path)
     monkeypatch.setattr(sys, "platform", "win32")
-    assert search(environ={}, root=tmp_path).found is None
-    found = search(environ={"SCHEDULEDEVENTSIP": "168.63.129.16"}, root=tmp_path).found
-    assert found is not None
-    assert found.address == "168.63.129.16"
+    assert search(environ={}, root=tmp_path) is None
+    found = search(environ={"SCHEDULEDEVENTSIP": "168.63.129.16"}, root=tmp_path)
+    assert found == ("168.63.129.16", "the environment variable SCHEDULEDEVENTSIP")
 
 
 # --- the services ---
