@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/Azure/azure-sdk-for-go/sdk/messaging/azservicebus"
 )
@@ -26,6 +27,7 @@ func main() {
 	commandID := ""
 	for {
 		message := must(receiver.ReceiveMessages(ctx, 1, nil))[0]
+		letGo := keepLock(ctx, receiver, message)
 		var event Event
 		check(json.Unmarshal(message.Body, &event))
 		data := &event.Data
@@ -35,11 +37,35 @@ func main() {
 			body := must(json.Marshal(map[string]string{"EventId": data.EventID, "Id": commandID, "Reason": "drained"}))
 			check(sender.SendMessage(ctx, &azservicebus.Message{Body: body, SessionID: &data.ApprovalSession}, nil))
 		}
+		letGo()
 		check(receiver.CompleteMessage(ctx, message, nil))
 		if commandID != "" && event.CausationID == commandID {
 			fmt.Println(data.Outcome, data.Reason, data.Resources)
 			return
 		}
+	}
+}
+
+// keepLock renews a message's lock until it is let go: a drain may take longer than the lock.
+func keepLock(ctx context.Context, receiver *azservicebus.Receiver, message *azservicebus.ReceivedMessage) func() {
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(max(time.Until(*message.LockedUntil)/2, time.Second)):
+				if receiver.RenewMessageLock(ctx, message, nil) != nil {
+					return
+				}
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-ended
 	}
 }
 

@@ -3,7 +3,8 @@ const { ServiceBusClient } = require("@azure/service-bus");
 
 async function main() {
   const bus = new ServiceBusClient(process.env.SERVICEBUS_CONNECTION_STRING);
-  const receiver = bus.createReceiver("scheduled-events", "approver");
+  const renewal = { maxAutoLockRenewalDurationInMs: 3600_000 }; // a drain may take longer than the lock
+  const receiver = bus.createReceiver("scheduled-events", "approver", renewal);
   const sender = bus.createSender("approvals");
   let commandId = null;
   for await (const message of receiver.getMessageIterator()) {

@@ -3,11 +3,12 @@
 import json
 import os
 
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from azure.servicebus import AutoLockRenewer, ServiceBusClient, ServiceBusMessage
 
 with (
     ServiceBusClient.from_connection_string(os.environ["SERVICEBUS_CONNECTION_STRING"]) as bus,
-    bus.get_subscription_receiver("scheduled-events", "approver") as receiver,
+    AutoLockRenewer(max_lock_renewal_duration=3600) as renewer,  # a drain may take longer than the lock
+    bus.get_subscription_receiver("scheduled-events", "approver", auto_lock_renewer=renewer) as receiver,
     bus.get_queue_sender("approvals") as sender,
 ):
     command_id = None

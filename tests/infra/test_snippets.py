@@ -26,6 +26,22 @@ SNIPPETS = ROOT / "schemas" / "snippets"
 NAMES = sorted(path.name for path in SNIPPETS.iterdir())
 
 
+SLEEPS = {
+    ".py": "__import__('time').sleep(7)  #",
+    ".js": "await new Promise((go) => setTimeout(go, 7000)); //",
+}
+SLEEPS[".go"] = "time.Sleep(7 * time.Second) //"
+
+
+def with_a_long_drain(snippet: Path, folder: Path) -> Path:
+    """Copy a snippet whose drain takes longer than the lock of its message."""
+    copy = folder / snippet.name
+    text = snippet.read_text()
+    assert text.count("Drain here.") == 1
+    copy.write_text(re.sub(r"(#|//) Drain here\.", SLEEPS[snippet.suffix], text))
+    return copy
+
+
 def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
     """Return how to run a snippet, and the variables that it needs."""
     if snippet.suffix == ".go":
@@ -36,8 +52,10 @@ def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_approves_the_event_that_is_announced_and_prints_the_receipt(tmp_path: Path, name: str) -> None:
-    command, variables = command_of(SNIPPETS / name)
+def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the_receipt(
+    tmp_path: Path, name: str
+) -> None:
+    command, variables = command_of(with_a_long_drain(SNIPPETS / name, tmp_path))
     with (
         ImdsLab(vms=("web-0", "web-1"), rate_limit=None) as imds,
         ServiceBusLab(bus_config()) as bus,

@@ -165,7 +165,7 @@ def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
     wait_until(vm.recover.file.with_suffix(".signals").exists)
 
 
-@pytest.mark.parametrize("case", ["later", "started", "unchanged"])
+@pytest.mark.parametrize("case", ["later", "started", "unchanged", "killed"])
 def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm, case: str) -> None:
     event: dict[str, object] = {
         "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
@@ -195,6 +195,8 @@ def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: 
     wait_until(vm.recover.events, describe=lambda: vm.forward)
     vm.recover.finish()
     vm.drain.file.with_suffix(".go").unlink()
+    if case == "killed":
+        vm.kill_and_restart()
     show(4, {**event, "NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"} if case == "later" else event)
     wait_until(lambda: len(vm.drain.events()) == 2, describe=lambda: vm.listen)
     assert posts() == 1

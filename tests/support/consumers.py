@@ -33,7 +33,7 @@ def bus_config() -> dict[str, Any]:
     subscriptions = [
         {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
         {"Name": ALL, "Properties": _LIVES},
-        {"Name": APPROVER, "Properties": _LIVES},
+        {"Name": APPROVER, "Properties": {**_LIVES, "LockDuration": "PT5S"}},
     ]
     topic = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT10M"}
     return {
