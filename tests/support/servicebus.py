@@ -10,14 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from bridge.lab.servicebus import server
+from bridge.lab import servicebus as server
 from bridge.lab.servicebus.broker import Topic, missing
 from bridge.lab.servicebus.bus import Bus, unauthorized
-from bridge.lab.servicebus.conditions import ARGUMENT, BUSY, DETACH_FORCED, Refused
 from bridge.lab.servicebus.config import Json, QueueSettings, TopicSettings
 from bridge.lab.servicebus.connection import Connection
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer
-from bridge.lab.servicebus.messages import Message
+from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, Message, Refused
 from bridge.lab.servicebus.queues import MessageQueue
 
 T = TypeVar("T")

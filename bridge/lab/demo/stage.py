@@ -10,17 +10,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bridge.errors import BridgeError
 from bridge.imds.diff import CONTINUOUS_SECONDS
 from bridge.lab.demo.listeners import Listeners, name_of
 from bridge.lab.demo.narrator import LOOK_SECONDS, Narrator
-from bridge.lab.demo.story import INTRODUCTION, NEXT, Chapter, chapters, expected_events, legend
+from bridge.lab.demo.story import INTRODUCTION, LEGEND, LEGEND_WITHOUT_BUS, NEXT, play
 from bridge.lab.imds import ImdsLab
 from bridge.outbox.inspect import newest
 from bridge.outbox.state_dir import StateFolder
@@ -40,6 +40,10 @@ if sys.platform == "win32":
     _STOP, _GROUP = signal.CTRL_BREAK_EVENT, {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 else:
     _STOP, _GROUP = signal.SIGTERM, {"process_group": 0}
+
+
+class NotArrived(Exception):
+    """Events did not arrive in time; the message names the chapter."""
 
 
 class Stage:
@@ -62,7 +66,8 @@ class Stage:
         self._bus = bus
         self._imds = stack.enter_context(ImdsLab(vms=VMS))
         self._incarnation = 0
-        self._expected: Counter[str] = Counter()
+        self.expected: Counter[str] = Counter()
+        self._number = 0
         self._event_ids: dict[str, str] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._killed_at = 0.0
@@ -87,17 +92,15 @@ class Stage:
 
     # What happens to the audit log and to the processes
 
-    def fail_audit(self) -> Self:
+    def fail_audit(self) -> None:
         """Let the audit log answer with errors."""
         self.listeners.is_audit_up = False
         self.listeners.audit.fault(503, count=None)
-        return self
 
-    def repair_audit(self) -> Self:
+    def repair_audit(self) -> None:
         """Let the audit log answer again."""
         self.listeners.is_audit_up = True
         self.listeners.audit.clear_faults()
-        return self
 
     def start(self, role: str) -> None:
         """Start a process; after a kill, only once the gap is long enough to be published."""
@@ -106,14 +109,13 @@ class Stage:
             process = self._processes[role] = self._run(role, stdout=log)
         self._narrate.line("PROCESS", f"imds-bridge {role} starts as process {process.pid}")
 
-    def kill_forward(self) -> Self:
+    def kill_forward(self) -> None:
         """Kill the forwarder: SIGKILL, which is -9."""
         process = self._processes["forward"]
         process.kill()
         process.wait()
         self._killed_at = time.monotonic()
         self._narrate.line("PROCESS", f"imds-bridge forward, process {process.pid}, is killed with -9")
-        return self
 
     def stop(self, role: str) -> None:
         """Stop a process as a supervisor does."""
@@ -162,15 +164,27 @@ class Stage:
             self._narrate.line("IMDS", f"document {incarnation}: {content}")
         self.listeners.narrate(self._narrate)
 
-    def expect(self, names: Iterable[str]) -> bool:
-        """Wait until the listeners have events of these types and all before; return whether they have in time."""
-        self._expected.update(names)
+    def chapter(self, title: str) -> None:
+        """Begin a chapter."""
+        self._number += 1
+        self._narrate.heading(f"{self._number}. {title}")
+
+    def say(self, text: str) -> None:
+        """Print a paragraph, and leave time to read it."""
+        self._narrate.paragraphs(text)
+        self._narrate.pause(self.look)
+
+    def expect(self, *names: str) -> None:
+        """Wait until the listeners have events of these types and all before; raise NotArrived after a while."""
+        self.expected.update(names)
 
         def is_all_there() -> bool:
             seen = Counter(map(name_of, self.listeners.events().values()))
-            return not self._expected - seen and self.listeners.have_all()
+            return not self.expected - seen and self.listeners.have_all()
 
-        return self._wait(is_all_there)
+        if not self._wait(is_all_there):
+            raise NotArrived(f"chapter {self._number}: not every event arrived within {WAIT_SECONDS:g} s")
+        self._narrate.pause(self.look)
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -231,33 +245,18 @@ def _demonstrate(stack: ExitStack, folder: Path, narrate: Narrator, *, with_bus:
         bus = stack.enter_context(DemoBus())
     stage = Stage(stack, folder, narrate, bus)
     narrate.paragraphs(f"{INTRODUCTION}\n\nThe left column:")
-    narrate.table(legend(with_bus=with_bus))
-    for number, chapter in enumerate(chapters(with_bus=with_bus), 1):
-        narrate.heading(f"{number}. {chapter.title}")
-        if not _play(chapter, stage, narrate):
-            stage.faults.append(f"chapter {number}: not every event arrived within {WAIT_SECONDS:g} s")
-            break
-    return _conclude(stage, narrate, expected_events(with_bus=with_bus))
+    narrate.table(LEGEND if with_bus else LEGEND_WITHOUT_BUS)
+    try:
+        play(stage, with_bus=with_bus)
+    except NotArrived as error:
+        stage.faults.append(str(error))
+    return _conclude(stage, narrate)
 
 
-def _play(chapter: Chapter, stage: Stage, narrate: Narrator) -> bool:
-    """Play one step after the other; return whether the events of each arrived."""
-    for step in chapter.steps:
-        if step.text:
-            narrate.paragraphs(step.text)
-            narrate.pause(stage.look)
-        if step.act:
-            step.act(stage)
-        if not stage.expect(step.causes):
-            return False
-        narrate.pause(stage.look)
-    return True
-
-
-def _conclude(stage: Stage, narrate: Narrator, expected: Counter[str]) -> int:
+def _conclude(stage: Stage, narrate: Narrator) -> int:
     """Print what has arrived, and what to do next or what is wrong; return the exit code."""
     published, arrived = stage.published(), stage.listeners.arrived()
-    faults = [*stage.faults, *find_faults(expected, published, arrived)]
+    faults = [*stage.faults, *find_faults(stage.expected, published, arrived)]
     if faults:
         show(*stage.logs(), stream=sys.stderr)
         show("", f"demo: FAILED, {'; '.join(faults)}")

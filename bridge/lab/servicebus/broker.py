@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bridge.lab.servicebus.conditions import NOT_ALLOWED, NOT_FOUND, Refused
 from bridge.lab.servicebus.config import Namespace, QueueSettings, TopicSettings
-from bridge.lab.servicebus.messages import Content
+from bridge.lab.servicebus.messages import NOT_ALLOWED, NOT_FOUND, Content, Refused
 from bridge.lab.servicebus.queues import DuplicateWindow, Events, MessageQueue
 
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"

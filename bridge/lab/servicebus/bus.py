@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bridge.lab.servicebus.broker import Broker
-from bridge.lab.servicebus.conditions import NOT_IMPLEMENTED, SESSION_LOST, UNAUTHORIZED, Refused
 from bridge.lab.servicebus.config import Namespace
 from bridge.lab.servicebus.connection import Connection, proton
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer, refuse
+from bridge.lab.servicebus.messages import NOT_IMPLEMENTED, SESSION_LOST, UNAUTHORIZED, Refused
 from bridge.lab.servicebus.nodes import CBS, MANAGEMENT_SUFFIX, CbsNode, ManagementNode, ReplyLink, opens
 from bridge.lab.servicebus.queues import Events, MessageQueue
 
@@ -41,7 +41,6 @@ class Bus:
         key_name: str,
         key: str,
         max_message_bytes: int,
-        idle_seconds: float,
     ) -> None:
         """Start without connections.
 
@@ -52,13 +51,11 @@ class Bus:
             key_name: the name of the accepted key.
             key: its value.
             max_message_bytes: the size limit of a message, and of a batch.
-            idle_seconds: links without traffic for this long are detached.
         """
         self.now = now
         self.key_name = key_name
         self.key = key
         self.max_message_bytes = max_message_bytes
-        self.idle_seconds = idle_seconds
         self.host = ""
         self.intercept: Intercept = lambda *_: False
         self.connections: set[Connection] = set()
@@ -77,8 +74,8 @@ class Bus:
             proton.Event.LINK_REMOTE_OPEN: lambda connection, event: self._attach(connection, event.link),
             proton.Event.LINK_REMOTE_CLOSE: self._link_closed,
             proton.Event.LINK_REMOTE_DETACH: self._link_closed,
-            proton.Event.LINK_FLOW: lambda _, event: _endpoint(event).flowed(),
-            proton.Event.DELIVERY: lambda _, event: _endpoint(event).delivered(event.delivery),
+            proton.Event.LINK_FLOW: self._link_flowed,
+            proton.Event.DELIVERY: self._delivered,
             proton.Event.TRANSPORT_ERROR: lambda connection, _: connection.end(),
         }
 
@@ -101,12 +98,8 @@ class Bus:
             handler(connection, event)
 
     def tick(self) -> None:
-        """Let what is due expire, and look for links that wait or are idle."""
+        """Let what is due expire, and look for links that wait."""
         self.broker.tick()
-        for connection in list(self.connections):
-            for endpoint in list(connection.endpoints):
-                if isinstance(endpoint, Producer | Consumer):
-                    endpoint.check_idle()
         for queue in self._consumers:
             self.changed(queue)
 
@@ -207,6 +200,14 @@ class Bus:
         except Refused as refused:
             consumer.detach(refused)
 
+    def _link_flowed(self, _: Connection, event: Any) -> None:
+        if endpoint := getattr(event.link, "lab", None):
+            endpoint.flowed()
+
+    def _delivered(self, _: Connection, event: Any) -> None:
+        if endpoint := getattr(event.link, "lab", None):
+            endpoint.delivered(event.delivery)
+
     def _link_closed(self, _: Connection, event: Any) -> None:
         if endpoint := getattr(event.link, "lab", None):
             self.drop(endpoint)
@@ -229,18 +230,6 @@ def unauthorized(host: str, entity: str) -> Refused:
         f"Unauthorized access. 'Send' or 'Listen' claim(s) are required to perform this operation. "
         f"Resource: 'sb://{host}/{entity}'.",
     )
-
-
-class _NoEndpoint:
-    def flowed(self) -> None:
-        """Ignore it."""
-
-    def delivered(self, _: Any) -> None:
-        """Ignore it."""
-
-
-def _endpoint(event: Any) -> Any:
-    return getattr(event.link, "lab", None) or _NoEndpoint()
 
 
 def _entity(path: str) -> str:

@@ -6,16 +6,15 @@ import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bridge.lab.servicebus.conditions import (
-    DETACH_FORCED,
+from bridge.lab.servicebus.connection import Connection, proton
+from bridge.lab.servicebus.messages import (
     NOT_ALLOWED,
     NOT_IMPLEMENTED,
     TIMEOUT,
     TOO_LARGE,
     Refused,
+    parse_transfer,
 )
-from bridge.lab.servicebus.connection import Connection, proton
-from bridge.lab.servicebus.messages import parse_transfer
 from bridge.lab.servicebus.queues import MessageQueue
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ def refuse(link: Any, refused: Refused) -> None:
 class Endpoint:
     """The lab's end of one link."""
 
-    kind = "link"
     opened = True
 
     def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
@@ -70,7 +68,6 @@ class Endpoint:
         self.connection = connection
         self.link = link
         self.path = path
-        self.active_at = bus.now()
 
     def attach(self) -> None:
         """Accept the terms that the client asked for."""
@@ -110,23 +107,9 @@ class Endpoint:
             refuse(self.link, refused)
         self.bus.send_later(self.connection)
 
-    def check_idle(self) -> None:
-        """Detach a link without traffic, as the service does."""
-        limit = self.bus.idle_seconds
-        if self.opened and not self.connection.paused and self.bus.now() - self.active_at >= limit:
-            self.detach(
-                Refused(
-                    DETACH_FORCED,
-                    f"The link '{self.link.name}' is force detached. Code: {self.kind}. Details: "
-                    f"AmqpMessage{self.kind.capitalize()}.IdleTimerExpired: Idle timeout: {limit:g} s.",
-                )
-            )
-
 
 class Producer(Endpoint):
     """Receive what a client sends to a queue or a topic."""
-
-    kind = "publisher"
 
     def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
         super().__init__(bus, connection, link, path)
@@ -155,7 +138,6 @@ class Producer(Endpoint):
         self.grant()
 
     def _take(self, delivery: Any) -> None:
-        self.active_at = self.bus.now()
         data = self.read()
         try:
             if self.intercepted("store"):
@@ -181,7 +163,6 @@ class Producer(Endpoint):
 class Consumer(Endpoint):
     """Send a client the messages of a queue or a subscription, and process its settlements."""
 
-    kind = "consumer"
     opened = False
 
     def __init__(self, bus: Bus, connection: Connection, link: Any, path: str) -> None:
@@ -215,7 +196,6 @@ class Consumer(Endpoint):
             self.link.properties = {proton.symbol(LOCKED_UNTIL): ticks}
         self.attach()
         self.opened = True
-        self.active_at = self.bus.now()
         self.bus.send_later(self.connection)
 
     def serve(self) -> bool:
@@ -233,7 +213,6 @@ class Consumer(Endpoint):
             delivery.settle()
         else:
             delivery.lab_token = token
-        self.active_at = self.bus.now()
         self.bus.send_later(self.connection)
         return True
 
@@ -249,7 +228,6 @@ class Consumer(Endpoint):
         token = getattr(delivery, "lab_token", None)
         if token is None or not (delivery.remote_state or delivery.settled):
             return
-        self.active_at = self.bus.now()
         try:
             if self.intercepted("settle", delivery):
                 return

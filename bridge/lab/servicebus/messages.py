@@ -12,8 +12,34 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from bridge.lab.servicebus.conditions import ARGUMENT, DECODE, NOT_IMPLEMENTED, Refused
 from bridge.lab.servicebus.connection import proton
+
+# The error conditions of the service.
+NOT_FOUND = "amqp:not-found"
+NOT_ALLOWED = "amqp:not-allowed"
+UNAUTHORIZED = "amqp:unauthorized-access"
+DECODE = "amqp:decode-error"
+TOO_LARGE = "amqp:link:message-size-exceeded"
+DETACH_FORCED = "amqp:link:detach-forced"
+NOT_IMPLEMENTED = "amqp:not-implemented"
+
+ARGUMENT = "com.microsoft:argument-error"
+BUSY = "com.microsoft:server-busy"
+LOCK_LOST = "com.microsoft:message-lock-lost"
+SESSION_LOCKED = "com.microsoft:session-cannot-be-locked"
+SESSION_LOST = "com.microsoft:session-lock-lost"
+TIMEOUT = "com.microsoft:timeout"
+
+_STATUS_CODES = {
+    NOT_FOUND: 404,
+    NOT_ALLOWED: 400,
+    ARGUMENT: 400,
+    UNAUTHORIZED: 401,
+    LOCK_LOST: 410,
+    SESSION_LOST: 410,
+    BUSY: 503,
+    NOT_IMPLEMENTED: 501,
+}
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(
     0x70, 0x79
@@ -51,6 +77,16 @@ _TTL = 2
 MAX_ID_CHARACTERS = 128
 MAX_PROPERTY_BYTES, MAX_PROPERTIES_BYTES = 32 * 1024, 64 * 1024
 _MAX_UINT = 2**32 - 1
+
+
+class Refused(Exception):
+    """A request of a client is refused, with the condition that the service would send."""
+
+    def __init__(self, condition: str, description: str) -> None:
+        super().__init__(f"{condition}: {description}")
+        self.condition = condition
+        self.description = description
+        self.status_code = _STATUS_CODES.get(condition, 500)  # of a management node
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from bridge.lab.servicebus.conditions import ARGUMENT, DECODE, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
 from bridge.lab.servicebus.connection import Connection, proton
 from bridge.lab.servicebus.links import CREDIT, Consumer, Endpoint, reject
+from bridge.lab.servicebus.messages import ARGUMENT, DECODE, NOT_ALLOWED, NOT_IMPLEMENTED, Refused
 from bridge.lab.servicebus.queues import MessageQueue
 
 if TYPE_CHECKING:

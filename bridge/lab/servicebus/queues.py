@@ -9,9 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.lab.servicebus.conditions import LOCK_LOST, NOT_ALLOWED, SESSION_LOCKED, SESSION_LOST, Refused
 from bridge.lab.servicebus.config import Properties, QueueSettings
-from bridge.lab.servicebus.messages import Content, Message
+from bridge.lab.servicebus.messages import (
+    LOCK_LOST,
+    NOT_ALLOWED,
+    SESSION_LOCKED,
+    SESSION_LOST,
+    Content,
+    Message,
+    Refused,
+)
 
 EXPIRED = ("TTLExpiredException", "The message expired and was dead lettered.")
 NO_SESSION = ("Session ID is null.", "Session enabled entity doesn't allow a message without a session id.")

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from bridge.lab.servicebus.broker import Broker
-from bridge.lab.servicebus.conditions import (
+from bridge.lab.servicebus.config import Namespace
+from bridge.lab.servicebus.messages import (
     LOCK_LOST,
     NOT_ALLOWED,
     NOT_FOUND,
-    SESSION_LOCKED,
     SESSION_LOST,
+    Message,
     Refused,
 )
-from bridge.lab.servicebus.config import Namespace
-from bridge.lab.servicebus.messages import Message
 from bridge.lab.servicebus.queues import Events, MessageQueue
 from tests.support.bus_messages import Clock, content
 
@@ -77,37 +76,6 @@ def refusal(work: Any, *arguments: Any, **options: Any) -> str:
 # --- peek-lock ---
 
 
-def test_messages_are_taken_in_the_order_in_which_they_came(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1", "2", "3")
-    assert [lab.take().content.body for _ in range(3)] == [b"1", b"2", b"3"]
-    assert lab.queue.take() is None
-
-
-def test_a_completed_message_is_removed_and_counted(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1")
-    lab.queue.complete(token(lab.take()))
-    assert bodies(lab) == []
-    assert (lab.queue.counts["enqueued"], lab.queue.counts["completed"]) == (1, 1)
-
-
-def test_an_abandoned_message_comes_back_at_once_in_its_old_place_and_counted(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1", "2")
-    lab.queue.abandon(token(lab.take()))
-    again = lab.take()
-    assert (again.content.body, again.delivery_count) == (b"1", 1)
-
-
-def test_a_released_message_comes_back_uncounted(clock: Clock) -> None:
-    lab = Lab(clock, MaxDeliveryCount=2)
-    lab.send("1")
-    for _ in range(5):
-        lab.queue.release(token(lab.take()))
-    assert lab.take().delivery_count == 0
-
-
 def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_refused(clock: Clock) -> None:
     lab = Lab(clock, LockDuration=30)
     lab.send("1")
@@ -120,17 +88,6 @@ def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_re
     assert lab.take().delivery_count == 1
     for settle in (lab.queue.complete, lab.queue.abandon, lab.queue.renew):
         assert refusal(settle, first) == LOCK_LOST
-
-
-def test_a_renewed_lock_holds_for_another_period(clock: Clock) -> None:
-    lab = Lab(clock, LockDuration=30)
-    lab.send("1")
-    held = token(lab.take())
-    lab.move(20)
-    assert lab.queue.renew(held) == clock.at + 30
-    lab.move(29)
-    lab.queue.complete(held)
-    assert bodies(lab) == []
 
 
 @pytest.mark.parametrize("how", ["abandon", "expiry"])
@@ -168,22 +125,6 @@ def test_a_dead_letter_keeps_reason_and_description_and_can_be_taken_and_complet
         assert message is not None
     dead_letters.complete(token(message))
     assert lab.dead == []
-
-
-def test_a_destructive_take_leaves_nothing(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1")
-    assert lab.queue.take(destructive=True) is not None
-    assert bodies(lab) == []
-
-
-def test_peeking_sees_all_messages_from_a_number_on_and_locks_none(clock: Clock) -> None:
-    lab = Lab(clock)
-    lab.send("1", "2", "3")
-    lab.take()
-    assert [m.content.body for m in lab.queue.peek(1, 10)] == [b"1", b"2", b"3"]
-    assert [m.content.body for m in lab.queue.peek(2, 2)] == [b"2", b"3"]
-    assert lab.take().content.body == b"2"
 
 
 # --- time to live ---
@@ -230,24 +171,7 @@ def test_a_message_id_is_taken_once_within_the_window(clock: Clock) -> None:
     assert lab.queue.counts["duplicates"] == 2
 
 
-def test_messages_without_an_id_are_no_duplicates_of_one_another(clock: Clock) -> None:
-    lab = Lab(clock, **DETECTION)
-    lab.send("1", "2")
-    assert bodies(lab) == [b"1", b"2"]
-
-
 # --- sessions ---
-
-
-def test_a_session_is_held_by_one_and_gives_its_own_messages_in_order(clock: Clock) -> None:
-    lab = Lab(clock, RequiresSession=True)
-    lab.send("a1", "a2", session_id="a")
-    lab.send("b1", session_id="b")
-    owner = Owner()
-    lab.queue.accept_session("a", owner)
-    assert refusal(lab.queue.accept_session, "a", Owner()) == SESSION_LOCKED
-    assert [lab.take("a").content.body for _ in range(2)] == [b"a1", b"a2"]
-    assert lab.queue.take("a") is None
 
 
 def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clock) -> None:
@@ -256,18 +180,6 @@ def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clo
         lab.send("x", session_id=session_id)
     accepted = [lab.queue.accept_session(None, Owner()) for _ in range(4)]
     assert accepted == ["c", "a", "b", None]
-
-
-def test_a_session_without_messages_can_be_held_by_its_id(clock: Clock) -> None:
-    lab = Lab(clock, RequiresSession=True)
-    assert lab.queue.accept_session("empty", Owner()) is not None
-
-
-def test_a_message_without_a_session_is_refused_and_so_is_its_whole_batch(clock: Clock) -> None:
-    lab = Lab(clock, RequiresSession=True)
-    batch = [content("1", session_id="a"), content("2")]
-    assert refusal(lab.broker.send, "q", batch) == NOT_ALLOWED
-    assert bodies(lab) == []
 
 
 def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(clock: Clock) -> None:
@@ -346,14 +258,6 @@ def test_a_subscription_gets_the_messages_that_one_of_its_filters_matches(clock:
     assert held(broker, "all") == held(broker, "sessions") == [b"Reboot", b"Freeze", b"Preempt"]
     assert held(broker, "reboots") == [b"Reboot"]
     assert held(broker, "both") == [b"Reboot", b"Freeze"]
-
-
-def test_a_topic_drops_duplicates_for_all_its_subscriptions(clock: Clock) -> None:
-    broker = topic(clock, **DETECTION)
-    for body in ("1", "2"):
-        broker.send("t", [content(body, message_id="a", session_id="s")])
-    assert held(broker, "all") == [b"1"]
-    assert broker.target("t").counts["duplicates"] == 1
 
 
 def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: Clock) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +46,6 @@ def test_the_file_that_the_emulator_reads_is_read() -> None:
     assert [one.name for one in events.subscriptions] == ["all", "by-subject", "by-sql"]
     assert [[rule.name for rule in one.rules] for one in events.subscriptions] == [[], ["subject"], ["sql"]]
     assert list(namespace.ignored()) == []
-
-
-def test_a_byte_order_mark_before_the_file_is_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text("\ufeff" + json.dumps(configuration(queues=[queue()])), encoding="utf-8")
-    assert [settings.name for settings in load(path).queues] == ["q"]
-
-
-def test_durations_are_iso_8601() -> None:
-    for given, seconds in (("PT1M", 60), ("PT5S", 5), ("PT1H30M", 5400), ("P1DT1S", 86401), ("PT0.5S", 0.5)):
-        (settings,) = load(configuration(queues=[queue(DefaultMessageTimeToLive=given)])).queues
-        assert settings.properties.default_message_time_to_live.total_seconds() == seconds
 
 
 def test_a_correlation_filter_names_properties_of_the_message_and_of_the_application() -> None:

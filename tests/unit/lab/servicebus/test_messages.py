@@ -8,8 +8,15 @@ from typing import Any
 import proton
 import pytest
 
-from bridge.lab.servicebus.conditions import ARGUMENT, DECODE, NOT_IMPLEMENTED, Refused
-from bridge.lab.servicebus.messages import Message, parse, parse_transfer
+from bridge.lab.servicebus.messages import (
+    ARGUMENT,
+    DECODE,
+    NOT_IMPLEMENTED,
+    Message,
+    Refused,
+    parse,
+    parse_transfer,
+)
 from tests.support.amqp import DATA, described, write
 from tests.support.bus_messages import content, encoded
 

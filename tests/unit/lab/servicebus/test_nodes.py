@@ -13,8 +13,8 @@ import proton
 import pytest
 
 from bridge.lab.servicebus.broker import Broker
-from bridge.lab.servicebus.conditions import Refused
 from bridge.lab.servicebus.config import Namespace
+from bridge.lab.servicebus.messages import Refused
 from bridge.lab.servicebus.nodes import check_token, entity_path, manage, opens
 from bridge.lab.servicebus.queues import Events
 from tests.support.bus_messages import Clock, content
@@ -150,7 +150,3 @@ def test_a_session_lock_is_renewed_for_who_holds_it_only(broker: Broker) -> None
     lost = (410, "com.microsoft:session-lock-lost")
     assert ask(broker, "renew-session-lock", body, path="s", owner=None) == lost
     assert ask(broker, "renew-session-lock", body, path="q", owner=owner) == (400, "amqp:not-allowed")
-
-
-def test_an_empty_queue_has_nothing_to_peek(broker: Broker) -> None:
-    assert ask(broker, "peek-message", {"from-sequence-number": 1, "message-count": 1}) is None
