@@ -25,8 +25,6 @@ from bridge.formats.cloudevents import structured
 from bridge.formats.samples import check_event, samples
 from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
-from bridge.lab.rendering import EVENT_TYPES as IMDS_TYPES
-from bridge.lab.rendering import EVENT_VERSIONS, event_fields, render_document
 from bridge.lab.servicebus.filters import Sql
 from bridge.lab.servicebus.messages import Content
 from bridge.sinks.servicebus import to_message
@@ -89,12 +87,6 @@ def test_every_type_has_a_schema_and_an_example_and_nothing_else_has() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == files
 
 
-@pytest.mark.parametrize("name", EVENT_NAMES)
-def test_the_id_of_an_example_is_that_of_its_content(name: str) -> None:
-    envelope, command = (read(EXAMPLES / file_name(one)) for one in (name, COMMAND_APPROVE))
-    assert envelope["id"] == id_of(envelope, command)
-
-
 @pytest.mark.parametrize(
     ("wanted", "file"),
     [
@@ -103,11 +95,8 @@ def test_the_id_of_an_example_is_that_of_its_content(name: str) -> None:
         ("cloudevent", "cloudevent.v1.json"),
     ],
 )
-def test_the_command_prints_one_schema(wanted: str, file: str) -> None:
+def test_the_command_prints_one_schema_or_the_names(wanted: str, file: str) -> None:
     assert run("schema", wanted).stdout == (SCHEMAS / file).read_text()
-
-
-def test_without_a_name_the_command_lists_the_names() -> None:
     assert run("schema").stdout.split() == [*NAMES]
 
 
@@ -170,13 +159,8 @@ def test_a_schema_refuses_data_without_required_properties_or_with_other_types(n
     for required in BY_NAME[name]["required"]:
         assert not VALIDATORS[name].is_valid({key: data[key] for key in data if key != required}), required
         assert not VALIDATORS[name].is_valid({**data, required: object()}), required
-
-
-@pytest.mark.parametrize("end", ["completed", "canceled", "ended"])
-def test_the_statuses_of_ends_are_closed(end: str) -> None:
-    name = f"scheduledevent.{end}"
-    data = read(EXAMPLES / file_name(name))["data"]
-    assert not VALIDATORS[name].is_valid({**data, "EventStatus": "Scheduled"})
+    if name.endswith(("completed", "canceled", "ended")):
+        assert not VALIDATORS[name].is_valid({**data, "EventStatus": "Scheduled"})
 
 
 # --- the schema of all CloudEvents ---
@@ -214,15 +198,9 @@ def test_the_attributes_of_the_schema_are_those_that_filters_know() -> None:
 # --- what README.md says ---
 
 
-def links() -> set[str]:
-    """Return the links to files, those in code blocks left out."""
-    text = re.sub(r"^```.*?^```", "", (SCHEMAS / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    return {link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("https://")}
-
-
-def test_readme_links_every_schema_and_nothing_that_does_not_exist() -> None:
-    assert {path.name for path in SCHEMAS.glob("*.json")} < links()
-    assert [link for link in links() if not (SCHEMAS / link).exists()] == []
+def test_readme_links_every_schema() -> None:
+    text = (SCHEMAS / "README.md").read_text()
+    assert [path.name for path in SCHEMAS.glob("*.json") if f"]({path.name})" not in text] == []
 
 
 def sql_filters() -> list[str]:
@@ -232,30 +210,30 @@ def sql_filters() -> list[str]:
 
 @pytest.mark.parametrize("expression", sql_filters())
 def test_a_filter_of_readme_matches_some_events_and_not_others(expression: str) -> None:
-    matches, taken = Sql(expression), []
+    matches, taken = Sql(expression), set()
     for path in EXAMPLES.iterdir():
-        envelope = read(path)
-        body = path.read_bytes()
+        envelope, body = read(path), path.read_bytes()
         event = StoredEvent(seq=1, id=envelope["id"], type=envelope["type"], stored_at=0.0, body=body)
         message = to_message(event)
         content = Content(
             properties={"subject": message.subject, "correlation_id": message.correlation_id},
             application_properties={
-                str(name): value for name, value in (message.application_properties or {}).items()
+                str(key): one for key, one in (message.application_properties or {}).items()
             },
         )
-        taken.append(matches(content))
-    assert {*taken} == {True, False}
+        taken.add(bool(matches(content)))
+    assert taken == {True, False}
 
 
 # --- what is published ---
 
 
 @pytest.mark.parametrize("name", EVENT_NAMES)
-def test_an_example_is_a_valid_event_of_its_type(name: str) -> None:
-    envelope = read(EXAMPLES / file_name(name))
+def test_an_example_is_a_valid_event_of_its_type_with_the_id_of_its_content(name: str) -> None:
+    envelope, command = (read(EXAMPLES / file_name(one)) for one in (name, COMMAND_APPROVE))
     assert faults(envelope) == []
     assert envelope["type"] == type_of(name)
+    assert envelope["id"] == id_of(envelope, command)
     if name != COMMAND_APPROVE:  # a command need not say it
         assert envelope["dataschema"] == BY_NAME[name]["$id"]
 
@@ -273,30 +251,6 @@ def test_the_samples_of_every_type_match_the_schemas() -> None:
 def test_events_of_recorded_documents_match_the_schemas(path: Path, reporter: Reporter) -> None:
     documents = [parse_document(json.dumps(raw).encode()) for raw in read(path)["documents"]]
     assert faults_in(build(documents, reporter)) == []
-
-
-@pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_events_of_every_api_version_match_the_schemas(version: str) -> None:
-    lives: list[Document] = []
-    for status in ("Scheduled", "Started", ""):
-        events = [
-            event_fields(
-                event_id=f"{kind}-1",
-                event_type=kind,
-                event_status=status,
-                resources=["web_0", "web_1"],
-                description="",
-                event_source="User",
-                duration_seconds=9,
-            )
-            | {"NotBefore": NOT_BEFORE if status == "Scheduled" else ""}
-            for kind in IMDS_TYPES
-            if status
-        ]
-        lives.append(parse_document(json.dumps(render_document(7 + len(lives), events, version)).encode()))
-    built = list(build(lives))
-    assert len(built) > len(lives)
-    assert faults_in(iter(built)) == []
 
 
 texts = st.text(max_size=8) | st.none()
@@ -447,17 +401,10 @@ def test_an_invalid_command_is_refused_by_the_schema_and_by_the_listener(data: d
     assert not accepts(data)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"EventId": FIRST, "Reason": 5},
-        {"EventId": FIRST, "ExpiresAt": "2026-11-20"},
-    ],
-    ids=str,
-)
-def test_the_listener_also_accepts_what_the_schema_does_not_promise(data: dict[str, Any]) -> None:
-    assert not COMMAND.is_valid(data)
-    assert accepts(data)
+def test_the_listener_also_accepts_what_the_schema_does_not_promise() -> None:
+    for data in ({"EventId": FIRST, "Reason": 5}, {"EventId": FIRST, "ExpiresAt": "2026-11-20"}):
+        assert not COMMAND.is_valid(data)
+        assert accepts(data)
 
 
 printable = st.text(st.characters(exclude_categories=("C", "Zl", "Zp", "Zs")), max_size=9)
