@@ -4,68 +4,32 @@ from __future__ import annotations
 
 import gzip
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bridge.config.sinks import HttpSettings
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
-from bridge.http.client import USER_AGENT, Answer, HttpClient, origin, retry_after_seconds
+from bridge.http.client import USER_AGENT, HttpClient, origin, retry_after_seconds
+from tests.support.http_client import OK, Make, ask, failure
 from tests.support.process import (
-    LIMIT_SECONDS,
-    SLACK_SECONDS,
     RawServer,
     Serve,
     answering,
     closed_port,
     dripping,
-    self_signed,
     silent,
 )
 
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LIMIT_BYTES = 1000
-LATE_SECONDS = SLACK_SECONDS
 
 
-Make = Callable[..., HttpClient]
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    """Make clients that read few bytes of an answer, and are closed at the end."""
+@pytest.fixture(autouse=True)
+def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients read few bytes of an answer."""
     monkeypatch.setattr(module, "MAX_BODY_BYTES", LIMIT_BYTES)
-    with ExitStack() as stack:
-
-        def make(**settings: Any) -> HttpClient:
-            return stack.enter_context(
-                closing(HttpClient(HttpSettings(**{"timeout_seconds": LIMIT_SECONDS, **settings})))
-            )
-
-        yield make
-
-
-@pytest.fixture
-def client(make: Make) -> HttpClient:
-    return make()
-
-
-def ask(client: HttpClient, url: str) -> Answer:
-    return client.exchange("GET", f"{url}/secret-path?secret=query", {"X-Key": "secret-header"})
-
-
-def failure(client: HttpClient, url: str) -> DeliveryError:
-    with pytest.raises(DeliveryError) as raised:
-        ask(client, url)
-    assert "secret" not in str(raised.value)
-    return raised.value
 
 
 # --- time ---
@@ -74,25 +38,18 @@ def failure(client: HttpClient, url: str) -> DeliveryError:
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_peer_that_says_nothing_is_aborted(make: Make, scheme: str) -> None:
     with RawServer(silent) as server:
-        started = time.monotonic()
-        failure(make(timeout_seconds=0.5), server.url.replace("http", scheme))
-        assert time.monotonic() - started < 0.5 + LATE_SECONDS
+        failure(Unavailable, make(timeout_seconds=0.5), server.url.replace("http", scheme))
 
 
 def test_a_peer_that_does_not_take_the_request_is_aborted(make: Make) -> None:
     with RawServer(silent) as server:
-        body = bytes(32 * 1024 * 1024)
-        started = time.monotonic()
-        with pytest.raises(DeliveryError) as raised:
-            make(timeout_seconds=0.5).exchange("POST", server.url, {}, body)
-        assert time.monotonic() - started < 0.5 + LATE_SECONDS
-        assert type(raised.value) is Unavailable
+        failure(Unavailable, make(timeout_seconds=0.5), server.url, body=bytes(32 * 1024 * 1024))
 
 
 def test_after_a_time_out_the_client_can_be_used_again(make: Make) -> None:
     client = make(timeout_seconds=1)
     with RawServer(silent) as server:
-        failure(client, server.url)
+        failure(Unavailable, client, server.url)
     with RawServer(answering(OK)) as server:
         assert ask(client, server.url).body == b"ok"
 
@@ -120,18 +77,12 @@ def test_an_endless_answer_is_cut_off(client: HttpClient) -> None:
 # --- where it goes ---
 
 
-def test_a_redirect_is_an_answer_and_not_followed(client: HttpClient) -> None:
-    moved = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
-    with RawServer(answering(moved)) as server:
-        assert ask(client, server.url).status == 302
-        assert len(server.requests) == 1
-
-
-def test_the_body_of_a_redirect_is_bounded_and_not_unpacked_either(client: HttpClient) -> None:
+def test_a_redirect_is_an_answer_and_neither_followed_nor_unpacked(client: HttpClient) -> None:
     packed = gzip.compress(bytes(10_000_000))
     head = f"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
     with RawServer(answering(head.encode() + packed)) as server:
         answer = ask(client, server.url)
+        assert len(server.requests) == 1
     assert (answer.status, answer.body) == (302, packed[:LIMIT_BYTES])
 
 
@@ -157,7 +108,7 @@ def test_no_password_of_a_netrc_file_is_sent(
 
 def test_only_what_was_asked_for_is_sent(client: HttpClient) -> None:
     with RawServer(answering(OK)) as server:
-        ask(client, server.url)
+        ask(client, server.url, method="GET")
         line, *headers = server.requests[0].split("\r\n")
         host = server.url.removeprefix("http://")
     assert line == "GET /secret-path?secret=query HTTP/1.1"
@@ -232,33 +183,18 @@ def test_a_status_counts_whatever_its_body_is(client: HttpClient, answer: bytes)
 )
 def test_a_status_counts_when_the_time_is_over_before_the_body_ends(make: Make, serve: Serve) -> None:
     with RawServer(serve) as server:
-        started = time.monotonic()
         assert ask(make(timeout_seconds=1), server.url).status == 200
-        assert 1 <= time.monotonic() - started < 1 + LATE_SECONDS
 
 
 # --- what goes wrong ---
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(client: HttpClient, tmp_path: Path) -> None:
-    with RawServer(answering(OK), tls=self_signed(tmp_path)) as server:
-        error = failure(client, server.url)
-        assert type(error) is Misconfigured
-        assert "self-signed certificate" in str(error)
-        assert server.requests == []
-
-
-def test_no_connection_is_a_fault_of_the_moment(client: HttpClient) -> None:
+def test_no_connection_or_address_is_a_fault_of_the_moment(client: HttpClient) -> None:
     with closed_port() as url:
-        error = failure(client, url)
-    assert str(error).endswith(": the connection failed: Connection refused")
-    assert type(error) is Unavailable
-
-
-def test_a_name_that_cannot_be_resolved_is_a_fault_of_the_moment(client: HttpClient) -> None:
-    error = failure(client, "http://does-not-exist.invalid")
-    assert "the host name cannot be resolved" in str(error)
-    assert type(error) is Unavailable
+        error = failure(Unavailable, client, url)
+    assert error.endswith(": the connection failed: Connection refused")
+    error = failure(Unavailable, client, "http://does-not-exist.invalid")
+    assert "the host name cannot be resolved" in error
 
 
 @pytest.mark.parametrize(
@@ -274,7 +210,7 @@ def test_an_answer_that_is_not_http_is_a_temporary_failure(client: HttpClient, a
         if answer.startswith(b"HTTP/1.1 200"):
             assert ask(client, server.url).body == b""  # old servers end a head so
         else:
-            assert type(failure(client, server.url)) is Unavailable
+            failure(Unavailable, client, server.url)
 
 
 @pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
