@@ -12,20 +12,23 @@ from bridge.sinks.base import RequestPreview, Sink
 
 
 class MemorySink(Sink):
-    """Puts events into `received`, unless `failures` has an error for the call, or `refuse` one for an event."""
+    """Puts events into `received`, unless `failures` has an error for the call, or `refuse` one for an event.
+
+    `calls` has "send" and "reload" in their order.
+    """
 
     def __init__(self, *, max_batch: int = 1) -> None:
         self.max_batch = max_batch
         self.received: list[StoredEvent] = []
         self.failures: deque[DeliveryError] = deque()
         self.refuse: Callable[[StoredEvent], DeliveryError | None] = lambda _: None
-        self.keep_alives = 0
-        self.reloads = 0
+        self.calls: list[str] = []
         self.is_closed = False
         self._changed = threading.Condition()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Keep the events, or those before the next failure."""
+        self.calls.append("send")
         with self._changed:
             failure = self.failures.popleft() if self.failures else self._refusal(events)
             self.received += events if failure is None else events[: failure.delivered]
@@ -52,12 +55,11 @@ class MemorySink(Sink):
             return list(self.received)
 
     def keep_alive(self) -> None:
-        """Count the call."""
-        self.keep_alives += 1
+        """Do nothing."""
 
     def reload(self) -> None:
-        """Count the call."""
-        self.reloads += 1
+        """Note the call."""
+        self.calls.append("reload")
 
     def check(self) -> str:
         """Return how many events came."""
