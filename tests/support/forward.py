@@ -9,6 +9,7 @@ from typing import Any, cast
 from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
+from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
@@ -17,7 +18,8 @@ from bridge.service.composition import Parts
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
 from tests.support.clock import MovedClock
-from tests.support.diff import envelope_of, faults_of
+from tests.support.diff import BEFORE_START, envelope_of, faults_of
+from tests.support.imds import WEB_0, ScriptedImds
 from tests.support.outbox import committed
 
 DAY = 86_400.0
@@ -148,6 +150,16 @@ class Station:
             boot_id=self.boot_id,
         )
         return Forwarder(parts)
+
+
+class Scripted(Station):
+    """A station on a scripted IMDS."""
+
+    imds: ScriptedImds
+
+    def __init__(self, folder: Path, vm: Vm = WEB_0) -> None:
+        clock = MovedClock(BEFORE_START)
+        super().__init__(folder, ScriptedImds(clock, vm=vm), clock)
 
 
 def parts_of(**parts: Any) -> Parts:

@@ -80,6 +80,16 @@ def test_an_imds_that_is_not_there_is_asked_again(start: Start) -> None:
         assert station.forwarder.status()["last_error"]
 
 
+def test_a_request_that_hangs_is_reported_and_repeated_on_another_connection(
+    lab: ImdsLab, start: Start
+) -> None:
+    station = start(ImdsSettings(endpoint=lab.url("web-0")))
+    station.settle()
+    station.imds._late_seconds = 0.2
+    lab.fault("slow", seconds=600, path=EVENTS_PATH)
+    assert station.polled(after=6) == ["imds.unreachable", "imds.recovered"]
+
+
 def test_bytes_before_the_json_are_not_an_outage(lab: ImdsLab, start: Start) -> None:
     station = start(ImdsSettings(endpoint=lab.url("web-0")))
     lab.fault("junk_prefix", count=None, path=EVENTS_PATH)
