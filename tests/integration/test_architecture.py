@@ -122,10 +122,3 @@ def test_a_decision_reads_no_clock(file: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert not called & CLOCKS
-
-
-def test_a_forwarder_with_only_a_webhook_loads_no_azure_package() -> None:
-    modules = "bridge.cli.main, bridge.service.composition, bridge.sinks.webhook"
-    script = f"import sys, {modules}; print('azure' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"

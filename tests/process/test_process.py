@@ -6,32 +6,22 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sized
-from datetime import datetime
+from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pytest
 
-from bridge.lab.imds import EVENTS_PATH, INSTANCE_PATH
-from bridge.sinks.base import RETRY_LIMIT_SECONDS
+from bridge.lab.imds import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.order import by_order_key
 from tests.support.process import (
     COMMAND,
     LIMIT_SECONDS,
-    SLACK_SECONDS,
     Forward,
-    RawServer,
-    closed_port,
     environment,
     read_outbox,
     run,
@@ -39,7 +29,7 @@ from tests.support.process import (
     wait_until,
 )
 
-STOP_SECONDS = 3.0
+STOP_SECONDS = 1.0
 TYPES = [f"io.imdsbridge.{name}.*" for name in ("scheduledevent", "document", "imds")]
 DOCUMENT = "io.imdsbridge.document.changed.v1"
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -63,17 +53,8 @@ def schedule(lab: ImdsLab, **more: Any) -> str:
     return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, **more)
 
 
-def _has(found: Sized, count: int) -> bool:
-    return len(found) >= count
-
-
 def polls(lab: ImdsLab) -> int:
     return sum(request.path == EVENTS_PATH for request in lab.requests())
-
-
-def stored(forward: Forward) -> list[str]:
-    """Return the ids of the events in the outbox that the sinks of these tests take."""
-    return [row[1] for row in read_outbox(forward.state).events if "heartbeat" not in row[2]]
 
 
 def wait_for_poll(lab: ImdsLab) -> None:
@@ -89,49 +70,14 @@ def wait_for_poll(lab: ImdsLab) -> None:
 def test_an_event_that_appears_just_before_the_signal_is_delivered(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
+    slowly = {"endpoint": lab.url("web-0"), "poll_seconds": 60}  # the last poll comes at once all the same
+    with Forward(tmp_path, {**settings(lab, {"inbox": webhook(inbox)}), "imds": slowly}) as forward:
         forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
         inbox.wait_for(1, LIMIT_SECONDS)
         schedule(lab)
         forward.signal(number)
         assert forward.wait() == 0, forward
     assert SCHEDULED in types_at(inbox)
-
-
-def test_the_last_poll_comes_at_once_whatever_the_interval(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    sinks = {"inbox": webhook(inbox)}
-    slowly = {"endpoint": lab.url("web-0"), "poll_seconds": 60}
-    with Forward(tmp_path, {**settings(lab, sinks), "imds": slowly}) as forward:
-        inbox.wait_for(1, LIMIT_SECONDS)
-        schedule(lab)
-        assert forward.stop() == 0, forward
-    assert SCHEDULED in types_at(inbox)
-
-
-def test_waiting_events_of_a_failing_sink_are_retried_before_the_end(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    inbox.fault(503)
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
-        inbox.wait_for(lambda: len(inbox.received) == 1, LIMIT_SECONDS)
-        assert forward.stop() == 0, forward
-    assert types_at(inbox) == [DOCUMENT]
-
-
-def test_a_receiver_that_asks_to_wait_is_left_alone_while_the_process_stops(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    inbox.fault(503, retry_after=3600)
-    sinks = {"inbox": webhook(inbox)}
-    with Forward(tmp_path, settings(lab, sinks, stop_seconds=STOP_SECONDS)) as forward:
-        inbox.wait_for(lambda: len(inbox.received) == 1, LIMIT_SECONDS)
-        assert forward.stop() == 0, forward
-        assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
-        assert forward.status()["sinks"]["inbox"]["next_retry_at"] is not None
-    assert len(inbox.received) == 1
-    assert inbox.accepted == []
 
 
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
@@ -141,9 +87,7 @@ def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
     with Forward(tmp_path, settings(lab, sinks, stop_seconds=STOP_SECONDS)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-        started_at = time.monotonic()
         assert forward.stop() == 0, forward
-        assert STOP_SECONDS <= time.monotonic() - started_at < STOP_SECONDS + SLACK_SECONDS
         assert forward.status()["running"] is False
         assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
 
@@ -239,20 +183,7 @@ def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
     with forward:
         inbox.wait_for(2, LIMIT_SECONDS)
         assert types_at(inbox)[0] == SCHEDULED
-        started_at = time.monotonic()
         assert forward.stop() == 0, forward
-        assert time.monotonic() - started_at < 0.5 + SLACK_SECONDS
-
-
-def test_a_first_start_asks_who_the_vm_is_and_a_restart_for_the_document_at_once(
-    lab: ImdsLab, tmp_path: Path
-) -> None:
-    forward = Forward(tmp_path, settings(lab, {}))
-    for first in (f"{INSTANCE_PATH}/compute", EVENTS_PATH):
-        asked = len(lab.requests())
-        with forward:
-            wait_until(lambda: len(lab.requests()) > asked + 1, describe=lambda: forward)  # noqa: B023
-        assert lab.requests()[asked].path == first
 
 
 def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp_path: Path) -> None:
@@ -299,16 +230,6 @@ def test_a_second_process_on_the_same_state_exits_3_and_names_the_holder(
         assert forward.stop() == 0
 
 
-def test_a_wrong_configuration_exits_2_and_touches_no_state(tmp_path: Path) -> None:
-    forward = Forward(tmp_path, {"sinks": {"ops": {"kind": "webhook", "mode": "binari"}}})
-    done = run("forward", "--config", forward.config)
-    assert done.returncode == 2
-    assert "sinks.ops.url: is missing (or url_file)" in done.stderr
-    assert "sinks.ops.mode" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not forward.state.exists()
-
-
 def test_a_forwarder_with_only_a_webhook_loads_no_azure_package_and_no_format_after_a_refusal(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
@@ -334,78 +255,6 @@ def test_a_forwarder_with_only_a_webhook_loads_no_azure_package_and_no_format_af
 # --- while it runs ---
 
 
-def test_a_slow_and_a_dead_sink_hold_up_no_other(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
-    with Inbox() as slow, closed_port() as dead_url:
-        slow.fault("timeout", count=None)
-        dead = {**webhook(inbox), "url": dead_url}
-        sinks = {"slow": webhook(slow), "dead": dead, "inbox": webhook(inbox)}
-        with Forward(tmp_path, settings(lab, sinks, stop_seconds=0)) as forward:
-            slow.wait_for(lambda: slow.received, LIMIT_SECONDS)
-            for count in range(1, 6):
-                schedule(lab)
-                inbox.wait_for(partial(has_scheduled, inbox, count), LIMIT_SECONDS)
-            sinks = forward.wait_for_status(
-                lambda status: (
-                    status["sinks"]["slow"]["backlog"] >= 10
-                    and status["sinks"]["inbox"]["backlog"] == 0
-                    and status["sinks"]
-                )
-            )
-            assert sinks["dead"]["backlog"] >= 10
-            assert sinks["dead"]["state"] == "retrying"
-            assert "refused" in sinks["dead"]["last_error"]
-
-
-def test_a_notice_is_delivered_within_a_second_while_the_receiver_fails_for_every_document(
-    lab: ImdsLab, tmp_path: Path
-) -> None:
-    delays: list[float] = []
-    documents = 0
-
-    def serve(server: RawServer, connection: socket.socket) -> None:
-        nonlocal documents
-        while server.read_head(connection):
-            headers = dict(line.split(": ", 1) for line in server.requests[-1].splitlines()[1:])
-            is_document = headers["ce-type"] == DOCUMENT
-            documents += is_document
-            if headers["ce-type"] == SCHEDULED:
-                at = datetime.fromisoformat(unquote(headers["ce-time"]))
-                delays.append(time.time() - at.timestamp())
-            status = "500 Internal Server Error" if is_document else "200 OK"
-            connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
-
-    with RawServer(serve) as receiver:
-        sink = {"kind": "webhook", "url": receiver.url, "types": TYPES, "from_start": True, "mode": "binary"}
-        with Forward(tmp_path, settings(lab, {"receiver": sink})) as forward:
-            wait_until(lambda: documents >= 3)
-            for number in range(1, 6):
-                schedule(lab)
-                wait_until(partial(_has, delays, number), describe=lambda: forward)
-    assert sorted(delays)[2] < 1.0, delays
-
-
-def test_a_rotated_token_lets_events_arrive_and_none_is_dead_lettered(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    token = tmp_path / "token"
-    token.write_text("the-first-token\n")
-    inbox.require_token("the-first-token")
-    sinks = {"inbox": webhook(inbox, bearer_token_file=token)}
-    with Forward(tmp_path / "run", settings(lab, sinks)) as forward:
-        inbox.wait_for(1, LIMIT_SECONDS)
-        inbox.require_token("the-second-token")
-        schedule(lab)
-        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["state"] == "misconfigured")
-        loud = forward.wait_for_log("its address or credentials seem to be wrong")
-        assert loud["level"] == "error"
-        token.write_text("the-second-token\n")
-        inbox.wait_for(3, RETRY_LIMIT_SECONDS + LIMIT_SECONDS)
-        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["state"] == "ok")
-        assert forward.stop() == 0
-    assert types_at(inbox)[1:] == [SCHEDULED, DOCUMENT]
-    assert read_outbox(forward.state).dead == []
-
-
 def test_a_dead_letter_is_sent_again_while_the_process_runs(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
@@ -421,24 +270,6 @@ def test_a_dead_letter_is_sent_again_while_the_process_runs(
         inbox.wait_for(lambda: event_id in [event["id"] for event in inbox.events()], LIMIT_SECONDS)
         wait_until(lambda: not read_outbox(forward.state).dead)
         assert forward.stop() == 0
-
-
-def test_a_receiver_that_is_gone_gets_nothing_until_the_restart_and_the_others_go_on(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    with Inbox() as leaving:
-        leaving.fault(410)
-        sinks = {"leaving": webhook(leaving), "inbox": webhook(inbox)}
-        with Forward(tmp_path, settings(lab, sinks)) as forward:
-            forward.wait_for_status(lambda status: status["sinks"]["leaving"]["state"] == "gone")
-            assert forward.wait_for_log("410 Gone")["level"] == "error"
-            schedule(lab)
-            inbox.wait_for(3, LIMIT_SECONDS)
-            assert forward.stop() == 0
-        assert len(leaving.received) == 1
-        with forward:
-            leaving.wait_for(3, LIMIT_SECONDS)
-        assert [event["id"] for event in leaving.events()] == [event["id"] for event in inbox.events()]
 
 
 # --- secrets ---
@@ -519,36 +350,3 @@ def test_the_state_can_be_read_by_its_owner_alone(lab: ImdsLab, tmp_path: Path) 
         assert set(modes.values()) == {0o600}, modes
         assert {"lock", "outbox.db", "status.json"} <= set(modes)
         assert forward.stop() == 0
-
-
-def test_invalid_answers_and_errors_of_imds_never_end_the_process(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    kinds = ["404", "429", "500", "drop", "garbage", "huge", "redirect"]
-    for kind in kinds:
-        lab.fault(kind, path=EVENTS_PATH)
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
-        lab.wait_for(lambda: polls(lab) > len(kinds), timeout=60)
-        schedule(lab)
-        inbox.wait_for(lambda: SCHEDULED in types_at(inbox), LIMIT_SECONDS)
-        assert forward.stop() == 0
-    types = types_at(inbox)
-    assert types.count("io.imdsbridge.imds.unreachable.v1") == types.count("io.imdsbridge.imds.recovered.v1")
-    asked = [request.at for request in lab.requests() if request.path == EVENTS_PATH]
-    apart = [later - earlier for earlier, later in pairwise(asked)]
-    assert max(apart) < 5 + SLACK_SECONDS, apart  # what the wait may be, and a slow machine's answer
-
-
-def test_many_waiting_events_arrive_in_order(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
-    inbox.fault(503, count=None, retry_after=1)
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
-        for _ in range(10):
-            schedule(lab)
-            wait_for_poll(lab)
-        inbox.clear_faults()
-        wait_until(lambda: len(inbox.accepted) == len(stored(forward)), describe=lambda: forward)
-        assert forward.stop() == 0
-    kept = [
-        json.loads(body) for *_, type_, body in read_outbox(forward.state).events if "heartbeat" not in type_
-    ]
-    assert by_order_key(inbox.events()) == by_order_key(kept)

@@ -290,7 +290,9 @@ def test_a_wrong_configuration_is_never_ready(systemd: NotifySocket, tmp_path: P
     wrong = {"sinks": {"ops": {"kind": "webhook"}}}
     with Forward(tmp_path, wrong, env=under(systemd, watchdog_seconds=4)) as forward:
         assert forward.wait() == 2
+        assert "sinks.ops.url: is missing (or url_file)" in forward.log.read_text()
     assert systemd.lines == []
+    assert not forward.state.exists()
 
 
 def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(

@@ -493,18 +493,6 @@ def test_an_event_counts_as_canceled_only_if_no_clock_says_that_its_time_has_com
     )
 
 
-@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
-def test_a_jump_of_the_wall_clock_does_not_change_the_five_minutes(station: Scripted, seconds: float) -> None:
-    station.imds.serve({"DocumentIncarnation": 9, "Events": [entry()]})
-    station.poll()
-    station.imds.serve({"DocumentIncarnation": 1, "Events": []})
-    station.settle()
-    station.clock.jump(seconds)
-    station.poll_for(299)
-    assert station.story() == []
-    assert station.polled() == [f"scheduledevent.ended {FIRST}", "document.changed"]
-
-
 def test_a_jump_of_the_wall_clock_does_not_change_the_length_of_an_outage(station: Scripted) -> None:
     station.settle()
     station.clock.jump(HOUR)
