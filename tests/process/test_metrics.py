@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -17,18 +16,6 @@ from tests.support.console import STRUCTURED, TOKEN, ConsoleProcess, FleetVm, be
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import Forward, wait_until
-
-
-@pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    with ImdsLab(vms=["web-0"], rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -55,7 +42,6 @@ def test_a_change_is_counted_from_imds_to_the_receiver(lab: ImdsLab, inbox: Inbo
         "imds": {"endpoint": lab.url("web-0"), "poll_seconds": 0.2},
         "sinks": {"ops": {"kind": "webhook", "url": inbox.url}},
     }
-
     with Forward(tmp_path, settings) as forward:
         port = wait_until(lambda: served_port(forward))
 

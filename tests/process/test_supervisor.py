@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,6 @@ class NotifySocket:
         wait_until(lambda: self.count(line) >= count, describe=lambda: f"{line} among {self.lines}")
 
 
-@pytest.fixture(params=["a path", "an abstract name"])
-def systemd_socket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NotifySocket]:
-    name = (
-        str(tmp_path / "notify")
-        if request.param == "a path"
-        else f"@imds-bridge-{os.getpid()}-{tmp_path.name}"
-    )
-    notify = NotifySocket(name)
-    yield notify
-    notify.close()
-
-
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[NotifySocket]:
     notify = NotifySocket(str(tmp_path / "notify"))
@@ -75,44 +64,36 @@ def systemd(tmp_path: Path) -> Iterator[NotifySocket]:
 # --- the protocol ---
 
 
-def test_what_the_process_does_reaches_the_socket(systemd_socket: NotifySocket) -> None:
-    supervisor = Supervisor({"NOTIFY_SOCKET": systemd_socket.name, "WATCHDOG_USEC": "120000000"})
-    supervisor.ready()
-    supervisor.alive()
-    supervisor.report_status("web-0: no\nevents")
-    supervisor.stopping(5.5)
-    systemd_socket.wait_for("EXTEND_TIMEOUT_USEC=5500000")
-    assert systemd_socket.lines[:4] == ["READY=1", "WATCHDOG=1", "STATUS=web-0: no events", "STOPPING=1"]
-
-
-def test_a_status_is_reported_only_when_it_changed(systemd: NotifySocket) -> None:
-    supervisor = Supervisor({"NOTIFY_SOCKET": systemd.name})
-    for status in ("one", "one", "two", "x" * 100_000):
-        supervisor.report_status(status)
-    supervisor.ready()
-    systemd.wait_for("READY=1")
-    assert [len(line) for line in systemd.lines] == [10, 10, 407, 7]
-
-
-def test_a_status_with_any_characters_is_reported(systemd: NotifySocket) -> None:
-    Supervisor({"NOTIFY_SOCKET": systemd.name}).report_status(
-        "web-0: \ud800 Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t"
-    )
-    systemd.wait_for("STATUS=web-0: \\ud800 Reb\N{LATIN SMALL LETTER O WITH DIAERESIS}t")
-
-
-def test_without_a_supervisor_nothing_is_reported() -> None:
-    for environ in ({}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1"}):
-        supervisor = Supervisor({**environ, "WATCHDOG_USEC": "1000000"})
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_what_the_process_does_reaches_the_socket_and_a_status_only_when_it_changed(
+    tmp_path: Path, is_abstract: bool
+) -> None:
+    name = f"@imds-bridge-{os.getpid()}-{tmp_path.name}" if is_abstract else str(tmp_path / "notify")
+    with closing(NotifySocket(name)) as notify:
+        supervisor = Supervisor({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "120000000"})
         supervisor.ready()
         supervisor.alive()
-        supervisor.stopping(1)
-        assert supervisor.watchdog_seconds is None
+        for status in ("web-0: no\nevents", "web-0: no events", "\ud800 Neustart f\xfcr", "x" * 100_000):
+            supervisor.report_status(status)
+        supervisor.stopping(5.5)
+        notify.wait_for("EXTEND_TIMEOUT_USEC=5500000")
+    expected = ["READY=1", "WATCHDOG=1", "STATUS=web-0: no events", "STATUS=\\ud800 Neustart f\xfcr"]
+    assert notify.lines[:-3] == expected
+    assert (len(notify.lines[-3]), notify.lines[-2]) == (407, "STOPPING=1")
 
 
-def test_a_supervisor_that_is_gone_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Supervisor({"NOTIFY_SOCKET": str(tmp_path / "absent")}).ready()
-    assert "READY cannot be reported to the supervisor" in caplog.text
+@pytest.mark.parametrize("name", [None, "", "vsock:2:1", "/nowhere/absent"])
+def test_without_a_supervisor_or_with_one_that_is_gone_nothing_happens(
+    name: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    environ = {} if name is None else {"NOTIFY_SOCKET": name}
+    supervisor = Supervisor({**environ, "WATCHDOG_USEC": "1000000"})
+    supervisor.ready()
+    supervisor.alive()
+    supervisor.stopping(1)
+    is_gone = name == "/nowhere/absent"
+    assert (supervisor.watchdog_seconds is None) is not is_gone
+    assert ("READY cannot be reported to the supervisor" in caplog.text) is is_gone
 
 
 @pytest.mark.parametrize(
@@ -140,86 +121,38 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "STALL_SECONDS", 0.05)
 
 
-@pytest.fixture
-def stop() -> Iterator[Stop]:
-    stop = Stop()
-    yield stop
-    stop.set()
-
-
-def is_silent(thread: threading.Thread) -> bool:
-    return thread.name in stalled_threads()
-
-
 @pytest.mark.usefixtures("impatient")
-def test_a_stalled_thread_is_named_until_it_ends() -> None:
-    goes_on = threading.Event()
+def test_a_loop_that_hangs_is_named_until_it_ends_and_no_other_thread() -> None:
+    goes_on, stop, worker = threading.Event(), Stop(), Worker("blocking-call")
 
-    def loop() -> None:
+    def hang() -> None:
         report_progress()
         goes_on.wait(LIMIT_SECONDS)
 
-    thread = start_thread("poll-that-hangs", loop)
-    wait_until(lambda: is_silent(thread))
-    goes_on.set()
-    wait_until(lambda: not is_silent(thread))
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_thread_that_never_reported_progress_does_not_count_as_stalled(stop: Stop) -> None:
-    thread = start_thread("worker", lambda: bool(stop.wait(None)))  # type: ignore[arg-type]
-    other = start_thread("other", report_progress)
-    wait_until(lambda: not other.is_alive())
-    assert not is_silent(thread)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("seconds", [3600.0, None])
-def test_an_announced_wait_is_not_a_stall_however_long(stop: Stop, seconds: float | None) -> None:
-    waits, hangs = threading.Event(), threading.Event()
-
-    def patient() -> None:
+    def wait(seconds: float | None) -> None:
         report_progress()
-        waits.set()
         stop.wait(seconds)
 
-    def hanging() -> None:
+    def call() -> None:
         report_progress()
-        hangs.wait(LIMIT_SECONDS)
+        worker.call(goes_on.wait, limit_seconds=LIMIT_SECONDS)
 
-    thread, other = start_thread("patient", patient), start_thread("hanging", hanging)
-    assert waits.wait(LIMIT_SECONDS)
-    wait_until(lambda: is_silent(other))  # long enough for the patient one, too
-    wait_until(lambda: not is_silent(thread))
-    hangs.set()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_call_may_last_as_long_as_its_limit_and_what_it_calls_is_not_watched() -> None:
-    returns, hangs = threading.Event(), threading.Event()
-    worker = Worker("blocking-call")
-
-    def loop() -> None:
-        report_progress()
-        worker.call(lambda: returns.wait(LIMIT_SECONDS), limit_seconds=LIMIT_SECONDS)
-
-    def hanging() -> None:
-        report_progress()
-        hangs.wait(LIMIT_SECONDS)
-
-    thread, other = start_thread("caller", loop), start_thread("hanging", hanging)
-    wait_until(lambda: is_silent(other))
-    wait_until(lambda: not is_silent(thread))
-    assert "blocking-call" not in stalled_threads()
-    returns.set()
-    hangs.set()
-
-
-@pytest.mark.usefixtures("impatient")
-def test_only_threads_of_loops_are_watched() -> None:
-    report_progress()
+    loops = {
+        "hangs": hang,
+        "never reported": lambda: bool(stop.wait(None)),
+        "announces an hour": lambda: wait(3600.0),
+        "announces any time": lambda: wait(None),
+        "calls with a limit": call,
+    }
+    threads = [start_thread(name, loop) for name, loop in loops.items()]  # type: ignore[arg-type]
+    report_progress()  # nor is the main thread, which is no loop
     extend_deadline(0.0)
-    assert threading.current_thread().name not in stalled_threads()
+    wait_until(lambda: stalled_threads() == ["hangs"])
+    goes_on.set()
+    wait_until(lambda: not stalled_threads())
+    stop.set()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
 
 
 # --- the real process ---
@@ -236,7 +169,7 @@ def send(self, events):
     while Path(sys.argv[1]).exists():
         time.sleep(0.01)
 
-threads.STALL_SECONDS = 5.0
+threads.STALL_SECONDS = 3.0
 StdoutSink.send = send
 sys.exit(main(sys.argv[2:]))
 """
@@ -255,7 +188,7 @@ def test_the_process_reports_ready_alive_and_stopping(
 ) -> None:
     with Inbox() as inbox:
         given = settings(lab, inbox={"kind": "webhook", "url": inbox.url})
-        with Forward(tmp_path, given, env=under(systemd, watchdog_seconds=4)) as forward:
+        with Forward(tmp_path, given, env=under(systemd, watchdog_seconds=1)) as forward:
             systemd.wait_for("WATCHDOG=1", count=3)
             systemd.wait_for("STATUS=web-0: no events")
             lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
@@ -279,8 +212,8 @@ def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
     lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     lab.fault("slow", seconds=130, count=None)
-    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=4)) as forward:
-        systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
+    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=1)) as forward:
+        systemd.wait_for("WATCHDOG=1", count=16)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
         silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward
@@ -288,7 +221,7 @@ def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
 
 def test_a_wrong_configuration_is_never_ready(systemd: NotifySocket, tmp_path: Path) -> None:
     wrong = {"sinks": {"ops": {"kind": "webhook"}}}
-    with Forward(tmp_path, wrong, env=under(systemd, watchdog_seconds=4)) as forward:
+    with Forward(tmp_path, wrong, env=under(systemd, watchdog_seconds=1)) as forward:
         assert forward.wait() == 2
         assert "sinks.ops.url: is missing (or url_file)" in forward.log.read_text()
     assert systemd.lines == []
@@ -300,7 +233,7 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.touch()
-    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=4)) as forward:
+    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=1)) as forward:
         stalled = forward.wait_for_log("threads are stalled: sink-stdout")
         assert stalled["level"] == "critical"
         main_thread_goes_round(lab, forward)

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from bridge.runtime.time import iso_utc
 from bridge.service.health import find_stalled, find_unready, find_urgent
+from tests.support.status import process_status, sink_status
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
 
 
-def sink(**changes: Any) -> dict[str, Any]:
-    """Return the status of a sink that works."""
-    return {
-        "state": "ok",
-        "backlog": 0,
-        "oldest_waits_seconds": None,
-        "dead_letters": 0,
-        "last_error": None,
-        **changes,
-    }
-
-
-def status(role: str = "forward", **changes: Any) -> dict[str, Any]:
-    """Return the status of a process that works."""
-    roles: dict[str, dict[str, Any]] = {
-        "forward": {"last_good_at": iso_utc(NOW - timedelta(seconds=1)), "last_error": None},
-        "listen": {"commands": {"from": "sb://bus/commands", "last_error": None}, "last_good_at": None},
-        "relay": {"relay": {"from": "sb://bus/events", "last_error": None}},
-    }
-    return {"role": role, "storage_error": None, "sinks": {"ops": sink()}, **roles[role], **changes}
+status = partial(process_status, NOW)
 
 
 @pytest.mark.parametrize("role", ["forward", "listen", "relay"])
 def test_a_process_that_works_is_ready_and_needs_nobody(role: str) -> None:
-    assert find_unready(status(role), NOW) == []
-    assert find_urgent(status(role), NOW, backlog_seconds=300) == []
+    assert find_unready(status(role=role), NOW) == []
+    assert find_urgent(status(role=role), NOW, backlog_seconds=300) == []
 
 
 def test_a_listener_without_a_bus_is_ready() -> None:
-    assert find_unready(status("listen", commands=None), NOW) == []
+    assert find_unready(status(role="listen", commands=None), NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -57,7 +40,7 @@ def test_a_listener_without_a_bus_is_ready() -> None:
     ],
 )
 def test_a_process_is_not_ready_for_a_reason(role: str, changes: dict[str, Any], reason: str) -> None:
-    (found,) = find_unready(status(role, **changes), NOW)
+    (found,) = find_unready(status(role=role, **changes), NOW)
     assert reason in found
 
 
@@ -72,12 +55,12 @@ def test_a_process_is_not_ready_for_a_reason(role: str, changes: dict[str, Any],
     ],
 )
 def test_a_sink_needs_a_person_for_a_reason(changes: dict[str, Any], reason: str) -> None:
-    (found,) = find_urgent(status(sinks={"ops": sink(**changes)}), NOW, backlog_seconds=300)
+    (found,) = find_urgent(status(sinks={"ops": sink_status(**changes)}), NOW, backlog_seconds=300)
     assert reason in found
 
 
 def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
-    waiting = sink(state="retrying", backlog=3, oldest_waits_seconds=300)
+    waiting = sink_status(state="retrying", backlog=3, oldest_waits_seconds=300)
     assert find_urgent(status(sinks={"ops": waiting}), NOW, backlog_seconds=300) == []
 
 

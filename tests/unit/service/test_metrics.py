@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from infra.contract.data import DATA
 from tests.support.clock import MovedClock
 from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import event
+from tests.support.status import process_status, sink_status
 
 
 class Scrape:
@@ -33,16 +34,7 @@ class Scrape:
         self.registry = CollectorRegistry()
         self.meter = Meter(self.registry, ["ops"])
         self.clock = MovedClock()
-        self.status: dict[str, Any] = {
-            "role": "forward",
-            "storage_error": None,
-            "storage_errors": 0,
-            "outbox_bytes": 4096,
-            "last_good_at": None,
-            "document": None,
-            "sinks": {},
-            "left_sinks": {"old": 7},
-        }
+        self.status = process_status(self.clock.now(), last_good_at=None, left_sinks={"old": 7})
         self.registry.register(StatusCollector(lambda: self.status, self.clock))
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -150,23 +142,24 @@ def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None
 
 
 def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
-    retry_at = datetime.fromtimestamp(scrape.clock.wall() + 30, UTC).isoformat()
-    scrape.status |= {
-        "role": "listen",
-        "commands": {"last_error": "detached"},
-        "waiting_commands": 2,
-        "storage_error": "disk full",
-        "storage_errors": 3,
-        "sinks": {
-            "ops": {
-                "state": "retrying",
-                "backlog": 5,
-                "oldest_waits_seconds": 12.5,
-                "next_retry_at": retry_at,
-                "dead_letters": 1,
-            }
-        },
-    }
+    now = scrape.clock.now()
+    sink = sink_status(
+        state="retrying",
+        backlog=5,
+        oldest_waits_seconds=12.5,
+        next_retry_at=(now + timedelta(seconds=30)).isoformat(),
+        dead_letters=1,
+    )
+    scrape.status |= process_status(
+        now,
+        "listen",
+        commands={"last_error": "detached"},
+        waiting_commands=2,
+        storage_error="disk full",
+        storage_errors=3,
+        sinks={"ops": sink},
+        left_sinks={"old": 7},
+    )
     assert scrape.value("bus_connected") == 0
     assert scrape.value("waiting_commands") == 2
     assert scrape.value("storage_available") == 0
