@@ -118,16 +118,9 @@ class ServiceBusSink(Sink):
         messages, fault = self._messages([event])
         if fault:
             raise fault
-        message = messages[0]
-        broker: dict[Any, Any] = {
-            "to": self._address,
-            "content_type": message.content_type,
-            "message_id": message.message_id,
-            "subject": message.subject,
-            "correlation_id": message.correlation_id,
-            "session_id": message.session_id,
-        }
-        named = {**broker, **(message.application_properties or {})}
+        shown = ("content_type", "message_id", "subject", "correlation_id", "session_id")
+        broker: dict[Any, Any] = {"to": self._address, **{name: getattr(messages[0], name) for name in shown}}
+        named = {**broker, **(messages[0].application_properties or {})}
         return RequestPreview(
             head=tuple(f"{name}: {value}" for name, value in named.items() if value is not None),
             body=event.body,
