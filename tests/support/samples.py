@@ -14,21 +14,10 @@ from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
-from bridge.imds.instance import Vm
 from bridge.runtime.time import iso_utc
+from tests.support.diff import VM, entry
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
-VM = Vm(
-    name="web-0",
-    vm_id="13f56399-bd52-4150-9748-7190aae1ff21",
-    resource_id="/subscriptions/8d10da13-8125-4ba9-a717-bf7490507b3d/resourceGroups/shop/providers"
-    "/Microsoft.Compute/virtualMachines/web-0",
-    location="westeurope",
-    zone="1",
-    subscription_id="8d10da13-8125-4ba9-a717-bf7490507b3d",
-    resource_group="shop",
-    tags={"team": "shop"},
-)
 _REPORTER = Reporter(
     name=VM.name,
     role="forward",
@@ -51,18 +40,12 @@ def stored(event: CloudEvent) -> StoredEvent:
 
 def scheduled_event(at: datetime, **properties: Any) -> ScheduledEvent:
     """Make an event as IMDS shows it: a reboot by the platform in 15 minutes, changed by `properties`."""
-    raw = {
-        "EventId": EVENT_ID,
-        "EventType": "Reboot",
-        "ResourceType": "VirtualMachine",
+    usual = {
         "Resources": ["web-0", "web-1"],
-        "EventStatus": "Scheduled",
         "NotBefore": http_date(at + timedelta(minutes=15)),
         "Description": "Host server is undergoing maintenance.",
-        "EventSource": "Platform",
-        "DurationInSeconds": -1,
     }
-    return ScheduledEvent(raw={**raw, **properties})
+    return ScheduledEvent(raw=entry(EVENT_ID, **{**usual, **properties}))
 
 
 def http_date(instant: datetime) -> str:
