@@ -1,13 +1,99 @@
-"""What holds for every test."""
+"""What holds for every test, and the fixtures that several folders share.
+
+Simulators are imported when a test asks for one, so that unit tests start without them.
+"""
 
 from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from bridge.runtime import text
+
+if TYPE_CHECKING:
+    from tests.support.imds_lab import ImdsLab
+    from tests.support.inbox import Inbox
+    from tests.support.servicebus import ServiceBusLab
+
+TESTS = Path(__file__).parent
+WITH_SDK = ("contract", "infra", "integration")  # suites in whose process the SDK of Service Bus runs
 
 
 @pytest.fixture(autouse=True)
 def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no test hide texts from the next: what is redacted is searched for each of them."""
     monkeypatch.setattr(text, "_secrets", set(text._secrets))
+
+
+@pytest.fixture(autouse=True)
+def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail a unit test that reaches out of its own process; take the SDK's pauses from the others."""
+    suite = request.path.relative_to(TESTS).parts[0]
+    if suite in WITH_SDK:
+        request.getfixturevalue("sdk_without_pauses")
+    if suite == "unit":
+        monkeypatch.setattr(socket.socket, "__init__", _refuse)
+        monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise AssertionError("a unit test opens no socket and starts no process")
+
+
+@pytest.fixture(scope="session")
+def sdk_without_pauses() -> Iterator[None]:
+    """Let the Service Bus SDK open and close without its fixed pauses, which most of a test's time went to."""
+    from tests.support.sdk import without_pauses  # noqa: PLC0415 - 42 MiB
+
+    with without_pauses():
+        yield
+
+
+@pytest.fixture
+def without_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start processes that are not measured: one that is killed with SIGKILL saves no measurement anyway."""
+    monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    monkeypatch.delenv("COVERAGE_PROCESS_START", raising=False)
+
+
+@pytest.fixture
+def lab() -> Iterator[ImdsLab]:
+    """Return IMDS for one VM, without the limit on requests."""
+    from tests.support.imds_lab import ImdsLab  # noqa: PLC0415
+
+    with ImdsLab(rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsLab]:
+    """Return IMDS for two VMs of a group, without the limit on requests."""
+    from tests.support.imds_lab import ImdsLab  # noqa: PLC0415
+
+    with ImdsLab(vms=["web-0", "web-1"], rate_limit=None) as started:
+        yield started
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    """Return an inbox that refuses what is not a valid CloudEvent."""
+    from tests.support.inbox import Inbox  # noqa: PLC0415
+
+    with Inbox(strict=True) as started:
+        yield started
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    """Return a Service Bus with the entities of tests.support.bus; it must not fail itself."""
+    from tests.support.bus import bus_config  # noqa: PLC0415
+    from tests.support.servicebus import ServiceBusLab  # noqa: PLC0415
+
+    with ServiceBusLab(bus_config()) as started:
+        yield started
+        assert started.failures == ()
