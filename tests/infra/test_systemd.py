@@ -100,38 +100,11 @@ def test_the_usage_lists_the_options_that_are_parsed_and_the_page_names_no_other
     assert {option for pair in named for option in re.findall(r"--[a-z]+", " ".join(pair))} <= shown
 
 
-@pytest.mark.parametrize(
-    ("first_line", "fault"),
-    [
-        ("systemd 251 (251.4-1ubuntu7)", "systemd 252 or newer; here it is 251"),
-        ("", "here it is not installed"),
-    ],
-)
-def test_a_systemd_that_is_too_old_is_named_and_nothing_is_done(
-    first_line: str, fault: str, tmp_path: Path
-) -> None:
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\necho '{first_line}'\n")
-    systemctl.chmod(0o755)
-    path = f"PATH={tmp_path}:{os.environ['PATH']}"
-    done = do("env", path, FOLDER / "install.sh", "--dry-run")
-    assert done.returncode == 2
-    assert fault in done.stderr
-
-
 # --- the installation ---
 
 
-INSTALLED_PARTS = (
-    "bridge",
-    "schemas",
-    "infra/packaging",
-    "infra/systemd",
-    "pyproject.toml",
-    "README.md",
-    "LICENSE",
-    "requirements",
-)
+FOLDERS = ("bridge", "schemas", "infra/packaging", "infra/systemd", "requirements")  # of a checkout
+FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 
 def script(tree: Path) -> Path:
@@ -161,11 +134,10 @@ def install(tree: Path, *options: str) -> str:
 
 
 def copy_checkout(target: Path) -> None:
-    for name in INSTALLED_PARTS:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, target)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, target)
 
 
 def entries(tree: Path) -> dict[str, tuple[int, int, int]]:
@@ -217,34 +189,29 @@ def test_nothing_of_the_tree_is_named_in_what_runs_later(installed: Path) -> Non
     assert (installed / "usr/local/bin/imds-bridge").readlink() == Path("/opt/imds-bridge/bin/imds-bridge")
 
 
-@pytest.mark.parametrize(
-    "link",
-    [
-        "man/man1/imds-bridge.1",
-        "bash-completion/completions/imds-bridge",
+def test_the_man_page_and_the_completion_are_found(installed: Path) -> None:
+    for link in (
+        *("man/man1/imds-bridge.1", "bash-completion/completions/imds-bridge"),
         "zsh/site-functions/_imds-bridge",
-    ],
-)
-def test_the_man_page_and_the_completion_are_found(installed: Path, link: str) -> None:
-    target = (installed / "usr/local/share" / link).readlink()
-    assert target == Path("/opt/imds-bridge/share") / link
-    assert "outbox" in (installed / str(target)[1:]).read_text()
+    ):
+        target = (installed / "usr/local/share" / link).readlink()
+        assert target == Path("/opt/imds-bridge/share") / link
+        assert "outbox" in (installed / str(target)[1:]).read_text()
 
 
-def test_the_packages_of_the_program_are_installed_typed_and_no_others(installed: Path) -> None:
-    (packages,) = installed.glob("opt/imds-bridge/lib/*/site-packages")
+def test_the_installed_program_runs_with_its_own_packages_typed_and_no_others(
+    installed: Path, tmp_path: Path
+) -> None:
+    home = installed / "opt/imds-bridge"
+    done = do(home / "bin/python", home / "bin/imds-bridge", "schema", "--write", tmp_path / "new")
+    assert done.returncode == 0, done
+    written = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert written == {path.name: path.read_text() for path in (ROOT / "schemas").glob("*.json")}
+    (packages,) = home.glob("lib/*/site-packages")
     names = {path.name for path in packages.iterdir()}
     assert {"bridge", "azure", "requests", "uvicorn", "websocket"} <= names
     assert not names & {"pytest", "hypothesis", "mypy", "ruff", "hatchling", "shtab", "pip", "proton"}
     assert (packages / "bridge/py.typed").exists()
-
-
-def test_the_installed_program_writes_the_schemas_of_the_contract(installed: Path, tmp_path: Path) -> None:
-    home = installed / "opt/imds-bridge/bin"
-    done = do(home / "python", home / "imds-bridge", "schema", "--write", tmp_path / "new")
-    assert done.returncode == 0, done
-    written = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
-    assert written == {path.name: path.read_text() for path in (ROOT / "schemas").glob("*.json")}
 
 
 @pytest.fixture
@@ -346,20 +313,35 @@ def test_a_dry_run_of_an_installation_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "fault"),
+    ("systemd", "arguments", "fault"),
     [
-        (["--start", "nothing"], "--start: given nothing, expected one of: console forward listen relay"),
-        (["--wheel"], "--wheel needs a value"),
-        (["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
-        (["--root", "/nowhere"], "--root: there is no folder /nowhere"),
-        (["--root", "/tmp", "--start", "listen"], "--start: nothing runs in /tmp"),  # noqa: S108 - it is not used
-        (["--purge"], "--purge: only with --uninstall"),
-        (["--rollback", "--start", "listen"], "--rollback: neither with --wheel nor with --start"),
-        (["--instal"], "unknown option --instal"),
+        (
+            "systemd 252",
+            ["--start", "no"],
+            "--start: given no, expected one of: console forward listen relay",
+        ),
+        ("systemd 252", ["--wheel"], "--wheel needs a value"),
+        ("systemd 252", ["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
+        ("systemd 252", ["--root", "/nowhere"], "--root: there is no folder /nowhere"),
+        ("systemd 252", ["--root", "/tmp", "--start", "listen"], "--start: nothing runs in /tmp"),  # noqa: S108 - unused
+        ("systemd 252", ["--purge"], "--purge: only with --uninstall"),
+        (
+            "systemd 252",
+            ["--rollback", "--start", "listen"],
+            "--rollback: neither with --wheel nor with --start",
+        ),
+        ("systemd 252", ["--instal"], "unknown option --instal"),
+        ("systemd 251 (251.4-1ubuntu7)", ["--dry-run"], "systemd 252 or newer; here it is 251"),
+        ("", ["--dry-run"], "here it is not installed"),
     ],
 )
-def test_wrong_arguments_are_named_and_nothing_is_done(arguments: list[str], fault: str) -> None:
-    done = do(FOLDER / "install.sh", *arguments)
+def test_what_cannot_be_installed_is_named_and_nothing_is_done(
+    tmp_path: Path, systemd: str, arguments: list[str], fault: str
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho '{systemd}'\n")
+    systemctl.chmod(0o755)
+    done = do("env", f"PATH={tmp_path}:{os.environ['PATH']}", FOLDER / "install.sh", *arguments)
     assert done.returncode == 2
     assert fault in done.stderr
 
@@ -385,33 +367,27 @@ def test_cloud_init_writes_a_valid_configuration_and_runs_a_clean_script(tmp_pat
     assert text.startswith("#cloud-config\n")
     given = yaml.safe_load(text)
     files = {file["path"]: file for file in given["write_files"]}
-    identities = {}
-    for role, name in (("forward", "config"), ("listen", "listen")):
+    identities: list[str] = []
+    for name in ("config", "listen"):
         config = tmp_path / f"{name}.toml"
         config.write_text(files[f"/etc/imds-bridge/{name}.toml"]["content"])
         assert load(config, {}).approvals is not None
-        (identities[role],) = set(re.findall(r'client_id = "(.*)"', config.read_text()))
-    assert identities == {"forward": "CLIENT ID OF imds-forward", "listen": "CLIENT ID OF imds-listen"}
-    script = tmp_path / "install.sh"
+        identities += {*re.findall(r'client_id = "(.*)"', config.read_text())}
+    assert identities == ["CLIENT ID OF imds-forward", "CLIENT ID OF imds-listen"]
     ((path,),) = given["runcmd"]
-    script.write_text(files[path]["content"])
     assert files[path]["permissions"] == "0755"
-    done = do(tool("shellcheck"), script)
-    assert done.returncode == 0, done.stdout
-    check_install_line(script.read_text())
+    check_script(tmp_path, files[path]["content"])
 
 
 def test_the_extension_of_the_scale_set_runs_the_script_as_it_is(tmp_path: Path) -> None:
     extension = json.loads((FOLDER / "vmss-extension.json").read_text())["properties"]
-    command = extension["protectedSettings"]["commandToExecute"]
-    script = tmp_path / "command.sh"
-    script.write_text(f"#!/bin/sh\n{command}\n")
-    done = do(tool("shellcheck"), script)
+    check_script(tmp_path, f"#!/bin/sh\n{extension['protectedSettings']['commandToExecute']}\n")
+
+
+def check_script(folder: Path, text: str) -> None:
+    """Assert that a script is clean and calls install.sh with the right options."""
+    (folder / "install.sh").write_text(text)
+    done = do(tool("shellcheck"), folder / "install.sh")
     assert done.returncode == 0, done.stdout
-    check_install_line(command)
-
-
-def check_install_line(script: str) -> None:
-    """Assert that install.sh has the given options."""
-    (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
+    (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", text)
     assert options == "--start forward --start listen"
