@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.config.loader import load
 from bridge.config.sinks import SinkSettings
+from bridge.errors import HungError
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from bridge.outbox import inspect as ledger
@@ -55,7 +56,7 @@ class Delivery:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        with suppress(Killed):
+        with suppress(Killed, HungError):
             self.dispatcher.run()
 
     def _pause(self, seconds: float) -> None:

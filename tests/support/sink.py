@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +16,7 @@ from azure.servicebus import ServiceBusClient
 
 from bridge.azure import servicebus as bus
 from bridge.config.bus import ServiceBusSettings
+from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.servicebus import ServiceBusLab, StoredMessage
 
 QUEUE = "notices"
@@ -23,6 +24,8 @@ TOPIC = "events"
 TOKEN = "a-token-that-must-not-be-shown"  # noqa: S105 - a test's
 
 Json = Mapping[str, Any]
+# Makes a Service Bus sink for the lab with these settings, and `clock`.
+Connect = Callable[..., ServiceBusSink]
 
 
 def entities(
