@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import threading
 from collections import deque
@@ -88,13 +87,7 @@ def _binary_event(received: HttpRequest) -> dict[str, Any]:
         event["datacontenttype"] = content_type
     if not received.body:
         return event
-    media_type = _media_type(received)
-    if media_type == "application/json" or media_type.endswith("+json"):
-        return {**event, "data": received.json()}
-    try:
-        return {**event, "data": received.body.decode()}
-    except UnicodeDecodeError:
-        return {**event, "data_base64": base64.b64encode(received.body).decode()}
+    return {**event, "data": received.json()}
 
 
 def _media_type(received: HttpRequest) -> str:

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from bridge.lab import servicebus as server
 from bridge.lab.servicebus.broker import Topic, missing
-from bridge.lab.servicebus.bus import Bus, unauthorized
+from bridge.lab.servicebus.bus import Bus
 from bridge.lab.servicebus.config import Json, QueueSettings, TopicSettings
 from bridge.lab.servicebus.connection import Connection
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer
-from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, Message, Refused
+from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, UNAUTHORIZED, Message, Refused
 from bridge.lab.servicebus.queues import MessageQueue
 
 T = TypeVar("T")
@@ -24,7 +24,14 @@ T = TypeVar("T")
 # What each kind refuses, and at which stages.
 REFUSALS: Mapping[str, tuple[tuple[str, ...], Callable[[str], Refused]]] = {
     "refuse_cbs": (("token",), lambda _: Refused(ARGUMENT, "InvalidSignature: The token is invalid.")),
-    "unauthorized": (("attach",), lambda path: unauthorized("127.0.0.1", path)),
+    "unauthorized": (
+        ("attach",),
+        lambda path: Refused(
+            UNAUTHORIZED,
+            "Unauthorized access. 'Send' or 'Listen' claim(s) are required to perform this operation. "
+            f"Resource: 'sb://127.0.0.1/{path}'.",
+        ),
+    ),
     "missing": (("attach",), missing),
     "disabled": (
         ("attach", "store"),

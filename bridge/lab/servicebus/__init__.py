@@ -8,7 +8,6 @@ actions, TLS, WebSockets, partitions, expiry of tokens.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import threading
 import time
@@ -37,8 +36,6 @@ TICK_SECONDS = 0.1
 HEARTBEAT_TICKS = 10
 CALL_SECONDS = 30.0
 
-log = logging.getLogger(__name__)
-
 
 class ServiceBusLab:
     """Serve Service Bus over AMQP 1.0 and plain TCP on this machine, for tests and demonstrations.
@@ -65,8 +62,6 @@ class ServiceBusLab:
             max_message_bytes: the size limit of a message, and of a batch.
         """
         namespace = load(config)
-        for sentence in namespace.ignored():
-            log.warning("%s", sentence)
         self._key = key
         self._loop = asyncio.new_event_loop()
         self._bus = self.bus_class(

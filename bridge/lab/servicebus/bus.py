@@ -11,8 +11,8 @@ from bridge.lab.servicebus.broker import Broker
 from bridge.lab.servicebus.config import Namespace
 from bridge.lab.servicebus.connection import Connection, proton
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer, refuse
-from bridge.lab.servicebus.messages import NOT_IMPLEMENTED, SESSION_LOST, UNAUTHORIZED, Refused
-from bridge.lab.servicebus.nodes import CBS, MANAGEMENT_SUFFIX, CbsNode, ManagementNode, ReplyLink, opens
+from bridge.lab.servicebus.messages import NOT_IMPLEMENTED, SESSION_LOST, Refused
+from bridge.lab.servicebus.nodes import CBS, MANAGEMENT_SUFFIX, CbsNode, ManagementNode, ReplyLink
 from bridge.lab.servicebus.queues import Events, MessageQueue
 
 CONTAINER = "imds-bridge-lab"
@@ -181,18 +181,13 @@ class Bus:
             raise Refused(NOT_IMPLEMENTED, "The lab supports neither transactions nor dynamic nodes.")
         entity = _entity(path)
         if path != CBS:
-            self._check_access(connection, entity)
+            self.broker.find(entity)
         kind: type[Endpoint] = Producer if link.is_receiver else Consumer
         if path == CBS:
             kind = CbsNode if link.is_receiver else ReplyLink
         elif path != entity:
             kind = ManagementNode if link.is_receiver else ReplyLink
         return kind(self, connection, link, entity)
-
-    def _check_access(self, connection: Connection, entity: str) -> None:
-        if not opens(connection.opened_paths, entity):
-            raise unauthorized(self.host, entity)
-        self.broker.find(entity)
 
     def _open(self, consumer: Consumer) -> None:
         try:
@@ -221,15 +216,6 @@ class Bus:
             self._consumers[endpoint.queue].remove(endpoint)
         endpoint.closed()
         endpoint.link.lab = None  # proton keeps it in C, where the garbage collector does not see the cycle
-
-
-def unauthorized(host: str, entity: str) -> Refused:
-    """Return the error for an entity that no token gives access to."""
-    return Refused(
-        UNAUTHORIZED,
-        f"Unauthorized access. 'Send' or 'Listen' claim(s) are required to perform this operation. "
-        f"Resource: 'sb://{host}/{entity}'.",
-    )
 
 
 def _entity(path: str) -> str:

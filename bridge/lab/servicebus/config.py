@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -52,7 +52,6 @@ class _RuleProperties(_Model):
     filter_type: Literal["Sql", "Correlation"]
     sql_filter: _SqlFilter | None = None
     correlation_filter: dict[str, Any] | None = None
-    action: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -99,14 +98,6 @@ class Namespace(_Model):
 
     queues: Annotated[list[QueueSettings], AfterValidator(_each_once)] = []
     topics: Annotated[list[TopicSettings], AfterValidator(_each_once)] = []
-
-    def ignored(self) -> Iterable[str]:
-        """Yield a warning for each setting that the lab ignores."""
-        for topic in self.topics:
-            for subscription in topic.subscriptions:
-                for rule in subscription.rules:
-                    if (rule.properties.action or {}).get("SqlExpression"):
-                        yield f"{topic.name}/{subscription.name}: the Action of rule {rule.name!r} is not run"
 
 
 class _UserConfig(_Model):

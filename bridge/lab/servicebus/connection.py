@@ -30,14 +30,12 @@ class Connection(asyncio.Protocol):
     """The connection of one client.
 
     Attributes:
-        opened_paths: the entities that its tokens give access to.
         paused: whether nothing is read, handled or sent for now.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.endpoints: set[Endpoint] = set()
-        self.opened_paths: set[str] = set()
         self.paused = False
         self.closed = False
         self._ending = False

@@ -45,7 +45,6 @@ def test_the_file_that_the_emulator_reads_is_read() -> None:
     (events,) = namespace.topics
     assert [one.name for one in events.subscriptions] == ["all", "by-subject", "by-sql"]
     assert [[rule.name for rule in one.rules] for one in events.subscriptions] == [[], ["subject"], ["sql"]]
-    assert list(namespace.ignored()) == []
 
 
 def test_a_correlation_filter_names_properties_of_the_message_and_of_the_application() -> None:
@@ -56,16 +55,6 @@ def test_a_correlation_filter_names_properties_of_the_message_and_of_the_applica
     (matches,) = topic_settings.subscriptions[0].filters()
     assert matches(content(subject="subject", correlation_id="c", properties={"EventType": "Reboot"}))
     assert not matches(content(subject="subject", correlation_id="c"))
-
-
-def test_the_action_of_a_rule_is_ignored_with_a_warning() -> None:
-    rule = {
-        "FilterType": "Sql",
-        "SqlFilter": {"SqlExpression": "1=1"},
-        "Action": {"SqlExpression": "SET a = 'b'"},
-    }
-    namespace = load(configuration(topics=[topic(**rule)]))
-    assert list(namespace.ignored()) == ["t/s: the Action of rule 'r' is not run"]
 
 
 @pytest.mark.parametrize(
