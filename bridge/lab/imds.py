@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
+from bridge.lab import rendering
 from bridge.lab.httpd import (
     KEPT_REQUESTS,
     Answer,
@@ -29,15 +30,10 @@ from bridge.lab.rendering import (
     EVENT_VERSIONS,
     EVENTS_PATH,
     INSTANCE_PATH,
-    RESOURCE_GROUP,
-    compute_of,
     event_fields,
-    event_ids_of,
     path_of,
-    refusal_of,
     refuse,
     render_document,
-    version_of,
 )
 from bridge.lab.timetable import Timetable
 
@@ -67,7 +63,7 @@ class ImdsLab:
         vms: Sequence[str] = ("web-0",),
         time_scale: float = 1.0,
         scale_set: str = "web",
-        resource_group: str = RESOURCE_GROUP,
+        resource_group: str = rendering.RESOURCE_GROUP,
         rate_limit: int | None = 5,
         port: int = 0,
         report: Callable[[str], None] = lambda _: None,
@@ -293,22 +289,22 @@ class ImdsLab:
             return self._rate_limit is not None and len(recent) > self._rate_limit
 
     def _answer(self, request: HttpRequest) -> Answer:
-        if refusal := refusal_of(request):
+        if refusal := rendering.refusal_of(request):
             return refusal
         if path_of(request) == EVENTS_PATH:
             return self._document(request) if request.method == "GET" else self._approve(request)
-        compute = compute_of(request.server, *self._group)
+        compute = rendering.compute_of(request.server, *self._group)
         return json_answer(compute if path_of(request) == COMPUTE_PATH else {"compute": compute})
 
     def _document(self, request: HttpRequest) -> Answer:
         with self._changed:
             self._timetable.advance()
             incarnation, events = self._timetable.incarnation, self._timetable.fields()
-        return json_answer(render_document(incarnation, events, version_of(request)))
+        return json_answer(render_document(incarnation, events, rendering.version_of(request)))
 
     def _approve(self, request: HttpRequest) -> Answer:
         try:
-            event_ids = event_ids_of(request.body)
+            event_ids = rendering.event_ids_of(request.body)
         except ValueError as error:
             return refuse(400, f"Bad request. {error}")
         with self._changed:

@@ -131,12 +131,13 @@ class FaultyBus(Bus):
             self._resume(connection, stalled)
         for connection in list(self.connections):
             for endpoint in list(connection.endpoints):
-                if isinstance(endpoint, Producer) and not connection.paused:
+                if isinstance(endpoint, Producer) and connection.active:
                     connection.guard(endpoint.grant)
 
     def _pause(self, connection: Connection) -> _Stalled:
-        if not connection.paused:
-            connection.pause()
+        if connection.active:
+            connection.active = False
+            connection.socket.pause_reading()
         return self._stalled.setdefault(connection, _Stalled())
 
     def _resume(self, connection: Connection, stalled: _Stalled) -> None:
@@ -150,7 +151,9 @@ class FaultyBus(Bus):
                 return
             for _, again in stalled.again:
                 connection.guard(again)
-            connection.resume()
+            connection.active = not connection.closed
+            connection.socket.resume_reading()
+            connection.dispatch()
         del self._stalled[connection]
 
     def _find(self, kind: str, path: str) -> Fault | None:

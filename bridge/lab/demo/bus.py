@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -57,14 +56,11 @@ allow = [{{ event_type = ["Freeze"] }}]
 
     def forge(self, event_id: str) -> None:
         """Send a command that approves the event and is signed with a wrong key."""
-        self._send({"EventId": event_id, "Id": "forged"}, FORGED_SECRET)
-
-    def _send(self, command: Mapping[str, Any], secret: str) -> None:
-        body = json.dumps(command).encode()
+        body = json.dumps({"EventId": event_id, "Id": "forged"}).encode()
         properties: dict[str | bytes, Any] = {}
-        properties.update(sign([secret], str(command["Id"]), datetime.now(UTC), body))
+        properties.update(sign([FORGED_SECRET], "forged", datetime.now(UTC), body))
         message = ServiceBusMessage(
-            body, message_id=str(command["Id"]), session_id=SESSION, application_properties=properties
+            body, message_id="forged", session_id=SESSION, application_properties=properties
         )
         with (
             ServiceBusClient.from_connection_string(self._lab.connection_string) as client,

@@ -145,7 +145,7 @@ class Bus:
     def pump(self, queue: MessageQueue) -> None:
         """Send a queue's messages to the links with credit, one to each in turn."""
         consumers = self._consumers.get(queue, deque())
-        for consumer in [one for one in consumers if not one.opened and not one.connection.paused]:
+        for consumer in [one for one in consumers if not one.opened and one.connection.active]:
             self._open(consumer)
         unserved = 0
         while unserved < len(consumers):

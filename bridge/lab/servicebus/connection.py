@@ -30,13 +30,14 @@ class Connection(asyncio.Protocol):
     """The connection of one client.
 
     Attributes:
-        paused: whether nothing is read, handled or sent for now.
+        active: whether anything is handled and sent; not once it is closed.
+        socket: the transport.
     """
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.endpoints: set[Endpoint] = set()
-        self.paused = False
+        self.active = True
         self.closed = False
         self._ending = False
         self._collector = proton.Collector()
@@ -51,7 +52,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take over the socket."""
-        self._socket: asyncio.Transport = transport
+        self.socket: asyncio.Transport = transport
         self.bus.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -77,14 +78,14 @@ class Connection(asyncio.Protocol):
 
     def dispatch(self) -> None:
         """Handle proton's events, then send."""
-        while not self.closed and not self.paused and (event := self._collector.peek()):
+        while self.active and (event := self._collector.peek()):
             self.guard(partial(self.bus.handle, self, event))
             self._collector.pop()
         self.bus.send_later(self)
 
     def flush(self) -> None:
         """Send what waits."""
-        while not self.closed and not self.paused:
+        while self.active:
             try:
                 waiting = self._amqp.pending()
             except proton.ProtonException:
@@ -92,28 +93,17 @@ class Connection(asyncio.Protocol):
             if waiting <= 0:
                 if waiting < 0 or self._ending:
                     self._gone()
-                    self._socket.close()
+                    self.socket.close()
                 return
-            self._socket.write(self._amqp.peek(waiting))
+            self.socket.write(self._amqp.peek(waiting))
             self._amqp.pop(waiting)
             self.dispatch()
 
     def tick(self) -> None:
         """Let proton send heartbeats and detect missing ones."""
-        if not self.closed and not self.paused:
+        if self.active:
             self._amqp.tick(time.monotonic())
             self.dispatch()
-
-    def pause(self) -> None:
-        """Stop reading and writing until resumed."""
-        self.paused = True
-        self._socket.pause_reading()
-
-    def resume(self) -> None:
-        """Continue to read and write."""
-        self.paused = False
-        self._socket.resume_reading()
-        self.dispatch()
 
     def end(self) -> None:
         """Close the connection once what waits is sent."""
@@ -122,11 +112,11 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close the connection without an AMQP close."""
         self._gone()
-        self._socket.abort()
+        self.socket.abort()
 
     def _gone(self) -> None:
         if not self.closed:
-            self.closed = True
+            self.closed, self.active = True, False
             self.guard(lambda: self.bus.gone(self))
 
     def _push(self, data: bytes) -> None:

@@ -200,7 +200,7 @@ class Consumer(Endpoint):
 
     def serve(self) -> bool:
         """Send the next message; return whether there was one."""
-        if not self.opened or self.connection.paused or self.connection.closed or self.link.credit <= 0:
+        if not self.opened or not self.connection.active or self.link.credit <= 0:
             return False
         message = self.queue.take(self.session_id, destructive=self._destructive)
         if message is None:
