@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from bridge.imds.diff import Change, Observation, Watch, compare
@@ -28,6 +29,20 @@ steady = settings(
     suppress_health_check=[HealthCheck.too_slow],
 )
 thorough = settings(steady, max_examples=150)
+LEAVES: st.SearchStrategy[Any] = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+NAMES = st.text(max_size=5)
+
+
+def json_values(
+    leaves: st.SearchStrategy[Any] = LEAVES, names: st.SearchStrategy[str] = NAMES
+) -> st.SearchStrategy[Any]:
+    """Make any JSON of `leaves`, whose objects have properties of `names`."""
+    return st.recursive(
+        leaves,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+        max_leaves=6,
+    )
+
 
 VM = Vm(
     name="web-0",

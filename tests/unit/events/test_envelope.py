@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, Envelope, read_event
 from bridge.formats.samples import samples
 from bridge.runtime.time import Clock
+from tests.support.diff import json_values, steady
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 
@@ -82,16 +83,13 @@ def test_the_same_id_of_another_source_is_another_event() -> None:
     assert len(keys) == 4
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
 attributes = st.sampled_from(["specversion", "id", "source", "type", "subject", "time", "data", "extra", "Ä"])
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(changes=st.dictionaries(attributes, json_values), cut=st.integers(0, 400), junk=st.binary(max_size=3))
+@steady
+@given(
+    changes=st.dictionaries(attributes, json_values()), cut=st.integers(0, 400), junk=st.binary(max_size=3)
+)
 def test_any_body_is_an_event_that_can_be_stored_or_is_refused(
     changes: dict[str, Any], cut: int, junk: bytes
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from bridge.formats.cloudevents import binary, structured
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, ScheduledEvent, parse_document, read_document
 from bridge.imds.instance import Vm
-from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, thorough
+from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, json_values, thorough
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
 
@@ -25,11 +25,7 @@ json_texts = st.text(st.characters(exclude_categories=())) | st.sampled_from(["N
 json_leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | json_texts
 )
-json_values = st.recursive(
-    json_leaves,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(json_texts, inner, max_size=3),
-    max_leaves=6,
-)
+any_json = json_values(json_leaves, json_texts)
 
 event_ids = st.sampled_from([FIRST, FIRST.lower(), SECOND, SECOND.lower(), "third"])
 plain_entries = st.fixed_dictionaries(
@@ -54,22 +50,18 @@ plain_documents = st.builds(
 odd_entries = st.dictionaries(
     st.sampled_from(["EventId", "EventStatus", "NotBefore", "Resources", "EventType", "Vm", "Changed"])
     | json_texts,
-    json_values,
+    any_json,
     max_size=6,
 )
 identified_entries = st.builds(lambda event_id, rest: {**rest, "EventId": event_id}, event_ids, odd_entries)
 odd_documents = st.builds(
     lambda rest, incarnation, entries: {**rest, "DocumentIncarnation": incarnation, "Events": entries},
-    st.dictionaries(json_texts, json_values, max_size=2),
-    json_values,
-    st.lists(identified_entries | odd_entries | json_values, max_size=4),
+    st.dictionaries(json_texts, any_json, max_size=2),
+    any_json,
+    st.lists(identified_entries | odd_entries | any_json, max_size=4),
 )
 
-sightings = st.tuples(
-    st.sampled_from([0.2, 1.0, 5.0, 6.0, 200.0, 400.0]),
-    st.booleans(),
-    st.booleans(),
-)
+sightings = st.tuples(st.sampled_from([0.2, 1.0, 5.0, 6.0, 200.0, 400.0]), st.booleans(), st.booleans())
 Step = tuple[Document, tuple[float, bool, bool]]
 lives = st.lists(st.tuples(plain_documents, sightings), min_size=1, max_size=8)
 
@@ -88,30 +80,18 @@ def walk(life: Sequence[Step]) -> list[tuple[Watch, Watch, Document, tuple[Chang
     return steps
 
 
-def publish(life: Sequence[Step], reporter: events.Reporter) -> list[CloudEvent]:
+def publish(life: Sequence[Step], reporter: events.Reporter) -> Iterator[CloudEvent]:
     """Build the events of a life as the forwarder does, counting earlier occurrences."""
     seen: Counter[str] = Counter()
-    published = []
     for _, _, document, changes in walk(life):
         for change in changes:
-            name = change.fingerprint
-            published.append(
-                reporter.scheduled_event(
-                    change, seen_before=seen[name], incarnation=document.incarnation, at=AT
-                )
-            )
-            seen[name] += 1
-    return published
+            count, incarnation = seen[change.fingerprint], document.incarnation
+            yield reporter.scheduled_event(change, seen_before=count, incarnation=incarnation, at=AT)
+            seen[change.fingerprint] += 1
 
 
 def said(known: Mapping[str, ScheduledEvent]) -> dict[str, Mapping[str, Any]]:
     return {key: event.content for key, event in known.items()}
-
-
-def known_in(watch: Watch) -> dict[str, ScheduledEvent]:
-    """Return what is known: what stands in the document, and what may come back to it."""
-    listed = dict(watch.document.events) if watch.document else {}
-    return {**listed, **{key: held.event for key, held in watch.missing.items()}}
 
 
 def apply(known: Mapping[str, ScheduledEvent], changes: Sequence[Change]) -> dict[str, ScheduledEvent]:
@@ -132,13 +112,13 @@ REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", vm=VM)
 @given(lives)
 def test_each_step_of_a_life_leads_from_what_was_known_to_what_is_known_now(life: list[Step]) -> None:
     for (before, now, document, changes), (_, circumstances) in zip(walk(life), life, strict=True):
-        assert said(apply(known_in(before), changes)) == said(known_in(now))
+        assert said(apply(before.known, changes)) == said(now.known)
         assert now.document == document
         assert not now.missing.keys() & document.events.keys()
         keys = [change.event.key for change in changes]
         assert len(keys) == len(set(keys))
         for change in changes:
-            assert_true(change, known_in(before).get(change.event.key), document)
+            assert_true(change, before.known.get(change.event.key), document)
         if any(change.kind == "canceled" for change in changes):
             assert_continuous(before.document, document, *circumstances)
     again, changes = compare(now, document, Observation(at=0.0, gap_seconds=None))
@@ -200,7 +180,7 @@ def test_a_document_in_another_spelling_changes_nothing(document: Document, rand
 def test_the_same_documents_give_the_same_ids_on_every_vm_and_no_id_twice(
     life: list[Step], name: str, group: str
 ) -> None:
-    mine = publish(life, REPORTER)
+    mine = list(publish(life, REPORTER))
     again = [(parse_document(json.dumps(document.raw).encode()), seen) for document, seen in life]
     other = Vm(name=name, vm_id="another", resource_group=group)
     theirs = publish(again, events.Reporter(name=name, role="forward", epoch="e2", vm=other))
@@ -219,7 +199,7 @@ def refuses_or_reads(body: bytes) -> Document | None:
 @thorough
 @given(
     st.binary(max_size=300),
-    json_values | st.dictionaries(st.sampled_from(["Events", "DocumentIncarnation"]), json_values),
+    any_json | st.dictionaries(st.sampled_from(["Events", "DocumentIncarnation"]), any_json),
 )
 def test_bytes_and_json_of_any_kind_are_read_or_refused(body: bytes, value: Any) -> None:
     refuses_or_reads(body)
