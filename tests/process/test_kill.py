@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 from collections import Counter
@@ -19,10 +18,11 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, Forward, Stored, read_outbox, wait_until
+from tests.support.trials import kills, random_instants
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
-KILLS = int(os.environ.get("TEST_KILLS", "60"))
+KILLS = kills(20)
 SINKS = ("inbox", "other")
 LANES = 6
 REQUESTS_PER_CHANGE = 3  # a change is two events; with faults, some need more than one request
@@ -143,13 +143,6 @@ def kind_of(event_type: str) -> str:
     return event_type.removeprefix(PREFIX).removesuffix(".v1")
 
 
-def seed() -> int:
-    """Choose the seed and print it: pytest shows what is printed when a test fails."""
-    chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"TEST_KILL_SEED={chosen} chooses the same instants and faults again")
-    return chosen
-
-
 def place(stored: Stored) -> tuple[int, int]:
     """Return what never may decrease: the incarnation of the document, and the number of the last event."""
     document = (stored.state.get("watch") or {}).get("document") or {}
@@ -183,7 +176,7 @@ def run_and_kill(forward: Forward, lab: ImdsLab, rng: random.Random) -> None:
 
 @pytest.mark.timeout(0 if KILLS > 60 else 600)
 def test_kill_9_at_many_random_instants_loses_nothing_and_moves_nothing_back(tmp_path: Path) -> None:
-    rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
+    rng = random_instants()
     with ImdsLab(rate_limit=None) as lab, Inbox(strict=True) as inbox, Inbox(strict=True) as other:
         sinks = dict(zip(SINKS, (inbox, other), strict=True))
         forward = Forward(

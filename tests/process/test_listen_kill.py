@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +15,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
+from tests.support.trials import kills, random_instants
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 
@@ -32,19 +31,12 @@ class Listen(Forward):
         super().__init__(folder, settings, role="listen")
 
 
-def seed() -> int:
-    """Choose the seed and print it: pytest shows it when the test fails."""
-    chosen = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"TEST_KILL_SEED={chosen} chooses the same instants again")
-    return chosen
-
-
-@pytest.mark.timeout(600)  # up to 24 processes, each started and killed
-@pytest.mark.parametrize(("approvals", "kills"), [("immediate", 24), ("hold", 12)])
+@pytest.mark.timeout(0 if kills(0) else 600)
+@pytest.mark.parametrize(("approvals", "count"), [("immediate", kills(10)), ("hold", kills(6))])
 def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(
-    tmp_path: Path, approvals: Literal["immediate", "hold"], kills: int
+    tmp_path: Path, approvals: Literal["immediate", "hold"], count: int
 ) -> None:
-    rng = random.Random(seed())  # noqa: S311 - it shall be repeatable
+    rng = random_instants()
     with (
         ImdsLab(rate_limit=None, approvals=approvals) as imds,
         Inbox(strict=True) as inbox,
@@ -76,7 +68,7 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
         def schedule(event_type: str, notice_seconds: float = 86_400) -> str:
             return imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=notice_seconds)
 
-        for number in range(kills):
+        for number in range(count):
             allowed, denied = schedule("Reboot"), schedule("Freeze")
             approvable.add(allowed)
             names = [f"{kind}{number}" for kind in ("allowed", "denied", "malformed", "again", "timed")]
@@ -112,7 +104,7 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
         assert inbox.problems == []
         assert_answered(receipts, expected)
         approved = [one["causationid"] for one in receipts if one["data"]["Reason"] in APPROVED]
-        for number in range(kills):
+        for number in range(count):
             assert {f"allowed{number}", f"again{number}"} & set(approved)
         posted = {one.event_id for one in imds.approvals}
         assert posted - set(timed.values()) == approvable
@@ -121,7 +113,7 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
             # killed after the intent and before the POST, it has failed although nothing was POSTed
             assert outcomes[name] != ("Rejected" if event in posted else "Accepted"), name
         counts = bus.entity(QUEUE).counts
-        assert (counts.completed, counts.dead_letters) == (4 * kills, kills)
+        assert (counts.completed, counts.dead_letters) == (4 * count, count)
 
 
 def assert_answered(receipts: list[dict[str, Any]], expected: dict[str, set[str]]) -> None:
