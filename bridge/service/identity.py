@@ -6,7 +6,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -39,6 +39,7 @@ VM = "vm"  # the record of who the VM is, and of the boot in which that was lear
 Role = Literal["forward", "listen", "relay"]
 
 
+@dataclass(eq=False)
 class VmIdentity:
     """The identity and the heartbeat of one process; for the thread that builds the process's events.
 
@@ -55,29 +56,19 @@ class VmIdentity:
         resolved: whether this run has had instance data.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        role: Role,
-        *,
-        imds: ImdsClient | None,
-        outbox: Outbox,
-        clock: Clock,
-        boot_id: str = "",
-    ) -> None:
-        self._config = config
-        self._role = role
-        self._imds = imds
-        self._outbox = outbox
-        self._clock = clock
-        self._boot_id = boot_id
-        self.resolved = False
-        self._resolve_at = -math.inf
-        self._heartbeat_at = -math.inf
-        self._losses_at = -math.inf
-        self.vm: Vm | None = None
-        self._name = ""
-        self._reporter: Reporter | None = None
+    config: Config
+    role: Role
+    _: KW_ONLY
+    imds: ImdsClient | None
+    outbox: Outbox
+    clock: Clock
+    boot_id: str = ""
+    vm: Vm | None = field(default=None, init=False)
+    resolved: bool = field(default=False, init=False)
+    _resolve_at: float = field(default=-math.inf, init=False)
+    _heartbeat_at: float = field(default=-math.inf, init=False)
+    _losses_at: float = field(default=-math.inf, init=False)
+    _name: str = field(default="", init=False)
 
     def settle(self, wait: Callable[[float], object]) -> None:
         """Find out whose the state is, before anything is committed or delivered; another VM's is moved aside.
@@ -87,13 +78,11 @@ class VmIdentity:
         Args:
             wait: waits for so many seconds; what it returns ends the search if it is true.
         """
-        kept = self._outbox.record(STATE, VM)
+        kept = self.outbox.record(STATE, VM)
         self.vm = Vm(**kept["vm"]) if kept else None
-        last_try_at = self._clock.monotonic() + SETTLE_SECONDS - INSTANCE_SECONDS
-        if self._imds and not (kept and kept["boot_id"] and kept["boot_id"] == self._boot_id):
-            while (
-                not self._ask() and self._clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS)
-            ):
+        last_try_at = self.clock.monotonic() + SETTLE_SECONDS - INSTANCE_SECONDS
+        if self.imds and not (kept and kept["boot_id"] and kept["boot_id"] == self.boot_id):
+            while not self._ask() and self.clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS):
                 pass
         self._name = self.vm.name if self.vm else socket.gethostname()
 
@@ -103,16 +92,16 @@ class VmIdentity:
         Raises:
             StateError: the state is another VM's after all; the next start moves it aside.
         """
-        now = self._clock.monotonic()
-        if self._imds and not self.resolved and now >= self._resolve_at:
+        now = self.clock.monotonic()
+        if self.imds and not self.resolved and now >= self._resolve_at:
             self._resolve_at = now + RESOLVE_EVERY_SECONDS
             self._ask(is_running=True)
 
     def _ask(self, *, is_running: bool = False) -> bool:
         """Request instance data once, and compare it with what is kept; return whether there is some."""
-        assert self._imds is not None  # noqa: S101 - the callers have checked it
+        assert self.imds is not None  # noqa: S101 - the callers have checked it
         try:
-            vm = self._imds.instance()
+            vm = self.imds.instance()
         except ImdsError as error:
             log.warning("the VM's identity is not available yet: %s", error)
             return False
@@ -123,50 +112,48 @@ class VmIdentity:
                     f"the state is that of VM {was}, and this is {vm.vm_id}: the process ends, and the next start "
                     "moves it aside"
                 )
-            target = self._outbox.replace()
+            target = self.outbox.replace()
             log.error(
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
         self.vm, self.resolved = vm, True
-        self._outbox.commit([], records={(STATE, VM): {"boot_id": self._boot_id, "vm": asdict(vm)}})
+        self.outbox.commit([], records={(STATE, VM): {"boot_id": self.boot_id, "vm": asdict(vm)}})
         return True
 
     def reporter(self) -> Reporter:
         """Return what builds events in this VM's name, as far as it is known."""
-        if self._reporter is None or self._reporter.vm != self.vm:
-            self._reporter = Reporter(
-                name=self._name,
-                role=self._role,
-                epoch=self._outbox.epoch,
-                vm=self.vm,
-                group_source=self._config.source,
-                vm_source=self._config.vm_source,
-                session=self._config.approvals.session if self._config.approvals else "",
-            )
-        return self._reporter
+        return Reporter(
+            name=self._name,
+            role=self.role,
+            epoch=self.outbox.epoch,
+            vm=self.vm,
+            group_source=self.config.source,
+            vm_source=self.config.vm_source,
+            session=self.config.approvals.session if self.config.approvals else "",
+        )
 
     def emit_started(self) -> None:
         """Publish the first event of this run, which names the run before."""
-        self._publish("Started", previous=self._outbox.previous_run)
+        self._publish("Started", previous=self.outbox.previous_run)
 
     def emit_heartbeat(self) -> None:
         """Publish a heartbeat every hour."""
-        if self._clock.monotonic() - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
+        if self.clock.monotonic() - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
             self._publish("Hourly")
 
     def emit_losses(self) -> bool:
         """Publish losses of events; return whether what IMDS shows now must be published again."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now < self._losses_at:
             return False
-        losses = self._outbox.losses()
+        losses = self.outbox.losses()
         self._losses_at = now + (LOSSES_EVERY_SECONDS if losses else LOSSES_LOOK_SECONDS)
         if not losses:
             return False
         must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
         records = {(STATE, WATCH): ""} if must_repeat else {}
-        self._outbox.commit(encode_events(map(self._loss, losses)), records=records, published=losses)
+        self.outbox.commit(encode_events(map(self._loss, losses)), records=records, published=losses)
         return must_repeat
 
     def _loss(self, loss: Loss) -> CloudEvent:
@@ -179,8 +166,8 @@ class VmIdentity:
             sink=loss.sink,
             oldest=oldest,
             newest=newest,
-            sequence=self._outbox.next_number(),
-            at=self._clock.now(),
+            sequence=self.outbox.next_number(),
+            at=self.clock.now(),
         )
 
     def emit_stopping(self) -> None:
@@ -188,16 +175,16 @@ class VmIdentity:
         self._publish("Stopping")
 
     def _publish(self, reason: str, *, previous: tuple[str | None, int | None] | None = None) -> None:
-        self._heartbeat_at = self._clock.monotonic()
+        self._heartbeat_at = self.clock.monotonic()
         event = self.reporter().heartbeat(
             reason=reason,
             version=__version__,
-            backlog=self._outbox.backlogs(),
-            sequence=self._outbox.next_number(),
-            at=self._clock.now(),
+            backlog=self.outbox.backlogs(),
+            sequence=self.outbox.next_number(),
+            at=self.clock.now(),
             previous=previous,
         )
-        self._outbox.commit(encode_events([event]))
+        self.outbox.commit(encode_events([event]))
 
 
 def approval_session(template: str, vm: Vm | None) -> str | None:
