@@ -21,10 +21,7 @@ PYTHON chooses the interpreter (3.11 or newer, with venv; on Debian: apt-get ins
 EOF
 }
 
-home=/opt/imds-bridge
-etc=/etc/imds-bridge
-units=/etc/systemd/system
-local=/usr/local
+home=/opt/imds-bridge etc=/etc/imds-bridge units=/etc/systemd/system local=/usr/local
 # The command, its man page and its completion, each a link to the program's own.
 links="bin/imds-bridge share/man/man1/imds-bridge.1
     share/bash-completion/completions/imds-bridge share/zsh/site-functions/_imds-bridge"
@@ -42,9 +39,7 @@ run() { if [ $dry_run = yes ]; then echo "would run: $*"; else "$@"; fi; }
 notify_systemd() { if [ -z "$root" ] && [ -d /run/systemd/system ]; then run systemctl "$@"; fi; }
 
 while [ $# -gt 0 ]; do
-    case $1 in
-        --wheel | --start | --root) [ $# -gt 1 ] || fail "$1 needs a value; see --help" ;;
-    esac
+    case $1 in --wheel | --start | --root) [ $# -gt 1 ] || fail "$1 needs a value; see --help" ;; esac
     case $1 in
         --wheel)
             [ -f "$2" ] || fail "--wheel: there is no file $2"
@@ -73,6 +68,14 @@ put() { # put MODE SOURCE TARGET: copy a file that differs
     changed=yes
     say "writes $3"
     run install -D -m "$1" "$2" "$root$3"
+}
+
+link() { # link TARGET NAME: make a link where there is nothing
+    if [ -e "$root$2" ] || [ -L "$root$2" ]; then return; fi
+    changed=yes
+    say "links $2 to $1"
+    run mkdir -p "$(dirname "$root$2")"
+    run ln -s "$1" "$root$2"
 }
 
 check_systemd() {
@@ -108,8 +111,7 @@ fingerprint() { # identify the set of files to install
 install_program() {
     find_python
     lock=$here/runtime.lock
-    [ -f "$lock" ] || lock=$checkout/requirements/runtime.lock
-    [ -f "$lock" ] || fail "there is no runtime.lock here, and no requirements/runtime.lock in a checkout around"
+    [ -f "$lock" ] || { lock=$checkout/requirements/runtime.lock; [ -f "$lock" ]; } || fail "there is no runtime.lock here, and no requirements/runtime.lock in a checkout around"
     source=${wheel:-$checkout}
     [ -f "$source" ] || [ -f "$source/pyproject.toml" ] || fail "there is no $source; expected a wheel, or a checkout"
     case $("$python" -c 'import sys; print(sys.base_prefix)') in
@@ -172,30 +174,15 @@ install_all() {
     check_systemd
     [ $dry_run = yes ] || mkdir -p "$root/opt"
     install_program
-    for link in $links; do
-        if [ ! -L "$root$local/$link" ]; then
-            changed=yes
-            say "links $local/$link"
-            run mkdir -p "$root$local/$(dirname "$link")"
-            run ln -s "$home/$link" "$root$local/$link"
-        fi
-    done
+    for name in $links; do link "$home/$name" "$local/$name"; done
     run install -d -m 0700 "$root$etc" "$root$etc/secrets"
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
     # Each unit loads the file of its name: all have one configuration until a link is replaced.
-    for role in $roles; do
-        if [ ! -e "$root$etc/$role.toml" ] && [ ! -L "$root$etc/$role.toml" ]; then
-            changed=yes
-            say "links $etc/$role.toml to config.toml"
-            run ln -s config.toml "$root$etc/$role.toml"
-        fi
-    done
+    for role in $roles; do link config.toml "$etc/$role.toml"; done
     put_units
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi
 }
-
-version_in() { cat "$1"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || echo "no program"; }
 
 rollback_all() {
     now=$root$home before=$root$home.previous back=$root$home.back changed=yes
@@ -205,20 +192,19 @@ rollback_all() {
     [ -d "$before" ] || [ ! -d "$now" ] || run mv "$now" "$before"
     run mv "$back" "$now"
     put_units
-    [ $dry_run = yes ] || say "$(version_in "$now") is installed; $(version_in "$before") is kept, and a second --rollback returns to it"
+    version=$(cat "$now"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || true)
+    say "exchanged: ${version:-the version before} is installed; a second --rollback returns to the other one"
 }
 
 uninstall_all() {
     for role in $roles; do
-        if [ -e "$root$units/imds-bridge-$role.service" ]; then
-            notify_systemd disable --now imds-bridge-"$role".service
-            run rm -f "$root$units/imds-bridge-$role.service" \
-                "$root$units/multi-user.target.wants/imds-bridge-$role.service"
-        fi
+        name=imds-bridge-$role.service
+        if [ -e "$root$units/$name" ]; then notify_systemd disable --now "$name"; fi
+        run rm -f "$root$units/$name" "$root$units/multi-user.target.wants/$name"
     done
     notify_systemd daemon-reload
     run rm -rf "$root$home" "$root$home.new" "$root$home.previous" "$root$home.back"
-    for link in $links; do run rm -f "$root$local/$link"; done
+    for name in $links; do run rm -f "$root$local/$name"; done
     if [ $purge = yes ]; then
         run rm -rf "$root$etc" "$root/var/lib/imds-bridge" "$root/var/lib/private/imds-bridge" \
             "$root$units"/imds-bridge-*.service.d "$root$units/imds-bridge-.service.d"
