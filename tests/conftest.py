@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,9 +17,17 @@ import pytest
 from bridge.runtime import text
 
 if TYPE_CHECKING:
+    from bridge.http.client import HttpClient
+    from bridge.runtime.time import Clock
+    from bridge.sinks.servicebus import ServiceBusSink
+    from bridge.sinks.webhook import WebhookSink
+    from tests.support.http_client import MakeClient
     from tests.support.imds_lab import ImdsLab
     from tests.support.inbox import Inbox
     from tests.support.servicebus import ServiceBusLab
+    from tests.support.sink import Connect
+    from tests.support.tls import Authority
+    from tests.support.webhook import MakeWebhook
 
 TESTS = Path(__file__).parent
 WITH_SDK = ("contract", "infra", "integration")  # suites in whose process the SDK of Service Bus runs
@@ -97,3 +106,52 @@ def bus() -> Iterator[ServiceBusLab]:
     with ServiceBusLab(bus_config()) as started:
         yield started
         assert started.failures == ()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Return a certificate authority that nothing trusts yet."""
+    from tests.support.tls import Authority  # noqa: PLC0415
+
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def make_client() -> Iterator[MakeClient]:
+    """Make HTTP clients with these settings."""
+    from tests.support.http_client import http_client  # noqa: PLC0415
+
+    with ExitStack() as stack:
+
+        def make_client(**settings: Any) -> HttpClient:
+            return stack.enter_context(closing(http_client(**settings)))
+
+        yield make_client
+
+
+@pytest.fixture
+def webhook(inbox: Inbox, tmp_path: Path) -> Iterator[MakeWebhook]:
+    """Make webhook sinks with these settings, for the inbox or another URL."""
+    from tests.support.webhook import sink  # noqa: PLC0415
+
+    with ExitStack() as stack:
+
+        def webhook(url: str = inbox.url, **settings: Any) -> WebhookSink:
+            return stack.enter_context(closing(sink(tmp_path, url, **settings)))
+
+        yield webhook
+
+
+@pytest.fixture
+def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
+    """Make Service Bus sinks with these settings for `lab` of the test's file."""
+    from bridge.sinks.servicebus import ServiceBusSink  # noqa: PLC0415
+    from tests.support.sink import settings  # noqa: PLC0415
+
+    lab = request.getfixturevalue("lab")
+    with ExitStack() as stack:
+
+        def connect(*, clock: Clock | None = None, **more: Any) -> ServiceBusSink:
+            return stack.enter_context(closing(ServiceBusSink(settings(lab, **more), clock=clock)))
+
+        yield connect

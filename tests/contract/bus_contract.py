@@ -7,8 +7,8 @@ inherits from BusContract. The entities are those of tests/data/servicebus/confi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -69,9 +69,15 @@ class Bus:
         with self.client() as client, self.sender(client, entity) as sender:
             sender.send_messages(list(messages), timeout=SEND_SECONDS)
 
+    @contextmanager
+    def receiving(self, entity: str, **options: Any) -> Iterator[ServiceBusReceiver]:
+        """Give a receiver on a connection of its own."""
+        with self.client() as client, self.receiver(client, entity, **options) as receiver:
+            yield receiver
+
     def receive(self, entity: str, count: int, **options: Any) -> list[ServiceBusReceivedMessage]:
         """Receive and complete a number of messages on a connection of their own, and see that no more come."""
-        with self.client() as client, self.receiver(client, entity, **options) as receiver:
+        with self.receiving(entity, **options) as receiver:
             messages = collect(receiver, count)
             for message in messages:
                 receiver.complete_message(message)
@@ -147,21 +153,16 @@ class BusContract:
         assert message.enqueued_time_utc is not None
         assert abs(datetime.now(UTC) - message.enqueued_time_utc) < timedelta(minutes=1)
 
-    def test_a_batch_arrives_message_by_message_in_order(self, bus: Bus) -> None:
+    @pytest.mark.parametrize("count", [1, 50])
+    def test_a_batch_arrives_message_by_message_in_order(self, bus: Bus, count: int) -> None:
+        expected = [(f"body {number}", f"m{number}") for number in range(count)]
         with bus.client() as client, bus.sender(client, "plain") as sender:
             batch = sender.create_message_batch()
-            for number in range(50):
-                batch.add_message(ServiceBusMessage(str(number), message_id=f"m{number}"))
+            for body, message_id in expected:
+                batch.add_message(ServiceBusMessage(body, message_id=message_id))
             sender.send_messages(batch, timeout=SEND_SECONDS)
-        assert bodies(bus.receive("plain", 50)) == [str(number) for number in range(50)]
-
-    def test_a_batch_of_one_arrives_as_one_message(self, bus: Bus) -> None:
-        with bus.client() as client, bus.sender(client, "plain") as sender:
-            batch = sender.create_message_batch()
-            batch.add_message(ServiceBusMessage("one", message_id="m1"))
-            sender.send_messages(batch, timeout=SEND_SECONDS)
-        (message,) = bus.receive("plain", 1)
-        assert (str(message), message.message_id) == ("one", "m1")
+        messages = bus.receive("plain", count)
+        assert [(str(message), message.message_id) for message in messages] == expected
 
     def test_a_message_of_200_kilobytes_arrives_whole(self, bus: Bus) -> None:
         body = bytes(range(256)) * 800
@@ -185,18 +186,17 @@ class BusContract:
 
     def test_receive_and_delete_leaves_nothing(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"))
-        with bus.client() as client:
-            mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-            with bus.receiver(client, "plain", receive_mode=mode) as receiver:
-                assert str(only(receiver)) == "1"
-            with bus.receiver(client, "plain") as receiver:
-                assert nothing(receiver)
+        mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+        with bus.receiving("plain", receive_mode=mode) as receiver:
+            assert str(only(receiver)) == "1"
+        with bus.receiving("plain") as receiver:
+            assert nothing(receiver)
 
     # --- settlement ---
 
     def test_a_completed_message_does_not_come_back_and_is_not_settled_twice(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"))
-        with bus.client() as client, bus.receiver(client, "plain") as receiver:
+        with bus.receiving("plain") as receiver:
             message = only(receiver)
             receiver.complete_message(message)
             with refused(MessageAlreadySettled):
@@ -205,7 +205,7 @@ class BusContract:
 
     def test_an_abandoned_message_comes_back_counted(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"))
-        with bus.client() as client, bus.receiver(client, "plain") as receiver:
+        with bus.receiving("plain") as receiver:
             receiver.abandon_message(only(receiver))
             again = only(receiver)
             assert (str(again), again.delivery_count) == ("1", 1)
@@ -213,38 +213,34 @@ class BusContract:
 
     def test_after_three_deliveries_a_message_is_dead(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1", message_id="m1"))
-        with bus.client() as client:
-            with bus.receiver(client, "plain") as receiver:
-                for _ in range(3):
-                    receiver.abandon_message(only(receiver))
-                assert nothing(receiver)
-            with bus.receiver(client, "plain", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-                dead = only(receiver)
-                assert (dead.message_id, dead.dead_letter_reason) == ("m1", "MaxDeliveryCountExceeded")
-                receiver.complete_message(dead)
+        with bus.receiving("plain") as receiver:
+            for _ in range(3):
+                receiver.abandon_message(only(receiver))
+            assert nothing(receiver)
+        with bus.receiving("plain", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+            dead = only(receiver)
+            assert (dead.message_id, dead.dead_letter_reason) == ("m1", "MaxDeliveryCountExceeded")
+            receiver.complete_message(dead)
 
     def test_a_dead_letter_has_a_reason_and_a_description(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1", application_properties={"kept": "yes"}))
-        with bus.client() as client:
-            with bus.receiver(client, "plain") as receiver:
-                receiver.dead_letter_message(
-                    only(receiver), reason="malformed", error_description="no EventId"
-                )
-                assert nothing(receiver)
-            with bus.receiver(client, "plain", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-                dead = only(receiver)
-                assert str(dead) == "1"
-                assert (dead.dead_letter_reason, dead.dead_letter_error_description) == (
-                    "malformed",
-                    "no EventId",
-                )
-                assert (dead.application_properties or {})[b"kept"] == b"yes"
-                receiver.complete_message(dead)
-                assert nothing(receiver)
+        with bus.receiving("plain") as receiver:
+            receiver.dead_letter_message(only(receiver), reason="malformed", error_description="no EventId")
+            assert nothing(receiver)
+        with bus.receiving("plain", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+            dead = only(receiver)
+            assert str(dead) == "1"
+            assert (dead.dead_letter_reason, dead.dead_letter_error_description) == (
+                "malformed",
+                "no EventId",
+            )
+            assert (dead.application_properties or {})[b"kept"] == b"yes"
+            receiver.complete_message(dead)
+            assert nothing(receiver)
 
     def test_a_lock_can_be_renewed(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"))
-        with bus.client() as client, bus.receiver(client, "plain") as receiver:
+        with bus.receiving("plain") as receiver:
             message = only(receiver)
             before = message.locked_until_utc
             assert before is not None
@@ -254,7 +250,7 @@ class BusContract:
 
     def test_a_message_whose_lock_ends_goes_to_another_receiver_counted(self, bus: Bus) -> None:
         bus.send("short-lock", ServiceBusMessage("1"))
-        with bus.client() as client, bus.receiver(client, "short-lock") as first:
+        with bus.receiving("short-lock") as first:
             only(first)
             with bus.client() as other, bus.receiver(other, "short-lock") as second:
                 again = only(second)
@@ -263,14 +259,14 @@ class BusContract:
 
     def test_closing_a_receiver_hands_back_what_it_had_not_given_out(self, bus: Bus) -> None:
         bus.send("plain", *(ServiceBusMessage(str(number)) for number in range(5)))
-        with bus.client() as client, bus.receiver(client, "plain", prefetch_count=20) as receiver:
+        with bus.receiving("plain", prefetch_count=20) as receiver:
             receiver.complete_message(only(receiver))
         rest = bus.receive("plain", 4)
         assert sorted(bodies(rest)) == ["1", "2", "3", "4"]
 
     def test_peeking_neither_locks_nor_counts(self, bus: Bus) -> None:
         bus.send("plain", ServiceBusMessage("1"), ServiceBusMessage("2"))
-        with bus.client() as client, bus.receiver(client, "plain") as receiver:
+        with bus.receiving("plain") as receiver:
             assert bodies(receiver.peek_messages(10, timeout=WAIT_SECONDS)) == ["1", "2"]
         received = bus.receive("plain", 2)
         assert [(str(message), message.delivery_count) for message in received] == [("1", 0), ("2", 0)]
@@ -291,15 +287,16 @@ class BusContract:
 
     # --- duplicates ---
 
-    def test_a_message_id_is_taken_once_also_within_a_batch(self, bus: Bus) -> None:
-        message_id = str(uuid4())
-        for body in ("1", "2"):
-            bus.send("deduplicated", ServiceBusMessage(body, message_id=message_id))
-        other = str(uuid4())
-        bus.send(
-            "deduplicated", ServiceBusMessage("3", message_id=other), ServiceBusMessage("4", message_id=other)
+    @pytest.mark.parametrize(("entity", "read"), [("deduplicated", "deduplicated"), (TOPIC, f"{TOPIC}/all")])
+    def test_a_message_id_is_taken_once_also_within_a_batch(self, bus: Bus, entity: str, read: str) -> None:
+        first, second = str(uuid4()), str(uuid4())
+        one, again, *both = (
+            ServiceBusMessage(body, message_id=message_id)
+            for body, message_id in (("1", first), ("2", first), ("3", second), ("4", second))
         )
-        assert bodies(bus.receive("deduplicated", 2)) == ["1", "3"]
+        for messages in ([one], [again], both):
+            bus.send(entity, *messages)
+        assert bodies(bus.receive(read, 2)) == ["1", "3"]
 
     # --- sessions ---
 
@@ -333,11 +330,7 @@ class BusContract:
                 bus.receiver(other, "sessions", session_id=session_id).__enter__()
             with bus.receiver(other, "sessions", session_id=session_id) as second:
                 assert second.session.session_id == session_id
-
-    def test_a_session_lock_can_be_renewed(self, bus: Bus) -> None:
-        session_id = str(uuid4())
-        with bus.client() as client, bus.receiver(client, "sessions", session_id=session_id) as receiver:
-            assert receiver.session.renew_lock(timeout=WAIT_SECONDS) > datetime.now(UTC)
+                assert second.session.renew_lock(timeout=WAIT_SECONDS) > datetime.now(UTC)
 
     def test_without_a_session_nothing_is_sent_to_or_received_from_an_entity_that_requires_one(
         self, bus: Bus
@@ -369,12 +362,6 @@ class BusContract:
         got = {name: bodies(bus.receive(f"{TOPIC}/{name}", len(some))) for name, some in wanted.items()}
         assert got == wanted
 
-    def test_a_topic_takes_a_message_id_once(self, bus: Bus) -> None:
-        message_id = str(uuid4())
-        for body in ("1", "2"):
-            bus.send(TOPIC, ServiceBusMessage(body, message_id=message_id))
-        assert bodies(bus.receive(f"{TOPIC}/all", 1)) == ["1"]
-
     def test_a_dead_letter_of_one_subscription_stays_with_the_others(self, bus: Bus) -> None:
         bus.send(
             TOPIC,
@@ -385,13 +372,12 @@ class BusContract:
                 application_properties={"EventStatus": "Scheduled"},
             ),
         )
-        with bus.client() as client:
-            with bus.receiver(client, f"{TOPIC}/all") as receiver:
-                receiver.dead_letter_message(only(receiver), reason="r", error_description="d")
-            with bus.receiver(client, f"{TOPIC}/all", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
-                dead = only(receiver)
-                assert dead.dead_letter_reason == "r"
-                receiver.complete_message(dead)
+        with bus.receiving(f"{TOPIC}/all") as receiver:
+            receiver.dead_letter_message(only(receiver), reason="r", error_description="d")
+        with bus.receiving(f"{TOPIC}/all", sub_queue=ServiceBusSubQueue.DEAD_LETTER) as receiver:
+            dead = only(receiver)
+            assert dead.dead_letter_reason == "r"
+            receiver.complete_message(dead)
         assert bodies(bus.receive(f"{TOPIC}/by-subject", 1)) == ["1"]
 
 

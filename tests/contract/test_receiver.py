@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from threading import Thread
-from typing import TypeVar
 
 import pytest
 from azure.servicebus import ServiceBusClient
@@ -23,10 +20,9 @@ from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE, bus_config
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
+from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab
 
-T = TypeVar("T")
-LIMIT_SECONDS = 20.0
 LOCK_SECONDS = 5
 
 
@@ -65,10 +61,12 @@ class Station(ABC):
     def receive(self, count: int = 1) -> list[ReceivedMessage]:
         """Return `count` messages once they are there."""
         received: list[ReceivedMessage] = []
-        deadline = time.monotonic() + LIMIT_SECONDS
-        while len(received) < count:
-            assert time.monotonic() < deadline, f"{len(received)} of {count} messages came"
-            received += self.receiver.messages(0.1)
+
+        def is_complete() -> bool:
+            received.extend(self.receiver.messages(0.1))
+            return len(received) >= count
+
+        wait_until(is_complete, describe=lambda: received)
         return received
 
     def restart(self) -> None:
@@ -164,14 +162,6 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
             made = BusStation(bus, stack.enter_context(client))
         stack.callback(made.end)
         yield made
-
-
-def wait_until(condition: Callable[[], T]) -> T:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        threading.Event().wait(0.02)
-    return value
 
 
 def test_a_message_arrives_with_body_id_properties_and_times(station: Station) -> None:

@@ -16,11 +16,11 @@ from tests.support.process import LIMIT_SECONDS
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 # Makes a client that is closed at the end, with these settings.
-Make = Callable[..., HttpClient]
+MakeClient = Callable[..., HttpClient]
 
 
 def http_client(*, proxy: str = "", **settings: Any) -> HttpClient:
-    """Make a client; files of the settings need not be there yet."""
+    """MakeClient a client; files of the settings need not be there yet."""
     given = {"timeout_seconds": LIMIT_SECONDS, "proxy": Secret(proxy) if proxy else None, **settings}
     return HttpClient(HttpSettings().model_copy(update=given))
 

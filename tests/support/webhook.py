@@ -21,7 +21,7 @@ from tests.support.receivers import FORMATS
 EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
 
 # Makes a sink of the configuration's keys, and of `clock`; the first argument is the URL.
-Make = Callable[..., WebhookSink]
+MakeWebhook = Callable[..., WebhookSink]
 
 
 def sink(folder: Path, url: str, *, clock: Clock | None = None, **more: Any) -> WebhookSink:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,23 +14,10 @@ from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import DeliveryError
 from bridge.service.composition import build_sink
+from tests.support.bus import QUEUE
 from tests.support.process import RawServer, stored_event
 from tests.support.servicebus import ServiceBusLab
 from tests.support.tls import Authority, forwarding
-
-QUEUE = "approvals"
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
-
-
-@pytest.fixture
-def bus() -> Iterator[ServiceBusLab]:
-    queues = [{"Name": QUEUE}]
-    with ServiceBusLab({"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues}]}}) as lab:
-        yield lab
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +13,7 @@ from hypothesis import Phase, given, settings
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from tests.support.bus import FLEET, QUEUE, Rig, Sender, bus_config, command, wait_settled
+from tests.support.bus import FLEET, QUEUE, Rig, Sender, command, wait_settled
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, RelayRig, body_of, event_message, fleet_bus, subscription
@@ -28,21 +27,7 @@ from tests.support.undecodable import (
     with_property,
 )
 
-LIMIT_SECONDS = 5.0  # from the message behind the undecodable ones to its POST
 EXAMPLES = 40
-
-
-@pytest.fixture
-def imds() -> Iterator[ImdsLab]:
-    with ImdsLab(vms=("web-0",)) as lab:
-        yield lab
-
-
-@pytest.fixture
-def bus() -> Iterator[ServiceBusLab]:
-    with ServiceBusLab(bus_config()) as lab:
-        yield lab
-        assert lab.failures == ()
 
 
 @pytest.mark.parametrize("queue", [QUEUE, FLEET])
@@ -61,7 +46,7 @@ def test_the_listener_dead_letters_each_and_approves_the_command_behind_them(
             send_encoded(sender, with_body(value, message_id=name, session_id=session), session_id=session)
         wait_until(lambda: bus.entity(queue).dead_letters)  # opening the link has a limit of its own
         sender.send(command(event, id="c", session=session))
-        wait_until(lambda: imds.approvals, timeout_seconds=LIMIT_SECONDS)
+        wait_until(lambda: imds.approvals)
         assert rig.receipt_of("c")["Reason"] == "approved"
         wait_settled(bus, queue)
         assert rig.commands.status()["last_error"] is None
@@ -97,7 +82,6 @@ def test_whatever_message_the_broker_accepts_the_command_behind_it_is_answered(
             sender.send(command(event, id=name, session=session))
             rig.wait_for(
                 lambda found: any(one.get("causationid") == name for one in found) or None,
-                timeout_seconds=LIMIT_SECONDS,
             )
             assert rig.commands.status()["last_error"] is None
 
@@ -123,7 +107,7 @@ def test_the_relay_dead_letters_each_and_relays_the_event_behind_them(tmp_path: 
         for name, value in VALUES.items():
             send_encoded(sender, with_property(value, body_of(name), message_id=name))
         sender.send(event_message("good"))
-        wait_until(lambda: rig.sinks[0].ids() == ["good"], timeout_seconds=LIMIT_SECONDS)
+        wait_until(lambda: rig.sinks[0].ids() == ["good"])
         rig.wait_until_settled()
         assert rig.sinks[0].ids() == ["good"]
         assert rig.relay.status()["malformed"] == len(VALUES)

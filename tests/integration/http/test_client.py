@@ -13,7 +13,7 @@ import pytest
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
 from bridge.http.client import USER_AGENT, HttpClient, origin, retry_after_seconds
-from tests.support.http_client import OK, Make, ask, failure
+from tests.support.http_client import OK, MakeClient, ask, failure
 from tests.support.process import (
     RawServer,
     Serve,
@@ -32,22 +32,27 @@ def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BODY_BYTES", LIMIT_BYTES)
 
 
+@pytest.fixture
+def client(make_client: MakeClient) -> HttpClient:
+    return make_client()
+
+
 # --- time ---
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_peer_that_says_nothing_is_aborted(make: Make, scheme: str) -> None:
+def test_a_peer_that_says_nothing_is_aborted(make_client: MakeClient, scheme: str) -> None:
     with RawServer(silent) as server:
-        failure(Unavailable, make(timeout_seconds=0.5), server.url.replace("http", scheme))
+        failure(Unavailable, make_client(timeout_seconds=0.5), server.url.replace("http", scheme))
 
 
-def test_a_peer_that_does_not_take_the_request_is_aborted(make: Make) -> None:
+def test_a_peer_that_does_not_take_the_request_is_aborted(make_client: MakeClient) -> None:
     with RawServer(silent) as server:
-        failure(Unavailable, make(timeout_seconds=0.5), server.url, body=bytes(32 * 1024 * 1024))
+        failure(Unavailable, make_client(timeout_seconds=0.5), server.url, body=bytes(32 * 1024 * 1024))
 
 
-def test_after_a_time_out_the_client_can_be_used_again(make: Make) -> None:
-    client = make(timeout_seconds=1)
+def test_after_a_time_out_the_client_can_be_used_again(make_client: MakeClient) -> None:
+    client = make_client(timeout_seconds=1)
     with RawServer(silent) as server:
         failure(Unavailable, client, server.url)
     with RawServer(answering(OK)) as server:
@@ -181,9 +186,11 @@ def test_a_status_counts_whatever_its_body_is(client: HttpClient, answer: bytes)
         ),
     ],
 )
-def test_a_status_counts_when_the_time_is_over_before_the_body_ends(make: Make, serve: Serve) -> None:
+def test_a_status_counts_when_the_time_is_over_before_the_body_ends(
+    make_client: MakeClient, serve: Serve
+) -> None:
     with RawServer(serve) as server:
-        assert ask(make(timeout_seconds=1), server.url).status == 200
+        assert ask(make_client(timeout_seconds=1), server.url).status == 200
 
 
 # --- what goes wrong ---

@@ -20,7 +20,7 @@ from bridge.config.values import check_ca, check_certificate
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
 from bridge.http.client import clock_skew_seconds
-from tests.support.http_client import OK, Make, ask, failure, http_client
+from tests.support.http_client import OK, MakeClient, ask, failure, http_client
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
 from tests.support.tls import ESTABLISHED, PASSPHRASE, Authority, Pair, proxying
 
@@ -67,22 +67,26 @@ def test_what_the_private_authority_has_not_certified_is_refused_before_anything
         assert target.requests == []
 
 
-def test_a_server_that_speaks_no_tls_or_leaves_while_it_begins(make: Make, authority: Authority) -> None:
+def test_a_server_that_speaks_no_tls_or_leaves_while_it_begins(
+    make_client: MakeClient, authority: Authority
+) -> None:
     def leave(_: RawServer, connection: socket.socket) -> None:
         connection.recv(65536)
 
     with RawServer(lambda _, connection: connection.sendall(OK)) as server:
         url = server.url.replace("http", "https")
-        error = failure(Misconfigured, make(ca_file=authority.file), url)
+        error = failure(Misconfigured, make_client(ca_file=authority.file), url)
     assert error.endswith(": TLS failed: wrong version number")
     with RawServer(leave) as server:
-        failure(Unavailable, make(ca_file=authority.file), server.url.replace("http", "https"))
+        failure(Unavailable, make_client(ca_file=authority.file), server.url.replace("http", "https"))
 
 
-def test_tls_that_does_not_begin_is_aborted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_that_does_not_begin_is_aborted(make_client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(silent) as server:
-        assert ": no answer within" in failure(Unavailable, make(), server.url.replace("http", "https"))
+        assert ": no answer within" in failure(
+            Unavailable, make_client(), server.url.replace("http", "https")
+        )
 
 
 # --- client certificates ---
@@ -90,7 +94,7 @@ def test_tls_that_does_not_begin_is_aborted(make: Make, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_client_with_its_certificate_is_let_in(
-    make: Make, authority: Authority, newest: ssl.TLSVersion
+    make_client: MakeClient, authority: Authority, newest: ssl.TLSVersion
 ) -> None:
     pair = authority.issue("client")
     tls = authority.server(asks=True, newest=newest)
@@ -100,8 +104,8 @@ def test_a_client_with_its_certificate_is_let_in(
             {"client_certificate_file": pair.in_one_file()},
             {**files(pair), "proxy": proxy.url},
         ):
-            assert ask(make(ca_file=authority.file, **given), server.url).body == b"ok"
-        without = failure(Misconfigured, make(ca_file=authority.file, proxy=proxy.url), server.url)
+            assert ask(make_client(ca_file=authority.file, **given), server.url).body == b"ok"
+        without = failure(Misconfigured, make_client(ca_file=authority.file, proxy=proxy.url), server.url)
     assert "certificate required" in without or "handshake failure" in without
 
 
@@ -114,10 +118,10 @@ def test_a_client_with_its_certificate_is_let_in(
 )
 @pytest.mark.parametrize("body", [None, bytes(1_000_000)])
 def test_a_client_without_a_certificate_learns_that_one_is_asked_for(
-    make: Make, authority: Authority, newest: ssl.TLSVersion, text: str, body: bytes | None
+    make_client: MakeClient, authority: Authority, newest: ssl.TLSVersion, text: str, body: bytes | None
 ) -> None:
     with RawServer(answering(OK), tls=authority.server(asks=True, newest=newest)) as server:
-        error = failure(Misconfigured, make(ca_file=authority.file), server.url, body=body)
+        error = failure(Misconfigured, make_client(ca_file=authority.file), server.url, body=body)
         assert server.requests == []
     assert error.endswith(f"TLS failed: the server refused: {text}")
 
@@ -126,15 +130,15 @@ def test_a_client_without_a_certificate_learns_that_one_is_asked_for(
     ("issuer", "days", "text"), [("other", 1, "unknown ca"), ("ca", -1, "certificate expired")]
 )
 def test_a_client_whose_certificate_is_refused_learns_why(
-    make: Make, authority: Authority, issuer: str, days: float, text: str
+    make_client: MakeClient, authority: Authority, issuer: str, days: float, text: str
 ) -> None:
     pair = (authority if issuer == "ca" else Authority(authority.folder, issuer)).issue("client", days=days)
     with RawServer(answering(OK), tls=authority.server(asks=True)) as server:
-        error = failure(Misconfigured, make(ca_file=authority.file, **files(pair)), server.url)
+        error = failure(Misconfigured, make_client(ca_file=authority.file, **files(pair)), server.url)
     assert error.endswith(f"TLS failed: the server refused: {text}")
 
 
-def test_rotated_files_are_used_after_a_close(make: Make, authority: Authority) -> None:
+def test_rotated_files_are_used_after_a_close(make_client: MakeClient, authority: Authority) -> None:
     shown = []
 
     def serve(server: RawServer, connection: socket.socket) -> None:
@@ -142,7 +146,7 @@ def test_rotated_files_are_used_after_a_close(make: Make, authority: Authority) 
         shown.append((connection.getpeercert() or {})["serialNumber"])
         answering(OK)(server, connection)
 
-    client = make(ca_file=authority.file, **files(authority.issue("client")))
+    client = make_client(ca_file=authority.file, **files(authority.issue("client")))
     with RawServer(serve, tls=authority.server(asks=True)) as server:
         ask(client, server.url)
         authority.issue("client")
@@ -159,7 +163,9 @@ def test_rotated_files_are_used_after_a_close(make: Make, authority: Authority) 
 # --- files that cannot be used ---
 
 
-def test_a_file_that_cannot_be_used_is_named(make: Make, authority: Authority, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_used_is_named(
+    make_client: MakeClient, authority: Authority, tmp_path: Path
+) -> None:
     missing, invalid, pair = tmp_path / "missing.pem", tmp_path / "invalid.pem", authority.issue("client")
     invalid.write_text("-----BEGIN CERTIFICATE-----\nsecret")
     not_there = f'given "{missing}": No such file or directory'
@@ -170,7 +176,7 @@ def test_a_file_that_cannot_be_used_is_named(make: Make, authority: Authority, t
             ({"client_certificate_file": missing}, not_there),
             ({**files(pair), "client_key_file": missing}, not_there),
         ):
-            client = make(**{"ca_file": authority.file, **given})
+            client = make_client(**{"ca_file": authority.file, **given})
             assert failure(Misconfigured, client, server.url).endswith(text)
 
 
@@ -248,14 +254,14 @@ def test_a_check_says_what_is_wrong_with_an_authority(authority: Authority, tmp_
 @pytest.mark.parametrize("proxy_tls", [False, True])
 @pytest.mark.parametrize("target_tls", [False, True])
 def test_a_proxy_carries_the_request_and_alone_sees_its_login(
-    make: Make, authority: Authority, proxy_tls: bool, target_tls: bool
+    make_client: MakeClient, authority: Authority, proxy_tls: bool, target_tls: bool
 ) -> None:
     tls = authority.server()
     with (
         RawServer(answering(OK), tls=tls if target_tls else None) as target,
         RawServer(proxying(login=LOGIN), tls=tls if proxy_tls else None) as proxy,
     ):
-        client = make(ca_file=authority.file, proxy=with_login(proxy.url))
+        client = make_client(ca_file=authority.file, proxy=with_login(proxy.url))
         assert [ask(client, target.url).body for _ in range(2)] == [b"ok"] * 2
         assert (proxy.connections, target.connections) == (1, 1)
         line = proxy.requests[0].split("\r\n")[0]
@@ -271,21 +277,21 @@ def test_a_proxy_carries_the_request_and_alone_sees_its_login(
 
 @pytest.mark.parametrize("target", NOWHERE)
 def test_a_proxy_with_tls_is_verified_before_it_gets_the_login(
-    make: Make, authority: Authority, target: str
+    make_client: MakeClient, authority: Authority, target: str
 ) -> None:
     with RawServer(proxying(), tls=authority.server()) as proxy:
-        error = failure(Misconfigured, make(proxy=with_login(proxy.url)), target)
+        error = failure(Misconfigured, make_client(proxy=with_login(proxy.url)), target)
         assert proxy.requests == []
     assert " through the proxy: TLS failed: " in error
 
 
 @pytest.mark.parametrize("target", NOWHERE)
-def test_a_proxy_that_refuses_the_login_or_is_not_there(make: Make, target: str) -> None:
+def test_a_proxy_that_refuses_the_login_or_is_not_there(make_client: MakeClient, target: str) -> None:
     with RawServer(proxying(login=LOGIN)) as proxy:
         for url in (with_login(proxy.url, "user:secret-but-wrong"), proxy.url):
-            error = failure(Misconfigured, make(proxy=url), target)
+            error = failure(Misconfigured, make_client(proxy=url), target)
             assert error.endswith(": the proxy refused the connection: 407")
-    error = failure(Unavailable, make(proxy=with_login(proxy.url)), target)
+    error = failure(Unavailable, make_client(proxy=with_login(proxy.url)), target)
     assert error.endswith(" through the proxy: the connection failed: Connection refused")
 
 
@@ -307,7 +313,7 @@ INTERRUPTED = "through the proxy: the exchange was interrupted: "
     ],
 )
 def test_the_failure_names_a_proxy_that_makes_no_tunnel(
-    make: Make, answer: bytes, text: str, kind: type[DeliveryError]
+    make_client: MakeClient, answer: bytes, text: str, kind: type[DeliveryError]
 ) -> None:
     def serve(server: RawServer, connection: socket.socket) -> None:
         server.read_head(connection)
@@ -317,25 +323,25 @@ def test_the_failure_names_a_proxy_that_makes_no_tunnel(
             pass
 
     with RawServer(serve) as proxy:
-        assert text in failure(kind, make(proxy=with_login(proxy.url)), "https://127.0.0.1:9")
+        assert text in failure(kind, make_client(proxy=with_login(proxy.url)), "https://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
     ("serve", "scheme"), [(silent, "http"), (silent, "https"), (dripping(ESTABLISHED, b""), "http")]
 )
 def test_a_proxy_that_says_nothing_is_aborted(
-    make: Make, monkeypatch: pytest.MonkeyPatch, serve: Serve, scheme: str
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch, serve: Serve, scheme: str
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_SECONDS", 0.2)
     with RawServer(serve) as proxy:
-        client = make(proxy=with_login(proxy.url.replace("http", scheme)))
+        client = make_client(proxy=with_login(proxy.url.replace("http", scheme)))
         assert "through the proxy: " in failure(Unavailable, client, "https://127.0.0.1:9")
 
 
-def test_a_tunnel_that_the_proxy_closed_is_made_again(make: Make, authority: Authority) -> None:
+def test_a_tunnel_that_the_proxy_closed_is_made_again(make_client: MakeClient, authority: Authority) -> None:
     last = OK.replace(b"OK\r\n", b"OK\r\nConnection: close\r\n")
     with RawServer(answering(last), tls=authority.server()) as target, RawServer(proxying()) as proxy:
-        client = make(ca_file=authority.file, proxy=proxy.url)
+        client = make_client(ca_file=authority.file, proxy=proxy.url)
         assert [ask(client, target.url).body for _ in range(3)] == [b"ok"] * 3
         assert proxy.connections == 3
 
@@ -351,9 +357,9 @@ def test_a_tunnel_that_the_proxy_closed_is_made_again(make: Make, authority: Aut
         "http://user:secret%E2%82%AC@proxy",
     ],
 )
-def test_a_proxy_that_cannot_be_used_is_refused_and_not_shown(make: Make, url: str) -> None:
+def test_a_proxy_that_cannot_be_used_is_refused_and_not_shown(make_client: MakeClient, url: str) -> None:
     with pytest.raises(ValueError, match="expected a proxy such as") as raised:
-        make(proxy=url)
+        make_client(proxy=url)
     assert "sec" not in str(raised.value)
 
 
@@ -376,8 +382,8 @@ def test_the_date_of_an_answer_shows_how_wrong_the_clock_is(date: str, skew_seco
     assert clock_skew_seconds({"Date": date} if date else {}, now) == skew_seconds
 
 
-def test_the_date_is_found_in_a_real_answer(make: Make) -> None:
+def test_the_date_is_found_in_a_real_answer(make_client: MakeClient) -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     dated = OK.replace(b"OK\r\n", f"OK\r\ndate: {format_datetime(now, usegmt=True)}\r\n".encode())
     with RawServer(answering(dated)) as server:
-        assert clock_skew_seconds(ask(make(), server.url).headers, now.timestamp()) == 0
+        assert clock_skew_seconds(ask(make_client(), server.url).headers, now.timestamp()) == 0

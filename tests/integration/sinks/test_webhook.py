@@ -31,16 +31,21 @@ from tests.support.process import (
     stored_event,
 )
 from tests.support.receivers import FORMATS, ROUTING_KEY
-from tests.support.webhook import EVENT, Make, failure
+from tests.support.webhook import EVENT, MakeWebhook, failure
 
 TOKEN = "secret-token"  # noqa: S105 - a test's
+
+
+SIGNING_SECRETS = ("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "QUJD" * 8)
 
 
 # --- what it sends ---
 
 
-def test_in_structured_mode_the_body_is_the_stored_event_byte_by_byte(inbox: Inbox, make: Make) -> None:
-    make().send([EVENT])
+def test_in_structured_mode_the_body_is_the_stored_event_byte_by_byte(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
+    webhook().send([EVENT])
     (one,) = inbox.accepted
     assert one.body == EVENT.body
     assert one.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
@@ -48,9 +53,11 @@ def test_in_structured_mode_the_body_is_the_stored_event_byte_by_byte(inbox: Inb
     assert one.headers["webhook-request-origin"]
 
 
-def test_in_binary_mode_the_attributes_are_headers_and_the_body_is_the_data(inbox: Inbox, make: Make) -> None:
+def test_in_binary_mode_the_attributes_are_headers_and_the_body_is_the_data(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
     event = stored_event(2)
-    make(mode="binary").send([event])
+    webhook(mode="binary").send([event])
     (one,) = inbox.accepted
     assert inbox.events() == [event.envelope]
     assert one.headers["content-type"] == "application/json"
@@ -59,7 +66,7 @@ def test_in_binary_mode_the_attributes_are_headers_and_the_body_is_the_data(inbo
     assert one.headers["ce-id"] == event.id
 
 
-def test_headers_and_token_come_from_files(inbox: Inbox, make: Make, tmp_path: Path) -> None:
+def test_headers_and_token_come_from_files(inbox: Inbox, webhook: MakeWebhook, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("the-token\n")
     (tmp_path / "headers").write_text("# for the gateway\nX-Api-Key: one: two\n\nX-Env: lab\n")
     (tmp_path / "url").write_text(f"{inbox.url}?key=abc\n")
@@ -68,20 +75,20 @@ def test_headers_and_token_come_from_files(inbox: Inbox, make: Make, tmp_path: P
         f"{name}_file": tmp_path / file
         for name, file in (("bearer_token", "token"), ("headers", "headers"), ("url", "url"))
     }
-    make(**files).send([EVENT])
+    webhook(**files).send([EVENT])
     (one,) = inbox.accepted
     assert (one.headers["x-api-key"], one.headers["x-env"], one.query) == ("one: two", "lab", "key=abc")
 
 
-def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, make: Make) -> None:
-    make(headers={"X-Api-Key": "abc", "User-Agent": "ours"}).send([EVENT])
+def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, webhook: MakeWebhook) -> None:
+    webhook(headers={"X-Api-Key": "abc", "User-Agent": "ours"}).send([EVENT])
     (one,) = inbox.accepted
     assert (one.headers["x-api-key"], one.headers["user-agent"]) == ("abc", "ours")
 
 
-def test_all_deliveries_share_one_connection(make: Make) -> None:
+def test_all_deliveries_share_one_connection(webhook: MakeWebhook) -> None:
     with RawServer(answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 2\r\n\r\nok")) as server:
-        target = make(server.url)
+        target = webhook(server.url)
         for number in range(5):
             target.send([stored_event(number)])
         assert (len(server.requests), server.connections) == (5, 1)
@@ -92,8 +99,8 @@ def test_all_deliveries_share_one_connection(make: Make) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 401])
-def test_retry_after_is_taken_over_and_bounded(inbox: Inbox, make: Make, status: int) -> None:
-    target = make()
+def test_retry_after_is_taken_over_and_bounded(inbox: Inbox, webhook: MakeWebhook, status: int) -> None:
+    target = webhook()
     inbox.fault(status, retry_after=17)
     assert failure(target).retry_after_seconds == 17
     inbox.fault(status, retry_after=10**9)
@@ -101,13 +108,15 @@ def test_retry_after_is_taken_over_and_bounded(inbox: Inbox, make: Make, status:
 
 
 @pytest.mark.parametrize("minutes", [-10, 10])
-def test_a_refusal_says_that_the_clock_may_be_the_reason(inbox: Inbox, make: Make, minutes: int) -> None:
+def test_a_refusal_says_that_the_clock_may_be_the_reason(
+    inbox: Inbox, webhook: MakeWebhook, minutes: int
+) -> None:
     date = format_datetime(datetime.now(UTC) - timedelta(minutes=minutes), usegmt=True)
     head = f"HTTP/1.1 401 Unauthorized\r\nDate: {date}\r\nContent-Length: 5\r\n\r\nstale"
     with RawServer(answering(head.encode())) as server:
-        text = str(failure(make(server.url)))
+        text = str(failure(webhook(server.url)))
         inbox.fault(401)
-        assert "clock" not in str(failure(make()))
+        assert "clock" not in str(failure(webhook()))
     match = re.fullmatch(
         r".* answered 401: stale \(this VM's clock is ([+-]\d+) s off the receiver's\)", text
     )
@@ -115,28 +124,30 @@ def test_a_refusal_says_that_the_clock_may_be_the_reason(inbox: Inbox, make: Mak
     assert 0 <= int(match[1]) - 60 * minutes <= LIMIT_SECONDS
 
 
-def test_an_error_shows_the_first_500_characters_of_the_answer_on_one_line(inbox: Inbox, make: Make) -> None:
+def test_an_error_shows_the_first_500_characters_of_the_answer_on_one_line(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
     inbox.fault(400, body="first\r\n\tsecond \x1b[31mred " + "x" * 100_000)
-    start, _, excerpt = str(failure(make())).partition(": ")
+    start, _, excerpt = str(failure(webhook())).partition(": ")
     assert start == f"{inbox.base_url} answered 400"
     assert excerpt.startswith("first second [31mred xxx")
     assert len(excerpt) == EXCERPT_CHARACTERS == 500
 
 
-def test_an_answer_that_is_not_text_is_shown_as_far_as_possible(inbox: Inbox, make: Make) -> None:
+def test_an_answer_that_is_not_text_is_shown_as_far_as_possible(inbox: Inbox, webhook: MakeWebhook) -> None:
     inbox.fault(400, body=b"\xff\xfe\x00bad")
-    assert str(failure(make())).endswith("answered 400: �� bad")
+    assert str(failure(webhook())).endswith("answered 400: �� bad")
 
 
 # --- secrets ---
 
 
 def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
-    inbox: Inbox, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     token = tmp_path / "token"
     token.write_text("token-one")
-    target = make(bearer_token_file=token)
+    target = webhook(bearer_token_file=token)
     target.send([EVENT])
     token.write_text("token-two")
     target.send([EVENT])
@@ -154,10 +165,12 @@ def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
     assert tokens == ["Bearer token-one", "Bearer token-one", "Bearer token-two", "Bearer token-two"]
 
 
-def test_a_file_may_bring_a_new_url_but_no_unsafe_one(inbox: Inbox, make: Make, tmp_path: Path) -> None:
+def test_a_file_may_bring_a_new_url_but_no_unsafe_one(
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path
+) -> None:
     file = tmp_path / "url"
     file.write_text(f"{inbox.base_url}/one")
-    target = make(url_file=file)
+    target = webhook(url_file=file)
     file.write_text(f"{inbox.base_url}/two")
     target.reload()
     file.write_text("http://192.0.2.1/in-the-clear")
@@ -166,21 +179,22 @@ def test_a_file_may_bring_a_new_url_but_no_unsafe_one(inbox: Inbox, make: Make, 
     assert [one.path for one in inbox.accepted] == ["/two"]
 
 
-def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(inbox: Inbox, make: Make) -> None:
+def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(
+    inbox: Inbox, webhook: MakeWebhook, caplog: pytest.LogCaptureFixture
+) -> None:
     query = "sig=a%2Fb-secret-secret%3D&x=1"
     url = f"{inbox.base_url}/services/T000-secret-path-of-a-chat?{query}"
-    target = make(url, headers={"X-Key": "secret-header"}, bearer_token=TOKEN)
-    repeated = [
-        TOKEN,
-        "secret-header",
-        query,
-        "a/b-secret-secret=",
-        "T000-secret-path-of-a-chat",
-        url,
-    ]
-    for status in (400, 401, 410, 500):
-        inbox.fault(status, body=json.dumps({"headers": repeated}))
-        assert "secret" not in str(failure(target))
+    headers, signing = {"X-Key": "secret-header"}, f"whsec_{SIGNING_SECRETS[0]}"
+    given = [f"whsec_{secret}" for secret in SIGNING_SECRETS]
+    target = webhook(url, headers=headers, bearer_token=TOKEN, signing_secrets=given)
+    repeated = [TOKEN, "secret-header", query, "a/b-secret-secret=", "T000-secret-path-of-a-chat", url]
+    with caplog.at_level(logging.DEBUG, logger="bridge"):
+        text = [repr(target._settings), *target.preview(EVENT).head]
+        for status in (400, 401, 410, 503):
+            inbox.fault(status, body=json.dumps({"headers": [*repeated, *SIGNING_SECRETS, signing]}))
+            text.append(str(failure(target)))
+    for secret in ("-secret", "secret-", *SIGNING_SECRETS):
+        assert secret not in "".join([*text, caplog.text])
 
 
 def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
@@ -204,10 +218,10 @@ def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
     ids=lambda form: next(iter(form.values())),
 )
 def test_what_would_be_sent_is_shown_without_any_secret(
-    inbox: Inbox, make: Make, form: dict[str, Any]
+    inbox: Inbox, webhook: MakeWebhook, form: dict[str, Any]
 ) -> None:
     signing_secret = "whsec_" + "QUJD" * 8
-    target = make(
+    target = webhook(
         f"{inbox.base_url}/secret-path?sig=secret-query",
         **form,
         headers={"X-Key": "s3cr", "X-Long": "secret-header"},
@@ -244,7 +258,7 @@ def test_what_would_be_sent_is_shown_without_any_secret(
     ids=repr,
 )
 def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_raises(
-    inbox: Inbox, make: Make, monkeypatch: pytest.MonkeyPatch, outcome: Any
+    inbox: Inbox, webhook: MakeWebhook, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
     def write(*_: object) -> Any:
         if isinstance(outcome, Exception):
@@ -252,7 +266,7 @@ def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_rais
         return outcome
 
     monkeypatch.setattr(Slack, "write", write)
-    target = make(format="slack")
+    target = webhook(format="slack")
     error = failure(target)
     assert type(error) is Rejected
     assert str(error).startswith("the event cannot be shown as slack: ")
@@ -267,11 +281,11 @@ def test_an_event_that_a_format_cannot_show_is_rejected_whatever_the_format_rais
     "change", [{"subject": "half \ud800"}, {"data": None}, {"datacontenttype": None}], ids=str
 )
 def test_an_event_that_binary_mode_cannot_carry_is_rejected_and_blocks_nothing(
-    inbox: Inbox, make: Make, change: dict[str, Any]
+    inbox: Inbox, webhook: MakeWebhook, change: dict[str, Any]
 ) -> None:
     envelope = {name: value for name, value in {**EVENT.envelope, **change}.items() if value is not None}
     event = replace(EVENT, body=json.dumps(envelope).encode())
-    target = make(mode="binary")
+    target = webhook(mode="binary")
     with suppress(Rejected):  # it may become able to carry some
         target.send([event])
     target.send([EVENT])
@@ -279,31 +293,33 @@ def test_an_event_that_binary_mode_cannot_carry_is_rejected_and_blocks_nothing(
 
 
 def test_a_signature_that_is_refused_with_400_costs_no_event_and_has_the_secret_read_again(
-    inbox: Inbox, make: Make
+    inbox: Inbox, webhook: MakeWebhook
 ) -> None:
     secret = "whsec_" + "QUJD" * 8
     inbox.fault(400, body='{"error": "Invalid Signature"}', count=2)
-    assert type(failure(make(signing_secret=secret))) is Misconfigured
-    assert type(failure(make())) is Rejected
+    assert type(failure(webhook(signing_secret=secret))) is Misconfigured
+    assert type(failure(webhook())) is Rejected
 
 
-def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(inbox: Inbox, make: Make) -> None:
+def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
     events = list(samples(datetime.now(UTC)))
     for format_ in ("teams", "slack", "template"):
-        make(format=format_).check_format(events)
+        webhook(format=format_).check_format(events)
     with pytest.raises(ValueError, match="PagerDuty"):
-        make(format="pagerduty").check_format(events)
+        webhook(format="pagerduty").check_format(events)
     with pytest.raises(ValueError, match="NoSuchName"):
-        make(format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(events)
-    make().check_format(events)
+        webhook(format="template", template={"text": "{{ data.NoSuchName }}"}).check_format(events)
+    webhook().check_format(events)
     assert inbox.received == []
 
 
 # --- check ---
 
 
-def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, make: Make) -> None:
-    found = make(f"{inbox.url}?sig=secret").check()
+def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, webhook: MakeWebhook) -> None:
+    found = webhook(f"{inbox.url}?sig=secret").check()
     assert found == f"{inbox.base_url}: reachable, it answered 200 to OPTIONS"
     (one,) = inbox.received
     assert (one.method, one.body) == ("OPTIONS", b"")
@@ -312,17 +328,17 @@ def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, make: Make) 
 
 @pytest.mark.parametrize("status", [400, 405, 503])
 def test_a_check_is_inconclusive_where_the_receiver_answers_an_error(
-    inbox: Inbox, make: Make, status: int
+    inbox: Inbox, webhook: MakeWebhook, status: int
 ) -> None:
     inbox.fault(status, method="OPTIONS")
     with pytest.raises(Inconclusive, match=f"it answered {status} to OPTIONS") as raised:
-        make().check()
+        webhook().check()
     assert raised.value.status == status
     inbox.fault(302, method="OPTIONS")
     with pytest.raises(Misconfigured, match="redirects are not followed"):
-        make().check()
+        webhook().check()
 
 
-def test_a_check_of_a_receiver_that_is_not_there_says_so(make: Make) -> None:
+def test_a_check_of_a_receiver_that_is_not_there_says_so(webhook: MakeWebhook) -> None:
     with closed_port() as url, pytest.raises(Unavailable, match="Connection refused"):
-        make(url, timeout_seconds=LIMIT_SECONDS).check()
+        webhook(url, timeout_seconds=LIMIT_SECONDS).check()

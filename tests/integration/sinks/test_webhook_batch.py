@@ -22,13 +22,13 @@ from tests.support.delivery import running
 from tests.support.diff import thorough
 from tests.support.inbox import Inbox
 from tests.support.process import stored_event
-from tests.support.webhook import Make, failure
+from tests.support.webhook import MakeWebhook, failure
 
 KB = 1000
 
 
 def faulty(number: int) -> StoredEvent:
-    """Make an event that a strict receiver refuses: it has no source."""
+    """MakeWebhook an event that a strict receiver refuses: it has no source."""
     event = stored_event(number)
     envelope = {name: value for name, value in event.envelope.items() if name != "source"}
     return replace(event, body=json.dumps(envelope).encode())
@@ -54,9 +54,9 @@ def sizes(inbox: Inbox) -> list[int]:
 # --- what is in one ---
 
 
-def test_a_batch_is_a_list_of_the_stored_events_byte_by_byte(inbox: Inbox, make: Make) -> None:
+def test_a_batch_is_a_list_of_the_stored_events_byte_by_byte(inbox: Inbox, webhook: MakeWebhook) -> None:
     events = [stored_event(number, Description='100% "quoted" \ud800 €') for number in range(3)]
-    make(mode="batch").send(events)
+    webhook(mode="batch").send(events)
     (one,) = inbox.accepted
     assert one.headers["content-type"] == "application/cloudevents-batch+json; charset=utf-8"
     assert one.body == b"[" + b",".join(event.body for event in events) + b"]"
@@ -73,22 +73,20 @@ def test_a_batch_is_a_list_of_the_stored_events_byte_by_byte(inbox: Inbox, make:
     ],
     ids=str,
 )
-def test_only_batch_mode_takes_several_events_at_once(make: Make, form: dict[str, Any], most: int) -> None:
-    assert make(**form).max_batch == most
+def test_only_batch_mode_takes_several_events_at_once(
+    webhook: MakeWebhook, form: dict[str, Any], most: int
+) -> None:
+    assert webhook(**form).max_batch == most
 
 
-def test_what_is_too_much_for_one_request_is_cut_and_keeps_its_order(inbox: Inbox, make: Make) -> None:
+def test_what_is_too_much_for_one_request_is_cut_and_keeps_its_order(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
     events = [stored_event(number, Filling="x" * 300 * KB) for number in range(7)]
-    make(mode="batch").send(events)
-    assert sizes(inbox) == [3, 3, 1]
-    assert all(len(one.body) <= MAX_BATCH_BYTES for one in inbox.accepted)
-    assert arrived(inbox) == ids(events)
-
-
-def test_an_event_that_exceeds_the_batch_size_is_sent_alone(inbox: Inbox, make: Make) -> None:
-    events = [stored_event(1), stored_event(2, Filling="x" * MAX_BATCH_BYTES), stored_event(3)]
-    make(mode="batch").send(events)
-    assert sizes(inbox) == [1, 1, 1]
+    events.append(stored_event(7, Filling="x" * MAX_BATCH_BYTES))
+    webhook(mode="batch").send(events)
+    assert sizes(inbox) == [3, 3, 1, 1]
+    assert all(len(one.body) <= MAX_BATCH_BYTES for one in inbox.accepted[:-1])
     assert arrived(inbox) == ids(events)
 
 
@@ -113,11 +111,11 @@ def test_no_request_is_longer_than_it_may_be_and_none_is_empty(lengths: list[int
 
 @pytest.mark.parametrize("position", range(8))
 def test_a_refused_batch_is_halved_until_the_event_that_is_meant_stands_alone(
-    inbox: Inbox, make: Make, position: int
+    inbox: Inbox, webhook: MakeWebhook, position: int
 ) -> None:
     events = [stored_event(number) for number in range(8)]
     events[position] = faulty(position)
-    error = failure(make(mode="batch"), *events)
+    error = failure(webhook(mode="batch"), *events)
     assert type(error) is Rejected
     assert error.delivered == position
     assert arrived(inbox) == ids(events[:position])
@@ -125,10 +123,12 @@ def test_a_refused_batch_is_halved_until_the_event_that_is_meant_stands_alone(
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_batch_that_is_refused_as_a_whole_goes_in_halves(inbox: Inbox, make: Make, status: int) -> None:
+def test_a_batch_that_is_refused_as_a_whole_goes_in_halves(
+    inbox: Inbox, webhook: MakeWebhook, status: int
+) -> None:
     events = [stored_event(number) for number in range(5)]
     inbox.fault(status)
-    make(mode="batch").send(events)
+    webhook(mode="batch").send(events)
     assert sizes(inbox) == [5, 2, 3]
     assert arrived(inbox) == ids(events)
 
@@ -137,10 +137,10 @@ def test_a_batch_that_is_refused_as_a_whole_goes_in_halves(inbox: Inbox, make: M
     ("status", "kind"), [(503, Unavailable), (429, Unavailable), (401, Misconfigured), (410, Gone)]
 )
 def test_a_receiver_that_fails_half_way_has_what_it_took_before(
-    inbox: Inbox, make: Make, status: int, kind: type[DeliveryError]
+    inbox: Inbox, webhook: MakeWebhook, status: int, kind: type[DeliveryError]
 ) -> None:
     events = [stored_event(number) for number in range(8)]
-    target = make(mode="batch")
+    target = webhook(mode="batch")
     inbox.fault(400)  # the eight
     inbox.fault("slow", seconds=0.001)  # the first four are taken
     inbox.fault(status, retry_after=7)
@@ -151,10 +151,10 @@ def test_a_receiver_that_fails_half_way_has_what_it_took_before(
 
 
 def test_a_receiver_that_takes_no_batches_is_a_fault_of_the_settings_and_costs_no_event(
-    inbox: Inbox, make: Make
+    inbox: Inbox, webhook: MakeWebhook
 ) -> None:
     inbox.fault(415, count=None)
-    error = failure(make(mode="batch"), *(stored_event(number) for number in range(8)))
+    error = failure(webhook(mode="batch"), *(stored_event(number) for number in range(8)))
     assert (type(error), error.delivered, len(inbox.received)) == (Misconfigured, 0, 1)
 
 
@@ -196,12 +196,12 @@ def test_what_is_delivered_is_counted_whatever_is_refused_and_when_the_receiver_
 
 
 def test_from_the_outbox_all_but_the_refused_events_arrive_once_and_in_order(
-    inbox: Inbox, make: Make, tmp_path: Path
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path
 ) -> None:
     events = [stored_event(number) for number in range(150)]
     for number in (0, 63, 64, 101, 149):
         events[number] = faulty(number)
-    with running(tmp_path / "state", make(mode="batch"), *events) as rig:
+    with running(tmp_path / "state", webhook(mode="batch"), *events) as rig:
         rig.finish()
         dead = rig.dead()
     good = [event.id for event in events if "source" in event.envelope]

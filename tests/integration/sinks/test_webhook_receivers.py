@@ -20,7 +20,7 @@ from bridge.sinks.http import webhook_error
 from tests.support.delivery import running
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
-from tests.support.webhook import Make
+from tests.support.webhook import MakeWebhook
 
 
 @pytest.fixture
@@ -165,10 +165,10 @@ def test_a_word_in_a_refused_event_does_not_make_it_a_configuration_error(body: 
     ],
 )
 def test_a_receiver_that_is_set_right_gets_every_event_without_a_restart(
-    inbox: Inbox, make: Make, tmp_path: Path, receiver: str, answer: tuple[int, str]
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, receiver: str, answer: tuple[int, str]
 ) -> None:
     inbox.fault(answer[0], body=answer[1], count=None)
-    with running(tmp_path / "state", make(format=receiver), *EVENTS) as rig:
+    with running(tmp_path / "state", webhook(format=receiver), *EVENTS) as rig:
         wait_until(lambda: rig.status("state") == "misconfigured")
         inbox.clear_faults()
         rig.finish()
@@ -176,12 +176,12 @@ def test_a_receiver_that_is_set_right_gets_every_event_without_a_restart(
 
 
 def test_a_new_address_is_taken_from_its_file_when_the_old_one_was_revoked(
-    inbox: Inbox, make: Make, tmp_path: Path
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path
 ) -> None:
     address = tmp_path / "url"
     address.write_text(f"{inbox.base_url}/old")
     inbox.fault(403, body="invalid_token", path="/old", count=None)
-    target = make(format="slack", url_file=address)
+    target = webhook(format="slack", url_file=address)
     with running(tmp_path / "state", target, *EVENTS) as rig:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         address.write_text(f"{inbox.base_url}/new")
@@ -190,12 +190,12 @@ def test_a_new_address_is_taken_from_its_file_when_the_old_one_was_revoked(
 
 
 def test_a_new_key_is_taken_from_its_file_when_the_old_one_was_revoked(
-    inbox: Inbox, make: Make, tmp_path: Path
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
     key.write_text("0" * 32)
     inbox.fault(400, body=pagerduty("Invalid routing key"), count=None)
-    target = make(format="pagerduty", routing_key_file=key)
+    target = webhook(format="pagerduty", routing_key_file=key)
     with running(tmp_path / "state", target, *EVENTS) as rig:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         key.write_text("1" * 32)
@@ -216,19 +216,19 @@ def test_a_new_key_is_taken_from_its_file_when_the_old_one_was_revoked(
     ],
 )
 def test_an_event_that_is_refused_is_dead_lettered_and_blocks_no_other(
-    inbox: Inbox, make: Make, tmp_path: Path, receiver: str, body: str
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, receiver: str, body: str
 ) -> None:
     inbox.fault(400, body=body)
-    with running(tmp_path / "state", make(format=receiver), *EVENTS) as rig:
+    with running(tmp_path / "state", webhook(format=receiver), *EVENTS) as rig:
         rig.finish()
         assert (len(inbox.accepted), rig.dead()) == (2, [EVENTS[0].id])
 
 
 def test_only_a_receiver_of_cloudevents_ends_the_sending_by_410(
-    inbox: Inbox, make: Make, tmp_path: Path
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path
 ) -> None:
     inbox.fault(410)
-    with running(tmp_path / "state", make(), *EVENTS) as rig:
+    with running(tmp_path / "state", webhook(), *EVENTS) as rig:
         wait_until(lambda: rig.status("state") == "gone")
         rig.finish()
         assert (inbox.accepted, rig.backlog(), rig.dead()) == ([], 3, [])

@@ -20,7 +20,7 @@ from tests.support.clock import MovedClock
 from tests.support.inbox import Inbox
 from tests.support.process import stored_event
 from tests.support.receivers import FORMATS
-from tests.support.webhook import EVENT, Make, failure
+from tests.support.webhook import EVENT, MakeWebhook, failure
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
 NEXT = "whsec_" + "QUJD" * 8
@@ -54,11 +54,13 @@ def signers(received: HttpRequest) -> list[str]:
     return [secret for secret in (SECRET, NEXT, OTHER) if is_signed_by(secret, received)]
 
 
-def test_what_the_sink_sends_has_the_signature_of_the_standards_vector(inbox: Inbox, make: Make) -> None:
+def test_what_the_sink_sends_has_the_signature_of_the_standards_vector(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
     event = StoredEvent(
         seq=1, id="msg_p5jXN8AQM9LWM0D4loKWxJek", type="t", stored_at=0.0, body=b'{"test": 2432232314}'
     )
-    make(signing_secret=SECRET, clock=FixedClock()).send([event])
+    webhook(signing_secret=SECRET, clock=FixedClock()).send([event])
     (one,) = inbox.accepted
     assert one.headers["webhook-id"] == event.id
     assert one.headers["webhook-timestamp"] == "1614265330"
@@ -71,17 +73,17 @@ def test_what_the_sink_sends_has_the_signature_of_the_standards_vector(inbox: In
     ids=lambda form: next(iter(form.values())),
 )
 def test_what_arrives_is_verified_by_an_independent_library(
-    inbox: Inbox, make: Make, form: dict[str, Any]
+    inbox: Inbox, webhook: MakeWebhook, form: dict[str, Any]
 ) -> None:
     (event, *_) = samples(datetime.now(UTC))
-    make(**form, signing_secret=SECRET).send([event])
+    webhook(**form, signing_secret=SECRET).send([event])
     (one,) = inbox.accepted
     assert signers(one) == [SECRET]
     assert one.headers["webhook-id"] == event.id
 
 
-def test_without_a_secret_nothing_is_signed(inbox: Inbox, make: Make) -> None:
-    make().send([EVENT])
+def test_without_a_secret_nothing_is_signed(inbox: Inbox, webhook: MakeWebhook) -> None:
+    webhook().send([EVENT])
     assert not [name for name in inbox.accepted[0].headers if name in ("webhook-id", "webhook-signature")]
 
 
@@ -90,23 +92,23 @@ def test_without_a_secret_nothing_is_signed(inbox: Inbox, make: Make) -> None:
 
 @pytest.mark.parametrize("file", [False, True])
 def test_while_rotating_receivers_with_either_secret_believe_it(
-    inbox: Inbox, make: Make, tmp_path: Path, file: bool
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, file: bool
 ) -> None:
     given: dict[str, Any] = {"signing_secrets": [SECRET, NEXT]}
     if file:
         (tmp_path / "secrets").write_text(f"{SECRET}\n\n{NEXT}\n")
         given = {"signing_secrets_file": tmp_path / "secrets"}
-    make(**given).send([EVENT])
+    webhook(**given).send([EVENT])
     (one,) = inbox.accepted
     assert signers(one) == [SECRET, NEXT]
 
 
 def test_a_changed_file_of_secrets_is_used_after_the_reload_and_a_broken_one_is_not(
-    inbox: Inbox, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET)
-    target = make(signing_secret_file=file)
+    target = webhook(signing_secret_file=file)
     target.send([EVENT])
     file.write_text(f"{SECRET}\n{NEXT}")
     target.send([EVENT])
@@ -131,9 +133,11 @@ def test_a_changed_file_of_secrets_is_used_after_the_reload_and_a_broken_one_is_
 
 
 @pytest.mark.parametrize("mode", ["structured", "binary", "batch"])
-def test_a_retry_has_the_same_id_and_body_and_its_own_timestamp(inbox: Inbox, make: Make, mode: str) -> None:
+def test_a_retry_has_the_same_id_and_body_and_its_own_timestamp(
+    inbox: Inbox, webhook: MakeWebhook, mode: str
+) -> None:
     clock = MovedClock()
-    target = make(mode=mode, signing_secret=SECRET, clock=clock)
+    target = webhook(mode=mode, signing_secret=SECRET, clock=clock)
     events = [stored_event(number) for number in range(target.max_batch // 25 or 1)]
     inbox.fault(503, count=2)
     for _ in range(2):
@@ -148,18 +152,18 @@ def test_a_retry_has_the_same_id_and_body_and_its_own_timestamp(inbox: Inbox, ma
     assert len({one.headers["webhook-signature"] for one in tries}) == 3
 
 
-def test_a_retry_after_the_process_was_restarted_has_the_same_id(inbox: Inbox, make: Make) -> None:
+def test_a_retry_after_the_process_was_restarted_has_the_same_id(inbox: Inbox, webhook: MakeWebhook) -> None:
     events = [stored_event(number) for number in range(3)]
     for _ in range(2):
-        make(mode="batch", signing_secret=SECRET).send(events)
+        webhook(mode="batch", signing_secret=SECRET).send(events)
     assert len({one.headers["webhook-id"] for one in inbox.accepted}) == 1
 
 
 def test_batches_of_other_events_have_other_ids_and_a_batch_of_one_has_the_events(
-    inbox: Inbox, make: Make
+    inbox: Inbox, webhook: MakeWebhook
 ) -> None:
     first, second, third = (stored_event(number) for number in range(3))
-    target = make(mode="batch", signing_secret=SECRET)
+    target = webhook(mode="batch", signing_secret=SECRET)
     for events in ([first], [second], [first, second], [second, first], [first, second, third]):
         target.send(events)
     ids = [one.headers["webhook-id"] for one in inbox.accepted]
@@ -168,34 +172,16 @@ def test_batches_of_other_events_have_other_ids_and_a_batch_of_one_has_the_event
     assert all("." not in given for given in ids)
 
 
-def test_ids_that_look_alike_when_joined_make_no_two_batches_one(inbox: Inbox, make: Make) -> None:
-    target = make(mode="batch", signing_secret=SECRET)
+def test_ids_that_look_alike_when_joined_make_no_two_batches_one(inbox: Inbox, webhook: MakeWebhook) -> None:
+    target = webhook(mode="batch", signing_secret=SECRET)
     for ids in (("a:b", "c"), ("a", "b:c")):
         target.send([replace(stored_event(1), id=given) for given in ids])
     assert len({one.headers["webhook-id"] for one in inbox.accepted}) == 2
 
 
-def test_each_half_of_a_refused_batch_has_its_own_signature(inbox: Inbox, make: Make) -> None:
+def test_each_half_of_a_refused_batch_has_its_own_signature(inbox: Inbox, webhook: MakeWebhook) -> None:
     inbox.fault(413)
-    target = make(mode="batch", signing_secret=SECRET)
+    target = webhook(mode="batch", signing_secret=SECRET)
     target.send([stored_event(number) for number in range(4)])
     assert [signers(one) for one in inbox.received] == [[SECRET]] * 3
     assert len({one.headers["webhook-id"] for one in inbox.received}) == 3
-
-
-# --- secrets ---
-
-
-def test_a_signing_secret_is_shown_nowhere(
-    inbox: Inbox, make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = make(signing_secrets=[SECRET, NEXT])
-    with caplog.at_level(logging.DEBUG):
-        for status in (400, 401, 410, 503):
-            inbox.fault(status, body=f"expected {SECRET} or {NEXT}, bare {SECRET.removeprefix('whsec_')}")
-            error = failure(target)
-            assert SECRET.removeprefix("whsec_") not in str(error)
-            assert NEXT not in str(error)
-    text = "\n".join(target.preview(EVENT).head) + caplog.text + repr(target._settings)
-    assert SECRET.removeprefix("whsec_") not in text
-    assert NEXT not in text

@@ -13,7 +13,7 @@ from bridge.errors import Misconfigured, Unavailable
 from tests.support.delivery import running
 from tests.support.process import RawServer, answering, closed_port
 from tests.support.tls import Authority, Pair, proxying
-from tests.support.webhook import EVENT, Make, failure, sink
+from tests.support.webhook import EVENT, MakeWebhook, failure, sink
 
 TAKEN = answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 LOGIN = "user:secret-password"
@@ -33,12 +33,12 @@ def put(pair: Pair, certificate: Path, key: Path) -> None:
 
 
 def test_a_rotated_authority_is_trusted_after_the_reload(
-    make: Make, authority: Authority, other: Authority, tmp_path: Path
+    webhook: MakeWebhook, authority: Authority, other: Authority, tmp_path: Path
 ) -> None:
     trusted = tmp_path / "trusted.pem"
     shutil.copy(other.file, trusted)
     with RawServer(TAKEN, tls=authority.server()) as server:
-        target = make(server.url, ca_file=trusted)
+        target = webhook(server.url, ca_file=trusted)
         assert type(failure(target)) is Misconfigured
         shutil.copy(authority.file, trusted)
         target.reload()
@@ -49,12 +49,12 @@ def test_a_rotated_authority_is_trusted_after_the_reload(
 
 
 def test_a_certificate_that_was_renewed_is_used_from_the_outbox_without_a_restart(
-    make: Make, authority: Authority, other: Authority, tmp_path: Path
+    webhook: MakeWebhook, authority: Authority, other: Authority, tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "mine.pem", tmp_path / "mine.key.pem"
     put(other.issue("stranger"), certificate, key)
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        target = make(
+        target = webhook(
             server.url,
             ca_file=authority.file,
             client_certificate_file=certificate,
@@ -68,12 +68,12 @@ def test_a_certificate_that_was_renewed_is_used_from_the_outbox_without_a_restar
 
 
 def test_files_that_are_half_written_lose_no_event_and_end_no_sink(
-    make: Make, authority: Authority, tmp_path: Path
+    webhook: MakeWebhook, authority: Authority, tmp_path: Path
 ) -> None:
     certificate, key = tmp_path / "mine.pem", tmp_path / "mine.key.pem"
     put(authority.issue("first"), certificate, key)
     with RawServer(TAKEN, tls=authority.server(asks=True)) as server:
-        target = make(
+        target = webhook(
             server.url,
             ca_file=authority.file,
             client_certificate_file=certificate,
@@ -128,10 +128,10 @@ def proxy() -> Iterator[RawServer]:
 
 
 def test_each_sink_goes_through_its_own_proxy(
-    make: Make, authority: Authority, server: RawServer, proxy: RawServer, tmp_path: Path
+    webhook: MakeWebhook, authority: Authority, server: RawServer, proxy: RawServer, tmp_path: Path
 ) -> None:
     ProxiedSink(tmp_path, authority, server, with_login(proxy.url)).sink.send([EVENT])
-    make(server.url, ca_file=authority.file).send([EVENT])
+    webhook(server.url, ca_file=authority.file).send([EVENT])
     assert (len(proxy.requests), len(server.requests)) == (1, 2)
     assert not [head for head in server.requests if "proxy-" in head.lower()]
 
