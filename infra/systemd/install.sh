@@ -193,7 +193,7 @@ rollback_all() {
     run mv "$back" "$now"
     put_units
     version=$(cat "$now"/lib/python3*/site-packages/bridge/version.txt 2>/dev/null || true)
-    say "exchanged: ${version:-the version before} is installed; a second --rollback returns to the other one"
+    [ $dry_run = yes ] || say "exchanged: ${version:-the version before} is installed; a second --rollback returns to the other one"
 }
 
 uninstall_all() {

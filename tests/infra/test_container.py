@@ -194,16 +194,19 @@ def test_the_health_check_asks_the_port_that_the_process_serves(tmp_path: Path) 
     assert of_another.stdout == "listen does not run\n"
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
+def test_the_status_file_is_read_where_no_port_answers(held: StateFolder, listen: str) -> None:
+    held.write_status(status())
+    assert health(held.path.parent, listen=listen).stdout == "healthy\n"
+
+
 @pytest.mark.parametrize(
     "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", b"HTTP/1.1 404 No\r\n\r\n[]", b""]
 )
 def test_a_port_of_another_program_is_not_believed(held: StateFolder, answer: bytes) -> None:
-    held.write_status(status())
+    held.write_status(status(age_seconds=3600))
     with RawServer(answering(answer)) as server:
-        listen = server.url.removeprefix("http://")
-        assert health(held.path.parent, listen=listen).stdout == "healthy\n"
-        held.write_status(status(age_seconds=3600))
-        asked = health(held.path.parent, listen=listen)
+        asked = health(held.path.parent, listen=server.url.removeprefix("http://"))
     assert "has written no status" in asked.stdout
 
 
@@ -244,12 +247,6 @@ def test_the_health_check_asks_a_console_and_sees_that_its_bus_cannot_be_reached
         ready = health(tmp_path, "--role", "console", "--ready", listen=listen)
     assert (alive.returncode, alive.stdout) == (0, "healthy\n")
     assert (ready.returncode, ready.stdout) == (1, "/readyz of console fails\n")
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1:1", "nonsense", "[::1]:1"])
-def test_the_status_file_is_read_where_no_port_answers(held: StateFolder, listen: str) -> None:
-    held.write_status(status())
-    assert health(held.path.parent, listen=listen).stdout == "healthy\n"
 
 
 def test_the_health_check_knows_every_role(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
