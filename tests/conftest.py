@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.support.http_client import MakeClient
     from tests.support.imds_lab import ImdsLab
     from tests.support.inbox import Inbox
+    from tests.support.listener import MakeListener
     from tests.support.servicebus import ServiceBusLab
     from tests.support.sink import Connect
     from tests.support.tls import Authority
@@ -155,3 +156,17 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
             return stack.enter_context(closing(ServiceBusSink(settings(lab, **more), clock=clock)))
 
         yield connect
+
+
+@pytest.fixture
+def make_listener(tmp_path: Path) -> Iterator[MakeListener]:
+    """Make listeners on doubles, each with a state of its own."""
+    from tests.support.listener import ListenerRig  # noqa: PLC0415
+
+    with ExitStack() as stack:
+
+        def make(**options: Any) -> ListenerRig:
+            number = len(list(tmp_path.glob("state-*")))
+            return stack.enter_context(closing(ListenerRig(tmp_path / f"state-{number}", **options)))
+
+        yield make

@@ -263,3 +263,6 @@ def command_body(*event_ids: str, id: str = "c", **data: Any) -> bytes:  # noqa:
             "data": {"EventIds": list(event_ids), **data},
         }
     ).encode()
+
+
+MakeListener = Callable[..., ListenerRig]

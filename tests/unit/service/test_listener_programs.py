@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.errors import ImdsError
-from tests.support.listener import ListenerRig
+from tests.support.listener import ListenerRig, MakeListener
 from tests.support.machine import Machine
 
 DRAIN = "/usr/local/bin/drain"
-MakeRig = Callable[..., ListenerRig]
 
 
 @pytest.fixture
@@ -25,34 +23,19 @@ def machine() -> Machine:
 
 
 @pytest.fixture
-def make_rig(tmp_path: Path, machine: Machine) -> Iterator[MakeRig]:
-    rigs: list[ListenerRig] = []
+def make_rig(make_listener: MakeListener, machine: Machine) -> MakeListener:
+    """Make a listener whose only auto rule, unless others are given, runs a program."""
 
-    def make(
-        *,
-        policy: dict[str, Any] | None = None,
-        dry_run: bool = False,
-        auto: list[dict[str, Any]] | None = None,
-        **rule: Any,
-    ) -> ListenerRig:
-        rigs.append(
-            ListenerRig(
-                tmp_path / "state",
-                policy=policy or {},
-                dry_run=dry_run,
-                auto=auto or [{"run": [DRAIN, "-v"], **rule}],
-                make_run=machine.make,
-            )
-        )
-        return rigs[-1]
+    def make(*, auto: list[dict[str, Any]] | None = None, **rule: Any) -> ListenerRig:
+        policy, dry_run = rule.pop("policy", {}), rule.pop("dry_run", False)
+        rules = auto or [{"run": [DRAIN, "-v"], **rule}]
+        return make_listener(policy=policy, dry_run=dry_run, auto=rules, make_run=machine.make)
 
-    yield make
-    for rig in rigs:
-        rig.close()
+    return make
 
 
 @pytest.fixture
-def rig(make_rig: MakeRig) -> ListenerRig:
+def rig(make_rig: MakeListener) -> ListenerRig:
     return make_rig()
 
 
@@ -221,7 +204,7 @@ def test_an_event_that_returns_is_judged_as_new(
 
 
 def test_an_approval_and_a_denial_count_while_the_document_stays_also_over_a_restart(
-    make_rig: MakeRig, machine: Machine
+    make_rig: MakeListener, machine: Machine
 ) -> None:
     rig = make_rig(auto=[{"event_type": ["Reboot"], "run": [DRAIN]}, {"event_type": ["Freeze"]}])
     rig.imds.schedule()
@@ -288,7 +271,7 @@ def test_a_program_of_an_event_that_has_started_or_gone_is_ended(
     assert rig.receipts() == []
 
 
-def test_commands_are_decided_while_a_program_runs(make_rig: MakeRig, machine: Machine) -> None:
+def test_commands_are_decided_while_a_program_runs(make_rig: MakeListener, machine: Machine) -> None:
     rig = make_rig(policy={"allow": [{"event_type": ["Freeze"]}]}, event_type=["Reboot"])
     rig.imds.schedule()
     rig.run()
@@ -304,7 +287,7 @@ def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig, machine:
     assert len(machine.running) == 2
 
 
-def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeRig, machine: Machine) -> None:
+def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeListener, machine: Machine) -> None:
     rig = make_rig(run_timeout_seconds=3600)
     event = rig.imds.schedule()
     rig.run(700)
@@ -314,7 +297,7 @@ def test_a_program_takes_longer_than_commands_wait_for_imds(make_rig: MakeRig, m
 
 
 def test_an_event_is_approved_though_imds_was_down_for_long_while_its_program_ran(
-    make_rig: MakeRig, machine: Machine
+    make_rig: MakeListener, machine: Machine
 ) -> None:
     rig = make_rig(run_timeout_seconds=3600)
     event = rig.imds.schedule()
@@ -327,7 +310,9 @@ def test_an_event_is_approved_though_imds_was_down_for_long_while_its_program_ra
     assert rig.imds.approved == [event]
 
 
-def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeRig, machine: Machine) -> None:
+def test_a_rule_has_to_match_also_when_its_program_has_ended(
+    make_rig: MakeListener, machine: Machine
+) -> None:
     rig = make_rig(min_notice_seconds=60)
     rig.imds.schedule(NotBefore=notice(rig, 100))
     rig.run(45)
@@ -338,7 +323,7 @@ def test_a_rule_has_to_match_also_when_its_program_has_ended(make_rig: MakeRig, 
 
 
 def test_an_approval_that_falls_to_another_rule_waits_for_its_program(
-    make_rig: MakeRig, machine: Machine
+    make_rig: MakeListener, machine: Machine
 ) -> None:
     rig = make_rig(auto=[{"min_notice_seconds": 60}, {"run": [DRAIN]}])
     rig.imds.fail(429, methods=["approve"])
@@ -353,7 +338,7 @@ def test_an_approval_that_falls_to_another_rule_waits_for_its_program(
     assert rig.imds.approved == [event]
 
 
-def test_a_dry_run_runs_no_program(make_rig: MakeRig, machine: Machine) -> None:
+def test_a_dry_run_runs_no_program(make_rig: MakeListener, machine: Machine) -> None:
     rig = make_rig(dry_run=True)
     rig.imds.schedule()
     rig.run(2)

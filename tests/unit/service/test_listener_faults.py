@@ -1,0 +1,327 @@
+"""The listener after repeated messages and kills, and while IMDS fails."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bridge.approvals.policy import not_recorded
+from bridge.errors import ImdsError
+from bridge.service.listener import (
+    IMDS_WAIT_SECONDS,
+)
+from tests.support.listener import ListenerRig, MakeListener
+
+NOT_RECORDED_DETAIL = not_recorded(None).detail
+
+
+@pytest.fixture
+def rig(make_listener: MakeListener) -> ListenerRig:
+    return make_listener()
+
+
+# Repeated messages and restarts
+
+
+def test_a_second_message_with_a_waiting_command_is_settled_with_it(rig: ListenerRig) -> None:
+    for _ in range(2):
+        rig.send("E-1")
+        rig.run()
+    assert len(rig.queue.messages) == 2
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.queue.completed) == 2
+
+
+def test_a_command_that_is_delivered_again_over_a_new_connection_is_settled_once(rig: ListenerRig) -> None:
+    rig.send("E-1")
+    rig.run()
+    rig.receiver.disconnect()
+    rig.run()
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.queue.completed) == len(rig.receiver.settled) == 1
+
+
+def test_a_command_seen_before_gives_its_old_receipt_also_after_a_restart(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event)
+    rig.decide(event)
+    rig.restart()
+    rig.decide(event)
+    first, second, third = rig.receipts("c")
+    assert first == second == third
+    assert len(rig.imds.posts) == 1
+    assert len(rig.queue.completed) == 3
+
+
+def test_the_same_malformed_message_sent_three_times_gets_the_same_receipt(rig: ListenerRig) -> None:
+    for _ in range(3):
+        rig.queue.send(b"nonsense", message_id="m")
+    rig.run()
+    receipts = rig.receipts()
+    assert len(receipts) == len(rig.queue.dead_letters) == 3
+    assert len({json.dumps(receipt, sort_keys=True) for receipt in receipts}) == 1
+
+
+def test_several_events_are_approved_by_one_post(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule(), rig.imds.schedule(), rig.imds.schedule("web-1")]
+    rig.send(*events)
+    rig.run()
+    assert Counter(rig.reasons()) == {"approved": 2, "other_vm": 1}
+    assert rig.imds.posts == [tuple(events[:2])]
+
+
+def test_after_a_refusal_of_several_events_each_is_posted_alone(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(3)]
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(*events)
+    rig.run(5)
+    assert [len(post) for post in rig.imds.posts] == [3, 1, 1, 1]
+    assert rig.reasons() == ["approved"] * 3
+    assert len(rig.queue.completed) == 1
+
+
+def test_an_event_that_is_decided_early_has_its_receipt_early(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=600)
+    event = rig.imds.schedule()
+    rig.send("not-yet", event)
+    rig.run()
+    (receipt,) = rig.receipts()
+    assert receipt["subject"] == event
+    assert len(rig.queue.messages) == 1
+    rig.imds.schedule(event_id="not-yet")
+    rig.run(2)
+    assert rig.reasons() == ["approved", "approved"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_restart_continues_where_only_some_events_were_decided(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=600)
+    event = rig.imds.schedule()
+    rig.send("never", event)
+    rig.run()
+    assert rig.reasons() == ["approved"]
+    rig.restart(grace_seconds=0.0)
+    rig.run()
+    assert rig.reasons() == ["approved", "unknown_event"]
+    assert len(rig.imds.posts) == 1
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_event_that_was_posted_before_a_kill_and_started_since_is_accepted(
+    rig: ListenerRig, gone: bool
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    assert rig.receipts() == []
+    rig.restart()
+    if gone:
+        rig.imds.remove(event)
+    else:
+        rig.imds.change(event, EventStatus="Started")
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert receipt["data"]["Outcome"] == "Accepted"
+    assert receipt["data"]["Detail"] == NOT_RECORDED_DETAIL
+    assert len(rig.imds.posts) == 1
+
+
+def test_an_event_that_was_posted_before_a_kill_and_is_still_scheduled_is_posted_again(
+    rig: ListenerRig,
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    rig.restart()
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert len(rig.imds.posts) == 2
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "seconds"),
+    [
+        ({"allow": [{"min_notice_seconds": 100}]}, {}, 900),
+        ({"allow": [{"event_type": ["Reboot"]}]}, {"EventType": "Redeploy"}, 0),
+        ({"allow": [{}]}, {"Resources": ["web-1"]}, 0),
+        ({"allow": [{}]}, {"EventStatus": "Paused"}, 0),
+    ],
+    ids=["notice", "type", "resources", "status"],
+)
+def test_an_event_that_was_posted_before_a_kill_and_is_not_allowed_any_more_is_never_rejected(
+    make_listener: MakeListener, policy: dict[str, Any], changes: dict[str, Any], seconds: float
+) -> None:
+    rig = make_listener(policy=policy)
+    event = rig.imds.schedule(NotBefore=rig.in_seconds(950))
+    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    assert len(rig.imds.posts) == 1
+    rig.restart()
+    rig.clock.advance(seconds)
+    rig.imds.change(event, **changes)
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    assert receipt["data"]["Outcome"] in ("Failed", "Accepted")
+    if receipt["data"]["Outcome"] == "Failed":
+        assert receipt["data"]["Reason"] == "imds_unavailable"
+        assert "the outcome is not known" in receipt["data"]["Detail"]
+    assert len(rig.imds.posts) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "reason"),
+    [
+        (ImdsError("the answer was lost"), "Accepted", "approved"),
+        (500, "Accepted", "approved"),
+        (503, "Accepted", "approved"),
+        (404, "Rejected", "already_started"),
+        (429, "Rejected", "already_started"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+def test_an_event_that_starts_after_a_failed_post_was_approved_unless_imds_refused_the_post(
+    rig: ListenerRig, answer: ImdsError | int, outcome: str, reason: str, restarts: bool
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(answer, methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    if restarts:
+        rig.restart()
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(3)
+    (receipt,) = rig.receipts()
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"]) == (outcome, reason)
+    assert (data["Detail"] == NOT_RECORDED_DETAIL) == (outcome == "Accepted")
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+def test_a_refused_post_says_nothing_of_an_earlier_one_whose_answer_was_lost(
+    make_listener: MakeListener, restarts: bool, auto: bool
+) -> None:
+    rig = make_listener(auto=[{}]) if auto else make_listener()
+    event = rig.imds.schedule()
+    rig.imds.fail(ImdsError("the answer was lost"), methods=["approve"], count=1)
+    rig.imds.fail(429, methods=["approve"])
+    if not auto:
+        rig.send(event)
+    rig.run()
+    if restarts:
+        rig.restart()
+    rig.run(2)
+    assert len(rig.imds.posts) > 1
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(3)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Detail"]) == ("Accepted", NOT_RECORDED_DETAIL)
+
+
+def test_a_command_that_is_denied_does_not_depend_on_the_post_of_an_auto_rule(
+    make_listener: MakeListener,
+) -> None:
+    rig = make_listener(policy={"allow": [{"event_type": ["Freeze"]}]}, auto=[{}])
+    event = rig.imds.schedule()
+    rig.send(event)
+    rig.run()
+    assert rig.imds.approved == [event]
+    assert [line for line in rig.journal if line.startswith("commit intent")] == [
+        f"commit intent {event.lower()}"
+    ]
+
+
+# While IMDS fails
+
+
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [
+        *(("document", fault) for fault in (ImdsError("no answer"), 400, 410, 429, 500)),
+        # a POST that IMDS answers with 400 has failed for good
+        *(("approve", fault) for fault in (ImdsError("no answer"), 410, 429, 500)),
+    ],
+    ids=str,
+)
+def test_a_command_waits_until_imds_answers_well_again(
+    rig: ListenerRig, method: str, fault: ImdsError | int
+) -> None:
+    event = rig.imds.schedule()
+    rig.imds.fail(fault, methods=[method])
+    rig.send(event)
+    rig.run(10)
+    assert rig.receipts() == []
+    assert rig.listener.status()["last_error"]
+    rig.imds.restore()
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+    assert rig.listener.status()["last_error"] is None
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_document_that_is_not_one_is_a_failure_of_imds(rig: ListenerRig) -> None:
+    rig.imds.serve(b"<html>")
+    rig.send("E-1")
+    rig.run(2)
+    assert rig.receipts() == []
+    rig.imds.schedule(event_id="E-1")
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+
+
+def test_imds_is_left_alone_for_as_long_as_it_asks(rig: ListenerRig) -> None:
+    rig.imds.fail(ImdsError("busy", status=429, retry_after_seconds=20.0), methods=["document"], count=1)
+    rig.send(rig.imds.schedule())
+    rig.run(19)
+    assert rig.imds.asked() == 1
+    rig.run(2)
+    assert rig.reasons() == ["approved"]
+
+
+def test_while_imds_fails_a_command_waits_until_it_expires_and_has_failed_then(rig: ListenerRig) -> None:
+    rig.imds.fail(500, methods=["document"])
+    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(60))
+    rig.run(59)
+    assert rig.receipts() == []
+    rig.run(2)
+    (receipt,) = rig.receipts()
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"]) == ("Failed", "imds_unavailable")
+    assert "500" in data["Detail"]
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("method", ["document", "approve", "instance"])
+def test_a_command_that_never_expires_waits_for_imds_for_ten_minutes(rig: ListenerRig, method: str) -> None:
+    rig.imds.fail(500, methods=[method])
+    rig.restart()
+    rig.send(rig.imds.schedule())
+    rig.run(IMDS_WAIT_SECONDS - 1)
+    assert rig.receipts() == []
+    rig.run(2)
+    assert rig.reasons() == ["imds_unavailable"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_imds_is_asked_at_most_five_times_a_second_whatever_waits(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(20)]
+    rig.imds.fail(400, methods=["approve"], count=1)
+    rig.send(*events)
+    for _ in range(20):
+        before = len(rig.imds.calls)
+        rig.run(0.75)
+        rig.clock.advance(0.25)
+        assert len(rig.imds.calls) - before <= 4  # with `forward`'s poll, five
+    assert rig.reasons() == ["approved"] * 20

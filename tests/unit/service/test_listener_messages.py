@@ -1,0 +1,401 @@
+"""Which messages the listener takes, passes on and refuses: shared queues, signatures, floods."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
+from bridge.config.base import Secret
+from bridge.http.signing import sign
+from bridge.service.listener import (
+    MAX_WAITING,
+    PASS_ON_MANY_SECONDS,
+    PASS_ON_SECONDS,
+)
+from tests.support.bus import SECRET
+from tests.support.listener import ListenerRig, MakeListener, command_body
+
+OTHER_SECRET = "whsec_" + "QUJD" * 8
+
+
+@pytest.fixture
+def rig(make_listener: MakeListener) -> ListenerRig:
+    return make_listener()
+
+
+# A queue that several listeners share
+
+
+@pytest.mark.parametrize("given", [{"Vm": "web-1"}, {}], ids=["named", "of its resources"])
+def test_a_command_for_another_vm_goes_back_to_a_shared_queue_for_ten_minutes(
+    rig: ListenerRig, given: dict[str, Any]
+) -> None:
+    event = rig.imds.schedule("web-1")
+    rig.send(event, **given)
+    rig.run(PASS_ON_SECONDS - 1)
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+    assert rig.receipts() == []
+    rig.run(2)
+    assert rig.reasons() == ["other_vm"]
+    assert rig.queue.messages == []
+
+
+@pytest.mark.parametrize("ahead_seconds", [30 * 86_400, -30 * 86_400], ids=["ahead", "behind"])
+def test_a_wrong_clock_neither_takes_a_command_from_another_vm_nor_passes_it_on_for_ever(
+    rig: ListenerRig, ahead_seconds: float
+) -> None:
+    enqueued_at = rig.clock.now() - timedelta(seconds=ahead_seconds)
+    rig.queue.send(command_body("E-1", Vm="web-1"), message_id="c", enqueued_at=enqueued_at)
+    rig.run(PASS_ON_SECONDS - 1)
+    assert (len(rig.queue.messages), rig.receipts()) == (1, [])
+    rig.run(2)
+    assert rig.reasons() == ["other_vm"]
+
+
+def test_a_command_for_another_vm_goes_back_while_imds_does_not_answer(rig: ListenerRig) -> None:
+    rig.run()
+    rig.imds.fail(500, methods=["document"])
+    rig.send("E-1", Vm="web-1")
+    rig.run()
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+
+
+def test_what_is_left_of_a_command_goes_back_only_if_nothing_of_it_is_decided(rig: ListenerRig) -> None:
+    own, other = rig.imds.schedule(), rig.imds.schedule("web-1")
+    rig.send(own, other)
+    rig.run()
+    assert sorted(rig.reasons()) == ["approved", "other_vm"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_command_goes_back_no_more_once_one_of_its_events_is_decided(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=60)
+    rig.send(rig.imds.schedule(), "LATE")
+    rig.run(5)
+    assert rig.reasons() == ["approved"]
+    rig.imds.schedule("web-1", event_id="LATE")
+    rig.run(2)
+    assert rig.reasons() == ["approved", "other_vm"]
+    assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("settings", [{"session": "{vm}"}, {"queue": "", "topic": "t", "subscription": "s"}])
+def test_a_command_for_another_vm_is_rejected_at_once_where_no_other_listener_can_take_it(
+    make_listener: MakeListener, settings: dict[str, str]
+) -> None:
+    rig = make_listener(**settings)
+    assert rig.decide("E-1", Vm="web-1")["Reason"] == "other_vm"
+
+
+def test_very_many_commands_for_another_vm_do_not_hold_up_the_queue(
+    make_listener: MakeListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 100
+    monkeypatch.setattr("bridge.service.listener.PASSED_ON_LONG", limit)
+    rig = make_listener()
+    for number in range(2 * limit):
+        rig.send("E-1", id=f"c{number}", Vm="web-1")
+    rig.run(PASS_ON_MANY_SECONDS - 1)
+    assert rig.receipts() == []
+    rig.run(2)
+    assert len(rig.queue.messages) <= limit
+    assert set(rig.reasons()) == {"other_vm"}
+
+
+# Signatures
+
+
+def signed_headers(
+    rig: ListenerRig, body: bytes, *, at: datetime | None = None, secret: str = SECRET
+) -> dict[str, str]:
+    return sign([secret], "c", at or rig.clock.now(), body)
+
+
+def send_signed(
+    rig: ListenerRig,
+    event: str,
+    *,
+    id: str = "c",  # noqa: A002 - the attribute is called so
+    ago_seconds: float = 0,
+    secret: str = SECRET,
+) -> None:
+    body = command_body(event, id=id)
+    at = rig.clock.now() - timedelta(seconds=ago_seconds)
+    rig.queue.send(body, message_id=id, properties=signed_headers(rig, body, at=at, secret=secret))
+
+
+def test_a_command_may_be_signed_with_any_of_the_secrets(make_listener: MakeListener) -> None:
+    rig = make_listener(signing_secrets=Secret(f"{OTHER_SECRET}\n{SECRET}"))
+    send_signed(rig, rig.imds.schedule(), id="c")
+    send_signed(rig, rig.imds.schedule(), id="d", secret=OTHER_SECRET, ago_seconds=250)
+    rig.run()
+    assert rig.reasons() == ["approved", "approved"]
+
+
+@pytest.mark.parametrize("fault", ["unsigned", "another secret", "too old", "from the future"])
+def test_a_badly_signed_command_is_dead_lettered_with_a_receipt(
+    make_listener: MakeListener, fault: str
+) -> None:
+    rig = make_listener(signing_secrets=Secret(SECRET))
+    event = rig.imds.schedule()
+    if fault == "unsigned":
+        rig.send(event)
+    else:
+        changes: dict[str, dict[str, Any]] = {
+            "another secret": {"secret": OTHER_SECRET},
+            "too old": {"ago_seconds": 400},
+            "from the future": {"ago_seconds": -400},
+        }
+        send_signed(rig, event, **changes[fault])
+    rig.run()
+    assert rig.reasons("c") == ["bad_signature"]
+    (dead,) = rig.queue.dead_letters
+    assert dead.settlement is not None
+    assert dead.settlement.dead_letter_reason == "bad_signature"
+    assert rig.imds.posts == []
+
+
+@pytest.mark.parametrize(("signed_ago_seconds", "reason"), [(3600, "approved"), (0, "bad_signature")])
+def test_the_age_of_a_signature_counts_until_the_broker_accepted_the_message(
+    make_listener: MakeListener, signed_ago_seconds: float, reason: str
+) -> None:
+    rig = make_listener(signing_secrets=Secret(SECRET))
+    event, now = rig.imds.schedule(), rig.clock.now()
+    body = command_body(event)
+    rig.queue.send(
+        body,
+        message_id="c",
+        properties=signed_headers(rig, body, at=now - timedelta(seconds=signed_ago_seconds)),
+        enqueued_at=now - timedelta(seconds=3600),
+    )
+    rig.run()
+    assert rig.reasons("c") == [reason]
+
+
+def test_a_signed_command_without_an_id_is_decided_once_whatever_its_message_ids(
+    make_listener: MakeListener,
+) -> None:
+    rig = make_listener(signing_secrets=Secret(SECRET))
+    body = json.dumps({"EventId": rig.imds.schedule()}).encode()
+    headers = {name.title(): value for name, value in signed_headers(rig, body).items()}
+    for message_id in ("one", "another", ""):
+        rig.queue.send(body, message_id=message_id, properties=headers)
+    rig.run()
+    assert len({json.dumps(receipt) for receipt in rig.receipts()}) == 1
+    assert len(rig.queue.completed) == 3
+
+
+def test_a_signed_text_may_be_encoded_as_json_once_more(make_listener: MakeListener) -> None:
+    rig = make_listener(signing_secrets=Secret(SECRET))
+    body = command_body(rig.imds.schedule())
+    wrapped = json.dumps(body.decode()).encode()
+    rig.queue.send(wrapped, message_id="c", properties=signed_headers(rig, body))
+    rig.run()
+    assert rig.reasons("c") == ["approved"]
+
+
+def test_a_cloud_event_of_another_type_in_binary_mode_is_dead_lettered(rig: ListenerRig) -> None:
+    properties = {
+        "cloudEvents_type": "com.example.other",
+        "cloudEvents_id": "c",
+        "cloudEvents_source": "urn:x",
+    }
+    rig.queue.send(json.dumps({"EventId": rig.imds.schedule()}).encode(), properties=properties)
+    rig.run()
+    assert rig.reasons() == ["malformed"]
+    assert rig.imds.posts == []
+
+
+def test_signing_secrets_are_read_again_for_each_command(make_listener: MakeListener, tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(OTHER_SECRET)
+    rig = make_listener(signing_secrets=Secret(file=file))
+    send_signed(rig, rig.imds.schedule(), id="1", secret=OTHER_SECRET)
+    rig.run()
+    file.write_text(SECRET)
+    send_signed(rig, rig.imds.schedule(), id="2")
+    send_signed(rig, rig.imds.schedule(), id="3", secret=OTHER_SECRET)
+    rig.run(1)
+    assert [rig.reasons(name) for name in "123"] == [["approved"], ["approved"], ["bad_signature"]]
+
+
+@pytest.mark.parametrize("content", [None, "", "\n", "whsec_!!!"], ids=["gone", "empty", "blank", "invalid"])
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_while_the_signing_secrets_cannot_be_used_every_command_is_refused(
+    make_listener: MakeListener,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    content: str | None,
+    is_signed: bool,
+) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(SECRET)
+    rig = make_listener(signing_secrets=Secret(file=file))
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
+    event = rig.imds.schedule()
+    if is_signed:
+        send_signed(rig, event)
+    else:
+        rig.send(event)
+    with caplog.at_level(logging.ERROR):
+        rig.run(2)
+    assert rig.reasons("c") == ["bad_signature"]
+    assert rig.imds.posts == []
+    assert "the signing secrets cannot be used" in caplog.text
+    file.write_text(SECRET)
+    send_signed(rig, event, id="d")
+    rig.run(1)
+    assert rig.reasons("d") == ["approved"]
+
+
+# Floods
+
+
+def test_a_waiting_command_delays_no_other(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=600)
+    for number in range(99):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run()
+    assert rig.decide(rig.imds.schedule(), id="c")["Reason"] == "approved"
+    assert len(rig.queue.completed) == 1
+    assert len(rig.queue.messages) == 99
+
+
+def test_of_many_refused_messages_ten_a_minute_have_receipts_and_the_others_are_counted(
+    rig: ListenerRig,
+) -> None:
+    for number in range(25):
+        rig.queue.send(b"nonsense", message_id=f"m{number}")
+    rig.run()
+    assert len(rig.receipts()) == 10
+    rig.run(61)
+    assert len(rig.receipts()) == 11
+    assert rig.receipts()[-1]["data"]["Count"] == 15
+    assert len(rig.queue.dead_letters) == 25
+
+
+def test_of_many_repeats_of_a_decided_command_ten_a_minute_get_its_receipt(
+    rig: ListenerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="c")
+    for _ in range(30):
+        rig.send(event, id="c")
+    rig.run()
+    assert len(rig.receipts("c")) == 11
+    assert len(rig.queue.completed) == 31
+    rig.run(61)
+    assert "came again without a receipt" in caplog.text
+    rig.send(event, id="c")
+    rig.run()
+    assert len(rig.receipts("c")) == 12
+    assert len(rig.imds.posts) == 1
+
+
+def test_at_the_stop_the_refused_messages_without_a_receipt_are_counted(rig: ListenerRig) -> None:
+    for number in range(25):
+        rig.queue.send(b"nonsense", message_id=f"m{number}")
+    rig.run()
+    rig.finish()
+    assert rig.receipts()[-1]["data"]["Count"] == 15
+    assert rig.events()[-1]["data"]["Reason"] == "Stopping"
+
+
+def test_at_the_stop_a_waiting_command_is_abandoned(rig: ListenerRig) -> None:
+    rig.send("unknown")
+    rig.run()
+    rig.finish()
+    (waiting,) = rig.queue.messages
+    assert waiting.locked_by is None
+    assert rig.receipts() == []
+
+
+def test_many_commands_that_wait_for_their_events_do_not_hold_up_the_queue(
+    make_listener: MakeListener,
+) -> None:
+    rig = make_listener(grace_seconds=600)
+    for number in range(3 * MAX_WAITING):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run(2)
+    assert len(rig.queue.messages) == MAX_WAITING
+    assert set(rig.reasons()) == {"unknown_event"}
+    rig.imds.schedule(event_id=f"unknown-{3 * MAX_WAITING - 1}")
+    rig.run(1)
+    assert rig.reasons(f"w{3 * MAX_WAITING - 1}") == ["approved"]
+
+
+def test_a_command_is_not_cut_short_by_a_document_from_before_it(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=600)
+    rig.decide(rig.imds.schedule(), id="1")
+    rig.clock.advance(0.5)
+    for number in range(2 * MAX_WAITING):
+        rig.send("E-2", id=f"w{number}")
+    rig.run()
+    assert len(rig.queue.messages) == 2 * MAX_WAITING
+    rig.imds.schedule(event_id="E-2")
+    rig.run(1)
+    assert set(rig.reasons()) == {"approved"}
+
+
+def test_of_many_rejected_commands_a_hundred_a_minute_have_receipts_and_the_others_are_dead_lettered(
+    make_listener: MakeListener, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = make_listener(grace_seconds=0)
+    for number in range(REJECTED_RECEIPTS_PER_MINUTE + 50):
+        rig.send(f"unknown-{number}", id=f"w{number}")
+    rig.run()
+    event = rig.imds.schedule()
+    assert rig.decide(event)["Reason"] == "approved"
+    assert Counter(rig.reasons()) == {"unknown_event": REJECTED_RECEIPTS_PER_MINUTE, "approved": 1}
+    settlements = [dead.settlement for dead in rig.queue.dead_letters]
+    assert {one.dead_letter_reason for one in settlements if one} == {"unknown_event"}
+    assert len(settlements) == 50
+    rig.run(61)
+    data = rig.receipts()[-1]["data"]
+    assert (data["Reason"], data["Count"]) == ("unknown_event", 50)
+    assert "commands were rejected without a receipt" in caplog.text
+    rig.send("unknown", id="later")
+    rig.run(1)
+    assert rig.reasons("later") == ["unknown_event"]
+
+
+def test_a_command_without_a_receipt_leaves_no_record(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=0)
+    for number in range(150):
+        rig.send(*[str(uuid4()).upper() for _ in range(100)], id=f"w{number}")
+    rig.run(1)
+    assert len(rig.records()) == 1
+
+
+# Ten thousand
+
+
+def test_ten_thousand_commands_half_of_them_nonsense_are_all_settled_and_answered(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(20)]
+    for number in range(10_000):
+        if number % 2:
+            rig.send(events[number // 2 % 20], id=f"c{number}")
+        else:
+            rig.queue.send(number.to_bytes(4) + b"\xff nonsense", message_id=f"m{number}")
+    rig.run(62)
+    counted = Counter(rig.reasons())
+    assert rig.listener.status()["waiting_commands"] == 0
+    assert (len(rig.queue.completed), len(rig.queue.dead_letters)) == (5000, 5000)
+    answered = {one.get("causationid") for one in rig.receipts()}
+    assert answered >= {f"c{number}" for number in range(1, 10_000, 2)}
+    assert counted["approved"] + counted["already_approved"] == 5000
+    assert counted["malformed"] == 11  # ten of the minute, and their count
+    assert sorted(rig.imds.approved) == sorted(events)
