@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from uuid import uuid5
@@ -92,6 +92,22 @@ class WebhookSink(Sink):
             )
         if answer.status >= 400:  # noqa: PLR2004 - errors, of which many receivers answer one to OPTIONS alone
             raise Inconclusive(result, status=answer.status)
+        return self._read_consent(result, answer.headers)
+
+    def _read_consent(self, result: str, headers: Mapping[str, str]) -> str:
+        """Read what a receiver of CloudEvents allows; others give no such headers."""
+        allowed = headers.get("WebHook-Allowed-Origin", "*").strip()
+        if allowed != "*" and allowed.lower() != _origin().lower():
+            shown = excerpt(allowed.encode(errors="replace")).removeprefix(": ")
+            raise Misconfigured(f"{result}, but allows events of {shown} and not of {_origin()}")
+        rate = headers.get("WebHook-Allowed-Rate", "*").strip()
+        if not rate.isascii() or not rate.isdigit():
+            return result
+        if int(rate) == 0:
+            raise Misconfigured(f"{result}, but allows no requests (WebHook-Allowed-Rate: 0)")
+        result = f"{result} and allows {int(rate)} requests a minute"
+        if (self._settings.max_per_second or 0) * 60 > int(rate):
+            raise Inconclusive(f"{result}, fewer than max_per_second")
         return result
 
     def preview(self, event: StoredEvent) -> RequestPreview:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bridge.errors import Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT, register_url
@@ -320,7 +320,7 @@ def test_a_format_is_tried_on_samples_and_says_what_it_cannot_show(
 
 def test_a_check_asks_with_options_and_sends_no_event(inbox: Inbox, webhook: MakeWebhook) -> None:
     found = webhook(f"{inbox.url}?sig=secret").check()
-    assert found == f"{inbox.base_url}: reachable, it answered 200 to OPTIONS"
+    assert found.endswith("reachable, it answered 200 to OPTIONS and allows 120 requests a minute")
     (one,) = inbox.received
     assert (one.method, one.body) == ("OPTIONS", b"")
     assert one.headers["webhook-request-origin"]
@@ -334,6 +334,9 @@ def test_a_check_is_inconclusive_where_the_receiver_answers_an_error(
     with pytest.raises(Inconclusive, match=f"it answered {status} to OPTIONS") as raised:
         webhook().check()
     assert raised.value.status == status
+
+
+def test_a_check_finds_a_redirect(inbox: Inbox, webhook: MakeWebhook) -> None:
     inbox.fault(302, method="OPTIONS")
     with pytest.raises(Misconfigured, match="redirects are not followed"):
         webhook().check()
@@ -342,3 +345,24 @@ def test_a_check_is_inconclusive_where_the_receiver_answers_an_error(
 def test_a_check_of_a_receiver_that_is_not_there_says_so(webhook: MakeWebhook) -> None:
     with closed_port() as url, pytest.raises(Unavailable, match="Connection refused"):
         webhook(url, timeout_seconds=LIMIT_SECONDS).check()
+
+
+@pytest.mark.parametrize(
+    ("consent", "error", "reason"),
+    [
+        ({"allowed_origin": "eventgrid.azure.net"}, Misconfigured, "of eventgrid.azure.net and not of "),
+        ({"allowed_rate": "0"}, Misconfigured, "allows no requests"),
+        ({"allowed_rate": "60"}, Inconclusive, "fewer than max_per_second"),
+    ],
+)
+def test_a_check_finds_a_receiver_that_allows_less_than_is_sent(
+    webhook: MakeWebhook, consent: dict[str, Any], error: type[DeliveryError], reason: str
+) -> None:
+    with Inbox(**consent) as refusing, pytest.raises(error, match=reason):
+        webhook(refusing.url, max_per_second=1.5).check()
+
+
+@pytest.mark.parametrize("consent", [{"allowed_origin": None}, {"allowed_rate": "*"}, {"allowed_rate": "-3"}])
+def test_a_check_does_not_demand_the_handshake(webhook: MakeWebhook, consent: dict[str, Any]) -> None:
+    with Inbox(**consent) as silent:
+        assert webhook(silent.url).check().endswith("answered 200 to OPTIONS")
