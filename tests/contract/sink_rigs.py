@@ -96,22 +96,28 @@ class Place:
 Build = Callable[[Place], Rig]
 
 
+def failing(kind: type[DeliveryError], prepare: Callable[..., object], *given: Any, **options: Any) -> Fail:
+    """Return what makes the next delivery fail by calling `prepare`, with an error of this kind."""
+
+    def fail() -> type[DeliveryError]:
+        prepare(*given, **options)
+        return kind
+
+    return fail
+
+
 def memory(_: Place) -> Rig:
     sink = MemorySink(max_batch=3)
 
-    def failing(kind: type[DeliveryError], delivered: int = 0) -> Fail:
-        def fail() -> type[DeliveryError]:
-            sink.failures.append(kind("on demand", delivered=delivered))
-            return kind
-
-        return fail
+    def fail(kind: type[DeliveryError], delivered: int = 0) -> Fail:
+        return failing(kind, lambda: sink.failures.append(kind("on demand", delivered=delivered)))
 
     return Rig(
         sink=sink,
         received=lambda: [event.envelope for event in sink.received],
         bodies=lambda: [event.body for event in sink.received],
-        failures=[failing(kind) for kind in (Unavailable, Misconfigured, Rejected, Gone)],
-        fail_second=failing(Unavailable, delivered=1),
+        failures=[fail(kind) for kind in (Unavailable, Misconfigured, Rejected, Gone)],
+        fail_second=fail(Unavailable, delivered=1),
     )
 
 
@@ -121,13 +127,9 @@ def stdout(place: Place) -> Rig:
     unwritable = place.stack.enter_context(file.open())
     place.monkeypatch.setattr(stdout_module, "_descriptor", output.fileno)
 
-    def failing(*descriptors: int) -> Fail:
-        def fail() -> type[DeliveryError]:
-            numbers = iter(descriptors)
-            place.monkeypatch.setattr(stdout_module, "_descriptor", lambda: next(numbers, output.fileno()))
-            return Unavailable
-
-        return fail
+    def write_to(*descriptors: int) -> None:
+        numbers = iter(descriptors)
+        place.monkeypatch.setattr(stdout_module, "_descriptor", lambda: next(numbers, output.fileno()))
 
     def lines() -> list[bytes]:
         return file.read_bytes().splitlines()
@@ -136,8 +138,8 @@ def stdout(place: Place) -> Rig:
         sink=StdoutSink(StdoutSettings(kind="stdout")),
         received=lambda: [json.loads(line) for line in lines()],
         bodies=lines,
-        failures=[failing(unwritable.fileno())],
-        fail_second=failing(output.fileno(), unwritable.fileno()),
+        failures=[failing(Unavailable, write_to, unwritable.fileno())],
+        fail_second=failing(Unavailable, write_to, output.fileno(), unwritable.fileno()),
     )
 
 
@@ -162,13 +164,6 @@ def exec_(place: Place) -> Rig:
     program.write_text(_PROGRAM.format(folder=place.folder))
     program.chmod(0o755)
 
-    def failing(lines: str, expected: type[DeliveryError]) -> Fail:
-        def fail() -> type[DeliveryError]:
-            faults.write_text(lines)
-            return expected
-
-        return fail
-
     def lines() -> list[bytes]:
         return file.read_bytes().splitlines()
 
@@ -177,11 +172,11 @@ def exec_(place: Place) -> Rig:
         received=lambda: [json.loads(line) for line in lines()],
         bodies=lines,
         failures=[
-            failing("75\n", Unavailable),
-            failing("kill\n", Unavailable),
-            failing("1\n", Rejected),
+            failing(Unavailable, faults.write_text, "75\n"),
+            failing(Unavailable, faults.write_text, "kill\n"),
+            failing(Rejected, faults.write_text, "1\n"),
         ],
-        fail_second=failing("\n75\n", Unavailable),
+        fail_second=failing(Unavailable, faults.write_text, "\n75\n"),
     )
 
 
@@ -190,27 +185,26 @@ def _http_rig(
 ) -> Rig:
     """Make the rig of a sink over HTTP; every refusal repeats the secret."""
 
-    def failing(kind: str, expected: type[DeliveryError]) -> Fail:
-        def fail() -> type[DeliveryError]:
-            inbox.fault(kind, body=f"you sent {SECRET}" if kind.isdigit() else "")
-            return expected
+    def fault(kind: str) -> None:
+        inbox.fault(kind, body=f"you sent {SECRET}" if kind.isdigit() else "")
 
-        return fail
-
-    def fail_second() -> type[DeliveryError]:
+    def fault_second() -> None:
         inbox.fault("slow", seconds=0)  # the first one passes
         inbox.fault("503")
-        return Unavailable
 
     def hang() -> Callable[[], None]:
         inbox.fault("slow", seconds=600)
         return inbox.clear_faults
 
-    given: dict[str, Any] = {"received": inbox.events, "fail_second": fail_second, **more}
+    given: dict[str, Any] = {
+        "received": inbox.events,
+        "fail_second": failing(Unavailable, fault_second),
+        **more,
+    }
     return Rig(
         sink=sink,
         bodies=lambda: [one.body for one in inbox.accepted],
-        failures=[failing(*failure) for failure in failures],
+        failures=[failing(kind, fault, name) for name, kind in failures],
         hang=hang,
         fault=inbox.fault,
         **given,
@@ -288,14 +282,9 @@ def servicebus(entity: str) -> Build:
         sink = ServiceBusSink(ServiceBusSettings.model_validate(given))
         stored = lab.entity("queue" if entity == "queue" else "topic/Subscriptions/all")
 
-        def failing(kind: str, expected: type[DeliveryError], *, after: int = 0) -> Fail:
-            def fail() -> type[DeliveryError]:
-                if not after:
-                    sink.reload()  # an open link is not asked for the right to send
-                lab.fault(kind, count=1, after=after)
-                return expected
-
-            return fail
+        def fault(kind: str) -> None:
+            sink.reload()  # an open link is not asked for the right to send
+            lab.fault(kind, count=1)
 
         def hang() -> Callable[[], None]:
             lab.fault("stall")
@@ -318,8 +307,8 @@ def servicebus(entity: str) -> Build:
             sink=sink,
             received=lambda: [json.loads(message.body) for message in stored.messages],
             bodies=lambda: [message.body for message in stored.messages],
-            failures=[failing(*failure) for failure in failures],
-            fail_second=failing("busy", Unavailable, after=1),
+            failures=[failing(kind, fault, name) for name, kind in failures],
+            fail_second=failing(Unavailable, lab.fault, "busy", count=1, after=1),
             hang=hang,
             rotate=rotate,
         )
