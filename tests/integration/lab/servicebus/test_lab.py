@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import pytest
 from azure.servicebus import (
-    NEXT_AVAILABLE_SESSION,
     ServiceBusClient,
     ServiceBusMessage,
     ServiceBusReceivedMessage,
@@ -303,16 +302,6 @@ def test_sends_are_refused_as_often_as_the_fault_says(
     assert held(lab) == [b"taken"]
 
 
-def test_a_busy_bus_refuses_to_renew_locks(lab: ServiceBusLab) -> None:
-    put(lab, "1")
-    with receiver_of(lab) as receiver:
-        message = one(receiver)
-        lab.fault("busy", "plain", count=1)
-        with pytest.raises(ServiceBusServerBusyError):
-            receiver.renew_message_lock(message)
-        receiver.renew_message_lock(message)
-
-
 @pytest.mark.parametrize("entity", [None, "plain"])
 def test_a_stalled_bus_answers_nothing_and_goes_on_where_it_was(
     lab: ServiceBusLab, entity: str | None
@@ -327,18 +316,6 @@ def test_a_stalled_bus_answers_nothing_and_goes_on_where_it_was(
         wait_until(lambda: held(lab) == [b"1", b"2"])
         send(sender, "3")
     assert held(lab) == [b"1", b"2", b"3"]
-
-
-def test_a_stalled_entity_holds_up_links_that_are_yet_to_open(lab: ServiceBusLab) -> None:
-    lab.fault("stall", "plain")
-    stalled = Attempt(lambda: put(lab, "1"))
-    wait_until(lambda: lab.applied("stall") == 1)
-    put(lab, "other", queue="short-lock")
-    assert not stalled.over
-    lab.clear_faults()
-    wait_until(lambda: stalled.over)
-    assert stalled.error is None
-    assert held(lab) == [b"1"]
 
 
 def test_a_stall_can_begin_between_settlements(lab: ServiceBusLab) -> None:
@@ -393,14 +370,6 @@ def test_without_credit_a_send_gets_no_answer_until_there_is_some(lab: ServiceBu
         wait_until(lambda: held(lab) == [b"1"])
         send(sender, "2")
     assert held(lab) == [b"1", b"2"]
-
-
-def test_a_receiver_that_waits_for_a_session_can_be_detached(lab: ServiceBusLab) -> None:
-    waiting = Attempt(lambda: receiver_of(lab, "sessions", session_id=NEXT_AVAILABLE_SESSION).__enter__())
-    wait_until(lambda: lab.receivers("Sessions") == 1)
-    lab.fault("missing", "sessions")
-    wait_until(lambda: waiting.over)
-    assert isinstance(waiting.error, MessagingEntityNotFoundError)
 
 
 # --- many clients, and others than AMQP clients ---
