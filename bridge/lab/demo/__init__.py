@@ -27,29 +27,24 @@ def configure(command: argparse.ArgumentParser) -> None:
         "Event Grid: an announcement, a failing receiver, kill -9, an approval and a forged one."
     )
     command.epilog = _EPILOG
-    command.add_argument(
-        "--no-bus",
-        action="store_true",
-        help="leave out approvals and the Service Bus, which has to be compiled",
+    add = command.add_argument
+    no_bus = "leave out approvals and the Service Bus, which has to be compiled"
+    add("--no-bus", action="store_true", help=no_bus)
+    add("--fast", action="store_true", help="leave out the pauses for reading")
+    console = (
+        "show the console instead, with 60 simulated VMs at 60 times the speed; it listens on this loopback "
+        f"address (default: {CONSOLE_ADDRESS})"
     )
-    command.add_argument("--fast", action="store_true", help="leave out the pauses for reading")
-    command.add_argument(
-        "--console",
-        nargs="?",
-        const=CONSOLE_ADDRESS,
-        metavar="ADDRESS",
-        help="show the console instead, with 60 simulated VMs at 60 times the speed; it listens on this loopback "
-        f"address (default: {CONSOLE_ADDRESS})",
-    )
-    command.add_argument(
-        "--minutes", type=float, default=10.0, metavar="N", help="end the console after them (default: 10)"
-    )
-    command.set_defaults(run=_run)
+    add("--console", nargs="?", const=CONSOLE_ADDRESS, metavar="ADDRESS", help=console)
+    minutes = "end the console after them (default: 10)"
+    add("--minutes", type=float, default=10.0, metavar="N", help=minutes)
+    command.set_defaults(run=run)
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return 0 only if everything arrived. Raise UsageError if a package is missing."""
     if args.console is None:
-        return run(with_bus=not args.no_bus, fast=args.fast)
+        return _play(with_bus=not args.no_bus, fast=args.fast)
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise UsageError("demo: starlette and uvicorn are not installed; pip install 'imds-bridge[console]'")
     from bridge.lab.demo.console import show_console  # noqa: PLC0415 - it needs the extra `console`
@@ -57,16 +52,7 @@ def _run(args: argparse.Namespace) -> int:
     return show_console(listen=args.console, minutes=args.minutes)
 
 
-def run(*, with_bus: bool, fast: bool) -> int:
-    """Run the demo; return 0 only if everything arrived.
-
-    Args:
-        with_bus: whether to simulate a Service Bus and to approve over it.
-        fast: whether to leave out the pauses.
-
-    Raises:
-        UsageError: the package of the simulated Service Bus is not installed.
-    """
+def _play(*, with_bus: bool, fast: bool) -> int:
     if with_bus and find_spec("proton") is None:
         first = f"{explain(missing())}; then " if missing() else ""
         raise UsageError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.cli.main import parse
 from bridge.errors import UsageError
 from bridge.lab import demo, prerequisites
 
@@ -27,4 +28,4 @@ def test_the_demo_without_proton_names_what_to_install(
     monkeypatch.setitem(sys.modules, "proton", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"needs: gcc .*pip install 'imds-bridge\[lab\]'; .*demo --no-bus"):
-        demo.run(with_bus=True, fast=True)
+        demo.run(parse(["demo"]))
