@@ -327,7 +327,7 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
         assert not [text for text in seen if secret in text], name
 
 
-def test_a_configuration_and_a_state_that_everybody_may_write_are_logged_as_errors(
+def test_what_everybody_may_write_is_logged_as_an_error_and_the_state_is_for_its_owner_alone(
     lab: ImdsLab, tmp_path: Path
 ) -> None:
     forward = Forward(tmp_path, settings(lab, {}))
@@ -339,14 +339,7 @@ def test_a_configuration_and_a_state_that_everybody_may_write_are_logged_as_erro
             assert forward.wait_for_log(f"everybody may write {path}, and so")["level"] == "error"
         forward.wait_for_status(lambda status: status["document"])
         assert forward.state.stat().st_mode & 0o777 == 0o700
-        assert forward.stop() == 0
-
-
-def test_the_state_can_be_read_by_its_owner_alone(lab: ImdsLab, tmp_path: Path) -> None:
-    with Forward(tmp_path, settings(lab, {})) as forward:
-        forward.wait_for_status(lambda status: status["document"])
         modes = {path.name: path.stat().st_mode & 0o777 for path in forward.state.iterdir()}
-        assert forward.state.stat().st_mode & 0o777 == 0o700
         assert set(modes.values()) == {0o600}, modes
         assert {"lock", "outbox.db", "status.json"} <= set(modes)
         assert forward.stop() == 0

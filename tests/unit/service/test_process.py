@@ -20,6 +20,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
+from tests.support.process import LIMIT_SECONDS
 
 
 class CountingOutbox:
@@ -96,7 +97,7 @@ class Metrics:
         self.was_open = self._outbox.calls["close"] == 0
 
 
-class Rig:
+class Doubles:
     """A process on doubles."""
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ class Rig:
 
 
 def test_the_outbox_recovers_every_two_seconds_and_prunes_every_minute() -> None:
-    rig = Rig()
+    rig = Doubles()
     assert rig.run(seconds=120.5) == 0
     assert rig.outbox.calls["recover"] > 55
     assert rig.outbox.calls["prune"] == 3
@@ -146,7 +147,7 @@ def test_the_outbox_recovers_every_two_seconds_and_prunes_every_minute() -> None
 
 @pytest.mark.parametrize("seconds", [7200.0, -7200.0])
 def test_a_jump_of_the_wall_clock_is_logged_once(seconds: float, caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig()
+    rig = Doubles()
     rig.clock.jump(seconds)
     rig.run(seconds=10)
     (line,) = [record for record in caplog.records if "wall clock jumped" in record.message]
@@ -154,21 +155,21 @@ def test_a_jump_of_the_wall_clock_is_logged_once(seconds: float, caplog: pytest.
 
 
 def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
-    rig = Rig()
+    rig = Doubles()
     rig.outbox.damage = StateError("the state is damaged")
     assert rig.run(seconds=100) == 1
     assert rig.outbox.calls["close"] == 1
 
 
 def test_an_unchanged_status_is_written_every_ten_seconds_and_at_the_end() -> None:
-    rig = Rig()
+    rig = Doubles()
     rig.run(seconds=99)
     assert [status["running"] for status in rig.folder.statuses] == [True] * 10 + [False]
 
 
 @pytest.mark.parametrize("change", ["vm", "state", "dead_letters"])
 def test_a_changed_status_is_written_at_once(change: str) -> None:
-    rig = Rig()
+    rig = Doubles()
     process = rig.process(seconds=1)
     sink: dict[str, Any] = {"state": "ok", "oldest_waits_seconds": None}
     process._dispatchers = [cast("Dispatcher", SimpleNamespace(name="ops", status=lambda: {**sink}))]
@@ -186,7 +187,7 @@ def test_a_changed_status_is_written_at_once(change: str) -> None:
 
 
 def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() -> None:
-    rig = Rig()
+    rig = Doubles()
     rig.folder.error = OSError(28, "No space left on device")
     process = rig.process(seconds=1)
     process._look_after_state()
@@ -196,35 +197,26 @@ def test_a_status_file_that_cannot_be_written_is_tried_again_and_ends_nothing() 
     assert len(rig.folder.statuses) == 1
 
 
-def test_a_signal_ends_the_loops_and_then_closes_the_outbox() -> None:
-    rig = Rig()
+def test_a_signal_ends_the_loops_and_closes_the_metrics_port_and_then_the_outbox() -> None:
+    rig = Doubles()
     assert rig.run(seconds=1) == 0
-    assert rig.loop_ended.wait(10)
+    assert rig.loop_ended.wait(LIMIT_SECONDS)
     assert rig.outbox.calls["close"] == 1
-
-
-def test_the_metrics_port_is_closed_before_the_outbox() -> None:
-    rig = Rig()
-    rig.run(seconds=1)
     assert rig.metrics.was_open
 
 
-def test_a_loop_that_ends_on_its_own_ends_the_process_with_exit_code_1() -> None:
-    rig = Rig()
+@pytest.mark.parametrize(("faults", "code"), [(None, 1), ([], 0)])
+def test_a_loop_that_ends_on_its_own_is_an_error_unless_the_flow_does(
+    faults: list[str] | None, code: int
+) -> None:
+    rig = Doubles()
     rig.stop.set()
-    assert rig.run(seconds=3600) == 1
-    assert rig.outbox.calls["close"] == 1
-
-
-def test_a_flow_that_ends_on_its_own_without_faults_exits_0() -> None:
-    rig = Rig()
-    rig.stop.set()
-    assert rig.run(seconds=3600, faults=[]) == 0
+    assert rig.run(seconds=3600, faults=faults) == code
     assert rig.outbox.calls["close"] == 1
 
 
 def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_is_closed() -> None:
-    rig = Rig()
+    rig = Doubles()
     rig.stop.set()
     with pytest.raises(Incomplete, match="IMDS gave no usable answer"):
         rig.run(seconds=3600, faults=["IMDS gave no usable answer"])
@@ -232,12 +224,12 @@ def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_i
 
 
 def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
-    rig = Rig()
+    rig = Doubles()
 
     def refuse() -> list[Dispatcher]:
         raise ConfigError("sinks", ["sinks.ops: no"])
 
     with pytest.raises(ConfigError):
         rig.run(seconds=3600, dispatchers=refuse)
-    assert rig.loop_ended.wait(10)
+    assert rig.loop_ended.wait(LIMIT_SECONDS)
     assert rig.outbox.calls["close"] == 1
