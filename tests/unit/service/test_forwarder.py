@@ -31,9 +31,6 @@ def station(tmp_path: Path) -> Iterator[Scripted]:
     started.close()
 
 
-# The first start
-
-
 def test_a_first_start_publishes_the_document_and_the_status_shows_it_with_the_last_error(
     station: Scripted,
 ) -> None:
@@ -200,9 +197,6 @@ def test_an_end_after_a_reboot_of_this_vm_says_so(station: Scripted) -> None:
     assert (ended["data"]["EndReason"], ended["data"]["VmRebooted"]) == ("Restart", True)
 
 
-# Answers without a change
-
-
 def test_an_unchanged_answer_is_not_parsed(station: Scripted) -> None:
     station.imds.schedule()
     with patch.object(forwarder_module, "parse_document", wraps=parse_document) as parse:
@@ -302,6 +296,16 @@ def test_an_outage_that_lasts_or_ends_over_a_restart_is_one_outage(station: Scri
     assert recovery["data"]["BlindFrom"] == blind_from
     assert recovery["data"]["BlindTo"] == station.now()
     assert recovery["data"]["BlindSeconds"] == (111 if is_over else 122)
+
+
+def test_a_request_that_failed_within_a_gap_is_its_cause(station: Scripted) -> None:
+    station.settle()
+    station.imds.fail(500, methods=DOCUMENT, count=1)
+    assert station.polled(after=4) == []
+    station.poll(after=4)
+    outage, recovery = station.events()
+    assert (outage["data"]["Cause"], recovery["data"]["Cause"]) == ("NoAnswer", "NoAnswer")
+    assert "500" in outage["data"]["Reason"]
 
 
 def test_an_outage_of_an_imds_that_never_answered_has_no_start(station: Scripted) -> None:
