@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -169,6 +169,19 @@ def test_what_will_never_be_accepted_is_dead_lettered_and_the_next_goes_on(make:
     status = rig.dispatcher.status()
     assert (status["state"], status["backlog"]) == ("ok", 0)
     assert status["last_error"] == "1: https://x answered 422: no such channel"
+
+
+@pytest.mark.parametrize(("status", "dead"), [(409, []), (422, ["1"])])
+def test_only_a_conflict_about_an_event_of_an_earlier_process_means_that_it_was_delivered(
+    tmp_path: Path, status: int, dead: list[str]
+) -> None:
+    for number, name in enumerate(("1", "2")):
+        with closing(MovedDelivery(tmp_path, max_age_seconds=FOREVER)) as rig:
+            rig.sink.failures.extend(Rejected("no", status=status) for _ in range(2 * number))
+            rig.commit(name)
+            if number:
+                rig.deliver()
+                assert [event_id for event_id, *_ in rig.dead()] == [*dead, "2"]
 
 
 def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> None:
