@@ -5,6 +5,7 @@ Simulators are imported when a test asks for one, so that unit tests start witho
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from bridge.runtime.time import Clock
     from bridge.sinks.servicebus import ServiceBusSink
     from bridge.sinks.webhook import WebhookSink
+    from tests.support.cli import Call
     from tests.support.http_client import MakeClient
     from tests.support.imds_lab import ImdsLab
     from tests.support.inbox import Inbox
@@ -170,3 +172,33 @@ def make_listener(tmp_path: Path) -> Iterator[MakeListener]:
             return stack.enter_context(closing(ListenerRig(tmp_path / f"state-{number}", **options)))
 
         yield make
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a configuration that names a state folder and nothing else."""
+    from tests.support.process import toml  # noqa: PLC0415
+
+    file = tmp_path / "config.toml"
+    file.write_text(toml({"state_dir": tmp_path / "state"}))
+    return file
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run a command in this process, without settings of the environment."""
+    from bridge.cli.main import main  # noqa: PLC0415
+    from tests.support.cli import CommandResult  # noqa: PLC0415
+
+    for name in os.environ:
+        if name.upper().startswith("IMDS_BRIDGE__"):
+            monkeypatch.delenv(name)
+
+    def call(*arguments: str | Path) -> CommandResult:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return CommandResult(code, *capfd.readouterr())
+
+    return call
