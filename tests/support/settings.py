@@ -1,0 +1,37 @@
+"""Configurations as text, and what loading them says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.loader import load
+from bridge.config.models import Config
+from bridge.errors import ConfigError
+from tests.support.process import toml
+
+SECRET = "topsecret"  # noqa: S105 - made up
+
+
+def read(file: Path, text: str, environ: dict[str, str] | None = None) -> Config:
+    file.write_text(text)
+    return load(file, environ or {})
+
+
+def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        read(file, text, environ)
+    assert SECRET not in str(raised.value)
+    assert str(raised.value).startswith(f"{file}: {len(raised.value.faults)} error")
+    return raised.value.faults
+
+
+def webhook(**settings: Any) -> str:
+    given = {"kind": "webhook", "url": "https://example.org/hook", **settings}
+    return toml({"sinks": {"ops": {name: value for name, value in given.items() if value is not None}}})
+
+
+def stdout(**settings: Any) -> str:
+    return toml({"sinks": {"ops": {"kind": "stdout", **settings}}})
