@@ -16,11 +16,13 @@ SECRET = "topsecret"  # noqa: S105 - made up
 
 
 def read(file: Path, text: str, environ: dict[str, str] | None = None) -> Config:
+    """Load a configuration that `file` then holds."""
     file.write_text(text)
     return load(file, environ or {})
 
 
 def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    """Return the errors of a configuration, which never show the secret."""
     with pytest.raises(ConfigError) as raised:
         read(file, text, environ)
     assert SECRET not in str(raised.value)
@@ -29,9 +31,11 @@ def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list
 
 
 def webhook(**settings: Any) -> str:
+    """Write a configuration with a webhook; None leaves a setting out."""
     given = {"kind": "webhook", "url": "https://example.org/hook", **settings}
     return toml({"sinks": {"ops": {name: value for name, value in given.items() if value is not None}}})
 
 
 def stdout(**settings: Any) -> str:
+    """Write a configuration with a sink to standard output."""
     return toml({"sinks": {"ops": {"kind": "stdout", **settings}}})
