@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bridge.runtime.time import Clock
     from bridge.sinks.servicebus import ServiceBusSink
     from bridge.sinks.webhook import WebhookSink
-    from tests.support.cli import Call
+    from tests.support.cli import Call, Cli
     from tests.support.http_client import MakeClient
     from tests.support.imds_lab import ImdsLab
     from tests.support.inbox import Inbox
@@ -202,3 +202,11 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return CommandResult(code, *capfd.readouterr())
 
     return call
+
+
+@pytest.fixture
+def cli(call: Call, config: Path, request: pytest.FixtureRequest) -> Cli:
+    """Run commands in this process with a configuration, for which `lab` is started when it is needed."""
+    from tests.support.cli import Cli  # noqa: PLC0415
+
+    return Cli(call, config, lambda: request.getfixturevalue("lab"))

@@ -27,24 +27,46 @@ class CommandResult:
         """What was printed, as JSON."""
         return json.loads(self.out)
 
+    def row(self, **wanted: str) -> dict[str, str]:
+        """Return the only row of printed JSON with these values."""
+        (found,) = (row for row in self.json if wanted.items() <= row.items())
+        return dict(found)
+
 
 Call = Callable[..., CommandResult]
 
 
-def sinks(config: Path, lab: ImdsLab, **sinks: dict[str, Any]) -> None:
-    """Write a configuration with these sinks."""
-    config.write_text(
-        toml({"state_dir": config.parent / "state", "imds": {"endpoint": lab.url("web-0")}, "sinks": sinks})
-    )
+class Cli:
+    """The command line in this process, with a configuration of its own."""
 
+    def __init__(self, call: Call, config: Path, imds: Callable[[], ImdsLab]) -> None:
+        self._call, self.config, self._imds = call, config, imds
 
-def fill(config: Path) -> None:
-    """Leave three events in an outbox, of which two are dead letters of sink ops, and one waits for it."""
-    outbox = open_outbox(
-        config.parent / "state" / "forward", sinks={"ops": (Filter(), True), "other": (Filter(), False)}
-    )
-    for name, type_ in (("one", OTHER_TYPE), ("two", OTHER_TYPE), ("three", OTHER_TYPE)):
-        outbox.commit([event(name, type_=type_)])
-    for sent in outbox.pending("ops", 2):
-        outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
-    outbox.close()
+    def __call__(self, *arguments: str) -> CommandResult:
+        """Run a command with the configuration."""
+        return self._call(*arguments, "--config", self.config)
+
+    def check(self, *options: str) -> CommandResult:
+        """Run `check` for rows of JSON."""
+        return self("check", "--json", *options)
+
+    def write(self, **settings: Any) -> None:
+        """Write these settings."""
+        self.config.write_text(toml({"state_dir": self.config.parent / "state", **settings}))
+
+    def sinks(self, **sinks: dict[str, Any]) -> None:
+        """Write these sinks, and the lab's IMDS."""
+        self.write(imds={"endpoint": self._imds().url("web-0")}, sinks=sinks)
+
+    def state(self, role: str = "forward") -> Path:
+        """Return the state folder of a role."""
+        return self.config.parent / "state" / role
+
+    def fill(self) -> None:
+        """Leave three events that wait for sink other; two are dead letters of sink ops, one waits for it."""
+        outbox = open_outbox(self.state(), sinks={"ops": (Filter(), True), "other": (Filter(), False)})
+        for name in ("one", "two", "three"):
+            outbox.commit([event(name, type_=OTHER_TYPE)])
+        for sent in outbox.pending("ops", 2):
+            outbox.acknowledge("ops", [sent], dead=("rejected", f"{sent.id} was refused"))
+        outbox.close()

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,11 @@ import pytest
 from bridge import __version__
 from bridge.cli.main import COMMANDS
 from bridge.runtime.text import register_secret
-from tests.support.cli import Call, fill
+from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.paths import ROOT
-from tests.support.process import (
-    COMMAND,
-    LIMIT_SECONDS,
-    environment,
-    run,
-    toml,
-)
+from tests.support.process import COMMAND, LIMIT_SECONDS, environment, run, toml
 
 ACTIONS = [
     *(f"outbox {action}" for action in ("list", "show", "retry", "drop")),
@@ -33,42 +26,33 @@ ACTIONS = [
 ]
 
 
+# `forward --once`
+
+
 @pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox() as started:
-        yield started
-
-
-def once_settings(folder: Path, lab: ImdsLab, inbox: Inbox) -> str:
+def once(cli: Cli, lab: ImdsLab, inbox: Inbox) -> Cli:
     sink = {"kind": "webhook", "url": inbox.url}
-    settings = {"state_dir": folder / "state", "stop_seconds": 0.5, "sinks": {"ops": sink}}
-    return toml({**settings, "imds": {"endpoint": lab.url("web-0")}})
+    cli.write(stop_seconds=0.5, sinks={"ops": sink}, imds={"endpoint": lab.url("web-0")})
+    return cli
 
 
-def test_forward_once_publishes_what_has_changed_and_exits_0(
-    tmp_path: Path, lab: ImdsLab, inbox: Inbox
-) -> None:
-    file = tmp_path / "once.toml"
-    file.write_text(once_settings(tmp_path, lab, inbox))
-    assert run("forward", "--once", "--config", file).returncode == 0
+def run_once(once: Cli) -> subprocess.CompletedProcess[str]:
+    return run("forward", "--once", "--config", once.config)
+
+
+def test_forward_once_publishes_what_has_changed_and_exits_0(once: Cli, lab: ImdsLab, inbox: Inbox) -> None:
+    assert run_once(once).returncode == 0
     lab.schedule(event_type="Reboot", resources=["web-0"])
-    done = run("forward", "--once", "--config", file)
-    assert done.returncode == 0, done.stderr
+    assert run_once(once).returncode == 0
     types = [event["type"].split(".", 2)[2] for event in inbox.events()]
     heartbeat, document = "bridge.heartbeat.v1", "document.changed.v1"
-    assert types == [
-        *(heartbeat, document, heartbeat),
-        *(heartbeat, "scheduledevent.scheduled.v1", document, heartbeat),
-    ]
+    assert types[:3] == [heartbeat, document, heartbeat]
+    assert types[3:] == [heartbeat, "scheduledevent.scheduled.v1", document, heartbeat]
 
 
-def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(
-    tmp_path: Path, lab: ImdsLab, inbox: Inbox
-) -> None:
-    file = tmp_path / "once.toml"
-    file.write_text(once_settings(tmp_path, lab, inbox))
+def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(once: Cli, lab: ImdsLab) -> None:
     lab.fault(500, count=None)
-    done = run("forward", "--once", "--config", file)
+    done = run_once(once)
     assert done.returncode == 3
     assert re.search(r"^imds-bridge: IMDS gave no usable answer: .*500", done.stderr, re.MULTILINE)
 
@@ -78,14 +62,15 @@ def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(
     [(503, r"\d event\(s\) wait for the next start"), (400, r"\d event\(s\) dead-lettered")],
 )
 def test_forward_once_exits_3_if_a_sink_has_not_got_everything(
-    tmp_path: Path, lab: ImdsLab, inbox: Inbox, status: int, reason: str
+    once: Cli, inbox: Inbox, status: int, reason: str
 ) -> None:
-    file = tmp_path / "once.toml"
-    file.write_text(once_settings(tmp_path, lab, inbox))
     inbox.fault(status, count=None)
-    done = run("forward", "--once", "--config", file)
+    done = run_once(once)
     assert done.returncode == 3
     assert re.search(rf"^imds-bridge: sinks\.ops: {reason}$", done.stderr, re.MULTILINE)
+
+
+# Help and usage
 
 
 def test_help_shows_every_command_the_exit_codes_and_examples(call: Call) -> None:
@@ -105,10 +90,6 @@ def test_each_command_has_help_with_examples(call: Call, command: str) -> None:
     assert "\nexample" in done.out
 
 
-def test_version_prints_the_version() -> None:
-    assert run("--version").stdout == f"imds-bridge {__version__}\n"
-
-
 def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
     folder = Path(sys.executable).parent
     command = shutil.which("imds-bridge", path=str(folder))
@@ -121,14 +102,9 @@ def test_the_installed_command_is_imds_bridge_and_never_bridge() -> None:
     assert not (folder / "bridge").exists()
 
 
-def test_without_a_command_it_prints_the_help() -> None:
-    done = run()
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == run("--help").stdout
-
-
-def test_a_mistyped_command_is_answered_with_the_nearest_one(call: Call) -> None:
-    assert "unknown command 'stauts'; did you mean status?" in call("stauts", "--json").err
+def test_without_a_command_it_prints_the_help(call: Call) -> None:
+    done = call()
+    assert (done.code, done.err, done.out) == (0, "", call("--help").out)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +113,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one(call: Call) -> None
         ("check --snd", "check", "'--snd'; did you mean --send?"),
         ("check --jsn=yes", "check", "'--jsn=yes'; did you mean --json?"),
         ("outbox drop 3 --yess", "outbox drop", "'--yess'; did you mean --yes?"),
-        (
-            "lab schedule --type Reboot --durration 5",
-            "lab schedule",
-            "'--durration'; did you mean --duration?",
-        ),
+        ("lab schedule --type A --durration 5", "lab schedule", "'--durration'; did you mean --duration?"),
         ("status --zzz", "status", "'--zzz'"),
     ],
 )
@@ -153,44 +125,40 @@ def test_a_mistyped_option_is_answered_with_the_nearest_one_of_the_command(
     assert done.err.splitlines()[-1] == f"imds-bridge {command}: error: unknown option {reason}"
 
 
+@pytest.mark.parametrize("arguments", ["stauts --json", "check --nonsense", "outbox"])
+def test_an_unknown_command_exits_2_with_the_usage(call: Call, arguments: str) -> None:
+    done = call(*arguments.split())
+    assert (done.code, "usage: imds-bridge" in done.err) == (2, True)
+    assert "stauts" not in arguments or "unknown command 'stauts'; did you mean status?" in done.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--config", "X", "outbox", "list"],
-        ["--config=X", "outbox", "list"],
-        ["outbox", "--config", "X", "list"],
-        ["outbox", "list", "--config", "X"],
-        ["--config", "X", "status"],
-        ["status", "--config=X"],
+        "--config X outbox list",
+        "--config=X outbox list",
+        "outbox --config X list",
+        "outbox list --config X",
+        "--config X status",
+        "status --config=X",
     ],
 )
-def test_config_may_stand_before_or_after_the_command(call: Call, config: Path, arguments: list[str]) -> None:
-    done = call(*(argument.replace("X", str(config)) for argument in arguments))
-    assert done.code == 2
-    assert f"in {config.parent / 'state' / 'forward'}: " in done.err
+def test_config_may_stand_before_or_after_the_command(call: Call, cli: Cli, arguments: str) -> None:
+    done = call(*arguments.replace("X", str(cli.config)).split())
+    assert (done.code, f"in {cli.state()}: " in done.err) == (2, True)
 
 
-@pytest.mark.parametrize("arguments", [["forwrad"], ["check", "--nonsense"], ["outbox"]])
-def test_an_unknown_command_exits_2_with_the_usage(call: Call, arguments: list[str]) -> None:
-    done = call(*arguments)
-    assert done.code == 2
-    assert "usage: imds-bridge" in done.err
-
-
-@pytest.mark.parametrize("command", [["forward"], ["check"], ["status"], ["outbox", "list"]])
-def test_every_command_exits_2_with_all_errors_of_the_configuration(
-    call: Call, tmp_path: Path, command: list[str]
-) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text("a = 1\nb = 2")
-    done = call(*command, "--config", file)
+@pytest.mark.parametrize("command", ["forward", "check", "status", "outbox list"])
+def test_every_command_exits_2_with_all_errors_of_the_configuration(cli: Cli, command: str) -> None:
+    cli.config.write_text("a = 1\nb = 2")
+    done = cli(*command.split())
     assert (done.code, done.out) == (2, "")
     assert "2 errors in the configuration\n  a: unknown key" in done.err
 
 
-def test_a_closed_output_pipe_is_not_an_error(config: Path) -> None:
-    fill(config)
-    reading = [*COMMAND, "outbox", "list", "--config", str(config)]
+def test_a_closed_output_pipe_is_not_an_error(cli: Cli) -> None:
+    cli.fill()
+    reading = [*COMMAND, "outbox", "list", "--config", str(cli.config)]
     with subprocess.Popen(
         ["/bin/sh", "-c", 'exec "$@" | true', "sh", *reading], env=environment(), stderr=subprocess.PIPE
     ) as process:
@@ -200,16 +168,19 @@ def test_a_closed_output_pipe_is_not_an_error(config: Path) -> None:
 
 
 def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(
-    call: Call, config: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         register_secret("c2VjcmV0c2Vj")
         raise RuntimeError("c2VjcmV0c2Vj \x1b[2J")
 
     monkeypatch.setattr("bridge.cli.status.read_status", fail)
-    done = call("status", "--config", config)
+    done = cli("status")
     assert done.code == 1
     assert done.err.endswith("RuntimeError: *** \\u001b[2J\n")
+
+
+# `config`
 
 
 def test_config_schema_prints_the_shipped_schema(call: Call) -> None:
@@ -218,11 +189,9 @@ def test_config_schema_prints_the_shipped_schema(call: Call) -> None:
 
 
 def test_config_check_reports_warnings_of_a_valid_file_without_a_network(call: Call, config: Path) -> None:
-    bus = {
-        "connection_string": "Endpoint=sb://bus.invalid/;SharedAccessKeyName=a;SharedAccessKey=b",
-        "queue": "q",
-    }
-    config.write_text(toml({"imds": {"endpoint": "http://imds.invalid"}, "approvals": bus}))
+    bus = "Endpoint=sb://bus.invalid/;SharedAccessKeyName=a;SharedAccessKey=b"
+    approvals = {"connection_string": bus, "queue": "q"}
+    config.write_text(toml({"imds": {"endpoint": "http://imds.invalid"}, "approvals": approvals}))
     done = call("config", "check", config)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[0] == f"{config}: the configuration is valid"
@@ -233,15 +202,10 @@ def test_config_check_reports_warnings_of_a_valid_file_without_a_network(call: C
 def test_config_check_exits_2_with_the_files_name_for_a_faulty_template(
     call: Call, config: Path, fault: str
 ) -> None:
-    settings = {
-        "kind": "webhook",
-        "format": "template",
-        "url": "https://example.org",
-        "template": {"text": fault},
-    }
-    config.write_text(toml({"sinks": {"ops": settings}}))
+    url = "https://example.org"
+    sink = {"kind": "webhook", "format": "template", "url": url, "template": {"text": fault}}
+    config.write_text(toml({"sinks": {"ops": sink}}))
     done = call("config", "check", config)
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith(
-        f"imds-bridge: {config}: 1 error in the configuration\n  sinks.ops: template.text"
-    )
+    reason = "1 error in the configuration\n  sinks.ops: template.text"
+    assert done.err.startswith(f"imds-bridge: {config}: {reason}")

@@ -3,125 +3,100 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cli import Call, sinks
-from tests.support.imds_lab import ImdsLab
+from tests.support.cli import Cli
 
-EVENT_TYPES_IN_ORDER = [
-    f"io.imdsbridge.{name}.v1"
-    for name in (
-        *(
-            f"scheduledevent.{kind}"
-            for kind in ("scheduled", "started", "updated", "completed", "canceled", "ended")
-        ),
-        *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat", "bridge.loss"),
-        *("approval.accepted", "approval.rejected", "approval.failed"),
-    )
-]
+EVENTS = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+OTHERS = (
+    *("document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat", "bridge.loss"),
+    *("approval.accepted", "approval.rejected", "approval.failed"),
+)
+TYPES = [f"io.imdsbridge.{name}.v1" for name in (*(f"scheduledevent.{kind}" for kind in EVENTS), *OTHERS)]
+HOOK = {"kind": "webhook", "url": "https://example.org/hook/secret-part?sig=topsecret"}
+CONNECTION = "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=topsecret"
 
 
 @pytest.mark.parametrize(
     "sink",
     [
         {"kind": "stdout"},
-        {"kind": "webhook", "url": "https://example.org/hook/secret-part?sig=topsecret"},
-        {"kind": "webhook", "mode": "binary", "url": "https://example.org/hook"},
-        {"kind": "webhook", "mode": "batch", "url": "https://example.org/hook"},
-        {"kind": "webhook", "format": "teams", "url": "https://example.org/hook?sig=topsecret"},
-        {"kind": "webhook", "format": "slack", "url": "https://example.org/hook"},
-        {"kind": "webhook", "format": "pagerduty", "routing_key": "0123456789topsecret0123456789abcd"[:32]},
-        {
-            "kind": "webhook",
-            "format": "template",
-            "url": "https://example.org/",
-            "template": {"t": "{{ data }}"},
-        },
+        HOOK,
+        {**HOOK, "mode": "binary"},
+        {**HOOK, "mode": "batch"},
+        {**HOOK, "format": "teams"},
+        {**HOOK, "format": "slack"},
+        {"kind": "webhook", "format": "pagerduty", "routing_key": "0123456789topsecret0123456789abc"},
+        {**HOOK, "format": "template", "template": {"t": "{{ data }}"}},
         {"kind": "eventgrid", "endpoint": "https://example.org/api/events", "key": "topsecret"},
-        {
-            "kind": "servicebus",
-            "connection_string": "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=topsecret",
-            "topic": "events",
-        },
+        {"kind": "servicebus", "connection_string": CONNECTION, "topic": "events"},
     ],
     ids=lambda sink: f"{sink['kind']}-{sink.get('format', sink.get('mode', ''))}",
 )
-def test_render_shows_every_type_of_event_as_it_is_sent_without_secrets(
-    call: Call, config: Path, lab: ImdsLab, sink: dict[str, Any]
-) -> None:
-    sinks(config, lab, it=sink)
-    done = call("render", "--config", config)
+def test_every_type_of_event_is_shown_as_it_is_sent_without_secrets(cli: Cli, sink: dict[str, Any]) -> None:
+    cli.sinks(it=sink)
+    done = cli("render")
     assert done.code == 0, done
     headings = [line.split()[1].rstrip(":") for line in done.out.splitlines() if line.startswith("# ")]
-    assert headings == EVENT_TYPES_IN_ORDER
-    assert "topsecret" not in done.out
-    assert "secret-part" not in done.out
-    assert "dead-lettered" not in done.out
+    assert headings == TYPES
+    for unwanted in ("topsecret", "secret-part", "dead-lettered"):
+        assert unwanted not in done.out
 
 
-def test_render_shows_the_exact_bytes_or_indented_json(call: Call, config: Path, lab: ImdsLab) -> None:
-    sinks(config, lab, it={"kind": "stdout"})
-    arguments = ("render", "--type", "scheduledevent.started", "--config", config)
-    heading, body, *_ = call(*arguments).out.splitlines()
+def test_the_exact_bytes_are_shown_or_indented_json(cli: Cli) -> None:
+    cli.sinks(it={"kind": "stdout"})
+    heading, body, *_ = cli("render", "--type", "scheduledevent.started").out.splitlines()
     assert heading == "# io.imdsbridge.scheduledevent.started.v1"
-    laid_out = call(*arguments, "--indent").out.partition("\n")[2]
+    laid_out = cli("render", "--type", "scheduledevent.started", "--indent").out.partition("\n")[2]
     assert json.loads(body)["data"].keys() == json.loads(laid_out)["data"].keys()
     assert laid_out.startswith('{\n  "specversion": "1.0",')
 
 
-def test_render_names_the_events_that_a_sink_does_not_take(call: Call, config: Path, lab: ImdsLab) -> None:
-    sinks(config, lab, it={"kind": "stdout", "where": {"EventType": "Terminate"}})
-    done = call("render", "--type", "scheduledevent.*", "--config", config)
-    assert done.out.count("not sent, types, where or scope of [sinks.it] leave it out") == 6
+def test_the_events_that_a_sink_does_not_take_are_named(cli: Cli) -> None:
+    cli.sinks(it={"kind": "stdout", "where": {"EventType": "Terminate"}})
+    done = cli("render", "--type", "scheduledevent.*")
+    assert done.out.count("not sent, types, where or scope of [sinks.it] leave it out") == len(EVENTS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--sink", "opps"], "given --sink opps, expected one of ops, it"),
-        ([], "given --sink nothing, expected one of ops, it"),
-        (["--sink", "ops", "--type", "scheduled"], "given --type scheduled, expected one of io.imdsbridge."),
+        ("--sink opps", "given --sink opps, expected one of ops, it"),
+        ("", "given --sink nothing, expected one of ops, it"),
+        ("--sink ops --type scheduled", "given --type scheduled, expected one of io.imdsbridge."),
     ],
 )
-def test_render_of_an_unknown_sink_or_type_exits_2_with_the_known_ones(
-    call: Call, config: Path, lab: ImdsLab, arguments: list[str], expected: str
-) -> None:
-    sinks(config, lab, ops={"kind": "stdout"}, it={"kind": "stdout"})
-    done = call("render", *arguments, "--config", config)
-    assert done.code == 2
-    assert expected in done.err
+def test_an_unknown_sink_or_type_exits_2_with_the_known_ones(cli: Cli, arguments: str, expected: str) -> None:
+    cli.sinks(ops={"kind": "stdout"}, it={"kind": "stdout"})
+    done = cli("render", *arguments.split())
+    assert (done.code, expected in done.err) == (2, True)
+
+
+ROUTING = {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF"}
+MISSPELLED = {"format": "template", "template": {"t": "{{ data.EvntType }}"}}
 
 
 @pytest.mark.parametrize(
-    "faulty",
+    ("command", "settings", "expected"),
     [
-        ({"format": "template", "template": {"text": "{{ data.EvntType }}"}}, "did you mean EventType?"),
-        (
-            {"format": "teams", "time_zone": "Europe/Berln"},
-            "expected an IANA time zone such as Europe/Berlin",
-        ),
-        ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
-        ({"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected existing event types"),
-        ({"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
-        ({"where": {"EventTyp": ["Reboot"]}}, "did you mean EventType?"),
-        ({"where": {"AffectsThisVm": "yes"}}, 'AffectsThisVm: given "yes", expected true or false'),
-        ({"ca_file": "/etc/nothing.pem"}, 'ca_file: given "/etc/nothing.pem": No such file or directory'),
-        (
-            {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF", "types": ["*"]},
-            "document.changed",
-        ),
+        ("forward", MISSPELLED, "did you mean EventType?"),
+        ("check", {"format": "teams", "time_zone": "Europe/Berln"}, "IANA time zone such as Europe/Berlin"),
+        ("render", {"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
+        ("forward", {"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected existing event types"),
+        ("check", {"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
+        ("render", {"where": {"EventTyp": ["Reboot"]}}, "did you mean EventType?"),
+        ("forward", {"where": {"AffectsThisVm": "yes"}}, 'ThisVm: given "yes", expected true or false'),
+        ("check", {"ca_file": "/etc/nothing.pem"}, '"/etc/nothing.pem": No such file or directory'),
+        ("render", {**ROUTING, "types": ["*"]}, "document.changed"),
     ],
 )
-@pytest.mark.parametrize("command", ["forward", "check", "render"])
 def test_settings_that_a_sink_cannot_use_are_a_configuration_error_with_the_remedy(
-    call: Call, config: Path, lab: ImdsLab, command: str, faulty: tuple[dict[str, Any], str]
+    cli: Cli, command: str, settings: dict[str, Any], expected: str
 ) -> None:
-    sink, expected = faulty
-    sinks(config, lab, ops={"kind": "webhook", "url": "https://example.org/", **sink})
-    done = call(command, "--config", config)
+    cli.sinks(ops={**HOOK, **settings})
+    done = cli(command)
     assert done.code == 2
     assert "sinks.ops" in done.err
     assert expected in done.err
