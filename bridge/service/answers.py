@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.pending import (
@@ -20,11 +20,12 @@ from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import Envelope, read_event
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import encode_events
-from bridge.outbox.outbox import Outbox
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
-from bridge.runtime.time import Clock, iso_utc
-from bridge.service.identity import VmIdentity
+from bridge.runtime.time import iso_utc
+
+if TYPE_CHECKING:
+    from bridge.service.composition import Parts
 
 log = logging.getLogger(__name__)
 
@@ -35,22 +36,18 @@ COMMAND, DRY_COMMAND, STAY = "command", "dry-command", "stay"
 class Answers:
     """Collects what is decided until `commit`. For the listener's thread."""
 
-    def __init__(
-        self, *, receiver: Receiver | None, outbox: Outbox, identity: VmIdentity, clock: Clock, dry_run: bool
-    ) -> None:
+    def __init__(self, parts: Parts, receiver: Receiver | None, *, dry_run: bool) -> None:
         """Start with nothing decided.
 
         Args:
+            parts: of the process: its outbox gets receipts and records, in its identity's name.
             receiver: settles messages; None without a bus, where there are none.
-            outbox: where receipts and records are committed.
-            identity: in whose name receipts are published.
-            clock: for receipts and limits.
             dry_run: whether receipts and records are of a dry run.
         """
         self._receiver = receiver
-        self._outbox = outbox
-        self._identity = identity
-        self._clock = clock
+        self._outbox = parts.outbox
+        self._identity = parts.identity
+        self._clock = parts.clock
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)

@@ -1,29 +1,34 @@
-"""The composition root: the only place that builds parts."""
+"""The composition root: the only place that builds parts; and the life of a process, from its start to its stop."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
+from bridge import __version__
 from bridge.config.base import Secret
 from bridge.config.models import Config, find_exposed
 from bridge.config.registry import sink_class
 from bridge.config.sinks import SinkSettings, StdoutSettings
-from bridge.errors import ConfigError, ImdsError, UsageError
+from bridge.errors import BridgeError, ConfigError, Incomplete, UsageError
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime import log as logs
-from bridge.runtime.threads import Signals, Stop
-from bridge.runtime.time import Clock, read_boot_id
+from bridge.runtime.sd_notify import Supervisor
+from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
+from bridge.runtime.time import Clock, iso_utc, read_boot_id
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import Role, VmIdentity, approval_session
-from bridge.service.process import Flow, Process
 
 if TYPE_CHECKING:
     from bridge.azure.receiver import Receiver
@@ -36,6 +41,16 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+TICK_SECONDS = 2.0
+PRUNE_SECONDS = 60.0
+STATUS_AGE_SECONDS = 10.0  # how old an unchanged status file may become
+PROGRESS_SECONDS = 10.0
+# How long closing the state may take after stop_seconds.
+LAST_SECONDS = 30.0
+_JOIN_SECONDS = 0.02
+# What changes all the time although nothing happens.
+_VOLATILE = {"written_at", "last_good_at", "oldest_waits_seconds"}
 
 
 def build_sink(settings: SinkSettings, signing_secrets: Secret | None = None) -> Sink:
@@ -152,39 +167,40 @@ def _faults_of_relayed(name: str, sink: SinkSettings) -> Iterator[str]:
             yield f"sinks.{name}.where.{wanted}: expected another, such as Resources"
 
 
-class MeasuredImds(ImdsClient):
-    """IMDS; its requests for the document are counted, if there are metrics."""
+class NoMeter:
+    """Counts nothing, in a process without metrics."""
 
-    meter: Meter | None = None
+    def polling(self) -> AbstractContextManager[None]:
+        """Count no poll."""
+        return nullcontext()
+
+    def committed(self, *_: object) -> None:
+        """Count nothing."""
+
+    sent = approved = committed
+
+
+class MeasuredImds(ImdsClient):
+    """IMDS; its requests for the document are counted."""
+
+    meter: Meter | NoMeter = NoMeter()
 
     def document(self, **limits: Any) -> bytes:
         """Return the document, and count the request."""
-        began_at, failure = self._clock.monotonic(), None
-        try:
+        with self.meter.polling():
             return super().document(**limits)
-        except ImdsError as error:
-            failure = error
-            raise
-        finally:
-            if self.meter:
-                self.meter.polled(failure, self._clock.monotonic() - began_at)
 
 
 class MeasuredOutbox(Outbox):
-    """The outbox; its new events are counted, if there are metrics."""
+    """The outbox; its new events are counted."""
 
-    meter: Meter | None = None
+    meter: Meter | NoMeter = NoMeter()
 
     def commit(self, events: Any, **more: Any) -> bool:
         """Store events, and count them."""
         stored = super().commit(events, **more)
-        if self.meter:
-            self.meter.committed([event for event, _ in events])
+        self.meter.committed([event for event, _ in events])
         return stored
-
-
-def _count_nothing(*_: object) -> None:
-    """Stand in for a meter of a process without metrics."""
 
 
 class Parts:
@@ -212,19 +228,15 @@ class Parts:
         self.imds = MeasuredImds(config.imds, clock=self.clock)
         self.imds.meter = self.meter
         self.boot_id = read_boot_id()
+        asked = None if role == "relay" else self.imds
         self.identity = VmIdentity(
-            config,
-            role,
-            imds=None if role == "relay" else self.imds,
-            outbox=self.outbox,
-            clock=self.clock,
-            boot_id=self.boot_id,
+            config, role, imds=asked, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
         )
 
-    def _metrics(self) -> tuple[Meter | None, MetricsServer | None]:
+    def _metrics(self) -> tuple[Meter | NoMeter, MetricsServer | None]:
         listen = self.config.metrics.listen
         if not listen:
-            return None, None
+            return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
         from bridge.service.metrics import Meter  # noqa: PLC0415
@@ -254,10 +266,206 @@ class Parts:
                 outbox=self.outbox,
                 clock=self.clock,
                 max_per_second=sink.max_per_second,
-                count=partial(self.meter.sent, name) if self.meter else _count_nothing,
+                count=partial(self.meter.sent, name),
             )
             for name, sink in self.settings.items()
         ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What makes a process a forwarder, a listener or a relay: its loops, by thread name, and its status.
+
+    `faults` is for a flow that ends on its own: it returns what the loops could not do.
+    """
+
+    loops: Mapping[str, Callable[[], None]]
+    status: Callable[[], dict[str, Any]]
+    faults: Callable[[], list[str]] | None = None
+
+
+class Process:
+    """A flow's loops and the dispatchers behind them, from start to stop. It is used from the main thread.
+
+    Args:
+        parts: what the flow is built on; its stop is set when the loops are to end, and its outbox closed after them.
+        flow: what the process does.
+        signals: what asks for the stop.
+    """
+
+    def __init__(self, parts: Parts, flow: Flow, signals: Signals) -> None:
+        self._parts = parts
+        self._flow = flow
+        self._signals = signals
+        self._outbox = parts.outbox
+        self._clock = parts.clock
+        self._supervisor = Supervisor()
+        self._stalled: list[str] = []
+        self._dispatchers: list[Dispatcher] = []
+        self._started_at = parts.clock.now()
+        self._written: dict[str, Any] = {}
+        self._write_at = -math.inf
+
+    def run(self) -> int:
+        """Run until a signal comes or a thread ends; return the exit code.
+
+        Raises:
+            ConfigError: a sink cannot be built.
+            Incomplete: a flow that ends on its own has faults, or left events undelivered.
+        """
+        log.info(
+            "imds-bridge %s: %s started",
+            __version__,
+            self._parts.role,
+            extra={"sinks": [*self._parts.settings]},
+        )
+        self._supervisor.ready()
+        # The loops are started first: a notice may be there already.
+        loops = [start_thread(name, loop) for name, loop in self._flow.loops.items()]
+        try:
+            self._dispatchers = self._parts.dispatchers()
+        except BridgeError:
+            self._end(loops, [], why="a sink cannot be built")
+            raise
+        senders = [start_thread(f"sink-{one.name}", one.run) for one in self._dispatchers]
+        if self._parts.metrics:
+            self._parts.metrics.start(self._full_status)
+        signal = self._watch_over([*loops, *senders])
+        undelivered = self._end(loops, senders, why=signal)
+        if self._flow.faults and (faults := [*self._flow.faults(), *undelivered]):
+            raise Incomplete("; ".join(faults))
+        return 0 if signal else 1
+
+    def _watch_over(self, threads: list[Thread]) -> str | None:
+        """Run the periodic tasks until a signal comes or the flow is done (why), or a thread ends (None)."""
+        every_seconds: dict[Callable[[], None], float] = {
+            self._look_after_state: TICK_SECONDS,
+            self._outbox.prune: PRUNE_SECONDS,
+            self._check_progress: min(PROGRESS_SECONDS, (self._supervisor.watchdog_seconds or math.inf) / 4),
+        }
+        due_at = dict.fromkeys(every_seconds, -math.inf)
+        while all(thread.is_alive() for thread in threads):
+            try:
+                for task in [task for task, at in due_at.items() if at <= self._clock.monotonic()]:
+                    task()
+                    due_at[task] = self._clock.monotonic() + every_seconds[task]
+            except BridgeError as error:  # the state is damaged, which a thread may have found as well
+                log.critical("the process stops: %s", error)
+                return None
+            wait_seconds = min(due_at.values()) - self._clock.monotonic()
+            if signal := self._signals.wait(_JOIN_SECONDS if self._flow.faults else wait_seconds):
+                return signal
+        if self._flow.faults:
+            return "done"
+        log.critical("a thread ended; the process stops so that its supervisor restarts it")
+        return None
+
+    def _end(self, loops: list[Thread], senders: list[Thread], *, why: str | None) -> list[str]:
+        """Let the loops end and deliver waiting events within `stop_seconds`; return what is not delivered.
+
+        A second signal ends it at once.
+        """
+        log.info("stopping: waiting events are delivered first", extra={"why": why})
+        stop_seconds = self._parts.config.stop_seconds
+        self._supervisor.stopping(stop_seconds + LAST_SECONDS)
+        deadline = self._clock.monotonic() + stop_seconds
+        self._parts.stop.set()
+        for dispatcher in self._dispatchers:
+            dispatcher.begin_drain()
+        self._join(loops, deadline)
+        for dispatcher in self._dispatchers:
+            dispatcher.stop_when_drained()
+        self._join(senders, deadline)
+        undelivered = self._undelivered()
+        self._write_status(self._status(running=False))
+        if self._parts.metrics:
+            self._parts.metrics.close()
+        self._outbox.close()
+        log.info("stopped")
+        logs.flush()  # whoever prints an error now does not break a line of the log
+        return undelivered
+
+    def _join(self, threads: list[Thread], deadline: float) -> None:
+        while any(thread.is_alive() for thread in threads) and self._clock.monotonic() < deadline:
+            if self._signals.wait(_JOIN_SECONDS):
+                log.warning("second signal: stopped at once; the next start delivers waiting events")
+                logs.flush()
+                os._exit(1)
+
+    def _undelivered(self) -> list[str]:
+        left = {one.name: count for one in self._dispatchers if (count := self._outbox.backlog(one.name)[0])}
+        if left:
+            log.warning("stopped with events waiting; the next start delivers them", extra={"waiting": left})
+        dead = {one.name: one.dead_lettered for one in self._dispatchers if one.dead_lettered}
+        return [
+            *(f"sinks.{name}: {count} event(s) wait for the next start" for name, count in left.items()),
+            *(f"sinks.{name}: {count} event(s) dead-lettered" for name, count in dead.items()),
+        ]
+
+    def _look_after_state(self) -> None:
+        """Use a state that works again, notice the wall clock's jumps, and show how things are."""
+        self._outbox.recover()
+        if jump := self._clock.jump_seconds():
+            seconds = round(jump, 1)
+            log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
+        self._write_status(self._status())
+
+    def _check_progress(self) -> None:
+        """Report to the supervisor that the process works, but only while every loop makes progress."""
+        stalled = stalled_threads()
+        if not stalled:
+            self._supervisor.alive()
+        if stalled and stalled != self._stalled:
+            log.critical("threads are stalled: %s; a supervisor will restart the process", ", ".join(stalled))
+        elif self._stalled and not stalled:
+            log.warning("all threads are responding again")
+        self._stalled = stalled
+
+    # The status
+
+    def _status(self, *, running: bool = True) -> dict[str, Any]:
+        dead = self._outbox.dead_letter_counts()
+        return {
+            "version": __version__,
+            "role": self._parts.role,
+            "pid": os.getpid(),
+            "running": running,
+            "started_at": iso_utc(self._started_at),
+            "written_at": iso_utc(self._clock.now()),
+            "storage_error": self._outbox.storage_error,
+            "left_sinks": self._outbox.left_sinks(),
+            **self._flow.status(),
+            "sinks": {
+                one.name: {**one.status(), "dead_letters": dead.get(one.name, 0)} for one in self._dispatchers
+            },
+        }
+
+    def _full_status(self) -> dict[str, Any]:
+        """Return what the status file would show now, and what only metrics show."""
+        sizes = {"outbox_bytes": self._outbox.size_bytes(), "storage_errors": self._outbox.storage_errors}
+        return {**self._status(), **sizes}
+
+    def _write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status file and the supervisor's line if something has changed, or the file is getting old."""
+        stable = _without_volatile(status)
+        if stable == self._written and self._clock.monotonic() < self._write_at:
+            return
+        if self._supervisor.is_there and stable != self._written:
+            from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
+
+            self._supervisor.report_status(headline(status))
+        self._written, self._write_at = stable, self._clock.monotonic() + STATUS_AGE_SECONDS
+        try:
+            self._parts.folder.write_status(status)
+        except OSError as error:
+            log.debug("the status file cannot be written: %s", error)
+
+
+def _without_volatile(status: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in status.items() if key not in _VOLATILE}
+    if "sinks" in kept:
+        kept["sinks"] = {name: _without_volatile(sink) for name, sink in kept["sinks"].items()}
+    return kept
 
 
 def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
@@ -283,7 +491,7 @@ def _forward(parts: Parts, *, once: bool) -> Flow:
 def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
-    clock, identity = parts.clock, parts.identity
+    identity = parts.identity
     for variable in parts.config.policy_variables:
         log.warning("the environment variable %s sets what may be approved", variable)
 
@@ -294,18 +502,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     if settings.has_bus:
         from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
 
-        bus = BusReceiver(settings, what="commands", session=session, clock=clock, stop=parts.stop)
-    listener = Listener(
-        settings,
-        imds=parts.imds,
-        receiver=bus,
-        outbox=parts.outbox,
-        clock=clock,
-        stop=parts.stop,
-        identity=identity,
-        dry_run=dry_run,
-        approved=parts.meter.approved if parts.meter else _count_nothing,
-    )
+        bus = BusReceiver(settings, what="commands", session=session, clock=parts.clock, stop=parts.stop)
+    listener = Listener(parts, settings, bus, dry_run=dry_run)
     return Flow(
         loops={"decide": listener.run, **({"commands": bus.run} if bus else {})},
         status=lambda: {**listener.status(), "commands": bus.status() if bus else None},
@@ -318,12 +516,5 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
 
     settled = Stop()
     receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled, is_ordered=True)
-    relay = Relay(
-        receiver=receiver,
-        outbox=parts.outbox,
-        clock=parts.clock,
-        stop=parts.stop,
-        settled=settled,
-        identity=parts.identity,
-    )
+    relay = Relay(parts, receiver, settled)
     return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.approvals.approver import ImdsApprover
 from bridge.approvals.command import Command, parse_command, unwrap
@@ -33,15 +33,15 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
 from bridge.formats.cloudevents import structured
 from bridge.http.signing import signature_fault, signed_id
-from bridge.imds.client import ImdsClient
 from bridge.imds.diff import Change
 from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
-from bridge.outbox.outbox import Outbox
 from bridge.runtime.program import Run
-from bridge.runtime.threads import Stop, report_progress
-from bridge.runtime.time import Clock, iso_utc
+from bridge.runtime.threads import report_progress
+from bridge.runtime.time import iso_utc
 from bridge.service.answers import Answers, command_data, dead_letter
-from bridge.service.identity import VmIdentity
+
+if TYPE_CHECKING:
+    from bridge.service.composition import Parts
 
 log = logging.getLogger(__name__)
 
@@ -62,50 +62,37 @@ class Listener:
 
     def __init__(
         self,
+        parts: Parts,
         settings: ApprovalSettings,
-        *,
-        imds: ImdsClient,
         receiver: Receiver | None,
-        outbox: Outbox,
-        clock: Clock,
-        stop: Stop,
-        identity: VmIdentity,
+        *,
         dry_run: bool = False,
-        approved: Callable[[float], None] = lambda _: None,
         run: Callable[..., Run] = Run,
     ) -> None:
         """Prepare to listen.
 
         Args:
+            parts: of the process; IMDS is used from the thread that calls `run`, which the stop ends.
             settings: the policy, the auto rules, the grace period and the signing secrets.
-            imds: where documents come from and approvals go; used from the thread that calls `run`.
             receiver: where commands come from; None without a bus.
-            outbox: where receipts and records are committed.
-            clock: for ages, expiry and receipts.
-            stop: ends `run`.
-            identity: who this VM is; until that is known, nothing is approved.
             dry_run: decide and publish receipts, but POST nothing.
-            approved: called for each command that IMDS has approved, with the seconds since its arrival.
             run: makes a run of a program that an auto rule names.
         """
-        self._approved = approved
+        self._meter = parts.meter
         self._settings = settings
-        self._approver = ImdsApprover(imds, clock=clock)
+        self._approver = ImdsApprover(parts.imds, clock=parts.clock)
         self._receiver = receiver
-        self._outbox = outbox
-        self._clock = clock
-        self._stop = stop
-        self._identity = identity
-        self._answers = Answers(
-            receiver=receiver, outbox=outbox, identity=identity, clock=clock, dry_run=dry_run
-        )
+        self._clock = parts.clock
+        self._stop = parts.stop
+        self._identity = parts.identity
+        self._answers = Answers(parts, receiver, dry_run=dry_run)
         self._stays = Stays(self._answers.stay)
         self._auto = AutoRules(
             settings,
             stays=self._stays,
             vm_name=self._vm_name,
             notice=self._notice,
-            clock=clock,
+            clock=parts.clock,
             run=None if dry_run else run,
         )
         self._dry_run = dry_run
@@ -415,7 +402,7 @@ class Listener:
                 if request.wanted and request.key in decisions
             ]
             if any(decision.outcome == "accepted" for _, decision in final):
-                self._approved(self._clock.monotonic() - pending.arrived_at)
+                self._meter.approved(self._clock.monotonic() - pending.arrived_at)
             self._answer(pending, final)
 
     # Answers

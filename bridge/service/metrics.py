@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -114,13 +115,18 @@ class Meter:
             for reason in reasons:
                 self._decided.labels(outcome.lower(), reason)
 
-    def polled(self, error: ImdsError | None, seconds: float) -> None:
+    @contextmanager
+    def polling(self) -> Iterator[None]:
         """Count a request to IMDS for the document, with one of POLL_RESULTS."""
         result = "answered"
-        if error:
+        try:
+            with self._poll_seconds.time():
+                yield
+        except ImdsError as error:
             result = "unanswered" if error.status is None else _REFUSALS.get(error.status, "refused")
-        self._polls.labels(result).inc()
-        self._poll_seconds.observe(seconds)
+            raise
+        finally:
+            self._polls.labels(result).inc()
 
     def committed(self, events: Iterable[Any]) -> None:
         """Count new events of this process."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.events.envelope import Envelope, read_event
-from bridge.outbox.outbox import Outbox
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
-from bridge.runtime.time import Clock, iso_utc
-from bridge.service.identity import VmIdentity
+from bridge.runtime.time import iso_utc
 from bridge.service.refusals import Refusals
+
+if TYPE_CHECKING:
+    from bridge.service.composition import Parts
 
 log = logging.getLogger(__name__)
 
@@ -33,37 +34,25 @@ class Relay:
     run anywhere.
     """
 
-    def __init__(
-        self,
-        *,
-        receiver: Receiver,
-        outbox: Outbox,
-        clock: Clock,
-        stop: Stop,
-        settled: Stop,
-        identity: VmIdentity,
-    ) -> None:
+    def __init__(self, parts: Parts, receiver: Receiver, settled: Stop) -> None:
         """Prepare to relay.
 
         Args:
+            parts: of the process; its stop ends `run`.
             receiver: where the events come from.
-            outbox: where they are committed for the sinks.
-            clock: for the times in status and logs.
-            stop: ends `run`.
             settled: `run` sets it at its end, when it will settle nothing more.
-            identity: publishes losses.
         """
         self._receiver = receiver
-        self._outbox = outbox
-        self._clock = clock
-        self._stop = stop
+        self._outbox = parts.outbox
+        self._clock = parts.clock
+        self._stop = parts.stop
         self._settled = settled
-        self._identity = identity
+        self._identity = parts.identity
         # Committed, perhaps to memory only; by sequence number, so that a redelivery replaces the earlier delivery.
         self._uncompleted: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
         self._repeated = 0
-        self._refusals = Refusals(receiver, clock)
+        self._refusals = Refusals(receiver, parts.clock)
         self._last_event_at: datetime | None = None
 
     def run(self) -> None:

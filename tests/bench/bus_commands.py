@@ -25,11 +25,13 @@ from bridge.imds.document import parse_document
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.answers import STAY
+from bridge.service.composition import NoMeter
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.bench import apart, bus, parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, spread, wait_until
+from tests.support.forward import parts_of
 from tests.support.memory_sink import MemorySink
 
 COMMANDS = 1_000  # counted, of
@@ -179,15 +181,8 @@ def _decided(task: _Task) -> _Done:
         clock=clock,
         stop=stop,
     )
-    listener = Listener(
-        settings,
-        imds=imds,
-        receiver=received,
-        outbox=outbox,
-        clock=clock,
-        stop=stop,
-        identity=identity,
-    )
+    built = parts_of(imds=imds, outbox=outbox, clock=clock, stop=stop, identity=identity, meter=NoMeter())
+    listener = Listener(built, settings, received)
     sender = parts.dispatcher(parts.NAME, sink, outbox)
     with bus.completions() as border:
         threads = [

@@ -14,7 +14,7 @@ import yaml
 
 from bridge.config.loader import load
 from bridge.config.models import Config
-from bridge.service.process import LAST_SECONDS
+from bridge.service.composition import LAST_SECONDS
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS
 

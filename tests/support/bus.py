@@ -26,8 +26,10 @@ from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock, iso_utc
+from bridge.service.composition import NoMeter
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
+from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -216,16 +218,15 @@ class Rig:
             clock=self.clock,
             stop=self.stopping,
         )
-        self.listener = Listener(
-            self.settings,
+        parts = parts_of(
             imds=imds,
-            receiver=self.commands,
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stopping,
             identity=identity,
-            dry_run=self._dry_run,
+            meter=NoMeter(),
         )
+        self.listener = Listener(parts, self.settings, self.commands, dry_run=self._dry_run)
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]
         return self
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -26,6 +27,7 @@ from bridge.service.answers import COMMAND
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
+from tests.support.forward import parts_of
 from tests.support.imds import ImdsDouble
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 
@@ -161,17 +163,16 @@ class ListenerRig:
         identity.settle(lambda _: True)
         self.receiver = _JournalReceiver(self.queue, self.journal)
         self.stop = Stop()
-        self.listener = Listener(
-            self.settings,
+        parts = parts_of(
             imds=self.imds,
-            receiver=self.receiver,
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stop,
             identity=identity,
-            dry_run=self.dry_run,
-            approved=self.approved_after.append,
-            run=self._make_run,
+            meter=SimpleNamespace(approved=self.approved_after.append),
+        )
+        self.listener = Listener(
+            parts, self.settings, self.receiver, dry_run=self.dry_run, run=self._make_run
         )
 
     def restart(self, *, vm: Vm | None = None, dry_run: bool = False, **settings: Any) -> None:

@@ -24,6 +24,7 @@ from bridge.service.dispatcher import Dispatcher
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from tests.support.bus import message, no_sdk_thread_runs
+from tests.support.forward import parts_of
 from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
@@ -129,14 +130,9 @@ class RelayRig:
         )
         self.stopping, settled = Stop(), Stop()
         self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled, is_ordered=True)
-        self.relay = Relay(
-            receiver=self.receiver,
-            outbox=self.outbox,
-            clock=self._clock,
-            stop=self.stopping,
-            settled=settled,
-            identity=VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock),
-        )
+        identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock)
+        parts = parts_of(outbox=self.outbox, clock=self._clock, stop=self.stopping, identity=identity)
+        self.relay = Relay(parts, self.receiver, settled)
         self._dispatchers = [
             Dispatcher(
                 name,

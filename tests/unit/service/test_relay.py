@@ -17,6 +17,7 @@ from bridge.runtime.time import REPEAT_LOG_SECONDS
 from bridge.service.identity import VmIdentity
 from bridge.service.relay import Relay
 from tests.support.clock import MovedClock
+from tests.support.forward import parts_of
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.outbox import failing_disk
 from tests.support.relay import body_of
@@ -42,14 +43,9 @@ class RelayOnDoubles:
         )
         self.stop, self.settled = Stop(), Stop()
         self.receiver = MemoryReceiver(self.queue, stop=self.settled)
-        self.relay = Relay(
-            receiver=self.receiver,
-            outbox=self.outbox,
-            clock=self.clock,
-            stop=self.stop,
-            settled=self.settled,
-            identity=VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self.clock),
-        )
+        identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self.clock)
+        parts = parts_of(outbox=self.outbox, clock=self.clock, stop=self.stop, identity=identity)
+        self.relay = Relay(parts, self.receiver, self.settled)
 
     def crash(self) -> None:
         """End the process."""
