@@ -29,11 +29,7 @@ IDLE_LIMIT_SECONDS = 200.0
 
 _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (sdk.MessageSizeExceededError, Rejected, "the event is too large for the entity"),
-    (
-        sdk.MessagingEntityNotFoundError,
-        Misconfigured,
-        "there is no such queue or topic",
-    ),
+    (sdk.MessagingEntityNotFoundError, Misconfigured, "there is no such queue or topic"),
     (sdk.MessagingEntityDisabledError, Misconfigured, "the queue or topic is disabled"),
     (sdk.ServiceBusAuthenticationError, Misconfigured, "the key or identity is refused"),
     (
@@ -55,8 +51,6 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
 
 # The broker refuses one transfer with these; the link stays usable.
 _REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
-# An idle link fails with these if the broker or the network has closed it meanwhile.
-_LOST = (sdk.ServiceBusConnectionError, sdk.ServiceBusCommunicationError)
 
 
 def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClient:
@@ -129,18 +123,12 @@ def link_is_intact(error: BaseException) -> bool:
     return isinstance(error, _REFUSALS)
 
 
-def link_was_lost(error: BaseException | None) -> bool:
-    """Return whether the link was gone already, so that a new one may work at once."""
-    return isinstance(error, _LOST)
-
-
-def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> DeliveryError:
+def delivery_error(error: BaseException, place: str) -> DeliveryError:
     """Map an error of the SDK to the project's own.
 
     Args:
         error: what the SDK raised.
         place: namespace and entity, for the message.
-        delivered: how many events of the batch the broker had accepted before.
     """
     inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
     if isinstance(inner, ClientAuthenticationError):
@@ -152,7 +140,6 @@ def delivery_error(error: BaseException, place: str, *, delivered: int = 0) -> D
     detail = redact(" ".join(str(error).split()))[:300]
     return kind(
         f"{place}: {advice} ({type(error).__name__}: {detail})",
-        delivered=delivered,
         is_unreached=kind is Unavailable and link_is_intact(error),
     )
 

@@ -234,12 +234,6 @@ def retry_after_seconds(headers: Mapping[str, str], *, limit_seconds: float) -> 
     return None if instant is None else min(limit_seconds, max(0.0, instant.timestamp() - time.time()))
 
 
-def clock_skew_seconds(answer_headers: Mapping[str, str], now: float) -> float | None:
-    """Return how far this machine's clock is ahead of the answer's `Date`; negative if it is behind."""
-    instant = parse_http_date(answer_headers.get("Date", ""))
-    return None if instant is None else now - instant.timestamp()
-
-
 def _fault(text: str) -> DeliveryError:
     """Return a failure that other settings can end."""
     return Misconfigured(text, is_unreached=True)

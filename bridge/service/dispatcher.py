@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -22,7 +22,6 @@ from bridge.sinks.base import Sink
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 10.0  # new events end the wait
-LONG_WAIT_SECONDS = 600.0
 _LOG = {"retrying": log.warning, "misconfigured": log.error, "gone": log.error}
 _ADVICE = {
     "retrying": "not delivered, retrying",
@@ -67,6 +66,9 @@ class Dispatcher:
         self._seen = 0  # the outbox's `changes` when it was last read
         self._retry_at = NOTHING_WAITS
         self._must_reload = False
+        self._uncertain: set[int] = (
+            set()
+        )  # the numbers of events that the receiver may have, although a try failed
         self._draining = Stop()
         self._stop_when_drained = False
         self.dead_lettered = 0
@@ -152,7 +154,7 @@ class Dispatcher:
         return expired is not None
 
     def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
-        self._schedule.acknowledge([event], dead=(reason, detail))
+        self._acknowledge([event], dead=(reason, detail))
         self.dead_lettered += 1
         text = "sink %s: an event is dead-lettered as %s: %s"
         log.error(text, self.name, reason, detail, extra={"event": event.id})
@@ -163,9 +165,13 @@ class Dispatcher:
         now = self._clock.steady()
         for event in events:
             self._count("delivered", max(0.0, now - event.stored_at))
-        self._schedule.acknowledge(events)
+        self._acknowledge(events)
         self._note_answer()
         self._health.note_success()
+
+    def _acknowledge(self, events: Sequence[StoredEvent], **how: Any) -> None:
+        self._schedule.acknowledge(events, **how)
+        self._uncertain -= {event.seq for event in events}
 
     def _note_answer(self) -> None:
         if self._schedule.failures:
@@ -176,21 +182,26 @@ class Dispatcher:
         if not isinstance(error, Rejected):
             self._count("failed")
             self._note_failure(error, events)
-        elif error.status == HTTPStatus.CONFLICT and events[0].seq <= self._outbox.earlier_seq:
-            self._note_delivery(events[:1])  # an earlier process sent it and was killed
+        elif error.status == HTTPStatus.CONFLICT and self._may_have_arrived(events[0]):
+            self._note_delivery(events[:1])
         else:
             self._count("rejected")
             self._note_answer()
             self._health.note_rejection(events[0], error)
             self._dead_letter(events[0], REJECTED, str(error))
 
+    def _may_have_arrived(self, event: StoredEvent) -> bool:
+        """Return whether an event was sent before, perhaps by an earlier process that was killed."""
+        return event.seq in self._uncertain or event.seq <= self._outbox.earlier_seq
+
     def _note_failure(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
+        if not error.is_unreached:
+            self._uncertain |= {event.seq for event in events}
         self._must_reload = isinstance(error, Misconfigured)
         share = random.random()  # noqa: S311 - it spreads load
         failure = Failure(error=error, at=self._clock.monotonic(), share=share)
         self._schedule.note_failure(failure, events, pace=self._pace())
-        wait_seconds = self._schedule.retry_at(self._pace()) - self._clock.monotonic()
-        self._health.note_failure(error, self._schedule.failures, wait_seconds=wait_seconds)
+        self._health.note_failure(error, self._schedule.failures)
 
     def _pace(self) -> Pace:
         is_urgent = False
@@ -254,15 +265,12 @@ class SinkHealth:
         log.info("sink %s: delivering again", self._sink, extra={"failures": failures})
         self._log_limit.reset()
 
-    def note_failure(self, error: DeliveryError, failures: int, *, wait_seconds: float) -> None:
-        """Log what is wrong after `failures` in a row, once and then rarely, and a long wait for the next try."""
+    def note_failure(self, error: DeliveryError, failures: int) -> None:
+        """Log what is wrong after `failures` in a row, once and then rarely."""
         state = self._failed_as = _STATES.get(type(error), "retrying")
         self._note_error(str(error))
         if self._log_limit.is_due(state):
             _LOG[state](f"sink %s: {_ADVICE[state]}: %s", self._sink, error, extra={"failures": failures})
-        if LONG_WAIT_SECONDS < wait_seconds < math.inf:
-            at = self._clock.now() + timedelta(seconds=wait_seconds)
-            log.warning("sink %s: the next try is at %s", self._sink, iso_utc(at))
 
     def _note_error(self, text: str) -> None:
         self.last |= {"last_error": text, "last_error_at": iso_utc(self._clock.now())}

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.http.client import Answer, clock_skew_seconds, origin, retry_after_seconds
+from bridge.http.client import Answer, origin, retry_after_seconds
 from bridge.runtime.text import one_line, redact
 from bridge.sinks.base import RequestPreview
 
 MAX_BATCH_BYTES = 1_000_000  # Event Grid's documented 1 MB, and a good size for webhooks
 EXCERPT_CHARACTERS = 500
-REPORTED_SKEW_SECONDS = 60.0
 # A receiver that asks for more is asked again after this time, so that its mistake does not stop a sink for days.
 RETRY_AFTER_LIMIT_SECONDS = 3600.0
 
@@ -70,14 +68,10 @@ def answer_error(kind: type[DeliveryError], url: str, answer: Answer) -> Deliver
     Args:
         kind: what the answer means.
         url: where the request went.
-        answer: its status, the start of its body and a wrong clock are part of the text.
+        answer: its status and the start of its body are part of the text.
     """
-    skew = clock_skew_seconds(answer.headers, time.time()) or 0.0
-    clock = (
-        f" (this VM's clock is {skew:+.0f} s off the receiver's)" if abs(skew) > REPORTED_SKEW_SECONDS else ""
-    )
     return kind(
-        f"{origin(url)} answered {answer.status}{excerpt(answer.body)}{clock}",
+        f"{origin(url)} answered {answer.status}{excerpt(answer.body)}",
         status=answer.status,
         retry_after_seconds=retry_after_seconds(answer.headers, limit_seconds=RETRY_AFTER_LIMIT_SECONDS),
     )

@@ -18,7 +18,6 @@ from bridge.azure.servicebus import (
     connect,
     delivery_error,
     link_is_intact,
-    link_was_lost,
     make_credential,
     with_current_secret,
 )
@@ -79,18 +78,13 @@ class ServiceBusSink(Sink):
         """Send the events in as few batches as the link allows, in their order."""
         messages, fault = self._messages(events)
         delivered = 0
-        once_more = self._link.is_open  # an idle link may have been closed meanwhile
-        while delivered < len(messages):
-            try:
-                for transfer, count in _batches(self._open(), messages[delivered:]):
-                    self._send(transfer)
-                    delivered += count
-                    once_more = False
-            except DeliveryError as error:
-                if not (once_more and link_was_lost(error.__cause__)):
-                    error.delivered = delivered
-                    raise
-                once_more = False
+        try:
+            for transfer, count in _batches(self._open(), messages) if messages else ():
+                self._send(transfer)
+                delivered += count
+        except DeliveryError as error:
+            error.delivered = delivered
+            raise
         if fault:
             fault.delivered = delivered
             raise fault

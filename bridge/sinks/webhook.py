@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from uuid import uuid5
 
 from bridge.config.base import read_or_keep
@@ -30,8 +28,6 @@ from bridge.sinks.http import (
     preview,
     webhook_error,
 )
-
-MAX_SENT_BEFORE = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +58,6 @@ class WebhookSink(Sink):
         self._http = HttpClient(settings)
         self._access = self._read_access()
         self.max_batch = self._access.format.max_batch
-        self._sent_before: deque[str] = deque(maxlen=MAX_SENT_BEFORE)  # ids of messages that may have arrived
 
     def reload(self) -> None:
         """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
@@ -136,22 +131,10 @@ class WebhookSink(Sink):
         return _Access(url=url, headers=headers, signing_secrets=secrets, format=format_)
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
-        message_id = _message_id(events)
-        try:
-            answer = self._exchange(events)
-        except DeliveryError as failure:
-            if not failure.is_unreached:
-                self._sent_before.append(message_id)
-            raise
-        # Of a message that was sent before, it says that the receiver has it.
-        is_duplicate = answer.status == HTTPStatus.CONFLICT and message_id in self._sent_before
-        if not is_duplicate and (error := self._error(answer)):
-            self._sent_before.append(message_id)
-            raise answer_error(error, self._access.url, answer)
-
-    def _exchange(self, events: Sequence[StoredEvent]) -> Answer:
         headers, body = self._write(events)
-        return self._http.exchange("POST", self._access.url, headers, body)
+        answer = self._http.exchange("POST", self._access.url, headers, body)
+        if error := self._error(answer):
+            raise answer_error(error, self._access.url, answer)
 
     def _error(self, answer: Answer) -> type[DeliveryError] | None:
         error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)

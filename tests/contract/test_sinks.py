@@ -17,7 +17,7 @@ import pytest
 
 from bridge.config.registry import SINK_KINDS
 from bridge.config.sinks import StdoutSettings
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.text import redact
 from bridge.sinks import stdout as module
@@ -399,20 +399,6 @@ def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, t
 
 
 for_webhooks = only([row for row in ROWS if row.kind == "webhook"])
-
-
-@for_webhooks
-def test_a_409_to_an_event_that_was_sent_before_is_a_delivery_and_else_a_rejection(rig: Rig) -> None:
-    assert rig.fault is not None
-    rig.fault("409")
-    with pytest.raises(Rejected):
-        rig.sink.send(EVENTS[:1])
-    for first in ("lost_answer", "503"):
-        rig.fault(first)
-        with pytest.raises(Unavailable):
-            rig.sink.send(EVENTS[1:2])
-        rig.fault("409")
-        rig.sink.send(EVENTS[1:2])
 
 
 @for_webhooks

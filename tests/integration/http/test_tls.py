@@ -9,8 +9,6 @@ import ssl
 import subprocess
 import sys
 from contextlib import closing
-from datetime import UTC, datetime
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ import pytest
 from bridge.config.values import check_ca, check_certificate
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.http import client as module
-from bridge.http.client import clock_skew_seconds
 from tests.support.http_client import OK, MakeClient, ask, failure, http_client
 from tests.support.process import LIMIT_SECONDS, RawServer, Serve, answering, dripping, silent
 from tests.support.tls import ESTABLISHED, PASSPHRASE, Authority, Pair, proxying
@@ -361,29 +358,3 @@ def test_a_proxy_that_cannot_be_used_is_refused_and_not_shown(make_client: MakeC
     with pytest.raises(ValueError, match="expected a proxy such as") as raised:
         make_client(proxy=url)
     assert "sec" not in str(raised.value)
-
-
-# --- the clock ---
-
-
-@pytest.mark.parametrize(
-    ("date", "skew_seconds"),
-    [
-        ("Fri, 02 Jan 2026 03:04:05 GMT", 60),
-        ("Fri, 02 Jan 2026 03:04:05 -0000", 60),
-        ("Fri, 02 Jan 2026 03:06:05 GMT", -60),
-        ("", None),
-        ("soon", None),
-        ("Fri, 99 Jan 2026 03:04:05 GMT", None),
-    ],
-)
-def test_the_date_of_an_answer_shows_how_wrong_the_clock_is(date: str, skew_seconds: float | None) -> None:
-    now = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC).timestamp()
-    assert clock_skew_seconds({"Date": date} if date else {}, now) == skew_seconds
-
-
-def test_the_date_is_found_in_a_real_answer(make_client: MakeClient) -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    dated = OK.replace(b"OK\r\n", f"OK\r\ndate: {format_datetime(now, usegmt=True)}\r\n".encode())
-    with RawServer(answering(dated)) as server:
-        assert clock_skew_seconds(ask(make_client(), server.url).headers, now.timestamp()) == 0

@@ -135,20 +135,6 @@ def test_a_receiver_that_asks_for_time_gets_it_while_the_process_stops(make: Mak
     assert rig.received() == ["1"]
 
 
-def test_a_wait_of_more_than_ten_minutes_is_logged_with_the_time_of_the_next_try(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    failures = [unavailable(status=429, retry_after_seconds=asked) for asked in (600, 601)]
-    rig = make(*failures, max_age_seconds=FOREVER)
-    rig.commit("1")
-    rig.deliver(seconds=1)
-    assert "the next try" not in caplog.text
-    rig.deliver(seconds=600)
-    (line,) = [record.message for record in caplog.records if "the next try" in record.message]
-    at = rig.dispatcher.status()["next_retry_at"]
-    assert line == f"sink a: the next try is at {at}"
-
-
 def test_the_status_shows_the_next_try_as_long_as_something_fails(make: Make) -> None:
     rig = make(*(unavailable(status=None) for _ in range(3)))
     rig.commit("1", type_=OTHER_TYPE)
@@ -182,6 +168,23 @@ def test_only_a_conflict_about_an_event_of_an_earlier_process_means_that_it_was_
             if number:
                 rig.deliver()
                 assert [event_id for event_id, *_ in rig.dead()] == [*dead, "2"]
+
+
+@pytest.mark.parametrize(
+    ("first", "dead"),
+    [
+        ({"status": None}, []),
+        ({"status": 503}, []),
+        ({"status": None, "is_unreached": True}, ["1"]),
+    ],
+)
+def test_a_conflict_about_an_event_that_may_have_arrived_means_that_it_was_delivered(
+    make: Make, first: dict[str, Any], dead: list[str]
+) -> None:
+    rig = make(unavailable(**first), Rejected("no", status=409), Rejected("no", status=409))
+    rig.commit("1", "2", subject="s")
+    rig.deliver()
+    assert [name for name, *_ in rig.dead()] == [*dead, "2"]
 
 
 def test_a_sink_that_answers_with_a_refusal_counts_as_reachable(make: Make) -> None:

@@ -138,16 +138,6 @@ def test_any_error_of_the_sdk_is_shown_and_the_connection_is_opened_again(
     assert shown[-1] is None
 
 
-def test_a_lock_that_ended_before_it_was_given_is_logged_with_the_difference(
-    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
-) -> None:
-    sdk.session = SimpleNamespace(locked_until_utc=datetime.now(UTC) - timedelta(hours=1))
-    sdk.on_receive = stop.set
-    receiver.run()
-    (line,) = [line for line in caplog.messages if "clock seems to be wrong" in line]
-    assert line.startswith("a lock on the commands ended 36")
-
-
 def test_nothing_is_opened_while_the_session_is_not_known(sdk: FakeSdk, stop: Stop) -> None:
     asked: list[None] = []
 
