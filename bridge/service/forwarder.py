@@ -21,7 +21,7 @@ from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, com
 from bridge.imds.document import Document, parse_document
 from bridge.outbox.rows import OCCURRENCE, STATE
 from bridge.runtime.threads import report_progress
-from bridge.runtime.time import RepeatLimit, full_jitter, iso_utc, parse_iso
+from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
 from bridge.service.identity import WATCH
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RETRY_BASE_SECONDS = 1.0
-RETRY_LIMIT_SECONDS = 5.0
 LAST_POLL_SECONDS = 2.0
 NEVER = "never"
 OUTAGE = "outage"  # the record of since when IMDS cannot be reached
@@ -104,13 +102,13 @@ class Forwarder:
         # After a day without an answer the service is off.
         may_be_off = self._reachability.gap_seconds() >= OFF_AFTER_SECONDS
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
-        waiting = None if may_be_off else self._reachability.note_waiting
         try:
-            body = self._imds.document(timeout_seconds=limit_seconds, waiting=waiting)
+            body = self._imds.document(timeout_seconds=limit_seconds)
             self._process(body, may_be_off=may_be_off)
         except ImdsError as error:
             self._reachability.note_failure(error)
-            return self._pause_seconds(error)
+            is_throttled = error.status == HTTPStatus.TOO_MANY_REQUESTS
+            return max(self._poll_seconds, error.retry_after_seconds or 0.0) if is_throttled else None
         return None
 
     def status(self) -> dict[str, Any]:
@@ -192,19 +190,6 @@ class Forwarder:
             )
         return events
 
-    def _pause_seconds(self, error: ImdsError) -> float | None:
-        """Return how long to leave IMDS alone; None unless it asked for that."""
-        if error.status != HTTPStatus.TOO_MANY_REQUESTS:
-            return None
-        wanted = error.retry_after_seconds
-        if wanted is None:
-            wanted = full_jitter(
-                self._reachability.failures - 1,
-                base_seconds=RETRY_BASE_SECONDS,
-                limit_seconds=RETRY_LIMIT_SECONDS,
-            )
-        return max(self._poll_seconds, min(RETRY_LIMIT_SECONDS, wanted))
-
 
 class Reachability:
     """When IMDS gave usable answers, over restarts; publishes each gap. For the thread that polls.
@@ -232,10 +217,6 @@ class Reachability:
         if self._good_at is not None:
             return self._clock.monotonic() - self._good_at
         return (self._clock.now() - self.good_time).total_seconds() if self.good_time else math.inf
-
-    def note_waiting(self) -> None:
-        """Publish an outage while a request is not answered."""
-        self._publish_outage("IMDS does not answer")
 
     def note_failure(self, error: ImdsError) -> None:
         """Log a failure, and publish an outage once it is one."""

@@ -8,7 +8,6 @@ from socket import AF_INET, AF_INET6, AddressFamily
 
 import pytest
 
-from bridge.cli.config import warnings
 from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.loader import DEFAULT_PATH, load
@@ -134,18 +133,6 @@ def test_the_environment_overrides_the_file_key_by_key(file: Path) -> None:
     assert only_sink(config).url.read() == "https://other.example.org"
     assert mode_of(config) == "binary"
     assert config.stop_seconds == 8
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("POLICY__ALLOW", "[{}]"), ("POLICY", '{"allow": [{}]}'), ("AUTO", "[{}]"), ("GRACE_SECONDS", "5")],
-)
-def test_variables_that_set_what_may_be_approved_are_named(file: Path, name: str, value: str) -> None:
-    variable = f"IMDS_BRIDGE__APPROVALS__{name}"
-    file.write_text("[approvals]\nnamespace = 'contoso.servicebus.windows.net'\nqueue = 'approvals'\n")
-    config = load(file, {variable: value})
-    assert config.policy_variables == (() if name == "GRACE_SECONDS" else (variable,))
-    assert any(variable in text for _, text, _ in warnings(config)) == (name != "GRACE_SECONDS")
 
 
 def test_the_environment_finds_a_sink_whose_name_has_capital_letters(file: Path) -> None:
