@@ -336,6 +336,8 @@ def test_fifty_reconnects_leave_neither_threads_nor_connections(lab: ServiceBusL
                 sink.reload()
             else:
                 lab.fault("drop")
+                with pytest.raises(Unavailable):
+                    sink.send([stored_event(number)])
             sink.send([stored_event(number)])
         wait_until(quiet)
         wait_until(lambda: threading.active_count() <= before, describe=threading.enumerate)
