@@ -106,6 +106,7 @@ def test_the_lines_in_readme_are_six() -> None:
 def test_a_vm_is_drained_approved_once_and_recovered_though_both_processes_are_killed_in_between(
     vm: Vm,
 ) -> None:
+    vm.imds.complete(vm.schedule("web-1"))  # an event of another VM runs neither program
     event = vm.schedule()
     wait_until(vm.drain.events, describe=lambda: vm.listen)
     vm.kill_and_restart()
@@ -125,28 +126,8 @@ def test_a_vm_is_drained_approved_once_and_recovered_though_both_processes_are_k
     assert set(vm.drain.events()) == {event}  # once more after the kill
     assert vm.recover.events() == [event]
     assert [one.event_id for one in vm.imds.approvals] == [event]
-
-
-def test_an_event_of_another_vm_runs_neither_program(vm: Vm) -> None:
-    vm.drain.finish()
-    vm.recover.finish()
-    other = vm.schedule("web-1")
-    vm.imds.complete(other)
-    own = vm.schedule()
-    wait_until(lambda: vm.imds.approvals)
-    vm.imds.complete(own)
-    wait_until(vm.recover.events)
-    assert vm.recover.events() == [own], vm.recover.file.read_text()
-    assert vm.drain.events() == [own]
     # `vm_name` is set: instance data, which a mock server does not have, is not asked for
     assert {request.path for request in vm.imds.requests()} == {EVENTS_PATH}
-
-
-def test_an_event_whose_drain_fails_is_not_approved_and_has_a_receipt(vm: Vm) -> None:
-    vm.drain.finish(3)
-    vm.schedule()
-    vm.listen.wait_for_log(": denied")
-    assert vm.imds.approvals == []
 
 
 def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
@@ -165,9 +146,9 @@ def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
     wait_until(vm.recover.file.with_suffix(".signals").exists)
 
 
-@pytest.mark.parametrize("case", ["later", "started", "unchanged", "killed"])
-def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm, case: str) -> None:
-    event: dict[str, object] = {
+@pytest.mark.timeout(300)
+def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm) -> None:
+    event = {
         "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
         "EventType": "Reboot",
         "ResourceType": "VirtualMachine",
@@ -187,17 +168,13 @@ def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: 
     vm.drain.finish()
     wait_until(posts, describe=lambda: vm.listen)
     vm.listen.wait_for_log(": approved")
-    if case == "started":
-        show(2, {**event, "EventStatus": "Started", "NotBefore": ""})
-        vm.listen.wait_for_log("an approval counts no more")
-    show(3)
+    show(2)
     vm.listen.wait_for_log("an approval counts no more")
     wait_until(vm.recover.events, describe=lambda: vm.forward)
     vm.recover.finish()
     vm.drain.file.with_suffix(".go").unlink()
-    if case == "killed":
-        vm.kill_and_restart()
-    show(4, {**event, "NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"} if case == "later" else event)
+    vm.kill_and_restart()
+    show(3, event)
     wait_until(lambda: len(vm.drain.events()) == 2, describe=lambda: vm.listen)
     assert posts() == 1
     vm.drain.finish()

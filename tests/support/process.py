@@ -169,6 +169,11 @@ class Forward:
         text = self.log.read_text() if self.log.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
+    def printed(self) -> list[dict[str, Any]]:
+        """Return what it has printed so far, one event a line; a line that a kill has cut off is left out."""
+        text = self.output.read_text() if self.output.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
     def wait_for_log(self, text: str) -> dict[str, Any]:
         """Return the first log line whose message holds `text`."""
         return wait_until(
