@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,7 +149,7 @@ def test_the_end_of_a_process_ends_its_program_soon(vm: Vm) -> None:
 
 @pytest.mark.timeout(300)
 def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: Vm) -> None:
-    event = {
+    event: dict[str, Any] = {
         "EventId": "602D9444-D2CD-49C7-8624-8643E7171297",
         "EventType": "Reboot",
         "ResourceType": "VirtualMachine",
@@ -157,7 +158,7 @@ def test_an_event_that_returns_is_drained_again_before_it_is_approved_again(vm: 
         "NotBefore": "Mon, 19 Jan 2037 22:26:58 GMT",
     }
 
-    def show(incarnation: int, *events: dict[str, object]) -> None:
+    def show(incarnation: int, *events: dict[str, Any]) -> None:
         vm.imds.serve_document({"DocumentIncarnation": incarnation, "Events": list(events)})
 
     def posts() -> int:
