@@ -15,18 +15,19 @@ from tests.support.process import toml
 SECRET = "topsecret"  # noqa: S105 - made up
 
 
-def read(file: Path, text: str, environ: dict[str, str] | None = None) -> Config:
-    """Load a configuration that `file` then holds."""
+def read(folder: Path, text: str, environ: dict[str, str] | None = None) -> Config:
+    """Load a configuration that is written to `folder`."""
+    file = folder / "config.toml"
     file.write_text(text)
     return load(file, environ or {})
 
 
-def faults(file: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+def faults(folder: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
     """Return the errors of a configuration, which never show the secret."""
     with pytest.raises(ConfigError) as raised:
-        read(file, text, environ)
+        read(folder, text, environ)
     assert SECRET not in str(raised.value)
-    assert str(raised.value).startswith(f"{file}: {len(raised.value.faults)} error")
+    assert str(raised.value).startswith(f"{folder / 'config.toml'}: {len(raised.value.faults)} error")
     return raised.value.faults
 
 
