@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from typing import Any, get_args
-from urllib.parse import unquote
 
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
@@ -24,6 +23,7 @@ REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef
 UNKNOWN_VM = events.Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
 # Everything that IMDS may send in a text, none of which may get into an attribute.
 NASTY = 'line\r\nbreak, \x00, \x7f, "quoted", 100 %, ümlaut, 雲, \ud800, <b>'
+STRUCTURED = {"content-type": CONTENT_TYPE}
 REQUIRED = {"specversion", "id", "source", "type"}
 
 
@@ -93,30 +93,20 @@ def test_a_structured_event_keeps_the_rules_and_holds_each_attribute_and_the_dat
 
 
 @every_event
-def test_an_independent_library_reads_each_attribute_of_both_forms(event: CloudEvent) -> None:
+def test_a_binary_event_has_printable_ascii_headers_and_the_data_as_its_body_as_a_library_reads_it(
+    event: CloudEvent,
+) -> None:
     headers, body = binary(envelope_of(structured(event)))
     for read in (
-        from_structured_event(
-            HTTPMessage(headers={"content-type": CONTENT_TYPE}, body=structured(event)), JSONFormat()
-        ),
+        from_structured_event(HTTPMessage(headers=STRUCTURED, body=structured(event)), JSONFormat()),
         from_binary_event(HTTPMessage(headers=headers, body=body), JSONFormat()),
     ):
         assert judged(read.get_attributes()) == attributes_of(event)
-        assert read.get_data() == event.data
-
-
-@every_event
-def test_a_binary_event_has_printable_ascii_headers_and_the_data_as_its_body(event: CloudEvent) -> None:
-    headers, body = binary(envelope_of(structured(event)))
+        assert read.get_data() == event.data == json.loads(body)
     assert headers.pop("Content-Type") == "application/json"
-    assert "ce-datacontenttype" not in headers
-    assert "ce-data" not in headers
-    assert {name.removeprefix("ce-"): unquote(value) for name, value in headers.items()} == {
-        name: value for name, value in attributes_of(event).items() if name != "datacontenttype"
-    }
+    assert not {"ce-datacontenttype", "ce-data"} & set(headers)
     for value in headers.values():
         assert all(0x21 <= ord(letter) <= 0x7E and letter != '"' for letter in value)
-    assert json.loads(body) == event.data
 
 
 def test_the_data_carries_what_imds_sent_letter_by_letter() -> None:
@@ -124,6 +114,7 @@ def test_the_data_carries_what_imds_sent_letter_by_letter() -> None:
     assert envelope["data"]["Description"] == NASTY
     assert envelope["data"]["Extra"] == {NASTY: [1.5, None, True]}
     assert envelope["data"]["Resources"] == ["web-0", NASTY]
+    assert envelope["subject"] == FIRST
 
 
 def test_headers_are_percent_encoded_and_spell_numbers_and_truth_values_as_json_does() -> None:
@@ -154,7 +145,6 @@ def test_any_event_that_a_relay_may_meet_has_a_binary_form(
 
 # The judge itself, for a schema that takes everything shows nothing.
 
-
 FAULTS: dict[str, list[Any]] = {
     "specversion": ["9", ...],
     "id": ["", ...],
@@ -176,7 +166,3 @@ FAULTS: dict[str, list[Any]] = {
 def test_the_rules_find_a_fault_in_an_envelope_that_breaks_one(name: str, value: Any) -> None:
     envelope = {**envelope_of(structured(PRODUCED["document.changed"])), name: value}
     assert faults_of({key: given for key, given in envelope.items() if given is not ...})
-
-
-def test_the_subject_of_a_change_is_the_event_id_as_received() -> None:
-    assert envelope_of(structured(PRODUCED["scheduledevent.ended"]))["subject"] == FIRST

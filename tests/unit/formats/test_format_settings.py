@@ -1,7 +1,8 @@
-"""Each format brings its own settings: defaults, required ones, and the limits that every sink has."""
+"""Each format brings its own settings: defaults, required ones, and limits; and what it is tried with."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from bridge.config.registry import FORMATS
 from bridge.config.sinks import SinkSettings
+from bridge.contract.types import EVENT_TYPES
 from bridge.errors import ConfigError
+from bridge.formats.samples import samples
 from tests.support.delivery import read_settings
 from tests.support.receivers import FORMATS as ROWS
 
@@ -29,24 +32,18 @@ def test_every_format_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_format_has_defaults_for_its_receiver(tmp_path: Path, name: str) -> None:
+def test_each_format_has_defaults_for_its_receiver_and_the_limits_of_every_sink(
+    tmp_path: Path, name: str
+) -> None:
     row = ROWS[name]
     sink = read(tmp_path, format=name, **row.needed)
-    assert (sink.types, sink.max_age_seconds, sink.max_per_second, sink.is_chat_format) == (
-        row.types,
-        row.age_seconds,
-        row.per_second,
-        row.is_chat_format,
-    )
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_the_limits_of_every_sink_hold_in_each_format(tmp_path: Path, name: str) -> None:
-    found = faults(tmp_path, format=name, max_per_second=1e-11, max_age_seconds=-1, **ROWS[name].needed)
-    assert sorted(fault.partition(":")[0] for fault in found) == [
+    assert (sink.types, sink.max_age_seconds) == (row.types, row.age_seconds)
+    assert (sink.max_per_second, sink.is_chat_format) == (row.per_second, row.is_chat_format)
+    found = faults(tmp_path, format=name, max_per_second=1e-11, max_age_seconds=-1, **row.needed)
+    assert {fault.partition(":")[0] for fault in found} == {
         "sinks.ops.max_age_seconds",
         "sinks.ops.max_per_second",
-    ]
+    }
 
 
 @pytest.mark.parametrize(("name", "setting"), [("pagerduty", "routing_key"), ("template", "template")])
@@ -76,3 +73,22 @@ def test_an_unknown_format_is_refused_with_the_nearest_name(tmp_path: Path) -> N
     (fault,) = faults(tmp_path, format="team")
     assert fault.startswith('sinks.ops.format: given "team", expected one of cloudevents, pagerduty, ')
     assert fault.endswith("; did you mean teams?")
+
+
+# The events that `render` and the check of a format at the start show
+
+AT = datetime(2031, 5, 6, 7, 8, 9, 125_000, tzinfo=UTC)
+
+
+def test_there_is_a_sample_of_every_type_but_the_test_event_and_the_command() -> None:
+    others = {"io.imdsbridge.bridge.test.v1", "io.imdsbridge.command.approve.v1"}
+    assert [event.type for event in samples(AT)] == [type_ for type_ in EVENT_TYPES if type_ not in others]
+
+
+def test_samples_are_seen_now_and_their_times_are_as_far_away_as_in_the_examples() -> None:
+    events = {event.type.split(".")[-2]: event.envelope for event in samples(AT)}
+    assert {event["time"] for event in events.values()} == {"2031-05-06T07:08:09.125Z"}
+    data = events["updated"]["data"]
+    assert data["NotBeforeUtc"].startswith("2031-05-06T07:28:")
+    assert data["NotBefore"].startswith("Tue, 06 May 2031 07:28:")
+    assert data["Previous"]["NotBefore"].startswith("Tue, 06 May 2031 07:23:")

@@ -1,3 +1,5 @@
+"""PagerDuty: which alert an event triggers, acknowledges or resolves."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,80 +11,70 @@ from bridge.formats.pagerduty import PagerDuty
 from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
 
-ACTIONS = {
-    **dict.fromkeys(("scheduledevent.scheduled", "scheduledevent.updated", "imds.unreachable"), "trigger"),
-    **dict.fromkeys(("scheduledevent.started", "approval.accepted"), "acknowledge"),
-    **dict.fromkeys([f"scheduledevent.{end}" for end in ("completed", "canceled", "ended")], "resolve"),
-    "imds.recovered": "resolve",
-    "bridge.test": "trigger",
-}
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
+WATCH = "imds-bridge:watch:web-0/forward"
+ACTIONS = {
+    **dict.fromkeys(("scheduledevent.scheduled", "scheduledevent.updated"), ("trigger", EVENT_ID)),
+    **dict.fromkeys(("scheduledevent.started", "approval.accepted"), ("acknowledge", EVENT_ID)),
+    **{f"scheduledevent.{end}": ("resolve", EVENT_ID) for end in ("completed", "canceled", "ended")},
+    "imds.unreachable": ("trigger", WATCH),
+    "imds.recovered": ("resolve", WATCH),
+    "bridge.test": ("trigger", "imds-bridge:test:web-0"),
+}
 
 
 def write(event: dict[str, Any]) -> Any:
     return pagerduty().write(event, NOW)
 
 
-@pytest.mark.parametrize(("kind", "action"), ACTIONS.items())
-def test_every_type_has_its_action(kind: str, action: str) -> None:
-    assert write(EVENTS[kind])["event_action"] == action
+@pytest.mark.parametrize("kind", ACTIONS)
+def test_every_type_has_its_action_and_alert_whatever_its_letter_case_and_after_a_restart(kind: str) -> None:
+    again = EVENTS[kind] | {"reporterepoch": "ffffffffffffffffffffffffffffffff"}
+    if ACTIONS[kind][1] == EVENT_ID:
+        again = with_data(again, EventId=EVENT_ID.upper())
+    for event in (EVENTS[kind], again):
+        assert (write(event)["event_action"], write(event)["dedup_key"]) == ACTIONS[kind]
 
 
-@pytest.mark.parametrize("kind", sorted(set(EVENTS) - set(ACTIONS)))
-def test_a_type_without_an_action_is_refused_by_name(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"io.imdsbridge.{kind}.v1") as refused:
-        write(EVENTS[kind])
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        *((EVENTS[kind], f"io.imdsbridge.{kind}.v1") for kind in sorted(set(EVENTS) - set(ACTIONS))),
+        ({"type": "com.example.order"}, r"com\.example\.order"),
+        (with_data(EVENTS["approval.accepted"], DryRun=True), "dry run"),
+    ],
+)
+def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refused:
+        write(event)
     assert ROUTING_KEY not in str(refused.value)
 
 
-def test_a_type_of_others_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"com\.example\.order"):
-        write({"type": "com.example.order"})
-
-
-def test_a_dry_run_acknowledges_nothing() -> None:
-    with pytest.raises(ValueError, match="dry run"):
-        write(with_data(EVENTS["approval.accepted"], DryRun=True))
-
-
 @pytest.mark.parametrize(
-    "kind", [kind for kind in ACTIONS if kind.startswith("scheduledevent") or kind == "approval.accepted"]
-)
-def test_there_is_one_alert_for_each_event_whatever_the_letter_case_of_its_id(kind: str) -> None:
-    assert write(EVENTS[kind])["dedup_key"] == EVENT_ID
-    assert write(with_data(EVENTS[kind], EventId=EVENT_ID.upper()))["dedup_key"] == EVENT_ID
-
-
-def test_what_was_never_seen_scheduled_triggers_because_an_acknowledgement_alone_is_dropped() -> None:
-    assert write(scheduled("started", EventStatus="Started"))["event_action"] == "trigger"
-
-
-def test_an_update_of_what_has_started_acknowledges() -> None:
-    running = updated({"EventStatus": "Started"}, EventStatus="Started", Description="new")
-    assert write(running)["event_action"] == "acknowledge"
-    assert write(updated({"EventStatus": "Started"}))["event_action"] == "trigger"
-
-
-def test_unreachable_imds_is_an_alert_of_the_vm_that_its_recovery_resolves_even_after_a_restart() -> None:
-    unreachable = write(EVENTS["imds.unreachable"])
-    recovered = write(EVENTS["imds.recovered"] | {"reporterepoch": "ffffffffffffffffffffffffffffffff"})
-    assert unreachable["dedup_key"] == recovered["dedup_key"] == "imds-bridge:watch:web-0/forward"
-
-
-def test_a_test_is_an_alert_of_its_own_that_asks_for_nothing() -> None:
-    request = write(EVENTS["bridge.test"])
-    assert request["dedup_key"] == "imds-bridge:test:web-0"
-    assert request["payload"]["severity"] == "info"
-    assert "resolve this alert" in request["payload"]["custom_details"]["Meaning"]
-
-
-@pytest.mark.parametrize(
-    ("event_type", "severity"),
+    ("event", "action"),
     [
-        *zip(EVENT_TYPES, ("info", "warning", "error", "critical", "error"), strict=True),
-        ("Migrate", "warning"),
+        # What was never seen scheduled: an acknowledgement alone is dropped.
+        (scheduled("started", EventStatus="Started"), "trigger"),
+        (updated({"EventStatus": "Started"}, EventStatus="Started", Description="new"), "acknowledge"),
+        (updated({"EventStatus": "Started"}), "trigger"),
     ],
 )
+def test_the_action_depends_on_whether_the_alert_is_there_and_the_event_runs(
+    event: dict[str, Any], action: str
+) -> None:
+    assert write(event)["event_action"] == action
+
+
+def test_a_test_asks_for_nothing() -> None:
+    payload = write(EVENTS["bridge.test"])["payload"]
+    assert payload["severity"] == "info"
+    assert "resolve this alert" in payload["custom_details"]["Meaning"]
+
+
+SEVERITIES = dict(zip(EVENT_TYPES, ("info", "warning", "error", "critical", "error"), strict=True))
+
+
+@pytest.mark.parametrize(("event_type", "severity"), [*SEVERITIES.items(), ("Migrate", "warning")])
 def test_the_severity_is_that_of_what_is_lost(event_type: str, severity: str) -> None:
     assert write(scheduled("scheduled", EventType=event_type))["payload"]["severity"] == severity
 
