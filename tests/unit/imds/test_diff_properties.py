@@ -145,17 +145,6 @@ def assert_continuous(
 
 
 @thorough
-@given(plain_documents, plain_documents)
-def test_where_nothing_may_come_back_the_changes_lead_from_the_old_document_to_the_new(
-    old: Document, new: Document
-) -> None:
-    same_count = read_document({**new.raw, "DocumentIncarnation": old.raw["DocumentIncarnation"]})
-    now, changes = compare(Watch(document=old), same_count, Observation(at=0.0, gap_seconds=1.0))
-    assert now.missing == {}
-    assert said(apply(old.events, changes)) == said(new.events)
-
-
-@thorough
 @given(plain_documents, st.randoms(use_true_random=False))
 def test_a_document_in_another_spelling_changes_nothing(document: Document, random: Any) -> None:
     def respelled(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,44 +27,27 @@ from tests.support.clock import MovedClock
 INSTANT = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("seconds", [60.0, 61.0, 300.0, 600.0, 86_400.0])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_jump_of_a_minute_or_more_is_noticed_once_and_ages_never_follow_it(
-    seconds: float, sign: int
-) -> None:
+@pytest.mark.parametrize("seconds", [60.0, 61.0, 86_400.0, -60.0, -86_400.0])
+def test_a_jump_of_a_minute_or_more_is_noticed_once_and_ages_never_follow_it(seconds: float) -> None:
     clock = MovedClock()
     before = clock.steady()
     for _ in range(3):
-        clock.jump(sign * seconds)
-        assert clock.jump_seconds() == pytest.approx(sign * seconds)
+        clock.jump(seconds)
+        assert clock.jump_seconds() == pytest.approx(seconds)
         assert clock.jump_seconds() == pytest.approx(0)
         assert clock.steady() == pytest.approx(before)
-
-
-def test_a_drift_is_followed_after_a_jump_as_well() -> None:
-    clock = MovedClock()
-    clock.jump(3600)
-    clock.jump_seconds()
-    clock.jump(30)
+    clock.jump(30)  # a drift after it
     assert clock.jump_seconds() == 0
-    assert clock.wall() - clock.steady() == pytest.approx(3600)
+    assert clock.wall() - clock.steady() == pytest.approx(3 * seconds)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 59.0, -59.0])
-def test_a_change_of_less_than_a_minute_is_followed_silently(seconds: float) -> None:
+def test_a_change_of_less_than_a_minute_is_followed_silently_and_a_slow_drift_never_is_a_jump() -> None:
     clock = MovedClock()
-    clock.jump(seconds)
-    assert clock.jump_seconds() == 0
-    assert clock.steady() == pytest.approx(clock.wall())
-
-
-def test_a_clock_that_drifts_slowly_never_jumps() -> None:
-    clock = MovedClock()
-    for _ in range(60):
+    for seconds in (0.0, 1.0, 59.0, -59.0, *[30.0] * 60):
         clock.advance(3600)
-        clock.jump(30)
+        clock.jump(seconds)
         assert clock.jump_seconds() == 0
-    assert clock.steady() == pytest.approx(clock.wall())
+        assert clock.steady() == pytest.approx(clock.wall())
 
 
 def test_a_wait_with_full_jitter_is_anywhere_below_its_limit() -> None:
@@ -85,16 +68,13 @@ def test_the_time_of_a_suspended_machine_counts(monkeypatch: pytest.MonkeyPatch)
     assert clock.monotonic() - before >= 3600
 
 
-def test_the_boot_id_is_read_without_its_line_break(tmp_path: Path) -> None:
-    path = tmp_path / "boot_id"
-    path.write_text("5c9a0b2e-9d5f-4c5e-8d0e-1d1f4d6f0d3a\n")
-    assert read_boot_id(path) == "5c9a0b2e-9d5f-4c5e-8d0e-1d1f4d6f0d3a"
-
-
-def test_a_system_without_boot_ids_has_an_empty_one(tmp_path: Path) -> None:
-    assert read_boot_id(tmp_path / "absent") == ""
-    (tmp_path / "odd").write_bytes(b"\xff")
-    assert read_boot_id(tmp_path / "odd") == ""
+@pytest.mark.parametrize(("content", "boot_id"), [(b"5c9a-0b2e\n", "5c9a-0b2e"), (b"\xff", ""), (None, "")])
+def test_the_boot_id_is_read_without_its_line_break_and_empty_if_there_is_none(
+    tmp_path: Path, content: bytes | None, boot_id: str
+) -> None:
+    if content is not None:
+        (tmp_path / "boot_id").write_bytes(content)
+    assert read_boot_id(tmp_path / "boot_id") == boot_id
 
 
 @pytest.fixture(params=["UTC", "Asia/Tokyo"], autouse=True)
@@ -112,20 +92,34 @@ def zone(request: pytest.FixtureRequest) -> Iterator[None]:
     [
         "Mon, 11 Apr 2022 22:26:58 GMT",
         "Sun, 11 Apr 2022 22:26:58 GMT",  # the weekday is wrong
+        "11 Apr 2022 22:26:58 GMT",
+        "Mon, 11 Apr 2022 22:26:58 -0000",
+        "Tue, 12 Apr 2022 00:26:58 +0200",
         "Mon, 11 Apr 2022 22:26:58",
         "2022-04-11T22:26:58Z",
         "2022-04-11T22:26:58",
-        " 2022-04-12T00:26:58+02:00 ",
+        "2022-04-11 22:26:58",
+        "2022-04-11T22:26:58.000Z",
+        " 2022-04-12T00:26:58+02:00\n",
     ],
 )
 def test_every_format_is_read_as_the_same_instant(text: str) -> None:
     assert parse_instant(text) == INSTANT
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["", " ", "soon", "0", "2022-13-01", None, 5, ["2022-04-11"], "9999-12-31T23:59:59-23:00"],
-)
+NO_TEXTS: list[object] = [None, 5, 0.5, True, ["2022-04-11"], {}]
+NO_FORMS = ["", " ", "soon", "0", "2022", "9" * 5000, "\ud800"]
+NO_DATES = [
+    "2022-13-01",
+    "9999-12-31T23:59:59-23:00",
+    "Mon, 31 Feb 2026 10:00:00 GMT",
+    "Mon, 02 Abc 2026 10:00:00 GMT",
+    "Mon, 11 Apr 2022 99:99:99 GMT",
+    "Mon, 11 Apr 2022 22:26:58 +9999",
+]
+
+
+@pytest.mark.parametrize("value", [*NO_TEXTS, *NO_FORMS, *NO_DATES], ids=ascii)
 def test_what_is_not_an_instant_is_none(value: object) -> None:
     assert parse_instant(value) is None
 
@@ -135,16 +129,21 @@ def test_a_reader_of_one_format_refuses_the_other() -> None:
     assert parse_http_date("2022-04-11T22:26:58Z") is None
 
 
-def test_an_instant_is_written_in_utc_with_milliseconds() -> None:
-    assert iso_utc(datetime.fromisoformat("2022-04-12T00:26:58.1234+02:00")) == "2022-04-11T22:26:58.123Z"
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("2022-04-12T00:26:58.1234+02:00", "2022-04-11T22:26:58.123Z"),
+        ("2022-04-11T22:26:58.999999+00:00", "2022-04-11T22:26:58.999Z"),
+        ("0001-01-01T00:00:00+00:00", "0001-01-01T00:00:00.000Z"),
+        ("9999-12-31T23:59:59.999999+00:00", "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_an_instant_is_written_in_utc_with_milliseconds_that_are_cut(given: str, written: str) -> None:
+    assert iso_utc(datetime.fromisoformat(given)) == written
+    assert parse_instant(written) == datetime.fromisoformat(written)
 
 
 @given(st.datetimes(datetime(1000, 1, 1), timezones=st.just(UTC)).map(lambda at: at.replace(microsecond=0)))
 def test_the_form_that_imds_sends_is_read_as_the_library_reads_it(instant: datetime) -> None:
     text = format_datetime(instant, usegmt=True)
     assert parse_instant(text) == parsedate_to_datetime(text) == instant
-
-
-@pytest.mark.parametrize("text", ["Mon, 31 Feb 2026 10:00:00 GMT", "Mon, 02 Abc 2026 10:00:00 GMT"])
-def test_a_date_that_does_not_exist_is_unreadable(text: str) -> None:
-    assert parse_instant(text) is None
