@@ -1,0 +1,109 @@
+"""How long IMDS is waited for: decided on a clock that the test moves, over a connection that a double plays."""
+
+from __future__ import annotations
+
+import io
+import math
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from bridge.config.models import ImdsSettings
+from bridge.errors import ImdsError
+from bridge.imds import client as client_module
+from bridge.imds.client import ImdsClient
+from tests.support.clock import MovedClock
+
+DAY_SECONDS = 86_400.0
+ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}'
+
+
+class SlowImds:
+    """Plays the connection to an IMDS that answers after `lag_seconds`; `limits` has how long each request waited."""
+
+    def __init__(self, clock: MovedClock) -> None:
+        self.clock = clock
+        self.lag_seconds = 0.0
+        self.limits: list[float] = []
+        self.limit_seconds = 0.0
+
+    def settimeout(self, seconds: float) -> None:
+        self.limit_seconds = seconds
+
+    def makefile(self, _: str) -> io.BytesIO:
+        self.limits.append(round(self.limit_seconds))
+        self.clock.advance(min(self.lag_seconds, self.limit_seconds))
+        if self.lag_seconds > self.limit_seconds:
+            raise TimeoutError
+        return io.BytesIO(ANSWER)
+
+    def sendall(self, _: bytes) -> None:
+        """Take the request."""
+
+    def setsockopt(self, *_: object) -> None:
+        """Take the option."""
+
+    def close(self) -> None:
+        """Close nothing."""
+
+    def waited(self) -> list[float]:
+        """Return the limits since the last call of this."""
+        limits, self.limits = self.limits, []
+        return limits
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowImds:
+    imds = SlowImds(MovedClock())
+    monkeypatch.setattr(client_module, "time", imds.clock)
+    monkeypatch.setattr(client_module, "select", SimpleNamespace(select=lambda *_: ([], [], [])))
+    monkeypatch.setattr(socket, "create_connection", lambda *_: imds)
+    return imds
+
+
+@pytest.fixture
+def client(slow: SlowImds) -> ImdsClient:
+    return ImdsClient(ImdsSettings(endpoint="http://imds.invalid"), clock=slow.clock, environ={})
+
+
+def test_the_first_call_and_the_first_after_a_day_without_one_may_take_130_seconds(
+    slow: SlowImds, client: ImdsClient
+) -> None:
+    slow.lag_seconds = math.inf
+    total = []
+    for seconds in (0, 1, DAY_SECONDS - 100, DAY_SECONDS, 1, 3 * DAY_SECONDS, DAY_SECONDS - 100):
+        slow.clock.advance(seconds)
+        with pytest.raises(ImdsError, match="no complete answer"):
+            client.document()
+        total.append(sum(slow.waited()))
+    slow.clock.jump(10 * DAY_SECONDS)
+    with pytest.raises(ImdsError, match="no complete answer"):
+        client.document()
+    total.append(sum(slow.waited()))
+    assert total == [130, 10, 10, 130, 10, 130, 10, 10]
+
+
+def test_a_request_that_is_not_answered_is_repeated_after_twice_the_time_until_the_limit(
+    slow: SlowImds, client: ImdsClient
+) -> None:
+    slow.lag_seconds = math.inf
+    waiting: list[None] = []
+    with pytest.raises(ImdsError, match="no complete answer"):
+        client.document(waiting=lambda: waiting.append(None))
+    assert slow.waited() == [2, 4, 8, 16, 32, 64, 4]
+    assert len(waiting) == 6
+    slow.lag_seconds = 0
+    client.instance()
+    client.document(timeout_seconds=1)
+    assert slow.waited() == [2, 1]
+
+
+def test_a_slow_imds_is_given_the_time_that_it_needs_until_it_is_quick_again(
+    slow: SlowImds, client: ImdsClient
+) -> None:
+    asked = []
+    for slow.lag_seconds in (3, 3, 3.9, 1.9, 1.9):
+        client.document()
+        asked.append(slow.waited())
+    assert asked == [[2, 4], [4], [4], [4], [2]]
