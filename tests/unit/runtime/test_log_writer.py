@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
@@ -15,7 +14,7 @@ import pytest
 from bridge.runtime import log as log_module
 from bridge.runtime.log import LogWriter
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 30.0  # of a hang
 
 
 class Pipe(io.RawIOBase):
@@ -81,9 +80,7 @@ def test_lines_are_written_in_order_and_one_longer_than_a_write_is_written_whole
 def test_while_nothing_reads_lines_wait_and_further_ones_are_dropped() -> None:
     pipe = Pipe()
     with writer(pipe, max_lines=5) as handler:
-        started_at = time.monotonic()
-        fill(handler, pipe, 20)
-        assert time.monotonic() - started_at < LIMIT_SECONDS / 2
+        fill(handler, pipe, 20)  # which would hang if it waited for the pipe
         assert pipe.lines == []
         pipe.is_read.set()
         handler.flush()
@@ -92,22 +89,19 @@ def test_while_nothing_reads_lines_wait_and_further_ones_are_dropped() -> None:
         assert pipe.lines == [*(f"line {number}" for number in range(6)), "after"]
 
 
-def test_the_end_does_not_wait_long_for_a_stream_that_nothing_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_end_does_not_wait_for_a_stream_that_nothing_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_module, "FLUSH_SECONDS", 0.01)
     pipe = Pipe()
     with writer(pipe) as handler:
         fill(handler, pipe, 20)
-        started_at = time.monotonic()
         handler.acquire()  # as logging.shutdown does
         handler.flush()
         handler.release()
-        assert time.monotonic() - started_at < LIMIT_SECONDS / 2
+        assert pipe.lines == []
 
 
 @pytest.mark.parametrize(("error", "would_block"), [(BrokenPipeError(), False), (None, True)])
-def test_a_stream_that_takes_nothing_drops_lines_until_it_does(
+def test_a_stream_that_takes_nothing_and_a_line_that_cannot_be_formatted_end_nothing(
     error: OSError | None, would_block: bool
 ) -> None:
     pipe = Pipe()
@@ -117,6 +111,7 @@ def test_a_stream_that_takes_nothing_drops_lines_until_it_does(
         log(handler, "lost")
         handler.flush()
         pipe.error, pipe.would_block = None, False
+        log(handler, "%d", "cannot be formatted")
         log(handler, "kept")
         handler.flush()
         assert pipe.lines == ["kept"]
@@ -126,13 +121,3 @@ def test_without_a_stream_lines_are_dropped() -> None:
     handler = LogWriter(None)
     log(handler, "nowhere")
     handler.flush()
-
-
-def test_a_line_that_cannot_be_formatted_ends_nothing() -> None:
-    pipe = Pipe()
-    pipe.is_read.set()
-    with writer(pipe) as handler:
-        log(handler, "%d", "x")
-        log(handler, "next")
-        handler.flush()
-        assert pipe.lines == ["next"]
