@@ -33,37 +33,23 @@ def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
     return StoredEvent(seq=1, id="1", type=event_type, stored_at=0.0, body=json.dumps(envelope).encode())
 
 
-# Filters
-
-
-def test_without_a_filter_a_sink_receives_everything() -> None:
-    assert Filter().matches(stored())
-    assert Filter().matches(stored("anything at all"))
-
-
 WHOLE = ["*", SCHEDULED, "io.imdsbridge.scheduledevent.*", "io.imdsbridge.*.v1", "*.scheduled.*", "**"]
 PARTS = ["io.imdsbridge.scheduledevent", "scheduledevent.*", "io.imdsbridge.imds.*", ""]
 NO_WILDCARDS = ["io.imdsbridge.scheduledevent.SCHEDULED.v1", "io?imdsbridge?*", "[a-z.0-9]+"]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "taken"), [*((one, True) for one in WHOLE), *((one, False) for one in PARTS + NO_WILDCARDS)]
-)
-def test_a_pattern_matches_a_whole_type_and_only_the_star_is_a_wildcard(pattern: str, taken: bool) -> None:
-    assert Filter(types=[pattern]).matches(stored()) is taken
-    assert Filter(types=[pattern]).matches_type(SCHEDULED) is taken
+@pytest.mark.parametrize("pattern", WHOLE + PARTS + NO_WILDCARDS)
+def test_a_pattern_matches_a_whole_type_and_only_the_star_is_a_wildcard(pattern: str) -> None:
+    for types in ([pattern], ["io.imdsbridge.imds.*", pattern]):  # one of several is enough
+        assert Filter(types=types).matches(stored()) is (pattern in WHOLE)
+        assert Filter(types=types).matches_type(SCHEDULED) is (pattern in WHOLE)
     assert not Filter(types=["io.imdsbridge.*"]).matches_type("ioximdsbridge.x")
+    assert Filter().matches(stored("anything at all"))
 
 
 def test_a_pattern_with_many_stars_takes_no_longer() -> None:
     assert not Filter(types=["*a" * 60 + "b"]).matches_type("a" * 2000)
     assert Filter(types=["*.*e*" * 20]).matches_type("e." * 40 + "e")
-
-
-def test_one_matching_pattern_of_several_is_enough() -> None:
-    wanted = Filter(types=["io.imdsbridge.imds.*", "*.scheduled.v1"])
-    assert wanted.matches(stored())
-    assert not wanted.matches(stored("io.imdsbridge.scheduledevent.started.v1"))
 
 
 # What each attribute or property of the event matches, and what it does not.
@@ -114,37 +100,34 @@ def test_no_filter_fails_whatever_an_event_contains(where: dict[str, Any], data:
     assert Filter(where=where).matches(event) in (True, False)
 
 
-@pytest.mark.parametrize("scope", ["self", "first"])
+OWN = {"Name": "web-0", "VmId": "1"}
+UNKNOWN = {"Name": "web-0", "VmId": ""}
+
+
 @pytest.mark.parametrize(
-    ("resources", "taken"),
-    [(["web-0"], True), (["_WEB-0", "web-1"], True), ([], True), (["web-1", "web-2"], False)],
+    ("data", "by_self", "by_first"),
+    [
+        ({"Resources": ["web-0"], "Vm": OWN}, True, True),
+        ({"Resources": ["_WEB-0", "web-1"], "Vm": OWN}, True, True),
+        ({"Resources": [], "Vm": OWN}, True, True),
+        ({"Resources": ["web-1", "web-2"], "Vm": OWN}, False, False),
+        ({"Resources": ["web-1", "web-0"], "Vm": OWN}, True, False),
+        ({"Resources": ["web-1"], "Vm": UNKNOWN, "AffectsThisVm": None}, True, True),
+        # A VM that the settings name is known without an id.
+        ({"Resources": ["web-1"], "Vm": {**UNKNOWN, "Name": "web-1"}, "AffectsThisVm": True}, True, True),
+        ({"Resources": ["web-1"], "Vm": UNKNOWN, "AffectsThisVm": False}, False, False),
+    ],
 )
-def test_a_scope_matches_events_that_list_this_vm_or_none(
-    scope: str, resources: list[str], taken: bool
+def test_a_scope_matches_events_that_list_this_vm_or_none_or_list_it_first(
+    data: dict[str, Any], by_self: bool, by_first: bool
 ) -> None:
-    event = stored(Resources=resources, Vm={"Name": "web-0", "VmId": "1"})
-    assert Filter(scope=scope).matches(event) is taken
-    assert Filter(scope="all").matches(event)
-
-
-def test_the_scope_first_matches_on_the_first_vm_and_on_an_unknown_vm() -> None:
-    vm = {"Name": "web-0", "VmId": "1"}
-    second = stored(Resources=["web-1", "web-0"], Vm=vm)
-    assert Filter(scope="self").matches(second)
-    assert not Filter(scope="first").matches(second)
-    unknown = stored(Resources=["web-1"], Vm={**vm, "VmId": ""}, AffectsThisVm=None)
-    assert Filter(scope="first").matches(unknown)
+    event = stored(**data)
+    taken = [Filter(scope=scope).matches(event) for scope in ("all", "self", "first")]
+    assert taken == [True, by_self, by_first]
 
 
 @pytest.mark.parametrize("scope", ["self", "first"])
 def test_a_receipt_is_published_by_its_vm_whatever_it_affects(scope: str) -> None:
-    event = stored(Resources=["web-7"], Vm={"Name": "web-0", "VmId": "1"})
+    event = stored(Resources=["web-7"], Vm=OWN)
     own = {**event.envelope, "reporter": "web-0/listen"}
     assert Filter(scope=scope).matches(replace(event, body=json.dumps(own).encode()))
-
-
-@pytest.mark.parametrize(("name", "affects"), [("web-1", True), ("web-0", False)])
-def test_a_vm_that_the_settings_name_without_an_id_is_known(name: str, affects: bool) -> None:
-    event = stored(Resources=["web-1"], Vm={"Name": name, "VmId": ""}, AffectsThisVm=affects)
-    assert Filter(scope="self").matches(event) is affects
-    assert Filter(scope="first").matches(event) is affects
