@@ -74,57 +74,44 @@ def test_the_id_of_a_change_can_be_computed_by_hand() -> None:
     assert build(scheduled()).id == str(by_hand)
 
 
-@pytest.mark.parametrize(
-    "reporter",
-    [
+def test_the_id_of_a_change_does_not_depend_on_vm_epoch_time_or_previous_content() -> None:
+    for reporter in (
         UNKNOWN_VM,
         events.Reporter(name="web-1", role="forward", epoch="fedc", vm=SCALE_SET_VM),
         events.Reporter(name="web-0", role="listen", epoch="fedc", group_source="https://example.com/"),
-    ],
-    ids=lambda reporter: reporter.name,
-)
-def test_the_id_of_a_change_does_not_depend_on_vm_epoch_or_time(reporter: events.Reporter) -> None:
-    later = build(scheduled(), by=reporter, at=AT + timedelta(days=3))
-    assert later.id == build(scheduled()).id
-
-
-def test_another_event_kind_content_or_occurrence_has_another_id() -> None:
-    kinds: tuple[Any, ...] = ("updated", "canceled", "ended")
-    others: list[dict[str, Any]] = [
-        {"event_id": SECOND},
-        {"NotBefore": "soon"},
-        {"Resources": ["web-1"]},
-        {"SomethingNew": 1},
-    ]
-    ids = [
-        *(build(scheduled(), seen_before=count).id for count in range(3)),
-        *(build(scheduled(**fields)).id for fields in others),
-        *(build(Change(kind=kind, event=seen(), previous=seen())).id for kind in kinds),
-    ]
-    assert len(set(ids)) == 10
-
-
-def test_the_id_of_a_change_does_not_depend_on_the_previous_content() -> None:
+    ):
+        later = build(scheduled(), by=reporter, at=AT + timedelta(days=3))
+        assert later.id == build(scheduled()).id
     one = Change(kind="updated", event=seen(), previous=seen(Description="a"), changed=("Description",))
     other = Change(kind="updated", event=seen(), previous=seen(DurationInSeconds=9))
     assert build(one).id == build(other).id
 
 
+def test_another_event_kind_content_or_occurrence_has_another_id() -> None:
+    kinds: tuple[Any, ...] = ("updated", "canceled", "ended")
+    contents = ({"event_id": SECOND}, {"NotBefore": "soon"}, {"Resources": ["web-1"]}, {"SomethingNew": 1})
+    ids = [
+        *(build(scheduled(), seen_before=count).id for count in range(3)),
+        *(build(scheduled(**fields)).id for fields in contents),
+        *(build(Change(kind=kind, event=seen(), previous=seen())).id for kind in kinds),
+    ]
+    assert len(set(ids)) == 10
+
+
 def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> None:
-    known = REPORTER.document(document(2, entry()), previous=None, event_ids=["a"], sequence=1, at=AT)
     later = AT + timedelta(seconds=1)
-    events_of_the_vm = [
+    gaps = [("a", AT), ("a", later), ("b", AT)]
+    own = [
         *(document_event(sequence=sequence) for sequence in (1, 2)),
         document_event(replace(REPORTER, epoch="another")),
         document_event(replace(REPORTER, vm=replace(VM, vm_id="another"))),
-        known,
+        REPORTER.document(document(2, entry()), previous=None, event_ids=["a"], sequence=1, at=AT),
         *(
-            REPORTER.unreachable(since=None, reason="a", cause="NoAnswer", sequence=1, at=at)
-            for at in (AT, later)
+            REPORTER.unreachable(since=None, reason=reason, cause="NoAnswer", sequence=1, at=at)
+            for reason, at in gaps
         ),
-        REPORTER.unreachable(since=None, reason="b", cause="NoAnswer", sequence=1, at=AT),
     ]
-    assert len({event.id for event in events_of_the_vm}) == 8
+    assert len({event.id for event in own}) == 8
     assert document_event().id == document_event().id
 
 
@@ -226,22 +213,20 @@ def test_the_data_of_an_update_have_the_previous_values() -> None:
 @pytest.mark.parametrize("kind", ["completed", "canceled", "ended"])
 def test_an_end_has_its_own_status_and_the_last_one_as_the_previous(kind: Any) -> None:
     gone = seen()
-    data = build(Change(kind=kind, event=gone, previous=gone)).data
+    change = Change(kind=kind, event=gone, previous=gone, end_reason="Restart", vm_rebooted=True)
+    data = build(change).data
     assert (data["EventStatus"], data["PreviousStatus"]) == (kind.capitalize(), "Scheduled")
     assert (data["Changed"], data["Previous"]) == ([], {})
+    assert data.get("VmRebooted") == (None if kind == "canceled" else True)
+    assert data.get("EndReason") == ("Restart" if kind == "ended" else None)
     assert gone.raw["EventStatus"] == "Scheduled"
 
 
-@pytest.mark.parametrize("not_before", ["", None, ..., "soon", 5])
-def test_without_a_readable_not_before_there_is_no_notice(not_before: Any) -> None:
-    data = build(scheduled(NotBefore=not_before)).data
-    assert (data["NotBeforeUtc"], data["NoticeSeconds"]) == (None, None)
-
-
-def test_a_not_before_that_has_passed_is_a_negative_notice_and_an_unknown_incarnation_null() -> None:
+def test_a_not_before_that_has_passed_is_a_negative_notice_and_what_is_unknown_is_null() -> None:
     assert build(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
-    event = REPORTER.scheduled_event(scheduled(), seen_before=0, incarnation=None, at=AT)
-    assert event.data["DocumentIncarnation"] is None
+    event = REPORTER.scheduled_event(scheduled(NotBefore="soon"), seen_before=0, incarnation=None, at=AT)
+    unknown = ("NotBeforeUtc", "NoticeSeconds", "DocumentIncarnation")
+    assert [event.data[name] for name in unknown] == [None] * 3
 
 
 AFFECTS: dict[bool | None, list[Any]] = {
