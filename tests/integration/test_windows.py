@@ -1,4 +1,4 @@
-"""Windows: nothing at import or in the loops that only POSIX has, and what differs there.
+"""Windows: a whole process without what only POSIX has, and what differs there.
 
 That no line uses what Windows lacks is checked by mypy: `make types-windows`. None of this runs on Windows itself:
 infra/windows/README.md says what was tried, and where.
@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 
-from bridge.config.loader import load
-from bridge.errors import ConfigError
-from bridge.imds.discovery import search
 from bridge.outbox.state_dir import STATUS, StateFolder
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
@@ -27,13 +24,6 @@ from tests.support.windows import BREAK, ROOT
 
 SIMULATED = [sys.executable, str(ROOT / "tests/support/windows.py")]
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
-
-
-# --- nothing that only POSIX has ---
-
-
-def test_every_module_is_imported_without_what_windows_lacks() -> None:
-    subprocess.run(SIMULATED, env=environment(), check=True, timeout=4 * LIMIT_SECONDS)
 
 
 # --- a whole process without it ---
@@ -86,20 +76,16 @@ def test_a_second_process_is_refused_with_the_holder_and_status_sees_the_first_r
     assert simulated("status", "--config", str(forward.config)).returncode == 3
 
 
-def test_the_configuration_is_looked_for_where_windows_keeps_it() -> None:
+def test_the_configuration_is_looked_for_where_windows_keeps_it_and_output_is_utf_8(tmp_path: Path) -> None:
     shown = b"".join(simulated("forward", "--help").stdout.split())
     assert rb"C:\ProgramData\imds-bridge\config.toml" in shown
-
-
-def test_what_a_code_page_lacks_is_written_as_utf_8(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     sink = {"kind": "webhook", "url": "https://example.org/hook", "format": "slack"}
     config.write_text(toml({"state_dir": tmp_path, "sinks": {"ops": sink}}), encoding="utf-8")
-    shown = simulated(
-        "render", "--indent", "--config", str(config), env={"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
-    )
-    assert shown.returncode == 0, shown.stderr.decode()
-    assert "🟥" in shown.stdout.decode("utf-8")
+    code_page = {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    result = simulated("render", "--indent", "--config", str(config), env=code_page)
+    assert result.returncode == 0, result.stderr.decode()
+    assert "🟥" in result.stdout.decode("utf-8")
 
 
 # --- what differs ---
@@ -119,35 +105,6 @@ def test_a_status_that_a_reader_holds_open_is_written_over(
         folder.write_status({"number": 2})
     assert folder.read_status() == {"number": 2}
     assert [path.name for path in tmp_path.iterdir()] == [STATUS]
-
-
-def test_a_configuration_that_begins_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text("stop_seconds = 7\n", encoding="utf-8-sig")
-    assert load(file, {}).stop_seconds == 7
-
-
-@pytest.mark.parametrize("folder", [r"C:\ProgramData\x", r"C:\Users\x"])
-def test_a_path_in_double_quotes_is_an_error_that_suggests_single_quotes(tmp_path: Path, folder: str) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(f'state_dir = "{folder}"\n', encoding="utf-8")
-    with pytest.raises(ConfigError, match="in single quotes"):
-        load(file, {})
-    file.write_text(f"state_dir = '{folder}'\n", encoding="utf-8")
-    assert str(load(file, {}).state_dir) == folder
-
-
-def test_no_lease_is_read_where_any_user_could_have_made_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lease = tmp_path / "var/lib/dhcp/dhclient.eth0.leases"
-    lease.parent.mkdir(parents=True)
-    lease.write_text("lease {\n  option unknown-245 a8:3f:81:10;\n}\n", encoding="ascii")
-    assert search(environ={}, root=tmp_path)
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert search(environ={}, root=tmp_path) is None
-    found = search(environ={"SCHEDULEDEVENTSIP": "168.63.129.16"}, root=tmp_path)
-    assert found == ("168.63.129.16", "the environment variable SCHEDULEDEVENTSIP")
 
 
 # --- the services ---

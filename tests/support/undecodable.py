@@ -89,17 +89,13 @@ _BODIES = st.one_of(
 )
 
 
-def any_message(session_id: str | None) -> st.SearchStrategy[bytes]:
+def any_message(session_id: str) -> st.SearchStrategy[bytes]:
     """Generate messages whose sections have the types that AMQP asks for, and any values in them."""
-    named = _properties("any", session_id)
     absent = st.just(b"")
-    properties = (
-        st.just(named) if session_id else _any_list.map(lambda one: described(PROPERTIES, one)) | absent
-    )
     return st.tuples(
         _annotations.map(lambda pairs: described(DELIVERY_ANNOTATIONS, pairs)) | absent,
         _annotations.map(lambda pairs: described(MESSAGE_ANNOTATIONS, pairs)) | absent,
-        properties,
+        st.just(_properties("any", session_id)),
         _any_map.map(lambda pairs: described(APPLICATION, pairs)) | absent,
         _BODIES | absent,
         _annotations.map(lambda pairs: described(FOOTER, pairs)) | absent,
@@ -119,12 +115,14 @@ def with_property(
     )
 
 
-def with_annotation(value: bytes, body: bytes, *, message_id: str = "bad") -> bytes:
+def with_annotation(
+    value: bytes, body: bytes, *, message_id: str = "bad", session_id: str | None = None
+) -> bytes:
     """Encode a message with a value as an annotation of the sender's."""
     annotations = write_compound(0xC1, 2, write(Symbol("x-opt-mine")) + value)
     return (
         described(MESSAGE_ANNOTATIONS, annotations)
-        + _properties(message_id, None)
+        + _properties(message_id, session_id)
         + described(DATA, write(body))
     )
 

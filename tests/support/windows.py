@@ -1,7 +1,7 @@
 """Windows, as far as Linux can play it: a command of imds-bridge runs without what Windows lacks.
 
-Run as a script it takes a command line of imds-bridge, or nothing to import every module. The libraries are loaded
-before anything is taken away: they are not what is tried. What `sys.platform` decides is decided as on Windows.
+Run as a script it takes a command line of imds-bridge. The libraries are loaded before anything is taken away: they
+are not what is tried. What `sys.platform` decides is decided as on Windows.
 """
 
 from __future__ import annotations
@@ -27,19 +27,14 @@ ABSENT = json.loads((ROOT / "tests/data/windows/absent.json").read_text(encoding
 BREAK = signal.SIGUSR2  # stands for SIGBREAK, whose number Linux has for another one
 # What the commands of the tests need of libraries; to load all would cost each start seconds.
 FOR_COMMANDS = ["bridge.service.composition", "bridge.cli.main", "bridge.cli.render", "bridge.sinks.webhook"]
-MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in (ROOT / "bridge").rglob("*.py")
-    if path.name != "__main__.py"
-)
 
 
-def become_windows(modules: list[str]) -> None:
-    """Take away what Windows lacks and put in what it has instead, once the libraries of `modules` are loaded."""
-    for name in modules:
+def become_windows() -> None:
+    """Take away what Windows lacks and put in what it has instead, once the libraries are loaded."""
+    for name in FOR_COMMANDS:
         importlib.import_module(name)
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "bridge"]:
+        del sys.modules[name]
     sys.modules["msvcrt"] = _msvcrt(sys.modules["fcntl"])
     vars(socket).update(socketpair=_socketpair)
     for module in ("os", "select", "signal", "socket", "time"):
@@ -74,8 +69,5 @@ def _socketpair() -> tuple[socket.socket, socket.socket]:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    become_windows(FOR_COMMANDS if len(sys.argv) > 1 else MODULES)
-    if len(sys.argv) > 1:
-        sys.exit(importlib.import_module("bridge.cli.main").main())
-    for each in MODULES:
-        importlib.import_module(each)
+    become_windows()
+    sys.exit(importlib.import_module("bridge.cli.main").main())
