@@ -82,6 +82,9 @@ class ChatSettings(WebhookSettings):
 class ChatFormat(Format):
     """A format for people: each event is a JSON document of its own."""
 
+    def __init__(self, settings: ChatSettings) -> None:
+        self._zone = settings.zone
+
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the JSON for an event (a CloudEvent as a dictionary), as of `now` (UTC).

@@ -80,9 +80,9 @@ class PagerDuty(ChatFormat):
     settings: ClassVar = PagerDutySettings
 
     def __init__(self, settings: PagerDutySettings) -> None:
+        super().__init__(settings)
         self._routing_key = check_routing_key(settings.routing_key.read())
         register_secret(self._routing_key)
-        self._zone = settings.zone
 
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the request.

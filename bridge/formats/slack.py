@@ -48,9 +48,6 @@ class Slack(ChatFormat):
 
     settings: ClassVar = SlackSettings
 
-    def __init__(self, settings: ChatSettings) -> None:
-        self._zone = settings.zone
-
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
         message = notice(event, now=now, zone=self._zone)

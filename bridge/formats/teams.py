@@ -39,9 +39,6 @@ class Teams(ChatFormat):
 
     settings: ClassVar = TeamsSettings
 
-    def __init__(self, settings: ChatSettings) -> None:
-        self._zone = settings.zone
-
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
         message = notice(event, now=now, zone=self._zone)

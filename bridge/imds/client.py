@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from http.client import (
@@ -90,7 +90,9 @@ class ImdsClient:
         self._dated: tuple[str, datetime] | None = None
         self.base = ""
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Return the Scheduled Events document as received, not checked in any way.
 
         A request that is not answered within 2 s is repeated, then after twice the time and so on, which also lets a
@@ -98,6 +100,7 @@ class ImdsClient:
 
         Args:
             timeout_seconds: the limit; None for 130 s where the service may have to be turned on first, else 10 s.
+            waiting: called before each repetition; what it raises ends the call.
 
         Raises:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
@@ -108,6 +111,8 @@ class ImdsClient:
                 return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
             except _NoAnswerError:
                 self._late_seconds *= 2
+                if waiting:
+                    waiting()
         self._late_seconds = min(self._late_seconds, CALL_SECONDS)
         return self._call("GET", self._events_path, limit_seconds=left)
 

@@ -102,8 +102,9 @@ class Forwarder:
         # After a day without an answer the service is off.
         may_be_off = self._reachability.gap_seconds() >= OFF_AFTER_SECONDS
         limit_seconds = timeout_seconds or (FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS)
+        waiting = None if may_be_off else self._reachability.note_waiting
         try:
-            body = self._imds.document(timeout_seconds=limit_seconds)
+            body = self._imds.document(timeout_seconds=limit_seconds, waiting=waiting)
             self._process(body, may_be_off=may_be_off)
         except ImdsError as error:
             self._reachability.note_failure(error)
@@ -217,6 +218,10 @@ class Reachability:
         if self._good_at is not None:
             return self._clock.monotonic() - self._good_at
         return (self._clock.now() - self.good_time).total_seconds() if self.good_time else math.inf
+
+    def note_waiting(self) -> None:
+        """Publish an outage while a request is not answered."""
+        self._publish_outage("IMDS does not answer")
 
     def note_failure(self, error: ImdsError) -> None:
         """Log a failure, and publish an outage once it is one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,8 +99,11 @@ class ImdsDouble(ImdsClient):
         """End all faults."""
         self._faults.clear()
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Return the document that was set."""
+        del waiting  # there is always an answer, or a fault
         self._record(ImdsCall(method="document", timeout_seconds=timeout_seconds))
         return self._body
 
@@ -166,13 +169,20 @@ class ScriptedImds(ImdsDouble):
         """Answer with the events again, after other documents."""
         self.serve({"DocumentIncarnation": self.incarnation, "Events": list(self._events.values())})
 
-    def document(self, *, timeout_seconds: float | None = None) -> bytes:
+    def document(
+        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+    ) -> bytes:
         """Answer after the next lag."""
         self.asked.append(self.clock.monotonic())
+        lag = self.lags.pop(0) if self.lags else 0.0
         try:
             return super().document(timeout_seconds=timeout_seconds)
         finally:
-            self.clock.advance(self.lags.pop(0) if self.lags else 0.0)
+            for _ in range(int(lag)):
+                self.clock.advance(1.0)
+                if waiting:
+                    waiting()
+            self.clock.advance(lag % 1)
 
     def _publish(self) -> None:
         self.incarnation += 1
