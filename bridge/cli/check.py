@@ -32,9 +32,8 @@ from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
-from bridge.service.health import bus_error
 from bridge.service.identity import approval_session
-from bridge.service.status import SILENT_SECONDS, age_of
+from bridge.service.status import SILENT_SECONDS, age_of, bus_error
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\

@@ -11,8 +11,7 @@ from typing import Any
 from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
-from bridge.service.health import BACKLOG_SECONDS, bus_error, find_urgent
-from bridge.service.status import read_status, render
+from bridge.service.status import BACKLOG_SECONDS, bus_error, find_urgent, read_status, render
 
 WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"

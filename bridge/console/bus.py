@@ -13,7 +13,7 @@ from bridge.errors import Unavailable
 from bridge.events.envelope import decode_event
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
 from bridge.runtime.time import Clock
-from bridge.service.refusals import Refusals
+from bridge.service.relay import Refusals
 
 PASS_SECONDS = 0.25
 BATCH_EVENTS = 200

@@ -42,7 +42,7 @@ from bridge.console.pages import Pages, Request, static_file, static_url
 from bridge.errors import BridgeError
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit
-from bridge.service.health import find_unready
+from bridge.service.status import find_unready
 
 log = logging.getLogger(__name__)
 

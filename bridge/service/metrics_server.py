@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from bridge.config.values import socket_address
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock
-from bridge.service.health import find_stalled, find_unready
 from bridge.service.metrics import Status, StatusCollector
+from bridge.service.status import find_stalled, find_unready
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import CONTENT_TYPE
-from bridge.service.schedule import PAGE_EVENTS
+from bridge.service.dispatcher import PAGE_EVENTS
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.bench import apart, bus, parts, sample
 from tests.bench.measure import BenchError, Progress, Row, spread

@@ -16,8 +16,7 @@ from bridge.events.model import StoredEvent
 from bridge.outbox import inspect as ledger
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.schedule import NOTHING_WAITS
+from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from bridge.sinks.base import Sink
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, toml, wait_until

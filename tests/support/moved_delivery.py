@@ -10,8 +10,7 @@ from typing import Any
 from bridge.events.filters import Filter
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.schedule import NOTHING_WAITS
+from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
 from tests.support.outbox import TYPE, event, open_outbox

@@ -21,8 +21,7 @@ from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import iso_utc
-from bridge.service.dispatcher import Dispatcher
-from bridge.service.schedule import NOTHING_WAITS
+from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
 from tests.support.memory_sink import MemorySink
 from tests.support.moved_delivery import MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE, open_outbox

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bridge.runtime.time import iso_utc
-from bridge.service.health import find_stalled, find_unready, find_urgent
+from bridge.service.status import find_stalled, find_unready, find_urgent
 from tests.support.status import process_status, sink_status
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
-from bridge.service.schedule import (
+from bridge.service.dispatcher import (
     MANY_FAILED,
     MAX_FAILED,
     FailedEvent,
