@@ -137,16 +137,14 @@ class Dispatcher:
         if self._dead_letter_expired():
             return None
         pace, now = self._pace(), self._clock.monotonic()
-        retry_at = self._retry_at = self._schedule.retry_at(pace)
-        if self._schedule.hold and retry_at > now:
-            return retry_at - now
-        if events := self._schedule.next_events(pace, now):
-            if self._send_at > now:  # the rate limit allows no request yet
-                return self._send_at - now
-            self._deliver(events)
-            return None
-        retry_at = self._retry_at = self._schedule.retry_at(pace)
-        return max(0.0, retry_at - now)
+        events = self._schedule.next_events(pace, now)
+        self._retry_at = self._schedule.retry_at(pace)
+        if not events:
+            return max(0.0, self._retry_at - now)
+        if self._send_at > now:  # the rate limit allows no request yet
+            return self._send_at - now
+        self._deliver(events)
+        return None
 
     def _deliver(self, events: list[StoredEvent]) -> None:
         """Send events and note what became of them."""
@@ -235,13 +233,10 @@ class Dispatcher:
         )
 
     def _pause(self, seconds: float) -> None:
-        """Wait for `seconds`; the stop of the process ends it early, and so do new events except at a rate limit."""
+        """Wait for `seconds`; new events and the stop of the process end it early."""
         if seconds == NOTHING_WAITS:
             with suppress(DeliveryError):  # the next event will show whether it matters
                 self._sink.keep_alive()
-        elif not self._schedule.hold and not self._schedule.failed:
-            (Stop() if self._draining else self._draining).wait(seconds)
-            return
         extend_deadline(IDLE_SECONDS)
         self._outbox.wait(self._seen, min(seconds, IDLE_SECONDS))
 
@@ -318,6 +313,7 @@ class Pace:
 class Failure:
     """A failed try: the `count`-th in a row, at `at` (monotonic), for which the sink raised `error`.
 
+    None counts once the receiver has accepted other events: the next try is due then.
     `share` is drawn between 0 and 1 and spreads the retries of a fleet ("full jitter").
     """
 
@@ -350,6 +346,8 @@ class Failure:
         """
         if self.must_wait(pace):
             return self.at + max(RETRY_BASE_SECONDS, self.error.retry_after_seconds or 0.0)
+        if not self.count:
+            return self.at
         limits = [pace.limit_seconds, RETRY_BASE_SECONDS * 2.0 ** min(self.count - 1, _MAX_EXPONENT)]
         if pace.is_urgent:
             limits.append(URGENT_LIMIT_SECONDS)
@@ -362,20 +360,17 @@ class Failure:
 class FailedEvent:
     """An event that failed; later events with its order key wait behind it.
 
-    `is_passed`: the receiver has accepted others since then. `is_isolated`: after that the event failed again, so it
-    is the cause.
+    `is_isolated`: the receiver has accepted others since then. It is tried again at once, and then on its own.
     """
 
     event: StoredEvent
     failure: Failure
-    is_passed: bool = False
     is_isolated: bool = False
 
     def retry_at(self, pace: Pace) -> float:
-        """Return when to try again: at once if others are accepted, but often only a notice that is answered."""
+        """Return when to try again: while others are accepted, often only a notice that is answered."""
         if not self.is_isolated:
-            is_due = self.is_passed and not self.failure.must_wait(pace)
-            return self.failure.at if is_due else self.failure.retry_at(pace)
+            return self.failure.retry_at(pace)
         is_urgent = pace.is_urgent and self.failure.is_answered and is_urgent_type(self.event)
         return self.failure.retry_at(replace(pace, is_urgent=is_urgent))
 
@@ -441,15 +436,17 @@ class Schedule:
         return len(self._suspects()) < MANY_FAILED and any(map(is_urgent_type, self.page))
 
     def next_events(self, pace: Pace, now: float) -> list[StoredEvent]:
-        """Choose what to send now that a wait of the sink as a whole is over; nothing if no event is due."""
+        """Choose what to send now; nothing while the sink as a whole waits, or if no event is due."""
+        if self.hold and self.hold.retry_at(pace) > now:
+            return []
         if self.hold or self._tried:
             if probe := self._probe(pace):
                 return [probe]
             self._tried.clear()
             self.hold = None
         due = [one for one in self.failed.values() if one.retry_at(pace) <= now]
-        if suspects := [one.event for one in due if not one.is_isolated]:
-            return [min(suspects, key=_SEQ)]
+        if passed := [one.event for one in due if not one.failure.count]:
+            return [min(passed, key=_SEQ)]
         if due and (self._is_turn_of_isolated or not self.page):
             return [due[0].event]
         return self.page[: self._batch_limit]
@@ -481,8 +478,8 @@ class Schedule:
 
     def note_accepted(self) -> None:
         """Note that the receiver accepts events; what failed while it did not is due now."""
-        for one in self.failed.values():
-            one.is_passed = True
+        for one in self._suspects():
+            one.is_isolated, one.failure = True, replace(one.failure, count=0)
         self.hold = None
         self.failures = 0
         self._tried.clear()
@@ -510,8 +507,7 @@ class Schedule:
             failed = self.failed[key] = FailedEvent(event=event, failure=failure)
             self.page = [other for other in self.page if order_key(other.envelope) != key]
             return failed
-        if failed.is_passed and not failed.is_isolated:
-            failed.is_isolated = True
+        if not failed.failure.count:
             log.warning(
                 "sink %s: an event keeps failing while others are accepted; it is retried on its own",
                 self._sink,

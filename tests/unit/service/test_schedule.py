@@ -149,13 +149,13 @@ ALONE = {
         "A B C D",
         "A- B- @10 A- C+ hold=False failures=0 A+ B+ D+",
     ),
-    "what is to come later is not due then": ("A B", "A~ hold=True @30 B+ @59 next= @60 A+"),
-    "an event that alone fails holds up its subject": ("A1 B A2 C", "A1- B+ A1- hold=False at=1.0 C+ next="),
+    "what is to come later is not due then": ("A nB", "A~ hold=True @30 urgent nB+ @59 next= @60 A+"),
+    "an event that alone fails holds up its subject": ("A1 B A2 C", "A1- B+ A1- hold=False at=0.5 C+ next="),
     "an isolated event and the others take turns": (
         "A B C D E F",
         "A- B+ A- @100 C+ A- failures=0 @200 D+ A+ E+ F+",
     ),
-    "an isolated event is retried when no other waits": ("A B", "A- B+ A- @0.5 next= @1 A+"),
+    "an isolated event is retried when no other waits": ("A B", "A- B+ A- @0.4 next= @0.5 A+"),
     "a suspect before a due isolated event": ("A B C D", "A- B+ A- @100 C- D+ C+ A+"),
     "without an urgent one the next is tried": ("A B nC D", "A- B+"),
     "the second try is for a notice": ("A B nC D", "urgent A- nC+"),
@@ -181,7 +181,7 @@ def test_a_notice_passes_until_so_many_events_failed_that_the_receiver_must_be_u
     failed: int, next_name: str
 ) -> None:
     told = Told("A B C D E F G H I J K L nZ")
-    tried = "".join(f"@{10 * number} A- {name}- " for number, name in enumerate("BCDEFGH"[: failed - 1]))
+    tried = "".join(f"@{100 * number} A- {name}- " for number, name in enumerate("BCDEFGH"[: failed - 1]))
     told.tell(f"{tried} failed={failed}")
     assert told.schedule.has_untried() is (failed < MANY_FAILED)
     told.tell(f"@1000 urgent next={next_name}")
@@ -278,5 +278,5 @@ def test_an_isolated_event_is_retried_often_only_if_it_is_a_young_notice_that_is
 ) -> None:
     stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
     failure = Failure(error=Unavailable("not now", status=status), at=0.0, share=1.0, count=20)
-    failed = FailedEvent(event=stored, failure=failure, is_passed=True, is_isolated=True)
+    failed = FailedEvent(event=stored, failure=failure, is_isolated=True)
     assert failed.retry_at(Pace(limit_seconds=60.0, is_urgent=is_urgent)) == wait_seconds
