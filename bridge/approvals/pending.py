@@ -76,6 +76,7 @@ class Pending:
         messages: what has to be settled once the command is decided.
         is_auto: an auto rule made it; there is no message.
         is_recorded: whether there is a record of it.
+        judged_by: when the document was read by which it was judged last, monotonic.
     """
 
     command: Command
@@ -84,6 +85,7 @@ class Pending:
     messages: list[ReceivedMessage] = field(default_factory=list)
     is_auto: bool = False
     is_recorded: bool = False
+    judged_by: float = -math.inf
 
     def __post_init__(self) -> None:
         self.requests = [Request(event_id=event_id) for event_id in self.command.event_ids]

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Faults, Secret, Settings, spellings
+from bridge.config.base import Faults, Secret, SecretUnreadable, Settings, spellings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, sink_settings, tables
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import closest, nearest, quote, quote_path
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, SecretFault
 
 S = TypeVar("S", bound=Settings)
 DEFAULT_PATH = Path(
@@ -41,7 +41,7 @@ _PLAINER = {
 
 
 def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Load `state_dir` alone: the state can be read whatever else is wrong.
+    """Load `state_dir` alone: reading the state does not need the secrets to be readable.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -161,11 +161,15 @@ def _kind(value: object) -> str:
 
 
 def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:
-    if isinstance(cause := details.get("ctx", {}).get("error"), Faults):
+    if isinstance(cause := _cause(details), Faults):
         for name, text in cause.found:
             yield f"{_key(where, [*details['loc'], *filter(None, [name])])}: {text}"
     else:
         yield _fault(model, where, details)
+
+
+def _cause(details: ErrorDetails) -> object:
+    return details.get("ctx", {}).get("error")
 
 
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
@@ -184,7 +188,8 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         return f"{key}: {expected}"
     given = details["input"]
     if isinstance(given, Secret) and given.file:
-        return f"{key}_file: given {quote_path(given.file)}, {expected}"
+        text = f"{key}_file: given {quote_path(given.file)}, {expected}"
+        return SecretFault(text) if isinstance(_cause(details), SecretUnreadable) else text
     shown = "***" if name in settings.secret_names() or name.endswith("_file") else quote(given)
     return f"{key}: given {shown}, {expected}"
 
@@ -225,4 +230,4 @@ def _name_variable(fault: str, variables: Mapping[str, str]) -> str:
     key = fault.partition(":")[0]
     while key and key not in variables:
         key = re.sub(r"(\[[^\[]*|(\A|\.)[^.\[]*)\Z", "", key)  # shorter in any case: a key may have brackets
-    return f"{fault} (from the environment variable {variables[key]})" if key else fault
+    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault

@@ -245,6 +245,10 @@ class Listener:
 
     def _judge(self, pending: Pending, document: Document | None, *, may_wait: bool) -> None:
         """Answer what can be answered by the document, None while there is none; note what is to be POSTed."""
+        is_known = document and may_wait and pending.judged_by == self._approver.read_at
+        if is_known and not pending.at(Stage.ALLOWED, Stage.POSTED):
+            return  # the same document would give the same decisions
+        pending.judged_by = self._approver.read_at
         judged = [
             (request, self._judge_one(pending, request, document, may_wait)) for request in pending.open
         ]
