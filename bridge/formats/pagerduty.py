@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 from bridge.config.base import Secret
 from bridge.config.sinks import Pattern, Rate
 from bridge.formats.base import ChatFormat, ChatSettings
-from bridge.formats.notice import Notice, notice
-from bridge.formats.view import EventView
+from bridge.formats.notice import EventView, Notice, notice
 from bridge.imds.document import STARTED
 from bridge.runtime.json import Json
 from bridge.runtime.text import register_secret

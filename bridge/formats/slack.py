@@ -11,9 +11,8 @@ from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
-from bridge.formats.notice import Notice, notice
+from bridge.formats.notice import Field, Notice, format_time, notice
 from bridge.formats.text import length, truncate
-from bridge.formats.view import Field, format_time
 from bridge.runtime.json import Json
 
 # Discord's limit of `content`; Slack's is far higher.

@@ -10,9 +10,8 @@ from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
 from bridge.formats.base import ChatFormat, ChatSettings
-from bridge.formats.notice import Notice, notice
+from bridge.formats.notice import Field, Notice, notice
 from bridge.formats.text import truncate
-from bridge.formats.view import Field
 from bridge.runtime.json import Json
 
 # Teams: about 28 KB a message, counted as it is sent.

@@ -11,10 +11,6 @@ Json = Any
 _TOO_DEEP = "JSON nested too deeply"
 
 
-class TooDeepError(ValueError):
-    """JSON is nested more deeply than this program reads."""
-
-
 class BoundedDecoder(json.JSONDecoder):
     """A decoder that refuses JSON whose lists and objects are nested deeper than `max_depth`.
 
@@ -31,15 +27,14 @@ class BoundedDecoder(json.JSONDecoder):
         """Read the JSON that starts at `idx`; return it and where it ends.
 
         Raises:
-            TooDeepError: it is nested too deeply.
-            ValueError: it is not JSON.
+            ValueError: it is not JSON, or nested too deeply.
         """
         try:
             value, end = super().raw_decode(s, idx)
         except RecursionError:
-            raise TooDeepError(_TOO_DEEP) from None
+            raise ValueError(_TOO_DEEP) from None
         if is_deeper(value, self._max_depth):
-            raise TooDeepError(_TOO_DEEP)
+            raise ValueError(_TOO_DEEP)
         return value, end
 
 
@@ -63,8 +58,6 @@ def read_object(
         value = decoder.decode(body.decode(encoding))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text") from None
-    except TooDeepError:
-        raise
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(value, dict):

@@ -26,8 +26,7 @@ from bridge.approvals.policy import (
     other_vm,
     unknown_outcome,
 )
-from bridge.approvals.programs import AutoRules, command_key
-from bridge.approvals.stays import Stays
+from bridge.approvals.programs import AutoRules, Stays, command_key
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
-from bridge.approvals.stays import Stays
+from bridge.approvals.programs import Stays
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES, BusReceiver
 from bridge.config.approvals import ApprovalSettings, PolicySettings, RuleSettings
 from bridge.config.base import Secret
