@@ -21,7 +21,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
         --only-binary :all: --requirement requirements/runtime.lock \
     && /build/bin/pip --python /opt/imds-bridge/bin/python install --quiet --no-compile --no-deps \
         --no-index --find-links /wheels imds-bridge \
-    && cp infra/container/health.py /opt/imds-bridge/ \
+    && cp infra/container/health.py infra/kubernetes/drain.py /opt/imds-bridge/ \
     # Compiled now, because the file system will be read-only; with hashes, so that builds are reproducible.
     && /opt/imds-bridge/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/imds-bridge \
     && install --directory --mode 0700 --owner 65532 --group 65532 /state

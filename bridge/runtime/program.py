@@ -26,6 +26,7 @@ KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
 OUTPUT_BYTES = 4096
 # What a program inherits: the rest may contain secrets, or concerns this process alone.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
+_OF_THE_POD = ("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
 _VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB
 _CHUNK_BYTES = 65_536
 _STEP_SECONDS = 0.02
@@ -188,7 +189,7 @@ def environment(data: Mapping[str, Any]) -> dict[str, str]:
         "NOT_BEFORE": data.get("NotBeforeUtc"),
         "RESOURCES": ",".join(map(str, resources)) if isinstance(resources, list) else "",
     }
-    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    inherited = {name: os.environ[name] for name in (*_INHERITED, *_OF_THE_POD) if name in os.environ}
     own = {f"IMDS_BRIDGE_{name}": printable(value, _VALUE_CHARACTERS) for name, value in values.items()}
     return {**inherited, **own}
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,11 @@ from bridge.config.models import Config
 from bridge.service.composition import LAST_SECONDS
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS
+from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "kubernetes"
-MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+NO_MANIFESTS = {"kustomization.yaml", "Chart.yaml", "values.yaml"}
+MANIFESTS = sorted(path.name for path in FOLDER.glob("*.yaml") if path.name not in NO_MANIFESTS)
 OF_THE_CONSOLE = ["console/namespace.yaml", "console/console.yaml"]
 ROLES = ["forward", "listen"]
 KUBERNETES_VERSIONS = ["1.31.0", "1.34.0", "1.37.0"]
@@ -41,6 +46,12 @@ def container(role: str) -> dict[str, Any]:
     return dict(only)
 
 
+def documents(name: str) -> list[dict[str, Any]]:
+    """Return the documents of a file, in which no two parts are the same object."""
+    found = yaml.safe_load_all((FOLDER / name).read_text(encoding="utf-8"))
+    return [json.loads(json.dumps(one)) for one in found]
+
+
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
 def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: str) -> None:
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--kubernetes-version", version]
@@ -56,13 +67,14 @@ def test_every_manifest_is_valid_by_the_strict_schemas_of_kubernetes(version: st
     assert "WARN" not in done.stdout + done.stderr
 
 
-def test_the_kustomization_names_every_manifest_the_listeners_as_a_choice() -> None:
+def test_the_kustomization_names_every_manifest_those_that_approve_as_a_choice() -> None:
     text = (FOLDER / "kustomization.yaml").read_text(encoding="utf-8")
-    assert {*read("kustomization.yaml")["resources"]} == {*MANIFESTS} - {"listen.yaml"}
-    assert "# - listen.yaml" in text
+    choices = {"listen.yaml", "drain.yaml"}
+    assert {*read("kustomization.yaml")["resources"]} == {*MANIFESTS} - choices
+    assert [name for name in choices if f"# - {name} #" not in text] == []
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [*ROLES, "drain"])
 def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
     role: str, tmp_path: Path
 ) -> None:
@@ -76,7 +88,9 @@ def test_the_configuration_of_a_process_is_valid_also_with_all_that_it_suggests(
     everything = load(tmp_path / "all.toml", {})
     assert {*everything.sinks} == {*tomllib.loads(suggested)["sinks"]}
     assert everything.approvals
-    assert everything.metrics.listen
+    assert bool(everything.metrics.listen) == (
+        role in ROLES
+    )  # the two of drain.yaml cannot have the same port
 
 
 @pytest.mark.parametrize(("role", "address"), [("forward", "127.0.0.1:9464"), ("listen", "127.0.0.1:9465")])
@@ -96,10 +110,10 @@ def test_a_pod_reaches_imds_and_has_no_right_in_the_cluster() -> None:
     spec = pod("forward")
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert spec["automountServiceAccountToken"] is False
-    documents = [one for name in MANIFESTS for one in yaml.safe_load_all((FOLDER / name).read_text())]
-    accounts = [one["metadata"]["name"] for one in documents if one["kind"] == "ServiceAccount"]
+    applied = [one for name in {*MANIFESTS} - {"drain.yaml"} for one in documents(name)]
+    accounts = [one["metadata"]["name"] for one in applied if one["kind"] == "ServiceAccount"]
     assert spec["serviceAccountName"] in accounts
-    assert {one["kind"] for one in documents} == {"DaemonSet", "Namespace", "ServiceAccount"}
+    assert {one["kind"] for one in applied} == {"DaemonSet", "Namespace", "ServiceAccount"}
 
 
 def test_the_process_is_not_root_and_can_write_only_its_own_state_which_outlives_the_pod() -> None:
@@ -129,3 +143,111 @@ def test_the_two_daemon_sets_differ_only_in_their_role() -> None:
     texts = [(FOLDER / f"{role}.yaml").read_text(encoding="utf-8").replace(role, "ROLE") for role in ROLES]
     lines = [[line for line in text.splitlines() if "readinessProbe" not in line] for text in texts]
     assert lines[0] == lines[1]
+
+
+def test_the_drain_is_both_processes_in_one_pod_with_a_token_and_the_name_of_its_node() -> None:
+    account, _, binding, daemon_set = documents("drain.yaml")
+    spec = daemon_set["spec"]["template"]["spec"]
+    changed = {"serviceAccountName", "automountServiceAccountToken", "containers", "volumes"}
+    kept = {name: value for name, value in pod("forward").items() if name not in changed}
+    assert {name: value for name, value in spec.items() if name not in changed} == kept
+    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("imds-bridge-drain", True)
+    assert binding["roleRef"]["name"] == account["metadata"]["name"] == "imds-bridge-drain"
+    name, namespace = account["metadata"]["name"], read("namespace.yaml")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    node = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    for role, one in zip(ROLES, spec["containers"], strict=True):
+        assert one["volumeMounts"][0] == {"name": "state", "mountPath": str(Config().state_dir)}
+        mounts = [*container(role)["volumeMounts"][1:]]
+        assert one == {**container(role), "env": node, "volumeMounts": [one["volumeMounts"][0], *mounts]}
+    assert yaml.safe_dump(spec["volumes"]) == yaml.safe_dump(pod("forward")["volumes"]).replace(
+        "forward", "drain"
+    )
+
+
+# The chart.
+
+
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [tool("helm"), *arguments, "--values", "-"],
+        input=json.dumps(values or {}),
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def rendered(**values: Any) -> dict[str, dict[str, Any]]:
+    """Return what the chart makes of values, by kind and name."""
+    done = helm("template", "imds-bridge", ".", "--namespace", "imds-bridge", values=values)
+    assert done.returncode == 0, done.stderr
+    found = [one for one in yaml.safe_load_all(done.stdout) if one]
+    return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+@pytest.mark.parametrize("roles", [{"forward"}, {"listen"}, {"drain"}, {"forward", "listen", "drain"}])
+def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> None:
+    enabled = {role: {"enabled": role in roles} for role in (*ROLES, "drain")}
+    assert helm("lint", ".", "--strict", values=enabled).returncode == 0
+    names = {f"imds-bridge-{role}" for role in roles}
+    files = ["serviceaccounts.yaml", *(f"{role}.yaml" for role in roles)]
+    plain = [one for name in files for one in documents(name) if one["metadata"]["name"] in names]
+    got = rendered(**enabled)
+    for one in plain:
+        found = got.pop(f"{one['kind']} {one['metadata']['name']}")
+        one["metadata"].setdefault("labels", {})["app.kubernetes.io/part-of"] = "imds-bridge"
+        if not one["kind"].startswith("ClusterRole"):
+            one["metadata"]["namespace"] = "imds-bridge"
+        if one["kind"] == "DaemonSet":
+            template = one["spec"]["template"]
+            template["metadata"]["annotations"] = found["spec"]["template"]["metadata"]["annotations"]
+            for each in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
+                each["image"] = "registry.example.org/imds-bridge:0.1.0"
+        assert found == one
+    texts = {f"ConfigMap imds-bridge-{role}": (FOLDER / f"{role}.toml").read_text() for role in roles}
+    assert {name: one["data"] for name, one in got.items()} == {
+        name: {"config.toml": text} for name, text in texts.items()
+    }
+
+
+def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manifests() -> None:
+    patch = {"ServiceAccount": {"metadata": {"annotations": {"a": "b"}}}}
+    before = rendered()["DaemonSet imds-bridge-forward"]["spec"]["template"]["metadata"]["annotations"]
+    got = rendered(
+        image={"repository": "contoso.azurecr.io/x", "tag": "7"}, forward={"config": "# mine", "patch": patch}
+    )
+    template = got["DaemonSet imds-bridge-forward"]["spec"]["template"]
+    assert {one["image"] for one in template["spec"]["containers"]} == {"contoso.azurecr.io/x:7"}
+    assert template["metadata"]["annotations"] != before  # so that the pods are replaced
+    assert got["ConfigMap imds-bridge-forward"]["data"] == {"config.toml": "# mine"}
+    account = got["ServiceAccount imds-bridge-forward"]
+    assert (account["metadata"]["annotations"], account["metadata"]["namespace"]) == (
+        {"a": "b"},
+        "imds-bridge",
+    )
+
+
+def test_the_chart_refuses_values_that_it_does_not_know() -> None:
+    done = helm("template", ".", values={"drain": {"enable": True}, "forward": {"patch": {"daemonSet": {}}}})
+    assert done.returncode != 0
+    assert "'enable' not allowed" in done.stderr
+    assert "'daemonSet' not allowed" in done.stderr
+
+
+def test_the_chart_and_the_kustomization_are_of_one_version() -> None:
+    chart, kustomization = read("Chart.yaml"), read("kustomization.yaml")
+    assert chart["version"] == chart["appVersion"] == kustomization["images"][0]["newTag"]
+    assert read("values.yaml")["image"]["repository"] == kustomization["images"][0]["newName"]
+
+
+def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path) -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^helm upgrade --install (\S+ \. .+)$", text, re.MULTILINE)
+    assert commands
+    (tmp_path / "drain.toml").write_text("# mine")
+    for command in commands:
+        done = helm("template", *shlex.split(command.replace("=drain.toml", f"={tmp_path}/drain.toml")))
+        assert done.returncode == 0, done.stderr

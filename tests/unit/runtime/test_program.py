@@ -22,6 +22,7 @@ def test_a_program_gets_the_event_and_nothing_of_this_process_that_may_be_secret
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("LANG", "C.UTF-8")
+    monkeypatch.setenv("NODE_NAME", "node-0")
     for name in ("AZURE_CLIENT_SECRET", "IMDS_BRIDGE__SINKS__OPS__URL", "NOTIFY_SOCKET", "LD_PRELOAD"):
         monkeypatch.setenv(name, "secret")
     got = environment(DATA)
@@ -33,7 +34,7 @@ def test_a_program_gets_the_event_and_nothing_of_this_process_that_may_be_secret
         "IMDS_BRIDGE_NOT_BEFORE": "2026-11-22T10:00:00.000Z",
         "IMDS_BRIDGE_RESOURCES": "web-0,web-1",
     }
-    assert (got["PATH"], got["LANG"]) == ("/bin", "C.UTF-8")
+    assert (got["PATH"], got["LANG"], got["NODE_NAME"]) == ("/bin", "C.UTF-8", "node-0")
 
 
 def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None:

@@ -1,0 +1,202 @@
+"""An API server for the drain: one node, pods and budgets over TLS, and no more rights than drain.yaml gives."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import parse_qs, urlsplit
+
+import yaml
+
+from tests.support.paths import ROOT
+from tests.support.tls import Authority
+
+KUBERNETES = ROOT / "infra" / "kubernetes"
+NODE = "node-0"
+Json = dict[str, Any]
+Answer = tuple[int, Json]
+NO_ANSWER: Answer = (0, {})  # the connection ends
+BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
+_PATHS = {
+    ("GET", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "get"),
+    ("PATCH", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "patch"),
+    ("GET", r"/api/v1/pods"): ("pods", "list"),
+    ("POST", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)/eviction"): ("pods/eviction", "create"),
+}
+
+
+def rights() -> set[tuple[str, str]]:
+    """Return each resource and verb that the ClusterRole in drain.yaml allows."""
+    documents = yaml.safe_load_all((KUBERNETES / "drain.yaml").read_text(encoding="utf-8"))
+    [role] = [one for one in documents if one["kind"] == "ClusterRole"]
+    assert [rule["apiGroups"] for rule in role["rules"]] == [[""]] * len(role["rules"])
+    return {(name, verb) for rule in role["rules"] for name in rule["resources"] for verb in rule["verbs"]}
+
+
+def status(code: int, message: str, *causes: str) -> Answer:
+    """Return an answer that is no success."""
+    details = {"causes": [{"message": cause} for cause in causes]}
+    return code, {"kind": "Status", "status": "Failure", "message": message, "details": details}
+
+
+class ApiServer:
+    """The cluster of one test; `folder` is what the kubelet mounts into a pod.
+
+    `before` holds, for a resource and a verb, functions of which each request calls one, which may give its answer.
+    A terminating pod is gone after `lingers` lists of the pods.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.node: Json = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}}
+        self.pods: dict[str, Json] = {}
+        self.lingers: dict[str, int] = {}
+        self.rights = rights()
+        self.calls: list[tuple[str, str]] = []
+        self.evictions: list[str] = []
+        self.before: dict[tuple[str, str], list[Callable[[], Answer | None]]] = {}
+        authority = Authority(folder)
+        (folder / "ca.crt").write_bytes(authority.file.read_bytes())
+        self.change_token("token-1")
+        handler = type("Handler", (_Handler,), {"api": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._server.socket = authority.server().wrap_socket(self._server.socket, server_side=True)
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._server.serve_forever, args=[0.01], daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the kubelet, and drain.yaml, set in a container."""
+        port = str(self._server.server_address[1])
+        return {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": port,
+            "NODE_NAME": NODE,
+        }
+
+    def change_token(self, token: str) -> None:
+        """Replace the token, in the file too."""
+        self.token = token
+        (self.folder / "token").write_text(f"{token}\n")
+
+    def add(self, name: str, *, uid: str = "", owner: str = "ReplicaSet", **changes: Any) -> None:
+        """Add a pod to the node; `changes` are of its metadata, `phase` and `node` apart."""
+        node, phase = changes.pop("node", NODE), changes.pop("phase", "Running")
+        meta = {"name": name, "namespace": "shop", "uid": uid or f"uid-{name}", **changes}
+        if owner:
+            meta["ownerReferences"] = [{"kind": owner, "controller": True}]
+        self.pods[name] = {"metadata": meta, "spec": {"nodeName": node}, "status": {"phase": phase}}
+
+    @property
+    def marks(self) -> dict[str, str]:
+        return dict(self.node["metadata"].get("annotations", {}))
+
+    @property
+    def is_cordoned(self) -> bool:
+        return bool(self.node["spec"].get("unschedulable", False))
+
+    def touch_node(self, **spec: Any) -> None:
+        """Change the node as somebody else does."""
+        self.node["spec"] |= spec
+        self.node["metadata"]["resourceVersion"] += "0"
+
+    def answer(self, method: str, target: str, authorization: str, body: bytes, kind: str) -> Answer:
+        """Answer a request as the API server does."""
+        parts = urlsplit(target)
+        if authorization != f"Bearer {self.token}":
+            return status(401, "Unauthorized")
+        for (expected, pattern), (resource, verb) in _PATHS.items():
+            if (found := re.fullmatch(pattern, parts.path)) and method == expected:
+                self.calls.append((resource, verb))
+                if (resource, verb) not in self.rights:
+                    user = "system:serviceaccount:imds-bridge:imds-bridge-drain"
+                    why = f'User "{user}" cannot {verb} resource "{resource}" in API group ""'
+                    return status(403, f"{resource} is forbidden: {why}")
+                steps = self.before.get((resource, verb))
+                if steps and (given := steps.pop(0)()):
+                    return given
+                handle = getattr(self, f"_{verb}_{resource.replace('/', '_')}")
+                name, query = found.groupdict().get("name"), parse_qs(parts.query)
+                answer: Answer = handle(name=name, body=body, kind=kind, query=query)
+                return answer
+        raise AssertionError(f"{method} {target} is no call of the API")
+
+    def _get_nodes(self, *, name: str, **_: Any) -> Answer:
+        return (200, self.node) if name == NODE else status(404, f'nodes "{name}" not found')
+
+    def _patch_nodes(self, *, body: bytes, kind: str, **_: Any) -> Answer:
+        assert kind == "application/merge-patch+json"
+        patch = json.loads(body)
+        if patch["metadata"].pop("resourceVersion") != self.node["metadata"]["resourceVersion"]:
+            return status(
+                409, "the object has been modified; please apply your changes to the latest version"
+            )
+        _merge(self.node, patch)
+        self.touch_node()
+        return 200, self.node
+
+    def _list_pods(self, *, query: dict[str, list[str]], **_: Any) -> Answer:
+        assert query == {"fieldSelector": [f"spec.nodeName={NODE}"]}
+        for name in [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]:
+            self.lingers[name] = self.lingers.get(name, 0) - 1
+            if self.lingers[name] < 0:
+                del self.pods[name]
+        return 200, {"items": [pod for pod in self.pods.values() if pod["spec"]["nodeName"] == NODE]}
+
+    def _create_pods_eviction(self, *, name: str, body: bytes, **_: Any) -> Answer:
+        eviction = json.loads(body)
+        assert (eviction["apiVersion"], eviction["kind"]) == ("policy/v1", "Eviction")
+        assert eviction["metadata"] == {"name": name, "namespace": "shop"}
+        self.evictions.append(name)
+        if name not in self.pods:
+            return status(404, f'pods "{name}" not found')
+        meta = self.pods[name]["metadata"]
+        if eviction["deleteOptions"]["preconditions"]["uid"] != meta["uid"]:
+            return status(409, "the UID in the precondition does not match")
+        meta["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+        return 201, {"kind": "Status", "status": "Success"}
+
+
+def _merge(target: Json, patch: Json) -> None:
+    """Apply a JSON merge patch (RFC 7396)."""
+    for name, value in patch.items():
+        if isinstance(value, dict):
+            _merge(target.setdefault(name, {}), value)
+        elif value is None:
+            target.pop(name, None)
+        else:
+            target[name] = value
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    api: ApiServer
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        head = self.headers.get("Authorization", ""), body, self.headers.get("Content-Type", "")
+        code, content = self.api.answer(self.command, self.path, *head)
+        self.close_connection = not code
+        if code:
+            sent = json.dumps(content).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+    do_PATCH = do_POST = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
