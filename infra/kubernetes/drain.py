@@ -33,8 +33,7 @@ OVER = ("Completed", "Canceled", "Ended")
 FAILED = 75
 PAUSE_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
-CONFLICT, GONE = 409, (404, 409)  # 409: another pod has this name now
-LATER = (401, 408, CONFLICT, 429)  # and 5xx: the token's file changes, budgets and servers recover
+LATER = (401, 408, 409, 429)  # and 5xx: the token's file and the node change, budgets and servers recover
 
 
 class Refused(Exception):
@@ -107,19 +106,11 @@ class Node:
         self._change(lambda node: self._released(node, is_over=is_over))
 
     def _change(self, changed: Callable[[Json], Json | None]) -> None:
-        """Patch the node as `changed` says; again if somebody else changes it at the same time."""
-        while True:
-            node = self._cluster.call("GET", self._path)
-            if (patch := changed(node)) is None:
-                return
+        """Patch the node as `changed` says; refused if somebody else changes it at the same time."""
+        node = self._cluster.call("GET", self._path)
+        if patch := changed(node):
             patch["metadata"]["resourceVersion"] = node["metadata"]["resourceVersion"]
-            try:
-                self._cluster.call("PATCH", self._path, patch)
-            except Refused as refused:
-                if refused.code != CONFLICT:
-                    raise
-            else:
-                return
+            self._cluster.call("PATCH", self._path, patch)
 
     def _cordoned(self, node: Json) -> Json | None:
         marks, is_cordoned = _marks(node), node["spec"].get("unschedulable", False)
@@ -163,7 +154,7 @@ class Node:
         except Refused as refused:
             if refused.code == requests.codes.forbidden and " cannot " in str(refused):
                 raise  # a right is missing; a webhook, or a namespace that is being deleted, may change its mind
-            return "terminating" if refused.code in GONE else str(refused)
+            return str(refused)  # 404, 409: it has gone, and another pod may have its name
         except requests.RequestException as error:
             return str(error)
         return "terminating"
@@ -190,7 +181,7 @@ def _marks(node: Json) -> dict[str, str]:
 
 def _has_to_leave(pod: Json) -> bool:
     meta = pod["metadata"]
-    owners = {owner["kind"] for owner in meta.get("ownerReferences", ()) if owner.get("controller")}
+    owners = {owner["kind"] for owner in meta.get("ownerReferences", ())}
     is_mirror = "kubernetes.io/config.mirror" in meta.get("annotations", {})
     is_finished = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return not (is_mirror or is_finished or "DaemonSet" in owners)

@@ -69,11 +69,12 @@ def test_it_cordons_evicts_what_has_to_leave_and_waits_until_it_is_gone(api: Api
     api.add("agent", owner="DaemonSet")
     api.add("kubelet", owner="Node", annotations={"kubernetes.io/config.mirror": "hash"})
     api.add("job", phase="Succeeded")
+    api.add("evicted", phase="Failed")
     api.add("elsewhere", node="node-1")
     api.lingers = {"web": 3, "leaving": 5}
     assert run() == (0, "drain: node-0 is drained of 3 pods\n")
     assert api.evictions == ["web", "bare"]
-    assert [*api.pods] == ["agent", "kubelet", "job", "elsewhere"]
+    assert [*api.pods] == ["agent", "kubelet", "job", "evicted", "elsewhere"]
     assert (api.is_cordoned, api.marks) == (True, {OWN: BOOT})
     assert api.calls.index(CHANGE) < api.calls.index(LIST)
     assert {*api.calls} == rights()  # nothing is allowed that is not needed
