@@ -9,7 +9,7 @@ import pytest
 
 from bridge.outbox.state_dir import StateFolder
 from tests.support.cli import Cli
-from tests.support.outbox import OTHER_TYPE
+from tests.support.outbox import OTHER_TYPE, event
 
 
 @pytest.fixture
@@ -27,8 +27,11 @@ def rows(cli: Cli, *options: str) -> list[dict[str, Any]]:
 def test_list_shows_the_newest_events(filled: Cli) -> None:
     done = filled("outbox", "list")
     assert (done.code, [line.split()[0] for line in done.out.splitlines()]) == (0, ["SEQ", "1", "2", "3"])
-    newest = [(row["seq"], row["id"], row["type"]) for row in rows(filled, "--limit", "2")]
-    assert newest == [(2, "two", OTHER_TYPE), (3, "three", OTHER_TYPE)]
+    newest = rows(filled, "--limit", "2")
+    values = [(row["seq"], row["id"], row["type"], row["stored_at"]) for row in newest]
+    stored_at = "2027-01-15T08:00:00.000Z"
+    assert values == [(2, "two", OTHER_TYPE, stored_at), (3, "three", OTHER_TYPE, stored_at)]
+    assert newest[0]["bytes"] == len(event("two", type_=OTHER_TYPE)[1])
 
 
 def test_list_shows_dead_letters_with_the_reason(filled: Cli) -> None:

@@ -18,7 +18,7 @@ from bridge.outbox import inspect
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
-from tests.support.outbox import TWO, commit, deliver, kill, open_outbox, waiting, written_at
+from tests.support.outbox import TWO, commit, deliver, older_state, open_outbox, waiting, written_at
 
 OTHER_PROCESS = """
 import json, sys
@@ -47,14 +47,6 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
         yield made
 
 
-def test_the_newest_events_are_listed_beside_a_running_process(tmp_path: Path, outbox: Outbox) -> None:
-    listed = beside(tmp_path, "newest", 3)
-    assert isinstance(listed, list)
-    assert [(event["seq"], event["id"]) for event in listed] == [(2, "2"), (3, "3"), (4, "4")]
-    assert listed[0]["stored_at"] == "2027-01-15T08:00:00.000Z"
-    assert listed[0]["bytes"] == len(outbox.pending("a", 1)[0].body)
-
-
 def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error(
     tmp_path: Path, outbox: Outbox
 ) -> None:
@@ -69,16 +61,6 @@ def test_what_waits_is_listed_oldest_first_with_its_age_and_the_sinks_last_error
     ]
     assert [row["seq"] for row in inspect.waiting(StateFolder(tmp_path), "a", 9, now)] == [3, 4]
     assert outbox.storage_error is None
-
-
-def test_dead_letters_are_listed_with_their_reason(tmp_path: Path, outbox: Outbox) -> None:
-    assert outbox.dead_letter_counts() == {"a": 2}
-    listed = inspect.dead_letters(StateFolder(tmp_path))
-    assert [(row["number"], row["id"], row["reason"], row["detail"], row["retry"]) for row in listed] == [
-        (1, "1", "rejected", "400", False),
-        (2, "2", "expired", "too old", False),
-    ]
-    assert inspect.dead_letters(StateFolder(tmp_path), "b") == []
 
 
 def test_a_dead_letter_that_is_marked_or_dropped_beside_a_process_is_sent_again_or_gone(
@@ -135,30 +117,12 @@ def test_an_event_is_shown_by_its_id_and_by_its_number_also_as_a_dead_letter(
         inspect.show(folder, "4")
 
 
-def test_the_name_of_an_unknown_sink_is_refused(tmp_path: Path, outbox: Outbox) -> None:
-    inspect.check_sink(StateFolder(tmp_path), "b")
-    with pytest.raises(UsageError, match="given --sink bb, expected a, b; did you mean b"):
-        inspect.check_sink(StateFolder(tmp_path), "bb")
-    assert outbox.storage_error is None
-
-
-def test_a_folder_without_an_outbox_is_a_mistake_in_the_call(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no outbox in"):
-        inspect.newest(StateFolder(tmp_path), 1)
-
-
 @pytest.mark.parametrize("killed", [False, True])
 def test_looking_changes_nothing_that_a_process_left(tmp_path: Path, killed: bool) -> None:
-    path = tmp_path / "state"
-    outbox = open_outbox(path)
-    commit(outbox, "1", "2")
-    if killed:
-        path = kill(outbox, path, tmp_path / "image")
-    else:
-        outbox.close()
-    before = [one for one in written_at(path) if killed is False]
+    path = older_state(tmp_path / "state", "1", "2", image=tmp_path / "image" if killed else None)
+    before = [] if killed else written_at(path)  # who reads a log makes files of SQLite's
     assert [row["id"] for row in inspect.newest(StateFolder(path), 10)] == ["1", "2"]
-    assert [one for one in written_at(path) if killed is False] == before
+    assert killed or written_at(path) == before
     with closing(open_outbox(path)) as outbox:
         assert (waiting(outbox), outbox.losses()) == (["1", "2"], [])
 

@@ -59,14 +59,17 @@ def mode(path: Path) -> int:
 
 def test_a_second_process_is_refused_with_the_name_of_the_holder(tmp_path: Path) -> None:
     with holding(tmp_path) as process:
-        with pytest.raises(
-            StateError, match=rf"{re.escape(str(tmp_path))} is held by process {process.pid}:"
-        ):
+        reason = rf"{re.escape(str(tmp_path))} is held by process {process.pid}:"
+        with pytest.raises(StateError, match=reason):
             open_outbox(tmp_path)
         assert StateFolder(tmp_path).holder() == f"process {process.pid}"
+        (tmp_path / "lock").write_text("")
+        with pytest.raises(StateError, match="is held by another process"):
+            open_outbox(tmp_path)
 
 
 def test_a_folder_whose_holder_was_killed_is_free(tmp_path: Path) -> None:
+    assert StateFolder(tmp_path / "none").holder() is None
     with holding(tmp_path) as process:
         process.kill()
         process.wait()
@@ -97,13 +100,6 @@ def test_who_may_not_open_the_state_does_not_keep_the_folder_from_others(tmp_pat
     assert StateFolder(tmp_path).holder() is None
 
 
-def test_the_holder_of_a_lock_without_a_name_is_another_process(tmp_path: Path) -> None:
-    with holding(tmp_path):
-        (tmp_path / "lock").write_text("")
-        with pytest.raises(StateError, match="is held by another process"):
-            open_outbox(tmp_path)
-
-
 def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     folder.acquire()
@@ -111,10 +107,6 @@ def test_a_lock_that_was_removed_is_taken_again(tmp_path: Path) -> None:
     folder.acquire()
     assert StateFolder(tmp_path).holder() == f"process {os.getpid()}"
     folder.release()
-
-
-def test_a_folder_that_does_not_exist_has_no_holder(tmp_path: Path) -> None:
-    assert StateFolder(tmp_path / "none").holder() is None
 
 
 # Who may read it
