@@ -173,19 +173,6 @@ def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp
     assert second["type"] == DOCUMENT
 
 
-def test_a_second_process_on_the_same_state_exits_3_and_names_the_holder(
-    lab: ImdsLab, tmp_path: Path
-) -> None:
-    with Forward(tmp_path, settings(lab, {})) as forward:
-        wait_for_polls(lab)
-        assert forward.process is not None
-        second = run("forward", "--config", forward.config)
-        assert second.returncode == 3
-        assert f"held by process {forward.process.pid}" in second.stderr
-        wait_for_polls(lab)
-        assert forward.stop() == 0
-
-
 def test_a_forwarder_with_only_a_webhook_loads_no_azure_package_and_no_format_after_a_refusal(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:

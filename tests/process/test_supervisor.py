@@ -7,9 +7,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,53 +174,53 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def settings(lab: ImdsLab, **sinks: Any) -> dict[str, Any]:
-    return {"imds": {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}, "stop_seconds": 5.0, "sinks": sinks}
+def supervised(systemd: NotifySocket, folder: Path, lab: ImdsLab, **more: Any) -> Forward:
+    """Return the process under systemd with a watchdog of a second."""
+    imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
+    env = {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "1000000"}
+    return Forward(folder, {"imds": imds, "stop_seconds": 5.0, **more}, env=env)
 
 
-def under(systemd: NotifySocket, *, watchdog_seconds: float) -> dict[str, str]:
-    return {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": str(int(watchdog_seconds * 1e6))}
+def blocking(systemd: NotifySocket, folder: Path, lab: ImdsLab) -> Forward:
+    """Return the process with the sink that blocks while `folder` has a file `blocked`."""
+    forward = supervised(systemd, folder, lab)
+    forward._command[1:3] = ["-c", BLOCKING, str(folder / "blocked")]
+    return forward
+
+
+def schedule(lab: ImdsLab) -> str:
+    return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
 
 def test_the_process_reports_ready_alive_and_stopping(
-    lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
+    lab: ImdsLab, inbox: Inbox, systemd: NotifySocket, tmp_path: Path
 ) -> None:
-    with Inbox() as inbox:
-        given = settings(lab, inbox={"kind": "webhook", "url": inbox.url})
-        with Forward(tmp_path, given, env=under(systemd, watchdog_seconds=1)) as forward:
-            systemd.wait_for("WATCHDOG=1", count=3)
-            systemd.wait_for("STATUS=web-0: no events")
-            lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
-            wait_until(lambda: any("Reboot scheduled, not before" in line for line in systemd.lines))
-            assert forward.stop() == 0, forward
+    sinks = {"inbox": {"kind": "webhook", "url": inbox.url}}
+    with supervised(systemd, tmp_path, lab, sinks=sinks) as forward:
+        systemd.wait_for("WATCHDOG=1", count=3)
+        systemd.wait_for("STATUS=web-0: no events")
+        schedule(lab)
+        wait_until(lambda: any("Reboot scheduled, not before" in line for line in systemd.lines))
+        assert forward.stop() == 0, forward
     systemd.wait_for("EXTEND_TIMEOUT_USEC=35000000")
     assert systemd.lines[0] == "READY=1"
     assert systemd.count("READY=1") == systemd.count("STOPPING=1") == 1
-    last_alive = len(systemd.lines) - 1 - systemd.lines[::-1].index("WATCHDOG=1")
-    assert last_alive < systemd.lines.index("STOPPING=1")
-
-
-def blocking(folder: Path, given: dict[str, Any], env: dict[str, str]) -> Forward:
-    """Return the process with the sink that blocks while `folder` has a file `blocked`."""
-    forward = Forward(folder, given, env=env)
-    forward._command[1:3] = ["-c", BLOCKING, str(folder / "blocked")]
-    return forward
+    assert "WATCHDOG=1" not in systemd.lines[systemd.lines.index("STOPPING=1") :]
 
 
 def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
     lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     lab.fault("slow", seconds=130, count=None)
-    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=1)) as forward:
-        systemd.wait_for("WATCHDOG=1", count=6)  # for longer than a loop may be silent without a word
+    with blocking(systemd, tmp_path, lab) as forward:
+        systemd.wait_for("WATCHDOG=1", count=4)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
         silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward
 
 
-def test_a_wrong_configuration_is_never_ready(systemd: NotifySocket, tmp_path: Path) -> None:
-    wrong = {"sinks": {"ops": {"kind": "webhook"}}}
-    with Forward(tmp_path, wrong, env=under(systemd, watchdog_seconds=1)) as forward:
+def test_a_wrong_configuration_is_never_ready(lab: ImdsLab, systemd: NotifySocket, tmp_path: Path) -> None:
+    with supervised(systemd, tmp_path, lab, sinks={"ops": {"kind": "webhook"}}) as forward:
         assert forward.wait() == 2
         assert "sinks.ops.url: is missing (or url_file)" in forward.log.read_text()
     assert systemd.lines == []
@@ -233,25 +232,21 @@ def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.touch()
-    with blocking(tmp_path, settings(lab), under(systemd, watchdog_seconds=1)) as forward:
+    with blocking(systemd, tmp_path, lab) as forward:
+
+        def main_thread_goes_round() -> None:
+            """Wait until the process has written its status twice from now on."""
+            for _ in range(2):
+                event_id = schedule(lab)
+                forward.wait_for_status(lambda status: event_id in json.dumps(status["document"]))  # noqa: B023 - called at once
+
         stalled = forward.wait_for_log("threads are stalled: sink-stdout")
         assert stalled["level"] == "critical"
-        main_thread_goes_round(lab, forward)
+        main_thread_goes_round()
         fed = systemd.count("WATCHDOG=1")
-        main_thread_goes_round(lab, forward)
+        main_thread_goes_round()
         assert systemd.count("WATCHDOG=1") == fed
         blocked.unlink()
         systemd.wait_for("WATCHDOG=1", count=fed + 1)
         forward.wait_for_log("all threads are responding again")
         assert forward.stop() == 0, forward
-
-
-def shows(event_id: str, status: Mapping[str, Any]) -> bool:
-    return event_id in json.dumps(status["document"])
-
-
-def main_thread_goes_round(lab: ImdsLab, forward: Forward) -> None:
-    """Wait until the process has written its status twice from now on."""
-    for _ in range(2):
-        event_id = lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
-        forward.wait_for_status(partial(shows, event_id))
