@@ -24,13 +24,6 @@ APPROVED = {"approved", "already_approved"}
 PREFIX = "io.imdsbridge.approval."
 
 
-class Listen(Forward):
-    """`imds-bridge listen` as a process of its own."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        super().__init__(folder, settings, role="listen")
-
-
 @pytest.mark.timeout(0 if kills(0) else 600)
 @pytest.mark.parametrize(("approvals", "count"), [("immediate", kills(10)), ("hold", kills(6))])
 def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(
@@ -43,7 +36,7 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
         ServiceBusLab(bus_config(LockDuration="PT5S")) as bus,
         Sender(bus) as sender,
     ):
-        listen = Listen(
+        listen = Forward(
             tmp_path,
             {
                 "imds": {"endpoint": imds.url("web-0")},
@@ -60,6 +53,7 @@ def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways
                     },
                 },
             },
+            role="listen",
         )
         expected: dict[str, set[str]] = {}  # by command, the reasons that can be right
         approvable: set[str] = set()

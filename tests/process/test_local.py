@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from bridge.imds.client import EVENTS_PATH
-from tests.process.test_listen_kill import Listen
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import Forward, read_outbox, wait_until
@@ -50,7 +49,7 @@ class Vm:
     """A VM with README's configuration and its two processes."""
 
     imds: ImdsLab
-    listen: Listen
+    listen: Forward
     forward: Forward
     drain: Program
     recover: Program
@@ -89,7 +88,7 @@ def vm(tmp_path: Path, imds: ImdsLab) -> Iterator[Vm]:
         executable.write_text(PROGRAM.format(file=programs[name].file))
         executable.chmod(0o755)
     base = {"imds": {"endpoint": imds.url("web-0"), "vm_name": "web-0"}}
-    listen, forward = Listen(tmp_path / "l", base), Forward(tmp_path / "f", base)
+    listen, forward = Forward(tmp_path / "l", base, role="listen"), Forward(tmp_path / "f", base)
     lines = readme_lines().replace("/usr/local/bin/", f"{tmp_path}/bin-")
     for process in (listen, forward):
         process.config.write_text(process.config.read_text() + lines)

@@ -35,6 +35,12 @@ def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge.runtime.program.KILL_AFTER_SECONDS", 0.3)
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return a file into which a script writes."""
+    return tmp_path / "file"
+
+
 def is_alive(pid: int) -> bool:
     """Return whether a process runs; a zombie does not."""
     try:
@@ -68,9 +74,9 @@ def test_a_program_need_not_read_its_input(script: str) -> None:
     assert outcome(script, body=BIG).fault == ""
 
 
-def test_a_program_gets_an_input_of_any_size(tmp_path: Path) -> None:
-    assert outcome(f"cat > {tmp_path / 'got'}", body=BIG).fault == ""
-    assert (tmp_path / "got").read_bytes() == BIG
+def test_a_program_gets_an_input_of_any_size(file: Path) -> None:
+    assert outcome(f"cat > {file}", body=BIG).fault == ""
+    assert file.read_bytes() == BIG
 
 
 def test_of_a_long_output_only_the_end_is_kept() -> None:
@@ -84,15 +90,13 @@ def test_a_program_that_is_stopped_is_killed_in_time() -> None:
     assert outcome("kill -STOP $$", timeout_seconds=0.2).ended_by == "timeout"
 
 
-def test_what_a_program_leaves_in_its_group_ends_with_it_and_delays_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
+def test_what_a_program_leaves_in_its_group_ends_with_it_and_delays_nothing(file: Path) -> None:
     result = outcome(f"sh -c 'echo $$ > {file}; sleep 60' & until [ -s {file} ]; do :; done")
     assert result.fault == ""
     assert wait_until(lambda: not is_alive(read_pid(file)))
 
 
-def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
+def test_a_daemon_that_keeps_the_output_open_and_writes_delays_nothing(file: Path) -> None:
     daemon = f"setsid sh -c 'echo $$ > {file}; while :; do echo x; done' &"
     assert outcome(f"{daemon} until [ -s {file} ]; do :; done").fault == ""
     os.kill(read_pid(file), 9)
@@ -113,13 +117,8 @@ def test_a_program_that_cannot_be_started_is_a_fault_of_the_setup(
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
-        ("exit 75", Unavailable),
-        ("kill -TERM $$", Unavailable),
-        ("sleep 60", Unavailable),
-        ("exit 1", Rejected),
-        ("exit 64", Rejected),
-        ("exit 126", Rejected),
-        ("exit 192", Rejected),
+        *((script, Unavailable) for script in ("exit 75", "kill -TERM $$", "sleep 60")),
+        *((f"exit {code}", Rejected) for code in (1, 64, 126, 192)),
     ],
 )
 def test_the_end_of_a_program_decides_what_becomes_of_the_event(
@@ -138,8 +137,7 @@ def ended(run: Run) -> Result:
     return wait_until(lambda: run.result)
 
 
-def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
+def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(file: Path) -> None:
     loop = "while :; do sleep 1; done"
     run = make(f"trap '' TERM; sh -c 'echo $$ > {file}; {loop}' & {loop}")
     run.start()
@@ -149,10 +147,9 @@ def test_a_program_that_ignores_sigterm_is_killed_with_its_whole_group(tmp_path:
 
 
 def test_a_program_may_clean_up_after_sigterm_and_was_ended_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bridge.runtime.program.KILL_AFTER_SECONDS", LONG_SECONDS)
-    file = tmp_path / "pid"
     run = make(f"trap 'echo cleaned; exit 0' TERM; echo $$ > {file}; while :; do sleep 0.01; done")
     run.start()
     read_pid(file)
@@ -171,8 +168,7 @@ def test_the_end_and_the_output_of_a_program_are_logged_once(caplog: pytest.LogC
     assert vars(record)["output"] == "no route to the load balancer"
 
 
-def test_a_program_gets_sigterm_when_its_process_ends(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
+def test_a_program_gets_sigterm_when_its_process_ends(file: Path) -> None:
     script = f"""
 import threading, time
 from pathlib import Path

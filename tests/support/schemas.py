@@ -26,7 +26,6 @@ from bridge.events.builder import END_STATUS, NAMESPACE
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.lab.imds import EVENTS_PATH
-from tests.process.test_listen_kill import Listen
 from tests.support.bus import FLEET, Sender, bus_config, message
 from tests.support.diff import faults_of
 from tests.support.imds_lab import ImdsLab
@@ -83,7 +82,7 @@ def record(folder: Path) -> list[Envelope]:
             },
         }
         events = [*_watched(Forward(folder / "forward", given), imds)]
-        events += _approved(Listen(folder / "listen", given), imds, bus)
+        events += _approved(Forward(folder / "listen", given, role="listen"), imds, bus)
         config = folder / "check.toml"
         sinks = {"ops": {"kind": "webhook", "url": inbox.url}}
         config.write_text(toml({"state_dir": folder / "check", "imds": given["imds"], "sinks": sinks}))
@@ -171,7 +170,7 @@ def _watched(forward: Forward, imds: ImdsLab) -> list[Envelope]:
     return _printed(forward)
 
 
-def _approved(listen: Listen, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelope]:
+def _approved(listen: Forward, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelope]:
     """Let the listener accept, refuse and fail; return its receipts, and the command as `approve` sends it."""
     _approve(listen, _schedule(imds, "Reboot"))
     command = json.loads(bus.entity(FLEET).messages[0].body)
@@ -198,7 +197,7 @@ def _schedule(imds: ImdsLab, event_type: str) -> str:
     return imds.schedule(event_type=event_type, resources=names, description=description)
 
 
-def _approve(listen: Listen, event_id: str) -> None:
+def _approve(listen: Forward, event_id: str) -> None:
     options = ("--vm", "web-0", "--resource-group", "lab", "--reason", "drained", "--config", listen.config)
     done = run("approve", event_id, *options, env={"LOGNAME": "operator"})
     assert done.returncode == 0, done

@@ -18,11 +18,10 @@ from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
-from tests.process.test_listen_kill import Listen
 from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, Sender, wait_settled
 from tests.support.cli import Cli, CommandResult
 from tests.support.imds_lab import ImdsLab
-from tests.support.process import COMMAND, LIMIT_SECONDS, environment, wait_until
+from tests.support.process import COMMAND, LIMIT_SECONDS, Forward, environment, wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.undecodable import VALUES, send_encoded, with_body, with_property
 
@@ -126,7 +125,7 @@ def test_with_wait_it_ends_at_the_signed_receipt_and_believes_no_other(
         for properties in ({}, sign(["whsec_" + "A" * 32], "forged", datetime.now(UTC), b"")):
             forged = {"message_id": "forged\x1b[2J", "application_properties": properties}
             send_receipts(bus, receipt(command_id, event), **forged)
-        with Listen(tmp_path, given):
+        with Forward(tmp_path, given, role="listen"):
             done = finish()
     assert done.code == 0, done
     assert done.out.count("accepted: ") == 1
