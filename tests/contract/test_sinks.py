@@ -4,88 +4,306 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from bridge.config.registry import SINK_KINDS
-from bridge.config.sinks import StdoutSettings
-from bridge.errors import DeliveryError, Misconfigured, Unavailable
+from bridge.config.bus import EventGridSettings, ServiceBusSettings
+from bridge.config.registry import SINK_KINDS, format_class
+from bridge.config.sinks import ExecSettings, StdoutSettings
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.text import redact
-from bridge.sinks import stdout as module
+from bridge.sinks import eventgrid as eventgrid_module
+from bridge.sinks import stdout as stdout_module
+from bridge.sinks import webhook as webhook_module
 from bridge.sinks.base import Inconclusive, Sink
+from bridge.sinks.eventgrid import EventGridSink
+from bridge.sinks.exec import ExecSink
+from bridge.sinks.servicebus import ServiceBusSink
 from bridge.sinks.stdout import StdoutSink
-from tests.contract.sink_rigs import (
-    EVENTS,
-    SECRET,
-    Build,
-    Place,
-    Rig,
-    eventgrid,
-    exec_,
-    memory,
-    servicebus,
-    stdout,
-    webhook,
-)
-from tests.support.delivery import Killed, opened, running
+from tests.support.clock import MovedClock
+from tests.support.eventgrid import EventGridLab
+from tests.support.inbox import Inbox
+from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
-from tests.support.receivers import FORMATS
+from tests.support.receivers import ROUTING_KEY
+from tests.support.servicebus import ServiceBusLab
+from tests.support.sink import QUEUE, entities
+from tests.support.webhook import MakeWebhook
 
+SECRET = ROUTING_KEY
+NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's
 SHORT_SECONDS = 0.5  # a sink's own time limit, where it is to be reached
+EVENTS = [stored_event(number, Description=f'é "quoted"\n{number}') for number in range(7)]
+BATCH_BYTES = 3 * len(EVENTS[0].body) + 10  # three of the events go in a batch
+# No CloudEvent without a source, and no message with such an id.
+BAD = replace(EVENTS[0], id="9" * 200, body=b'{"specversion":"1.0","id":"9","type":"t"}')
+
+
+@dataclass(kw_only=True)
+class Case:
+    """A sink with its receiver.
+
+    Attributes:
+        sink: may wait for its receiver as long as it was given.
+        bodies: returns what came, byte for byte, a batch as one.
+        failures: names of faults, and the error to be expected of each.
+        fail: makes the next delivery fail with one of them.
+        fail_second: lets the first part of what is sent next arrive, and makes the second Unavailable.
+        hang: leaves the next delivery without an answer until the returned function is called.
+        rotate: lets the receiver take another secret only, and returns what the sink's file should hold now.
+        form: what an event is once it has come.
+    """
+
+    sink: Sink
+    bodies: Callable[[], list[bytes]]
+    failures: Mapping[str, type[DeliveryError]]
+    fail: Callable[[str], object]
+    fail_second: Callable[[], object]
+    hang: Callable[[], Callable[[], None]] = lambda: pytest.fail("nothing to wait for")
+    rotate: Callable[[], str] = lambda: pytest.fail("no secret")
+    form: Callable[[StoredEvent], Any] = lambda event: event.envelope
+
+    def received(self) -> list[Any]:
+        """Return what came, in order."""
+        came = [json.loads(body) for body in self.bodies()]
+        return [one for value in came for one in (value if isinstance(value, list) else [value])]
+
+    def expected(self, events: Sequence[StoredEvent] = EVENTS) -> list[Any]:
+        return [self.form(event) for event in events]
+
+    def error(self, *events: StoredEvent) -> DeliveryError:
+        """Send what fails."""
+        with pytest.raises(DeliveryError) as raised:
+            self.sink.send(events or EVENTS[:1])
+        return raised.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a case is built: with these fixtures, and a time limit of the sink."""
+
+    request: pytest.FixtureRequest
+    limit_seconds: float
+
+    def __call__(self, fixture: str) -> Any:
+        return self.request.getfixturevalue(fixture)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self("tmp_path"))
+
+    def write_secret(self, text: str) -> Path:
+        """Write the file that the sink reads."""
+        file = self.folder / "secret"
+        file.write_text(text)
+        return file
+
+
+def memory(_: Place) -> Case:
+    sink = MemorySink(max_batch=3)
+    failures = {kind.__name__: kind for kind in (Unavailable, Misconfigured, Rejected, Gone)}
+    return Case(
+        sink=sink,
+        bodies=lambda: [event.body for event in sink.received],
+        failures=failures,
+        fail=lambda name: sink.failures.append(failures[name]("on demand")),
+        fail_second=lambda: sink.failures.append(Unavailable("on demand", delivered=1)),
+    )
+
+
+def stdout(place: Place) -> Case:
+    file = place.folder / "output"
+    output, unwritable = file.open("w"), file.open()
+    place.request.addfinalizer(output.close)
+    place.request.addfinalizer(unwritable.close)
+
+    def write_to(*files: Any) -> None:
+        descriptors = iter([one.fileno() for one in files])
+        place("monkeypatch").setattr(stdout_module, "_descriptor", lambda: next(descriptors, output.fileno()))
+
+    write_to()
+    return Case(
+        sink=StdoutSink(StdoutSettings(kind="stdout")),
+        bodies=lambda: file.read_bytes().splitlines(),
+        failures={"unwritable": Unavailable},
+        fail=lambda _: write_to(unwritable),
+        fail_second=lambda: write_to(output, unwritable),
+    )
+
+
+_PROGRAM = """#!/bin/sh
+cd {folder}
+fault=$(head -n 1 faults)
+sed -i 1d faults
+case $fault in
+    kill) kill -9 $$ ;;
+    [0-9]*) exit "$fault" ;;
+esac
+body=$(cat)
+case $body in *'"source"'*) ;; *) exit 65 ;; esac
+printf '%s\\n' "$body" >> received
+"""
+
+
+def exec_(place: Place) -> Case:
+    faults, file, program = (place.folder / name for name in ("faults", "received", "program"))
+    faults.touch()
+    file.touch()
+    program.write_text(_PROGRAM.format(folder=place.folder))
+    program.chmod(0o755)
+    return Case(
+        sink=ExecSink(ExecSettings(kind="exec", run=(str(program),))),
+        bodies=lambda: file.read_bytes().splitlines(),
+        failures={"75": Unavailable, "kill": Unavailable, "1": Rejected},
+        fail=lambda name: faults.write_text(f"{name}\n"),
+        fail_second=lambda: faults.write_text("\n75\n"),
+    )
+
+
+def over_http(sink: Sink, inbox: Inbox, refusals: Mapping[str, type[DeliveryError]], **more: Any) -> Case:
+    """Make the case of a sink over HTTP; every refusal repeats the secret."""
+
+    def fail_second() -> None:
+        inbox.fault("slow", seconds=0)  # the first one passes
+        inbox.fault("503")
+
+    def hang() -> Callable[[], None]:
+        inbox.fault("slow", seconds=600)
+        return inbox.clear_faults
+
+    common = {"503": Unavailable, "401": Misconfigured, "drop": Unavailable, "redirect": Misconfigured}
+    return Case(
+        sink=sink,
+        bodies=lambda: [one.body for one in inbox.accepted],
+        failures={**common, **refusals},
+        fail=lambda kind: inbox.fault(kind, body=f"you sent {SECRET}" if kind.isdigit() else ""),
+        fail_second=fail_second,
+        hang=hang,
+        **more,
+    )
+
+
+def webhook(place: Place, **settings: Any) -> Case:
+    """Build a webhook's case; with a chat format, what comes is the message that it writes."""
+    place("monkeypatch").setattr(webhook_module, "MAX_BATCH_BYTES", BATCH_BYTES)
+    inbox = place.request.getfixturevalue("any_inbox" if "format" in settings else "inbox")
+    inbox.require_token(SECRET)
+    make: MakeWebhook = place("webhook")
+    clock, token_file = MovedClock(), place.write_secret(SECRET)
+    given = {"bearer_token_file": token_file, "timeout_seconds": place.limit_seconds, **settings}
+    sink = make(f"{inbox.url}?sig={SECRET}", clock=clock, **given)
+
+    def rotate() -> str:
+        inbox.require_token(NEW_SECRET)
+        return NEW_SECRET
+
+    more: dict[str, Any] = {"rotate": rotate}
+    if "format" in settings:
+        shape = format_class(settings["format"])(sink._settings)
+        more["form"] = lambda event: json.loads(json.dumps(shape.write(event.envelope, clock.now())))
+    gone = Misconfigured if "format" in settings else Gone
+    return over_http(sink, inbox, {"422": Rejected, "410": gone}, **more)
+
+
+def eventgrid(place: Place, flavor: str) -> Case:
+    place("monkeypatch").setattr(eventgrid_module, "MAX_BATCH_BYTES", BATCH_BYTES)
+    lab: EventGridLab = place("event_grid")
+    settings = EventGridSettings(
+        kind="eventgrid",
+        endpoint=lab.custom_endpoint if flavor == "custom" else lab.namespace_endpoint("maintenance"),
+        timeout_seconds=place.limit_seconds,
+        key_file=place.write_secret(SECRET),  # type: ignore[call-arg]
+    )
+    refusals = {"400": Rejected, "410": Misconfigured, "404": Misconfigured}
+    return over_http(EventGridSink(settings), lab, refusals, rotate=lambda: lab.regenerate_key(1))
+
+
+def servicebus(place: Place) -> Case:
+    lab: ServiceBusLab = place("lab")
+    given = {
+        "kind": "servicebus",
+        "queue": QUEUE,
+        "timeout_seconds": place.limit_seconds,
+        "connection_string_file": place.write_secret(lab.connection_string),
+    }
+    sink = ServiceBusSink(ServiceBusSettings.model_validate(given))
+
+    def fail(kind: str) -> None:
+        sink.reload()  # an open link is not asked for the right to send
+        lab.fault(kind, count=1)
+
+    def hang() -> Callable[[], None]:
+        lab.fault("stall")
+        return lambda: lab.clear_faults("stall")
+
+    def rotate() -> str:
+        place.write_secret(lab.connection_string_with(NEW_SECRET))
+        sink.reload()
+        return lab.connection_string
+
+    later = dict.fromkeys(("busy", "quota", "drop_before_store"), Unavailable)
+    return Case(
+        sink=sink,
+        bodies=lambda: [message.body for message in lab.entity(QUEUE).messages],
+        failures={**later, **dict.fromkeys(("unauthorized", "missing", "refuse_cbs"), Misconfigured)},
+        fail=fail,
+        fail_second=lambda: lab.fault("busy", count=1, after=1),
+        hang=hang,
+        rotate=rotate,
+    )
+
+
+@pytest.fixture
+def lab() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(entities(), key=SECRET, max_message_bytes=4000) as started:
+        yield started
+
+
+@pytest.fixture
+def any_inbox() -> Iterator[Inbox]:
+    """Return an inbox that takes chat messages, too."""
+    with Inbox() as started:
+        yield started
+
+
+@pytest.fixture
+def event_grid() -> Iterator[EventGridLab]:
+    with EventGridLab(keys=[SECRET]) as started:
+        yield started
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A sink by its kind and what sets it up: a remote one wants a secret and can hang.
+    """A sink by its kind and what builds it: a remote one wants a secret and can hang.
 
     `rejects`: whether it looks at events, and refuses some for good.
     """
 
     kind: str
     variant: str = ""
-    build: Build
+    build: Callable[[Place], Case]
     is_remote: bool = True
     rejects: bool = True
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.variant}" if self.variant else self.kind
 
 
 ROWS = [
     Row(kind="memory", build=memory, is_remote=False, rejects=False),
     Row(kind="stdout", build=stdout, is_remote=False, rejects=False),
     Row(kind="exec", build=exec_, is_remote=False),
-    *(
-        Row(
-            kind="webhook",
-            variant=format_,
-            build=webhook(format=format_, **row.needed),
-            rejects=format_ == "cloudevents",
-        )
-        for format_, row in FORMATS.items()
-    ),
-    Row(kind="webhook", variant="binary", build=webhook(mode="binary")),
-    Row(kind="webhook", variant="batch", build=webhook(mode="batch")),
-    Row(kind="servicebus", variant="queue", build=servicebus("queue")),
-    Row(kind="servicebus", variant="topic", build=servicebus("topic")),
-    Row(kind="eventgrid", variant="custom", build=eventgrid("custom")),
-    Row(kind="eventgrid", variant="namespace", build=eventgrid("namespace")),
+    Row(kind="webhook", build=webhook),
+    Row(kind="webhook", variant="batch", build=lambda place: webhook(place, mode="batch")),
+    Row(kind="webhook", variant="slack", build=lambda place: webhook(place, format="slack"), rejects=False),
+    Row(kind="servicebus", build=servicebus),
+    Row(kind="eventgrid", variant="custom", build=lambda place: eventgrid(place, "custom")),
+    Row(kind="eventgrid", variant="namespace", build=lambda place: eventgrid(place, "namespace")),
 ]
-ENVELOPES = [event.envelope for event in EVENTS]
-# No CloudEvent without a source, and no message with such an id.
-BAD = StoredEvent(
-    seq=99, id="9" * 200, type="t", stored_at=0.0, body=b'{"specversion":"1.0","id":"9","type":"t"}'
-)
 
 
 @pytest.fixture
@@ -94,126 +312,127 @@ def limit_seconds() -> float:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_seconds: float) -> Iterator[Place]:
-    with ExitStack() as stack:
-        yield Place(stack=stack, folder=tmp_path, monkeypatch=monkeypatch, limit_seconds=limit_seconds)
+def place(request: pytest.FixtureRequest, limit_seconds: float) -> Place:
+    return Place(request=request, limit_seconds=limit_seconds)
 
 
-@pytest.fixture(params=ROWS, ids=lambda row: row.name)
-def rig(request: pytest.FixtureRequest, place: Place) -> Iterator[Rig]:
-    row: Row = request.param
-    built = row.build(place)
+def _name(row: Row) -> str:
+    return f"{row.kind}-{row.variant}".rstrip("-")
+
+
+@pytest.fixture(params=ROWS, ids=_name)
+def case(request: pytest.FixtureRequest, place: Place) -> Iterator[Case]:
+    built = request.param.build(place)
     yield built
     built.sink.close()
+    built.sink.close()  # at any time and twice
 
 
 def only(rows: Sequence[Row]) -> pytest.MarkDecorator:
     """Run a test with these rows alone."""
-    return pytest.mark.parametrize("rig", rows, ids=lambda row: row.name, indirect=True)
+    return pytest.mark.parametrize("case", rows, ids=_name, indirect=True)
 
 
 for_remote_ones = only([row for row in ROWS if row.is_remote])
-for_those_that_reject = only([row for row in ROWS if row.rejects])
-with_a_short_limit = pytest.mark.parametrize("limit_seconds", [SHORT_SECONDS], ids=["short limit"])
-
-
-def expected(rig: Rig, events: Sequence[StoredEvent] = EVENTS) -> list[Any]:
-    return [rig.form(event) for event in events]
-
-
-def send(sink: Sink) -> None:
-    """Send all events in batches of the size that the sink names."""
-    for start in range(0, len(EVENTS), sink.max_batch):
-        sink.send(EVENTS[start : start + sink.max_batch])
 
 
 def test_every_kind_of_sink_has_a_row() -> None:
     assert {row.kind for row in ROWS} == {*SINK_KINDS, "memory"}
 
 
-def test_it_takes_at_least_one_event_at_a_time(rig: Rig) -> None:
-    assert rig.sink.max_batch >= 1
+def test_all_events_have_arrived_in_their_order_when_send_returns_on_any_thread(case: Case) -> None:
+    assert case.sink.max_batch >= 1
+
+    def send() -> None:
+        for start in range(0, len(EVENTS), case.sink.max_batch):
+            case.sink.send(EVENTS[start : start + case.sink.max_batch])
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join(LIMIT_SECONDS)
+    assert case.received() == case.expected()
+    assert len({json.dumps(one) for one in case.received()}) == len(EVENTS)
 
 
-def test_the_receiver_has_all_events_in_their_order_when_send_returns(rig: Rig) -> None:
-    send(rig.sink)
-    assert rig.received() == expected(rig)
-    assert len({json.dumps(one) for one in rig.received()}) == len(EVENTS)
-
-
-def test_an_event_that_is_sent_again_arrives_as_it_was(rig: Rig) -> None:
-    rig.sink.send(EVENTS[:1])
-    rig.sink.send(EVENTS[:1])
-    assert rig.received() == expected(rig, [EVENTS[0], EVENTS[0]])
+def test_an_event_that_is_sent_again_arrives_as_it_was(case: Case) -> None:
+    case.sink.send(EVENTS[:1])
+    case.sink.send(EVENTS[:1])
+    assert case.received() == case.expected([EVENTS[0], EVENTS[0]])
+    assert len(set(case.bodies())) == 1
 
 
 # --- failures ---
 
 
-def test_every_failure_reports_how_much_arrived_and_the_next_delivery_works(rig: Rig) -> None:
-    for fail in rig.failures:
-        before = len(rig.received())
-        kind = fail()
-        # One event, which no sink can part: of a batch that is refused, its halves may be taken.
-        with pytest.raises(DeliveryError) as raised:
-            rig.sink.send(EVENTS[:1])
-        assert type(raised.value) is kind
-        assert (len(rig.received()), raised.value.delivered) == (before, 0)
-        rig.sink.send(EVENTS[:1])
-        assert rig.received()[before:] == expected(rig, EVENTS[:1])
+def test_every_failure_has_its_kind_and_the_next_delivery_works(case: Case) -> None:
+    for name, kind in case.failures.items():
+        before = len(case.received())
+        case.fail(name)
+        error = case.error()  # one event, which no sink can part: of a batch, halves may be taken
+        assert (type(error), error.delivered, len(case.received())) == (kind, 0, before)
+        case.sink.send(EVENTS[:1])
+        assert case.received()[before:] == case.expected(EVENTS[:1])
+    assert 0 < case.sink.retry_limit_seconds <= 60
 
 
-def test_a_send_that_fails_in_the_middle_reports_what_arrived(rig: Rig) -> None:
-    kind = rig.fail_second()
-    if rig.sink.max_batch == 1:
-        rig.sink.send(EVENTS[:1])
-    events = EVENTS[: rig.sink.max_batch]
-    with pytest.raises(DeliveryError) as raised:
-        rig.sink.send(events)
-    delivered = raised.value.delivered
-    assert type(raised.value) is kind
-    assert rig.received() == expected(rig, events[: delivered or 1])
-    assert (delivered == 0) if rig.sink.max_batch == 1 else (0 < delivered < len(events))
+def test_a_send_that_fails_in_the_middle_reports_what_arrived_and_the_rest_follows_once(case: Case) -> None:
+    case.fail_second()
+    events = EVENTS[: case.sink.max_batch]
+    if case.sink.max_batch == 1:
+        case.sink.send(EVENTS[:1])
+        events = EVENTS[1:2]
+    error = case.error(*events)
+    assert type(error) is Unavailable
+    assert (error.delivered == 0) if case.sink.max_batch == 1 else (0 < error.delivered < len(events))
+    case.sink.send(events[error.delivered :])
+    assert case.received() == case.expected(EVENTS[:2] if case.sink.max_batch == 1 else events)
+
+
+@only([row for row in ROWS if row.rejects])
+def test_an_event_that_is_never_accepted_is_rejected_alone(case: Case) -> None:
+    before = EVENTS[: case.sink.max_batch - 1][:3]
+    after = EVENTS[3 : case.sink.max_batch][:1]
+    error = case.error(*before, BAD, *after)
+    assert (type(error), error.delivered) == (Rejected, len(before))
+    case.sink.send(EVENTS[3:4])
+    assert case.received() == case.expected([*before, EVENTS[3]])
 
 
 @for_remote_ones
-def test_a_wrong_secret_is_a_fault_of_the_setup_until_the_right_one_is_read(rig: Rig, place: Place) -> None:
-    assert rig.rotate is not None
-    secret = rig.rotate()
+def test_a_wrong_secret_is_a_fault_of_the_setup_until_the_right_one_is_read(case: Case, place: Place) -> None:
+    secret = case.rotate()
     for _ in range(2):
-        with pytest.raises(Misconfigured) as raised:
-            rig.sink.send(EVENTS[:1])
-        assert SECRET not in str(raised.value)
-    assert rig.received() == []
+        error = case.error()
+        assert type(error) is Misconfigured
+        assert SECRET not in str(error)
+    assert case.received() == []
     place.write_secret(secret)
-    rig.sink.reload()
-    rig.sink.send(EVENTS[:1])
-    assert rig.received() == expected(rig, EVENTS[:1])
+    case.sink.reload()
+    case.sink.send(EVENTS[:1])
+    assert case.received() == case.expected(EVENTS[:1])
 
 
 @for_remote_ones
-def test_an_answer_that_is_late_but_in_time_is_success(rig: Rig) -> None:
-    rig.sink.send(EVENTS[:1])
-    assert rig.hang is not None
-    release = threading.Timer(0.2, rig.hang())
+def test_an_answer_that_is_late_but_in_time_is_success(case: Case) -> None:
+    case.sink.send(EVENTS[:1])
+    release = threading.Timer(0.2, case.hang())
     release.start()
-    rig.sink.send(EVENTS[1:2])
+    case.sink.send(EVENTS[1:2])
     release.join()
-    assert rig.received() == expected(rig, EVENTS[:2])
+    assert case.received() == case.expected(EVENTS[:2])
 
 
-@with_a_short_limit
+@pytest.mark.parametrize("limit_seconds", [SHORT_SECONDS])
 @for_remote_ones
-def test_a_receiver_that_is_later_than_the_limit_may_take_it_later(rig: Rig) -> None:
-    send_at_last(rig.sink, EVENTS[:1])
-    assert rig.hang is not None
-    release = rig.hang()
-    with pytest.raises(Unavailable) as raised:
-        rig.sink.send(EVENTS[1:2])
-    assert raised.value.delivered == 0
+def test_a_receiver_that_is_later_than_the_limit_may_take_it_later(case: Case) -> None:
+    send_at_last(case.sink, EVENTS[:1])
+    release = case.hang()
+    error = case.error(EVENTS[1])
+    assert (type(error), error.delivered) == (Unavailable, 0)
     release()
-    send_at_last(rig.sink, EVENTS[1:2])
-    assert in_order(rig) == expected(rig, EVENTS[:2])
+    send_at_last(case.sink, EVENTS[1:2])
+    each_once = list({json.dumps(one): one for one in case.received()}.values())
+    assert each_once == case.expected(EVENTS[:2])
 
 
 def send_at_last(sink: Sink, events: Sequence[StoredEvent]) -> None:
@@ -231,231 +450,38 @@ def send_at_last(sink: Sink, events: Sequence[StoredEvent]) -> None:
 # --- what it reports ---
 
 
-def checked(rig: Rig) -> str:
+def test_no_error_and_no_log_shows_a_secret(case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="bridge")
+    shown = case.sink.preview(EVENTS[0])
+    text = [checked(case.sink), *shown.head, shown.body.decode()]
+    for name in case.failures:
+        case.fail(name)
+        text.append(str(case.error()))
+    case.sink.reload()
+    assert SECRET not in "\n".join([*text, caplog.text])
+
+
+def checked(sink: Sink) -> str:
     try:
-        return rig.sink.check()
+        return sink.check()
     except Inconclusive as error:
         return str(error)
 
 
-def test_no_error_and_no_log_shows_a_secret(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="bridge")
-    text = [checked(rig), *rig.sink.preview(EVENTS[0]).head, rig.sink.preview(EVENTS[0]).body.decode()]
-    for fail in rig.failures:
-        fail()
-        with pytest.raises(DeliveryError) as raised:
-            rig.sink.send(EVENTS[:1])
-        text.append(str(raised.value))
-    rig.sink.reload()
-    assert SECRET not in "\n".join([*text, caplog.text])
-
-
-def test_a_check_sends_no_event_and_returns_its_result(rig: Rig) -> None:
-    assert checked(rig)
-    assert rig.received() == []
-
-
-def test_what_is_shown_is_what_is_sent_but_for_secrets_and_showing_sends_nothing(rig: Rig) -> None:
-    shown = rig.sink.preview(EVENTS[0])
-    assert rig.bodies() == []
-    rig.sink.send(EVENTS[:1])
-    (sent,) = rig.bodies()
+def test_checks_previews_and_keep_alive_send_nothing_and_show_what_would_be_sent(case: Case) -> None:
+    assert checked(case.sink)
+    case.sink.keep_alive()
+    shown = case.sink.preview(EVENTS[0])
+    assert case.bodies() == []
+    case.sink.send(EVENTS[:1])
+    case.sink.keep_alive()
+    (sent,) = case.bodies()
     assert shown.body == redact(sent.decode()).encode()
     assert all(line.isprintable() for line in shown.head)
 
 
-# --- its life ---
-
-
-def test_a_reload_never_fails_and_what_was_known_stays(rig: Rig, place: Place) -> None:
-    place.secret_file.unlink(missing_ok=True)
-    rig.sink.reload()
-    rig.sink.send(EVENTS[:1])
-    assert rig.received() == expected(rig, EVENTS[:1])
-
-
-def test_a_keep_alive_sends_nothing_and_the_next_event_arrives(rig: Rig) -> None:
-    rig.sink.keep_alive()
-    assert rig.received() == []
-    rig.sink.send(EVENTS[:1])
-    rig.sink.keep_alive()
-    assert rig.received() == expected(rig, EVENTS[:1])
-
-
-def test_a_failing_receiver_is_tried_again_within_a_minute(rig: Rig) -> None:
-    assert 0 < rig.sink.retry_limit_seconds <= 60
-
-
-def test_it_can_be_used_from_a_thread_that_did_not_make_it(rig: Rig) -> None:
-    thread = threading.Thread(target=send, args=[rig.sink])
-    thread.start()
-    thread.join(LIMIT_SECONDS)
-    assert rig.received() == expected(rig)
-
-
-def test_it_can_be_closed_at_any_time_and_twice(rig: Rig) -> None:
-    rig.sink.close()
-    rig.sink.close()
-
-
-# --- with the outbox and the dispatcher ---
-
-
-def in_order(rig: Rig) -> list[Any]:
-    """Return what came, each once, in the order in which it came first."""
-    return list({json.dumps(one, sort_keys=True): one for one in rig.received()}.values())
-
-
-class _Wrapped:
-    """A sink behind another one."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sink, name)
-
-
-class _Mortal(_Wrapped):
-    """A sink whose process is killed once its receiver has the second send, before that is noted."""
-
-    _sends = 0
-
-    def send(self, events: Sequence[StoredEvent]) -> None:
-        self._sink.send(events)
-        self._sends += 1
-        if self._sends == 2:
-            raise Killed
-
-
-def test_the_dispatcher_goes_on_behind_what_arrived_of_a_send_that_failed(rig: Rig, tmp_path: Path) -> None:
-    rig.fail_second()
-    with running(tmp_path / "state", rig.sink, *EVENTS):
-        pass
-    assert rig.received() == expected(rig)
-
-
-@for_those_that_reject
-def test_an_event_that_is_never_accepted_is_dead_lettered_alone(rig: Rig, tmp_path: Path) -> None:
-    with running(tmp_path / "state", rig.sink, *EVENTS[:4], BAD, *EVENTS[4:]) as delivery:
-        delivery.finish()
-        assert delivery.dead() == [BAD.id]
-    assert rig.received() == expected(rig)
-
-
-@with_a_short_limit
-@for_remote_ones
-def test_it_ends_while_a_send_hangs_and_everything_arrives(rig: Rig, tmp_path: Path) -> None:
-    assert rig.hang is not None
-    send_at_last(rig.sink, EVENTS[:1])  # connecting has limits of its own
-    release = rig.hang()
-    with running(tmp_path / "state", rig.sink, *EVENTS) as delivery:
-        delivery.dispatcher.stop_when_drained()
-        wait_until(lambda: delivery.status("failures"))
-        release()
-        delivery.finish()
-        assert delivery.backlog() == 0
-    assert in_order(rig) == expected(rig)
-
-
-class _Choosy(_Wrapped):
-    """A sink whose receiver answers 500 to events with one subject."""
-
-    def __init__(self, sink: Sink, subject: str) -> None:
-        super().__init__(sink)
-        self._subject = subject
-        self.is_choosy = True
-        self.refused = 0
-        self.refused_before_others: int | None = None
-
-    def send(self, events: Sequence[StoredEvent]) -> None:
-        if self.is_choosy and any(event.envelope["subject"] == self._subject for event in events):
-            self.refused += 1
-            raise Unavailable("not this one", status=500)
-        self._sink.send(events)
-        if self.refused_before_others is None:
-            self.refused_before_others = self.refused
-
-
-def test_an_event_that_keeps_failing_holds_back_only_its_own_subject(rig: Rig, tmp_path: Path) -> None:
-    subjects = [str(uuid4()) for _ in range(3)]
-    events = [
-        stored_event(number, subject=subjects[number % 3], Description=f"number {number}")
-        for number in range(9)
-    ]
-    failing = [event for event in events if event.envelope["subject"] == subjects[0]]
-    others = [event for event in events if event.envelope["subject"] != subjects[0]]
-    choosy = _Choosy(rig.sink, subjects[0])
-    with running(tmp_path / "state", choosy, *events) as delivery:
-        wait_until(lambda: len(rig.received()) >= len(others))
-        # A batch, and the event alone.
-        assert choosy.refused_before_others == (1 if rig.sink.max_batch == 1 else 2)
-        for subject in subjects[1:]:
-            mine = expected(rig, [event for event in others if event.envelope["subject"] == subject])
-            assert [one for one in in_order(rig) if one in mine] == mine
-        wait_until(lambda: delivery.status("next_retry_at"))
-        choosy.is_choosy = False
-    assert in_order(rig)[len(others) :] == expected(rig, failing)
-
-
-for_webhooks = only([row for row in ROWS if row.kind == "webhook"])
-
-
-@for_webhooks
-def test_a_409_after_a_restart_is_a_delivery(rig: Rig, tmp_path: Path) -> None:
-    """A process that was killed may have sent the event."""
-    assert rig.fault is not None
-    with opened(tmp_path / "state", rig.sink) as killed:
-        killed.commit(EVENTS[0])
-    with opened(tmp_path / "state", rig.sink) as restarted:
-        for event, dead in ((None, []), (EVENTS[1], [EVENTS[1].id])):
-            if event:
-                restarted.commit(event)
-            rig.fault("409")
-            restarted.deliver_to(rig.sink)
-            restarted.finish()
-            assert restarted.dead() == dead
-
-
-def test_after_a_kill_with_half_of_the_events_out_all_arrive_in_order(rig: Rig, tmp_path: Path) -> None:
-    with opened(tmp_path / "state", _Mortal(rig.sink)) as delivery:
-        delivery.commit(*EVENTS[:3])
-        delivery.thread.start()
-        wait_until(rig.received)
-        delivery.commit(*EVENTS[3:])
-        delivery.thread.join(LIMIT_SECONDS)
-        assert not delivery.thread.is_alive()
-        assert delivery.backlog() > 0
-        delivery.deliver_to(rig.sink)
-        delivery.finish()
-    assert in_order(rig) == expected(rig)
-    assert len(rig.received()) > len(EVENTS)
-
-
-# --- what only stdout can do ---
-
-
-def test_a_line_that_broke_off_is_ended_before_the_event_is_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "output"
-    with file.open("wb") as output:
-        monkeypatch.setattr(module, "_descriptor", output.fileno)
-        sink = StdoutSink(StdoutSettings(kind="stdout"))
-        write = os.write
-        for room in (0, 10, 1, 0, 5):
-            left = iter([room])
-
-            def fill(descriptor: int, text: bytes, left: Iterator[int] = left) -> int:
-                if (part := next(left, 0)) == 0:
-                    raise OSError(28, "No space left on device")
-                return write(descriptor, text[:part])
-
-            monkeypatch.setattr(os, "write", fill)
-            with pytest.raises(Unavailable, match="No space left on device"):
-                sink.send(EVENTS[:1])
-        monkeypatch.setattr(os, "write", write)
-        sink.send(EVENTS[:1])
-        sink.send(EVENTS[1:2])
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert lines == [ENVELOPES[0], ENVELOPES[0], ENVELOPES[1]]
+def test_a_reload_without_the_secret_never_fails_and_what_was_known_stays(case: Case, place: Place) -> None:
+    place.write_secret("").unlink()
+    case.sink.reload()
+    case.sink.send(EVENTS[:1])
+    assert case.received() == case.expected(EVENTS[:1])

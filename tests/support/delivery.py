@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,6 @@ def read_settings(folder: Path, **given: Any) -> SinkSettings:
     return load(file, {}).sinks["ops"]
 
 
-class Killed(BaseException):
-    """The end of a process, for a sink to raise."""
-
-
 class Delivery:
     """An outbox in `folder`, and a dispatcher between it and a sink.
 
@@ -46,16 +42,12 @@ class Delivery:
         self.ids: list[str] = []
         self.pauses: list[float] = []
         self._folder = StateFolder(folder)
-        self.deliver_to(target)
-
-    def deliver_to(self, target: Sink) -> None:
-        """Make a dispatcher, as a restarted process does."""
         self.dispatcher = Dispatcher("ops", target, max_age_seconds=1e9, outbox=self.outbox, clock=Clock())
         self.dispatcher._pause = self._pause  # type: ignore[method-assign]
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        with suppress(Killed, HungError):
+        with suppress(HungError):
             self.dispatcher.run()
 
     def _pause(self, seconds: float) -> None:
@@ -87,29 +79,18 @@ class Delivery:
     def finish(self) -> None:
         """Deliver all that waits, and end."""
         self.dispatcher.stop_when_drained()
-        if self.thread.ident is None:
-            self.thread.start()
         self.thread.join(LIMIT_SECONDS)
         assert not self.thread.is_alive()
 
 
 @contextmanager
-def opened(folder: Path, target: Sink) -> Iterator[Delivery]:
-    """Open an outbox whose dispatcher is not started."""
-    rig = Delivery(folder, target)
-    try:
-        yield rig
-    finally:
-        rig.outbox.close()
-
-
-@contextmanager
 def running(folder: Path, target: Sink, *events: StoredEvent) -> Iterator[Delivery]:
     """Deliver events from an outbox; at the end, wait until nothing waits."""
-    with opened(folder, target) as rig:
-        rig.commit(*events)
-        rig.thread.start()
+    delivery = Delivery(folder, target)
+    with closing(delivery.outbox):
+        delivery.commit(*events)
+        delivery.thread.start()
         try:
-            yield rig
+            yield delivery
         finally:
-            rig.finish()
+            delivery.finish()

@@ -20,6 +20,12 @@ from tests.support.receivers import FORMATS
 
 EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
 
+# The settings of each form in which a webhook can send an event.
+FORMS = [
+    *({"mode": name} for name in ("structured", "binary", "batch")),
+    *({"format": name} for name in FORMATS),
+]
+
 # Makes a sink of the configuration's keys, and of `clock`; the first argument is the URL.
 MakeWebhook = Callable[..., WebhookSink]
 

@@ -12,10 +12,10 @@ import pytest
 
 from bridge.azure import credentials as credentials_module
 from bridge.config.bus import EventGridSettings
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.errors import Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.lab import eventgrid as rules
-from bridge.sinks.eventgrid import EventGridSink, event_grid_error
+from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.http import MAX_BATCH_BYTES
 from tests.support.delivery import read_settings
 from tests.support.eventgrid import EventGridLab
@@ -89,78 +89,29 @@ def statuses(lab: EventGridLab) -> list[int]:
 # --- what arrives ---
 
 
-def test_a_batch_arrives_byte_by_byte_at_the_address_of_its_flavor_with_the_key_in_its_header(
-    lab: EventGridLab, make: Make, flavor: str
-) -> None:
+def test_a_batch_arrives_byte_by_byte_with_the_key(lab: EventGridLab, make: Make, flavor: str) -> None:
     two = events(2)
     make(flavor).send(two)
     (one,) = lab.accepted
-    expected = {
-        "custom": ("/api/events", "api-version=2018-01-01", "aeg-sas-key", lab.keys[0]),
-        "namespace": (
-            f"/topics/{TOPIC}:publish",
-            "api-version=2024-06-01",
-            "authorization",
-            f"SharedAccessKey {lab.keys[0]}",
-        ),
-    }
-    path, query, name, value = expected[flavor]
-    assert (one.path, one.query, one.headers[name]) == (path, query, value)
+    key, sent = lab.keys[0], one.headers
+    if flavor == "custom":
+        assert (one.path, one.query) == ("/api/events", "api-version=2018-01-01")
+        assert sent["aeg-sas-key"] == key
+    else:
+        assert (one.path, one.query) == (f"/topics/{TOPIC}:publish", "api-version=2024-06-01")
+        assert sent["authorization"] == f"SharedAccessKey {key}"
     assert one.headers["content-type"] == "application/cloudevents-batch+json; charset=utf-8"
     assert one.body == b"[" + two[0].body + b"," + two[1].body + b"]"
 
 
-@pytest.mark.parametrize(
-    ("path", "settings", "expected"),
-    [
-        ("/api/events", {}, "/api/events"),
-        ("/api/events/", {}, "/api/events"),
-        ("/api/events?api-version=2018-01-01", {}, "/api/events"),
-        ("", {"flavor": "custom"}, "/api/events"),
-        ("", {"topic": TOPIC}, f"/topics/{TOPIC}:publish"),
-        ("", {"topic": TOPIC, "flavor": "namespace"}, f"/topics/{TOPIC}:publish"),
-        (f"/topics/{TOPIC}", {}, f"/topics/{TOPIC}:publish"),
-        (f"/topics/{TOPIC}:publish?api-version=2023-11-01", {}, f"/topics/{TOPIC}:publish"),
-    ],
-)
-def test_the_flavor_comes_from_the_endpoint_or_the_settings(
-    lab: EventGridLab, make: Make, path: str, settings: dict[str, str], expected: str
-) -> None:
-    make(endpoint=f"{lab.base_url}{path}", **settings).send([EVENT])
-    assert [one.path for one in lab.accepted] == [expected]
-
-
-@pytest.mark.parametrize(
-    ("path", "settings"),
-    [
-        ("", {}),
-        ("/elsewhere", {}),
-        ("", {"flavor": "namespace"}),
-        ("/api/events", {"flavor": "namespace"}),
-        ("/api/events", {"topic": TOPIC}),
-        ("", {"topic": "no/topic"}),
-    ],
-)
-def test_an_endpoint_without_a_recognisable_kind_of_topic_is_refused(
-    path: str, settings: dict[str, Any]
-) -> None:
-    with pytest.raises(ValueError, match="endpoint: given "):
-        EventGridSettings(
-            kind="eventgrid", endpoint=f"https://x.westeurope-1.eventgrid.azure.net{path}", **settings
-        )
-
-
 @pytest.mark.timeout(600)  # npm installs the package
-def test_npms_cloudevents_reads_what_was_published_and_what_is_delivered_to_a_webhook(
-    lab: EventGridLab, make: Make
-) -> None:
+def test_npms_cloudevents_reads_what_was_published_and_delivered(lab: EventGridLab, make: Make) -> None:
     modules = node_modules("cloudevents")
     sent = [EVENT, *events(1)]
     with Inbox() as inbox:
         lab.subscribe(inbox.url)
         for flavor in FLAVORS:
-            target = make(flavor)
-            target.send(sent)
+            make(flavor).send(sent)
         inbox.wait_for(4)
         arrived = [*lab.accepted, *inbox.accepted]
     given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in arrived]
@@ -180,26 +131,7 @@ def test_a_batch_holds_as_many_events_as_the_flavor_takes(lab: EventGridLab, mak
     assert len(lab.accepted[0].body) <= MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
 
 
-def test_what_is_larger_than_one_request_may_be_goes_in_several(
-    lab: EventGridLab, make: Make, flavor: str
-) -> None:
-    make(flavor).send(events(5, size=400_000))
-    assert numbers(lab) == list(range(5))
-    assert statuses(lab) == [200, 200, 200]
-
-
-def test_a_batch_that_the_service_finds_too_large_is_split_until_it_fits(
-    lab: EventGridLab, make: Make, flavor: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "MAX_BODY_BYTES", 4000)
-    make(flavor).send(events(8, size=1000))
-    assert numbers(lab) == list(range(8))
-    assert set(statuses(lab)) == {200, {"custom": 413, "namespace": 403}[flavor]}
-
-
-def test_an_event_that_is_too_large_alone_is_rejected_and_those_before_it_have_arrived(
-    lab: EventGridLab, make: Make, flavor: str
-) -> None:
+def test_an_event_too_large_alone_is_rejected(lab: EventGridLab, make: Make, flavor: str) -> None:
     large = stored_event(9, Filling="x" * rules.MAX_BODY_BYTES)
     target = make(flavor)
     error = failure(target, *events(2), large, *events(1))
@@ -208,9 +140,7 @@ def test_an_event_that_is_too_large_alone_is_rejected_and_those_before_it_have_a
     assert numbers(lab) == [0, 1]
 
 
-def test_a_namespace_that_refuses_what_is_too_large_without_saying_so_is_understood(
-    lab: EventGridLab, make: Make
-) -> None:
+def test_a_namespace_need_not_say_that_it_is_too_large(lab: EventGridLab, make: Make) -> None:
     for words, other in (
         ("Quota exceeded or message is too large.", Unavailable),
         ("Forbidden", Misconfigured),
@@ -221,79 +151,25 @@ def test_a_namespace_that_refuses_what_is_too_large_without_saying_so_is_underst
         assert type(failure(target, stored_event(9, Filling="x" * MAX_BATCH_BYTES))) is Rejected
 
 
-# --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("flavor_", "status", "body", "expected"),
-    [
-        ("any", 200, "", None),
-        ("any", 202, "", None),
-        *(("any", status, "", Unavailable) for status in (408, 429, 500, 502, 503, 504)),
-        *(("any", status, "", Misconfigured) for status in (301, 302, 307, 308, 401, 404, 405, 410, 415)),
-        ("any", 400, "", Rejected),
-        ("any", 400, "UnsupportedApiVersion", Misconfigured),
-        ("any", 400, "Unknown api version: 2018", Misconfigured),
-        (
-            "custom",
-            400,
-            "This resource is configured to receive event in 'EventGridEvent' schema.",
-            Misconfigured,
-        ),
-        ("custom", 400, "This resource is configured for 'CustomInputEvent' schema", Misconfigured),
-        ("custom", 400, "This resource is configured for 'CloudEventV10' schema and requires 'id'", Rejected),
-        ("any", 413, "", Rejected),
-        ("custom", 403, "", Misconfigured),
-        ("custom", 403, "The quota has been exceeded", Misconfigured),
-        ("namespace", 403, "", Misconfigured),
-        ("namespace", 403, "Quota exceeded: the maximum number of events a second", Unavailable),
-        ("namespace", 403, "The request was throttled.", Unavailable),
-        ("namespace", 403, "The maximum size (1048576) has been exceeded.", Rejected),
-        ("namespace", 403, "The message is too large", Rejected),
-    ],
-)
-def test_each_status_has_the_meaning_that_event_grid_gives_it(
-    flavor_: str, status: int, body: str, expected: type[DeliveryError] | None
-) -> None:
-    for flavor in FLAVORS if flavor_ == "any" else [flavor_]:
-        assert event_grid_error(flavor, status, body.encode()) is expected
-
-
 def test_what_comes_with_retry_after_may_be_taken_later(lab: EventGridLab, make: Make, flavor: str) -> None:
-    for status in (400, 403, 404, 410, 413, 429, 503):
-        assert event_grid_error(flavor, status, asks_to_wait=True) is Unavailable
-    assert event_grid_error(flavor, 200, asks_to_wait=True) is None
     lab.fault(413, retry_after=17)
     error = failure(make(flavor), *events(2))
     assert (type(error), error.retry_after_seconds, error.delivered) == (Unavailable, 17, 0)
     assert len(lab.received) == 1
 
 
-def test_a_topic_that_is_missing_is_waited_for(lab: EventGridLab, make: Make) -> None:
-    given = {"endpoint": lab.base_url, "topic": "not-yet"}
-    error = failure(make("namespace", **given))
-    assert (type(error), error.status) == (Misconfigured, 410)
-    assert "The topic not-yet was not found." in str(error)
-
-
-@pytest.mark.usefixtures("imds")
-def test_a_redirect_gets_neither_key_nor_token(lab: EventGridLab, make: Make, flavor: str) -> None:
-    lab.require_token(TOKEN)
-    with EventGridLab() as elsewhere:
-        for location in ("/redirected", f"{elsewhere.base_url}/api/events"):
-            lab.redirect_location = location
-            for key in (lab.keys[0], None):
-                lab.fault(307)
-                error = failure(make(flavor, key=key))
-                assert (type(error), error.status) == (Misconfigured, 307)
-        assert elsewhere.received == []
-    assert statuses(lab) == [307] * 4
+def test_a_throttling_topic_takes_the_event_later(lab: EventGridLab, make: Make, flavor: str) -> None:
+    lab.fault(429)
+    target = make(flavor)
+    assert type(failure(target)) is Unavailable
+    target.send([EVENT])
+    assert statuses(lab) == [429, 200]
 
 
 # --- the key ---
 
 
-def test_a_key_that_is_rotated_meanwhile_is_read_again_and_no_delivery_fails_before_it_is_wrong(
+def test_a_rotated_key_is_read_again_before_a_delivery_fails(
     lab: EventGridLab, make: Make, flavor: str, tmp_path: Path
 ) -> None:
     target = make(flavor)
@@ -343,12 +219,10 @@ def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_k
     assert [one.headers["authorization"] for one in lab.accepted] == [f"Bearer {TOKEN}"] * 2
 
 
-def test_a_token_is_renewed_before_it_expires(
-    lab: EventGridLab, make: Make, flavor: str, imds: TokenEndpoint
-) -> None:
+def test_a_token_is_renewed_before_it_expires(lab: EventGridLab, make: Make, imds: TokenEndpoint) -> None:
     imds.expires_in = 200  # the library asks again when less than five minutes are left
     lab.require_token(TOKEN)
-    target = make(flavor, key=None)
+    target = make(key=None)
     target.send([EVENT])
     imds.token = "the-next-token"  # noqa: S105 - a test's
     lab.require_token(imds.token)
@@ -356,7 +230,7 @@ def test_a_token_is_renewed_before_it_expires(
     assert statuses(lab) == [200, 200]
 
 
-def test_a_token_that_only_this_vm_takes_for_valid_is_replaced_within_the_delivery(
+def test_a_token_that_expired_early_is_replaced_within_the_delivery(
     make: Make, flavor: str, imds: TokenEndpoint
 ) -> None:
     now = 1000.0
@@ -390,18 +264,7 @@ def test_an_identity_without_the_role_is_a_fault_of_the_setup_until_the_role_has
     assert lab.events() == [EVENT.envelope]
 
 
-def test_a_known_token_outlives_an_imds_that_is_down(
-    lab: EventGridLab, make: Make, flavor: str, imds: TokenEndpoint
-) -> None:
-    lab.require_token(TOKEN)
-    target = make(flavor, key=None)
-    target.send([EVENT])
-    imds.__exit__()
-    target.send([EVENT])
-    assert statuses(lab) == [200, 200]
-
-
-@pytest.mark.parametrize("answer", [(400, 0.0), (429, 0.0), (500, 0.0), (200, 60.0)], ids=str)
+@pytest.mark.parametrize("answer", [(400, 0.0), (200, 60.0)], ids=str)
 def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
     lab: EventGridLab,
     make: Make,
@@ -438,28 +301,24 @@ def test_a_workload_identity_that_is_set_up_by_half_is_reported(
 
 
 @pytest.mark.usefixtures("imds")
-def test_what_the_service_repeats_of_our_secrets_is_not_shown(
-    lab: EventGridLab, make: Make, flavor: str, caplog: pytest.LogCaptureFixture
+def test_a_token_that_the_service_repeats_is_not_shown(
+    lab: EventGridLab, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     lab.require_token(TOKEN)
-    for key in (lab.keys[0], None):
-        secret, target = key or TOKEN, make(flavor, key=key)
-        for status in (400, 401, 403, 404, 503):
-            lab.fault(status, count=2, body=f'{{"you": "sent {secret}", "as": "Bearer {secret}"}}')
-            error = failure(target)
-            lab.clear_faults()
-            assert secret not in f"{error}{error.__cause__}"
-            assert f"answered {status}" in str(error)
-        assert secret not in caplog.text
+    target = make(key=None)
+    for status in (400, 401, 503):
+        lab.fault(status, count=2, body=f'{{"you": "sent {TOKEN}", "as": "Bearer {TOKEN}"}}')
+        error = failure(target)
+        lab.clear_faults()
+        assert f"answered {status}" in str(error)
+        assert TOKEN not in f"{error}{error.__cause__}{caplog.text}"
 
 
 # --- check and show ---
 
 
-def test_a_check_needs_the_topic_and_the_right_to_send_and_sends_no_event(
-    lab: EventGridLab, make: Make, flavor: str
-) -> None:
+def test_a_check_needs_the_topic_and_the_right_to_send(lab: EventGridLab, make: Make, flavor: str) -> None:
     target = make(flavor)
     assert target.check() == f"{lab.base_url}: ready to send, it answered 400 to an empty batch"
     for status, kind in (
@@ -469,12 +328,9 @@ def test_a_check_needs_the_topic_and_the_right_to_send_and_sends_no_event(
         (503, Unavailable),
     ):
         lab.fault(status, count=None)
-        with pytest.raises(kind):
+        with pytest.raises(kind, match=f"answered {status}"):
             target.check()
         lab.clear_faults()
-    lab.regenerate_key(1)
-    with pytest.raises(Misconfigured, match="answered 401"):
-        target.check()
     assert lab.events() == []
 
 

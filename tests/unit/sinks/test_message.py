@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from bridge.config.values import check_template
@@ -18,6 +22,8 @@ def resources(*names: object) -> str:
 
 def test_the_names_stand_between_commas() -> None:
     assert (resources("web-0", "db-1"), resources()) == (",web-0,db-1,", ",")
+    message = to_message(stored_event(1, Resources=None))
+    assert (message.application_properties or {})["Resources"] == ","
 
 
 @pytest.mark.parametrize("letter", ["v", "é"])
@@ -41,3 +47,43 @@ def test_a_template_that_no_value_fits_is_refused() -> None:
     assert check_template("x" * 127 + "{vm}", ("vm",))
     with pytest.raises(ValueError, match="expected less than 128 characters beside the placeholders"):
         check_template("x" * 128 + "{vm}", ("vm",))
+
+
+EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
+VM = {"Name": "VM1", "ResourceId": "/subscriptions/s/resourceGroups/RG/providers/x"}
+
+
+@pytest.mark.parametrize(
+    ("template", "data", "expected"),
+    [
+        ("{event}", {}, "correlated"),
+        ("{resource_group}.{vm}", {"Vm": VM}, "rg.vm1"),
+        ("{type}", {}, "io.imdsbridge.scheduledevent.scheduled.v1"),
+        ("all", {}, "all"),
+        ("{vm}", {}, EVENT_ID),  # the subject, because the entity needs a session
+        ("", {}, None),
+    ],
+)
+def test_the_session_id_is_made_of_the_template(
+    template: str, data: dict[str, Any], expected: str | None
+) -> None:
+    event = stored_event(1, **data)
+    body = json.dumps({**event.envelope, "correlationid": "correlated"}).encode()
+    assert to_message(replace(event, body=body), template).session_id == expected
+
+
+def test_an_event_of_the_vm_itself_has_no_properties_of_scheduled_events() -> None:
+    message = to_message(stored_event(1, type_="io.imdsbridge.bridge.heartbeat.v1", EventType=None))
+    assert message.correlation_id is None
+    properties = message.application_properties or {}
+    assert not {"EventType", "EventStatus", "EventSource", "Resources"} & set(properties)
+
+
+def test_what_a_relay_brings_need_not_have_all_that_our_own_events_have() -> None:
+    envelope = {"specversion": "1.0", "id": "1", "source": "/s", "type": "com.x", "data_base64": "AAH/"}
+    body = json.dumps({**envelope, "answer": True, "nothing": None}).encode()
+    message = to_message(replace(stored_event(1), id="1", body=body), session="{event}")
+    assert message.session_id == "1"
+    properties = message.application_properties or {}
+    assert properties["cloudEvents_answer"] == "true"
+    assert not {"cloudEvents_nothing", "cloudEvents_data_base64"} & set(properties)

@@ -1,0 +1,112 @@
+"""What the HTTP client refuses without a connection, reads from headers, and keeps out of texts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+
+from bridge.errors import DeliveryError, Misconfigured
+from bridge.http import client as module
+from bridge.http.client import HttpClient, clock_skew_seconds, origin, register_url, retry_after_seconds
+from bridge.runtime.text import redact
+from tests.support.http_client import MakeClient
+
+
+@pytest.fixture
+def client(make_client: MakeClient) -> HttpClient:
+    return make_client()
+
+
+@pytest.mark.parametrize("value", ["tök€n", "line\nbreak", " leading blank"])
+def test_a_header_that_cannot_be_sent_is_a_fault_of_the_settings(client: HttpClient, value: str) -> None:
+    with pytest.raises(DeliveryError) as raised:
+        client.exchange("GET", "http://127.0.0.1/secret", {"Authorization": value})
+    assert type(raised.value) is Misconfigured
+    assert value.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["", "http://", "ftp://x/", "http://*/", "http://exa mple/", "http://[::1"])
+def test_an_address_that_leads_nowhere_is_a_fault_of_the_settings(client: HttpClient, url: str) -> None:
+    with pytest.raises(DeliveryError) as raised:
+        client.exchange("GET", url, {})
+    assert type(raised.value) is Misconfigured
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "proxy:3128",
+        "socks5://user:secret@proxy:1080",
+        "http://",
+        "http://user:sec/ret@proxy",
+        "http://user:secret@[::1",
+        "http://user:secret%E2%82%AC@proxy",
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_refused_and_not_shown(make_client: MakeClient, url: str) -> None:
+    with pytest.raises(ValueError, match="expected a proxy such as") as raised:
+        make_client(proxy=url)
+    assert "sec" not in str(raised.value)
+
+
+NOW = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
+NONSENSE = ("", "soon", "Fri, 99 Jan 2026 03:04:05 GMT")
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        *(("0", 0), ("7", 7), (" 7 ", 7), ("4000", 100), ("9" * 400, 100)),
+        *((text, None) for text in (*NONSENSE, "-7", "1.5", "²")),
+        ("Fri, 02 Jan 2026 03:05:55 GMT", 50),
+        ("Fri, 02 Jan 2026 03:04:05 GMT", 0),
+        ("Wed, 21 Oct 2915 07:28:00 GMT", 100),
+    ],
+)
+def test_retry_after_is_read_in_seconds_or_as_a_date(
+    monkeypatch: pytest.MonkeyPatch, value: str, seconds: float | None
+) -> None:
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=NOW.timestamp))
+    assert retry_after_seconds({"Retry-After": value}, limit_seconds=100) == seconds
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://example.org/path?sig=1#x", "https://example.org"),
+        ("http://me:secret@example.org:8080/", "http://example.org:8080"),
+        ("https://[::1]:8443/x", "https://[::1]:8443"),
+    ],
+)
+def test_an_address_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
+    assert origin(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("date", "skew_seconds"),
+    [
+        ("Fri, 02 Jan 2026 03:04:05 GMT", 60),
+        ("Fri, 02 Jan 2026 03:04:05 -0000", 60),
+        ("Fri, 02 Jan 2026 03:06:05 GMT", -60),
+        *((text, None) for text in NONSENSE),
+    ],
+)
+def test_the_date_of_an_answer_shows_how_wrong_the_clock_is(date: str, skew_seconds: float | None) -> None:
+    assert clock_skew_seconds({"Date": date} if date else {}, NOW.timestamp()) == skew_seconds
+
+
+def test_what_is_long_in_a_url_is_hidden_however_it_is_repeated() -> None:
+    register_url("https://user:p%40ss-w0rd@host/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1")
+    for text in (
+        "/hooks/T012345678901234567/x?code=abc%2Bdef%3D%3Dghijklmn&v=1",
+        "T012345678901234567",
+        "abc%2Bdef%3D%3Dghijklmn",
+        "abc+def==ghijklmn",
+        "user:p%40ss-w0rd",
+        "p@ss-w0rd",
+        "code=abc+def==ghijklmn&v=1",
+    ):
+        assert redact(f"<{text}>") == "<***>"
+    assert redact("hooks on the host, v=1") == "hooks on the host, v=1"
