@@ -334,13 +334,3 @@ def test_a_tunnel_that_the_proxy_closed_is_made_again(make_client: MakeClient, a
         client = make_client(ca_file=authority.file, proxy=proxy.url)
         assert [ask(client, target.url).body for _ in range(3)] == [b"ok"] * 3
         assert proxy.connections == 3
-
-
-# --- the clock ---
-
-
-def test_the_date_is_found_in_a_real_answer(make_client: MakeClient) -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    dated = OK.replace(b"OK\r\n", f"OK\r\ndate: {format_datetime(now, usegmt=True)}\r\n".encode())
-    with RawServer(answering(dated)) as server:
-        assert clock_skew_seconds(ask(make_client(), server.url).headers, now.timestamp()) == 0

@@ -131,6 +131,7 @@ def test_a_failure_is_named_and_ends_without_a_restart(
     sink.send([EVENT])
     if kind == "disabled":  # while the link is open
         lab.fault(kind)
+        failure(sink)
         assert "disabled" in str(failure(sink))
     assert KEY not in f"{error}{caplog.text}"
     assert not [r for r in caplog.records if r.name.startswith(("azure", "msal", "uamqp"))]

@@ -74,20 +74,6 @@ def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, webh
 # --- what an answer means ---
 
 
-@pytest.mark.parametrize("settings", [{}, {"mode": "batch"}, {"format": "template"}], ids=str)
-def test_a_409_to_an_event_that_was_sent_before_is_a_delivery_and_else_a_rejection(
-    inbox: Inbox, webhook: MakeWebhook, settings: dict[str, Any]
-) -> None:
-    target = webhook(**settings)
-    inbox.fault("409")
-    assert type(failure(target, stored_event(1))) is Rejected
-    for first in ("lost_answer", "503"):
-        inbox.fault(first)
-        assert type(failure(target, stored_event(2))) is Unavailable
-        inbox.fault("409")
-        target.send([stored_event(2)])
-
-
 @pytest.mark.parametrize(("status", "kind"), [(429, Unavailable), (401, Misconfigured)])
 def test_retry_after_is_taken_over(
     inbox: Inbox, webhook: MakeWebhook, status: int, kind: type[DeliveryError]

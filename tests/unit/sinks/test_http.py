@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavaila
 from bridge.events.model import StoredEvent
 from bridge.formats.cloudevents import batch as written_batch
 from bridge.http.client import Answer
-from bridge.sinks import http as module
 from bridge.sinks.eventgrid import event_grid_error
 from bridge.sinks.http import answer_error, post_batches, webhook_error
 from tests.support.diff import thorough
@@ -190,17 +187,6 @@ def test_an_error_has_the_first_500_characters_of_the_answer_on_one_line() -> No
     assert excerpt.startswith("first second [31mred xxx")
     assert len(excerpt) == 500
     assert str(error(b"\xff\xfe\x00bad")).endswith("answered 401: �� bad")
-
-
-@pytest.mark.parametrize(("skew", "shown"), [(61, "+61"), (-3600, "-3600"), (60, ""), (-60, "")])
-def test_an_error_says_that_the_clock_may_be_the_reason(
-    monkeypatch: pytest.MonkeyPatch, skew: int, shown: str
-) -> None:
-    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
-    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now + skew))
-    clock = f" (this VM's clock is {shown} s off the receiver's)" if shown else ""
-    given = error(b"stale", Date="Fri, 02 Jan 2026 03:04:05 GMT")
-    assert str(given) == f"https://hook.example answered 401: stale{clock}"
 
 
 def test_retry_after_is_taken_over_and_bounded() -> None:
