@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -158,6 +158,7 @@ def command_key(stay: Stay) -> str:
     return f"auto:{stay.event.key}:{stay.id}"
 
 
+@dataclass(eq=False, kw_only=True)
 class AutoRules:
     """Approves events without a command, once this VM is known; for the listener's thread.
 
@@ -170,32 +171,22 @@ class AutoRules:
         run: makes the run of a program; None for a dry run, which runs none.
     """
 
-    def __init__(
-        self,
-        settings: ApprovalSettings,
-        *,
-        stays: Stays,
-        vm_name: Callable[[], str],
-        notice: Notice,
-        clock: Clock,
-        run: Callable[..., Run] | None,
-    ) -> None:
-        self._settings = settings
-        self._stays = stays
-        self._vm_name = vm_name
-        self._notice = notice
-        self._clock = clock
-        self._run = run
-        self._runs: dict[tuple[str, str], Run] = {}  # by EventId in lower case and stay
+    settings: ApprovalSettings
+    stays: Stays
+    vm_name: Callable[[], str]
+    notice: Notice
+    clock: Clock
+    run: Callable[..., Run] | None
+    _runs: dict[tuple[str, str], Run] = field(default_factory=dict)  # by EventId in lower case and stay
 
     def due(self, document: Document) -> Iterator[tuple[str, ScheduledEvent]]:
         """Yield the events that a rule matches, once it is this VM's turn, with the key of a command for the stay."""
-        stays = [stay for key in document.events if (stay := self._stays.get(key))]
+        stays = [stay for key in document.events if (stay := self.stays.get(key))]
         self._end_others({(stay.event.key, stay.id) for stay in stays})
         for stay in stays:
             event = document.events[stay.event.key]
             turn = None if stay.approved_at else self._turn(event)
-            if turn and self._clock.monotonic() - stay.since >= turn[0]:
+            if turn and self.clock.monotonic() - stay.since >= turn[0]:
                 yield command_key(stay), event
 
     def judge(self, event: ScheduledEvent, document: Document) -> Decision | None:
@@ -210,11 +201,11 @@ class AutoRules:
 
     def _refusal(self, rule: AutoSettings, event: ScheduledEvent, document: Document) -> str | None:
         """Return "" if the rule needs no program or its program has succeeded, None while it runs, else a reason."""
-        if not rule.run or not self._run:
+        if not rule.run or not self.run:
             return ""
-        now = self._clock.now()
+        now = self.clock.now()
         left_seconds = run_seconds(event, timeout_seconds=rule.run_timeout_seconds, now=now)
-        stay = self._stays.get(event.key)
+        stay = self.stays.get(event.key)
         assert stay is not None  # noqa: S101 - the event is Scheduled
         place = (event.key, stay.id)
         run = self._runs.get(place)
@@ -223,8 +214,8 @@ class AutoRules:
                 return f"{rule.run[0]}: there was not enough time before NotBefore"
             if any(key == event.key for key, _ in self._runs.keys() - {place}):
                 return None  # the program of an earlier stay is still ending
-            body, data = self._notice(event, document)
-            run = self._runs[place] = self._run(rule.run, body, data, timeout_seconds=left_seconds)
+            body, data = self.notice(event, document)
+            run = self._runs[place] = self.run(rule.run, body, data, timeout_seconds=left_seconds)
             log.info("running %s", rule.run[0], extra={"event_id": event.event_id})
             run.start()
         if run.result is None:
@@ -244,10 +235,10 @@ class AutoRules:
 
     def _turn(self, event: ScheduledEvent) -> tuple[float, AutoSettings] | None:
         """Return how long this VM leaves the event to others and by which rule, None if no auto rule approves it."""
-        name, turns = self._vm_name(), []
-        for rule in self._settings.auto:
-            policy = self._settings.policy.model_copy(update={"allow": (rule,)})
-            decision = judge_event(event, vm_name=name, policy=policy, now=self._clock.now())
+        name, turns = self.vm_name(), []
+        for rule in self.settings.auto:
+            policy = self.settings.policy.model_copy(update={"allow": (rule,)})
+            decision = judge_event(event, vm_name=name, policy=policy, now=self.clock.now())
             wait_seconds = auto_wait_seconds(event, vm_name=name, group=rule.group)
             if decision.outcome == "accepted" and wait_seconds is not None:
                 turns.append((wait_seconds, rule))

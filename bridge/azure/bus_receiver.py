@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -56,41 +57,34 @@ RETRY_LIMIT_SECONDS = 4.0
 RELEASE_PAUSE_SECONDS = 1.0  # how long released messages are left to other receivers
 
 
+@dataclass(eq=False)
 class BusReceiver:
     """A `Receiver` of a Service Bus queue or subscription.
 
     `run` keeps every call of the SDK on a worker thread with a time limit, because they can block without one.
+
+    Args:
+        settings: where the messages come from.
+        what: what the log calls them, in the plural.
+        session: returns the session id, "" for none, None while it is not known yet.
+        clock: for locks and pauses.
+        stop: ends `run`.
+        is_ordered: whether messages have to arrive in their order. The SDK gives back what comes between two of its
+            receive calls, and gets it again behind others, unless it may keep it for the next call.
     """
 
-    def __init__(
-        self,
-        settings: ReceiverSettings,
-        *,
-        what: str,
-        session: Callable[[], str | None] = lambda: "",
-        clock: Clock,
-        stop: Stop,
-        is_ordered: bool = False,
-    ) -> None:
-        """Prepare to receive; `run` connects.
+    settings: ReceiverSettings
+    _: KW_ONLY
+    what: str
+    session: Callable[[], str | None] = lambda: ""
+    clock: Clock
+    stop: Stop
+    is_ordered: bool = False
 
-        Args:
-            settings: where the messages come from.
-            what: what the log calls them, in the plural.
-            session: returns the session id, "" for none, None while it is not known yet.
-            clock: for locks and pauses.
-            stop: ends `run`.
-            is_ordered: whether messages have to arrive in their order. The SDK gives back what comes between two
-                of its receive calls, and gets it again behind others, unless it may keep it for the next call.
-        """
-        self._settings = settings
-        self._prefetch = PREFETCH_MESSAGES if is_ordered else 0
-        self._what = what
-        self._session = session
-        self._clock = clock
-        self._stop = stop
-        self._address = address_of(settings)
-        self._worker = Worker(f"servicebus-{what}", stop=stop, stop_seconds=STOP_SECONDS)
+    def __post_init__(self) -> None:
+        self._prefetch = PREFETCH_MESSAGES if self.is_ordered else 0
+        self._address = address_of(self.settings)
+        self._worker = Worker(f"servicebus-{self.what}", stop=self.stop, stop_seconds=STOP_SECONDS)
         self._credential: Any = None
         self._receiver: Any = None
         self._client: Any = None
@@ -101,7 +95,7 @@ class BusReceiver:
         self._active_at = -math.inf  # when a message was last received or settled
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
-        self._log_limit = RepeatLimit(clock)
+        self._log_limit = RepeatLimit(self.clock)
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
 
@@ -127,7 +121,7 @@ class BusReceiver:
         Raises:
             HungError: too many calls of the SDK hang; the process has to be restarted.
         """
-        while not self._stop:
+        while not self.stop:
             report_progress()
             try:
                 self._step()
@@ -136,31 +130,31 @@ class BusReceiver:
                 self._reset()
                 if error.final:
                     raise
-                self._stop.wait(self._note_failure(error))
+                self.stop.wait(self._note_failure(error))
             except Exception as error:  # noqa: BLE001 - whatever the SDK raises, connecting again may help
                 self._close()
-                self._stop.wait(self._note_failure(error))
+                self.stop.wait(self._note_failure(error))
         self._release_all()
 
     def _step(self) -> None:
-        session = self._session()
+        session = self.session()
         if session is None:
-            self._stop.wait(IDLE_SECONDS)
+            self.stop.wait(IDLE_SECONDS)
             return
-        idle_seconds = self._clock.monotonic() - self._active_at
+        idle_seconds = self.clock.monotonic() - self._active_at
         if self._receiver is not None and not self._unsettled and idle_seconds >= IDLE_LIMIT_SECONDS:
             self._close()  # before the service closes the idle link
         if self._receiver is None:
             self._call(lambda: self._open(session), OPEN_SECONDS)
-            self._active_at = self._clock.monotonic()
+            self._active_at = self.clock.monotonic()
         is_busy = self._receive_all() or self._free_slots() == 0
         self._carry_out_settlements(BUSY_SECONDS if is_busy else 0.0)
         self._renew_locks()
 
     def _receive_all(self) -> bool:
         """Receive what is there, unless it is left to other receivers; return whether any message came."""
-        if self._clock.monotonic() < self._paused_until:
-            self._stop.wait(BUSY_SECONDS)
+        if self.clock.monotonic() < self._paused_until:
+            self.stop.wait(BUSY_SECONDS)
             return False
         has_received = self._receive_batch(1, self._wait_seconds())
         if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
@@ -170,7 +164,7 @@ class BusReceiver:
     def _wait_seconds(self) -> float:
         if not self._unsettled:
             return IDLE_SECONDS
-        return BUSY_SECONDS if self._clock.monotonic() - self._active_at < 1.0 else QUIET_SECONDS
+        return BUSY_SECONDS if self.clock.monotonic() - self._active_at < 1.0 else QUIET_SECONDS
 
     def _free_slots(self) -> int:
         is_full = sum(len(message.body) for message in self._unsettled) >= MAX_UNSETTLED_BYTES
@@ -189,9 +183,9 @@ class BusReceiver:
     # On the worker's thread
 
     def _open(self, session: str) -> None:
-        self._credential = self._credential or make_credential(self._settings)
-        self._client = connect(self._settings, credential=self._credential)
-        receiver = _receiver(self._client, self._settings, session, prefetch=self._prefetch)
+        self._credential = self._credential or make_credential(self.settings)
+        self._client = connect(self.settings, credential=self._credential)
+        receiver = _receiver(self._client, self.settings, session, prefetch=self._prefetch)
         close_socket_on_close(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
@@ -209,7 +203,7 @@ class BusReceiver:
         released = [message.handle for message, settlement in batch if settlement.is_released]
         if released:
             release(self._receiver, released)
-            self._paused_until = self._clock.monotonic() + RELEASE_PAUSE_SECONDS
+            self._paused_until = self.clock.monotonic() + RELEASE_PAUSE_SECONDS
         for message, settlement in batch:
             if not settlement.is_released:
                 self._settle_one(message, settlement)
@@ -227,13 +221,13 @@ class BusReceiver:
         except (MessageLockLostError, MessageAlreadySettled) as error:
             log.info(
                 "one of the %s could not be settled and will be delivered again: %s",
-                self._what,
+                self.what,
                 redact(str(error)),
             )
 
     def _renew_session(self) -> None:
         session, renew_at = self._receiver.session, self._renew_session_at
-        if renew_at is not None and self._clock.monotonic() < renew_at:
+        if renew_at is not None and self.clock.monotonic() < renew_at:
             return
         if renew_at is not None:
             session.renew_lock()
@@ -250,7 +244,7 @@ class BusReceiver:
                 return
             log.info(
                 "the lock of one of the %s is lost; it will be delivered again: %s",
-                self._what,
+                self.what,
                 redact(str(error)),
             )
             self._unsettled.pop(messages[0], None)
@@ -266,7 +260,7 @@ class BusReceiver:
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
         message = convert(received, self._generation)
         self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
-        self._active_at = self._clock.monotonic()
+        self._active_at = self.clock.monotonic()
         self._arrived.put(message)
 
     def _carry_out_settlements(self, wait_seconds: float) -> None:
@@ -278,7 +272,7 @@ class BusReceiver:
             self._call(lambda batch=batch: self._settle_all(batch), SETTLE_SECONDS)  # type: ignore[misc]
             for message, _ in batch:
                 self._unsettled.pop(message, None)
-            self._active_at = self._clock.monotonic()
+            self._active_at = self.clock.monotonic()
 
     def _next_settlements(self, wait_seconds: float) -> list[tuple[ReceivedMessage, Settlement]]:
         """Return up to a batch of settlements; wait for the first one only."""
@@ -296,7 +290,7 @@ class BusReceiver:
         if self._receiver.session:
             self._call(self._renew_session, SETTLE_SECONDS)
             return
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         due = [message for message, renew_at in self._unsettled.items() if renew_at <= now]
         for start in range(0, len(due), RENEW_MESSAGES):
             batch = due[start : start + RENEW_MESSAGES]
@@ -306,12 +300,12 @@ class BusReceiver:
         """Choose when to renew a lock: halfway, within bounds because the VM's clock may be wrong."""
         left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
         wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
-        return self._clock.monotonic() + wait_seconds
+        return self.clock.monotonic() + wait_seconds
 
     def _note_success(self) -> None:
         if self._failures:
             log.info(
-                "%s are received again from %s", self._what, self._address, extra={"failures": self._failures}
+                "%s are received again from %s", self.what, self._address, extra={"failures": self._failures}
             )
             self._log_limit.reset()
         self._failures, self.last_error = 0, ""
@@ -320,7 +314,7 @@ class BusReceiver:
         """Say what is wrong, once and then rarely; return how long to wait."""
         text = str(error) if isinstance(error, HungError) else str(delivery_error(error, self._address))
         if self._log_limit.is_due():
-            log.error("no %s can be received: %s; trying again", self._what, redact(text))
+            log.error("no %s can be received: %s; trying again", self.what, redact(text))
         self.last_error = redact(text)
         self._failures += 1
         return full_jitter(self._failures - 1, base_seconds=0.5, limit_seconds=RETRY_LIMIT_SECONDS)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from threading import Thread
 
@@ -17,6 +18,7 @@ from bridge.runtime.threads import Stop, T, extend_deadline, start_thread
 STOP_POLL_SECONDS = 0.5
 
 
+@dataclass(eq=False)
 class Worker:
     """Runs calls of a library that can block without bound, each on a thread of its own. It is used from one thread.
 
@@ -30,17 +32,14 @@ class Worker:
         stop_seconds: what all calls together may take after the stop.
     """
 
-    def __init__(
-        self, name: str, *, max_hung: int = 3, stop: Stop | None = None, stop_seconds: float = 0.0
-    ) -> None:
-        self._name = name
-        self._max_hung = max_hung
-        self._stop = Stop() if stop is None else stop
-        self._stop_seconds = stop_seconds
-        # When calls are left behind because of the stop.
-        self._stop_at = math.inf
-        # The threads that were left behind, and when each counts as hung.
-        self._left: list[tuple[Thread, float]] = []
+    name: str
+    _: KW_ONLY
+    max_hung: int = 3
+    stop: Stop = field(default_factory=Stop)
+    stop_seconds: float = 0.0
+    _stop_at: float = math.inf  # when calls are left behind because of the stop
+    # The threads that were left behind, and when each counts as hung.
+    _left: list[tuple[Thread, float]] = field(default_factory=list)
 
     def call(
         self,
@@ -59,17 +58,17 @@ class Worker:
         Raises:
             HungError: it took longer; `final` once too many hang.
         """
-        if (hanging := self._hanging()) >= self._max_hung:
-            raise HungError(f"{self._name}: {hanging} calls have not returned", final=True)
+        if (hanging := self._hanging()) >= self.max_hung:
+            raise HungError(f"{self.name}: {hanging} calls have not returned", final=True)
         outcome: Future[T] = Future()
-        thread = start_thread(self._name, lambda: _run(function, outcome, afterwards))
+        thread = start_thread(self.name, lambda: _run(function, outcome, afterwards))
         extend_deadline(limit_seconds)
         self._wait(outcome, time.monotonic() + limit_seconds)
         if outcome.cancel():  # it has not returned
             self._left.append((thread, -math.inf))
             raise HungError(
-                f"{self._name}: a call has not returned within {limit_seconds:g} s",
-                final=self._hanging() >= self._max_hung,
+                f"{self.name}: a call has not returned within {limit_seconds:g} s",
+                final=self._hanging() >= self.max_hung,
             )
         return outcome.result()
 
@@ -77,8 +76,8 @@ class Worker:
         """Wait for a call until the deadline, or until the stop allows no more."""
         while not outcome.done():
             now = time.monotonic()
-            if self._stop and self._stop_at == math.inf:
-                self._stop_at = now + self._stop_seconds
+            if self.stop and self._stop_at == math.inf:
+                self._stop_at = now + self.stop_seconds
             left_seconds = min(deadline, self._stop_at) - now
             if left_seconds <= 0:
                 return
@@ -86,7 +85,7 @@ class Worker:
 
     def leave(self, last: Callable[[], object], *, limit_seconds: float) -> None:
         """Run `last` without waiting for it; if it hangs, it counts as a hung call."""
-        thread = start_thread(self._name, lambda: _run(last, Future(), lambda: None))
+        thread = start_thread(self.name, lambda: _run(last, Future(), lambda: None))
         self._left.append((thread, time.monotonic() + limit_seconds))
 
     def _hanging(self) -> int:

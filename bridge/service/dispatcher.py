@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from operator import attrgetter
@@ -54,6 +54,7 @@ SinkState = Literal["ok", "rejecting", "retrying", "misconfigured", "gone"]
 _STATES: dict[type[DeliveryError], SinkState] = {Gone: "gone", Misconfigured: "misconfigured"}
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Delivers to one sink. `run` is for a thread of its own; the rest may be called from any thread.
 
@@ -61,27 +62,21 @@ class Dispatcher:
     `count` is called with what becomes of each event, and with how long one that is delivered has waited.
     """
 
-    def __init__(
-        self,
-        name: str,
-        sink: Sink,
-        *,
-        max_age_seconds: float,
-        outbox: Outbox,
-        clock: Clock,
-        max_per_second: float | None = None,
-        count: Callable[..., None] = lambda *_: None,
-    ) -> None:
-        self.name = name
-        self._sink = sink
-        self._max_age_seconds = max_age_seconds
-        self._outbox = outbox
-        self._clock = clock
-        self._count = count
-        self._interval_seconds = 1 / max_per_second if max_per_second else 0.0
+    name: str
+    sink: Sink
+    _: KW_ONLY
+    max_age_seconds: float
+    outbox: Outbox
+    clock: Clock
+    max_per_second: float | None = None
+    count: Callable[..., None] = lambda *_: None
+    dead_lettered: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._interval_seconds = 1 / self.max_per_second if self.max_per_second else 0.0
         self._send_at = -math.inf
-        self._schedule = Schedule(name, outbox, max_batch=sink.max_batch)
-        self._health = SinkHealth(name, clock)
+        self._schedule = Schedule(self.name, self.outbox, max_batch=self.sink.max_batch)
+        self._health = SinkHealth(self.name, self.clock)
         self._seen = 0  # the outbox's `changes` when it was last read
         self._retry_at = NOTHING_WAITS
         self._must_reload = False
@@ -90,7 +85,6 @@ class Dispatcher:
         )  # the numbers of events that the receiver may have, although a try failed
         self._draining = Stop()
         self._stop_when_drained = False
-        self.dead_lettered = 0
 
     def run(self) -> None:
         """Deliver until `stop_when_drained`, and then what is left; a sink that is gone only waits for that."""
@@ -101,14 +95,14 @@ class Dispatcher:
                 break
             if wait_seconds is not None:
                 self._pause(wait_seconds)
-        self._sink.close()
+        self.sink.close()
         if self._health.is_gone:
             self._draining.wait(None)
 
     def begin_drain(self) -> None:
         """Retry at once and often from now on: the process is about to stop."""
         self._draining.set()
-        self._outbox.wake()
+        self.outbox.wake()
 
     def stop_when_drained(self) -> None:
         """End `run` once nothing waits: no event will come any more."""
@@ -119,12 +113,12 @@ class Dispatcher:
         """Return how the sink is, for the status file."""
         counts = [one.failure.count for one in list(self._schedule.failed.values())]
         failures = self._schedule.failures or max(counts, default=0)
-        backlog, since = self._outbox.backlog(self.name)
-        retry_at = self._clock.wall() - self._clock.monotonic() + self._retry_at
+        backlog, since = self.outbox.backlog(self.name)
+        retry_at = self.clock.wall() - self.clock.monotonic() + self._retry_at
         return {
             "state": self._health.state(is_failing=failures > 0),
             "backlog": backlog,
-            "oldest_waits_seconds": since and max(0.0, round(self._clock.steady() - since, 1)),
+            "oldest_waits_seconds": since and max(0.0, round(self.clock.steady() - since, 1)),
             "failures": failures,
             "next_retry_at": iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
             **self._health.last,
@@ -132,11 +126,11 @@ class Dispatcher:
 
     def step(self) -> float | None:
         """Do what is due; return how long to wait: None for not at all, NOTHING_WAITS if there is nothing to do."""
-        self._seen = self._outbox.changes
+        self._seen = self.outbox.changes
         self._schedule.read()
         if self._dead_letter_expired():
             return None
-        pace, now = self._pace(), self._clock.monotonic()
+        pace, now = self._pace(), self.clock.monotonic()
         events = self._schedule.next_events(pace, now)
         self._retry_at = self._schedule.retry_at(pace)
         if not events:
@@ -149,11 +143,11 @@ class Dispatcher:
     def _deliver(self, events: list[StoredEvent]) -> None:
         """Send events and note what became of them."""
         if self._must_reload:
-            self._sink.reload()
+            self.sink.reload()
             self._must_reload = False
-        self._send_at = self._clock.monotonic() + self._interval_seconds
+        self._send_at = self.clock.monotonic() + self._interval_seconds
         try:
-            self._sink.send(events)
+            self.sink.send(events)
         except DeliveryError as error:
             self._note_delivery(events[: error.delivered])
             self._note_error(error, events[error.delivered :])
@@ -163,11 +157,11 @@ class Dispatcher:
     def _dead_letter_expired(self) -> bool:
         """Dead-letter an event that is next but too old; return whether there was one."""
         next_events = (*(one.event for one in self._schedule.failed.values()), *self._schedule.page[:1])
-        oldest = self._clock.steady() - self._max_age_seconds
+        oldest = self.clock.steady() - self.max_age_seconds
         expired = next((event for event in next_events if event.stored_at < oldest), None)
         if expired:
-            self._count("expired")
-            self._dead_letter(expired, EXPIRED, f"older than max_age_seconds = {self._max_age_seconds:g}")
+            self.count("expired")
+            self._dead_letter(expired, EXPIRED, f"older than max_age_seconds = {self.max_age_seconds:g}")
         return expired is not None
 
     def _dead_letter(self, event: StoredEvent, reason: str, detail: str) -> None:
@@ -179,9 +173,9 @@ class Dispatcher:
     def _note_delivery(self, events: Sequence[StoredEvent]) -> None:
         if not events:
             return
-        now = self._clock.steady()
+        now = self.clock.steady()
         for event in events:
-            self._count("delivered", max(0.0, now - event.stored_at))
+            self.count("delivered", max(0.0, now - event.stored_at))
         self._acknowledge(events)
         self._note_answer()
         self._health.note_success()
@@ -197,36 +191,36 @@ class Dispatcher:
 
     def _note_error(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
         if not isinstance(error, Rejected):
-            self._count("failed")
+            self.count("failed")
             self._note_failure(error, events)
         elif error.status == HTTPStatus.CONFLICT and self._may_have_arrived(events[0]):
             self._note_delivery(events[:1])
         else:
-            self._count("rejected")
+            self.count("rejected")
             self._note_answer()
             self._health.note_rejection(events[0], error)
             self._dead_letter(events[0], REJECTED, str(error))
 
     def _may_have_arrived(self, event: StoredEvent) -> bool:
         """Return whether an event was sent before, perhaps by an earlier process that was killed."""
-        return event.seq in self._uncertain or event.seq <= self._outbox.earlier_seq
+        return event.seq in self._uncertain or event.seq <= self.outbox.earlier_seq
 
     def _note_failure(self, error: DeliveryError, events: Sequence[StoredEvent]) -> None:
         if not error.is_unreached:
             self._uncertain |= {event.seq for event in events}
         self._must_reload = isinstance(error, Misconfigured)
         share = random.random()  # noqa: S311 - it spreads load
-        failure = Failure(error=error, at=self._clock.monotonic(), share=share)
+        failure = Failure(error=error, at=self.clock.monotonic(), share=share)
         self._schedule.note_failure(failure, events, pace=self._pace())
         self._health.note_failure(error, self._schedule.failures)
 
     def _pace(self) -> Pace:
         is_urgent = False
         if self._schedule.hold or self._schedule.failed:
-            since = self._clock.steady() - URGENT_AGE_SECONDS
-            is_urgent = self._outbox.has_waiting(self.name, since=since, types=URGENT_TYPES)
+            since = self.clock.steady() - URGENT_AGE_SECONDS
+            is_urgent = self.outbox.has_waiting(self.name, since=since, types=URGENT_TYPES)
         return Pace(
-            limit_seconds=self._sink.retry_limit_seconds,
+            limit_seconds=self.sink.retry_limit_seconds,
             is_urgent=is_urgent,
             is_untried=is_urgent and self._schedule.has_untried(),
             is_draining=bool(self._draining),
@@ -236,9 +230,9 @@ class Dispatcher:
         """Wait for `seconds`; new events and the stop of the process end it early."""
         if seconds == NOTHING_WAITS:
             with suppress(DeliveryError):  # the next event will show whether it matters
-                self._sink.keep_alive()
+                self.sink.keep_alive()
         extend_deadline(IDLE_SECONDS)
-        self._outbox.wait(self._seen, min(seconds, IDLE_SECONDS))
+        self.outbox.wait(self._seen, min(seconds, IDLE_SECONDS))
 
 
 class SinkHealth:

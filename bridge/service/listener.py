@@ -87,7 +87,7 @@ class Listener:
         self._answers = Answers(parts, receiver, dry_run=dry_run)
         self._stays = Stays(self._answers.stay)
         self._auto = AutoRules(
-            settings,
+            settings=settings,
             stays=self._stays,
             vm_name=self._vm_name,
             notice=self._notice,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from threading import Thread
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
+@dataclass(eq=False)
 class MetricsServer:
     """Serves `/metrics`, `/livez` and `/readyz` from threads of its own.
 
@@ -35,22 +37,13 @@ class MetricsServer:
         clock: for ages.
     """
 
-    def __init__(
-        self,
-        listen: str,
-        *,
-        role: str,
-        registry: CollectorRegistry,
-        collector: Callable[[Callable[[], Status], Clock], Collector] | None = StatusCollector,
-        clock: Clock,
-    ) -> None:
-        self._listen = listen
-        self._role = role
-        self._clock = clock
-        self._registry = registry
-        self._collector = collector
-        self._metrics: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
-        self._server: ThreadingWSGIServer | None = None
+    listen: str
+    _: KW_ONLY
+    role: str
+    registry: CollectorRegistry
+    collector: Callable[[Callable[[], Status], Clock], Collector] | None = StatusCollector
+    clock: Clock
+    _server: ThreadingWSGIServer | None = None
 
     @property
     def port(self) -> int:
@@ -64,15 +57,15 @@ class MetricsServer:
             status: returns what the status file shows.
         """
         self._status = status
-        if self._collector:
-            self._registry.register(self._collector(status, self._clock))
+        if self.collector:
+            self.registry.register(self.collector(status, self.clock))
         try:
-            self._server = _serve(self._listen, self._answer)
+            self._server = _serve(self.listen, self._answer)
         except OSError as error:
             # The text is enough, without a traceback.
-            log.error("no metrics: %s cannot be listened on: %s", self._listen, error)  # noqa: TRY400
+            log.error("no metrics: %s cannot be listened on: %s", self.listen, error)  # noqa: TRY400
             return
-        log.info("metrics are served on %s", self._listen, extra={"port": self.port})
+        log.info("metrics are served on %s", self.listen, extra={"port": self.port})
         Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
@@ -84,18 +77,19 @@ class MetricsServer:
     def _answer(self, request: dict[str, Any], start: Any) -> Iterable[bytes]:
         path = request["PATH_INFO"]
         if path == "/metrics":
-            return self._metrics(request, start)
+            metrics: Iterable[bytes] = make_wsgi_app(self.registry)(request, start)
+            return metrics
         if path == "/livez":
             status, kind, body = self._health(find_stalled(stalled_threads()))
         elif path == "/readyz":
-            status, kind, body = self._health(find_unready(self._status(), self._clock.now()))
+            status, kind, body = self._health(find_unready(self._status(), self.clock.now()))
         else:
             status, kind, body = "404 Not Found", _TEXT, "expected /metrics, /livez or /readyz\n"
         start(status, [("Content-Type", kind)])
         return [b"" if request["REQUEST_METHOD"] == "HEAD" else body.encode()]
 
     def _health(self, reasons: list[str]) -> tuple[str, str, str]:
-        body = json.dumps({"ok": not reasons, "role": self._role, "reasons": reasons}, ensure_ascii=False)
+        body = json.dumps({"ok": not reasons, "role": self.role, "reasons": reasons}, ensure_ascii=False)
         return "503 Service Unavailable" if reasons else "200 OK", _JSON, f"{body}\n"
 
 

@@ -22,7 +22,6 @@ SCOPE = "https://eventgrid.azure.net/.default"
 MAX_BATCH_EVENTS = {"custom": 5000, "namespace": 1000}
 TOKEN_SECONDS = 30.0  # for all that "default" tries, before the thread counts as stalled
 
-_UNAUTHORIZED = 401
 _FORBIDDEN = 403
 # What Event Grid answers with 400 if the topic is set up for other events, or the address is wrong.
 _SETUP_MARKS = (b"'EventGridEvent'", b"'CustomInputEvent'", b"UnsupportedApiVersion", b"api version")
@@ -46,7 +45,8 @@ class EventGridSink(Sink):
 
     def reload(self) -> None:
         """Read the key again, and ask for a new token."""
-        self._renew()
+        self._forget_token()
+        self._key = read_or_keep(self._read_key, self._key)
         self._http.reload()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
@@ -88,17 +88,8 @@ class EventGridSink(Sink):
         )
 
     def _exchange(self, body: bytes) -> Answer:
-        """POST a body; if the key or the token is refused, once more with the current one."""
-        headers = self._headers()
-        answer = self._http.exchange("POST", self._url, headers, body)
-        if answer.status == _UNAUTHORIZED:
-            self._renew()
-            if (renewed := self._headers()) != headers:
-                answer = self._http.exchange("POST", self._url, renewed, body)
-        return answer
-
-    def _headers(self) -> dict[str, str]:
-        return {"Content-Type": BATCH_CONTENT_TYPE, **self._authorization()}
+        headers = {"Content-Type": BATCH_CONTENT_TYPE, **self._authorization()}
+        return self._http.exchange("POST", self._url, headers, body)
 
     def _authorization(self) -> dict[str, str]:
         if not self._key:
@@ -106,11 +97,6 @@ class EventGridSink(Sink):
         if self._flavor == "custom":
             return {"aeg-sas-key": self._key}
         return {"Authorization": f"SharedAccessKey {self._key}"}
-
-    def _renew(self) -> None:
-        """Read the key again, and forget the token."""
-        self._forget_token()
-        self._key = read_or_keep(self._read_key, self._key)
 
     def _read_key(self) -> str:
         """Return the key, or "" if the identity sends."""
