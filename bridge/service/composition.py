@@ -302,7 +302,6 @@ class Process:
         self._supervisor = Supervisor()
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
-        self._started_at = parts.clock.now()
         self._written: dict[str, Any] = {}
         self._write_at = -math.inf
 
@@ -430,7 +429,6 @@ class Process:
             "role": self._parts.role,
             "pid": os.getpid(),
             "running": running,
-            "started_at": iso_utc(self._started_at),
             "written_at": iso_utc(self._clock.now()),
             "storage_error": self._outbox.storage_error,
             "left_sinks": self._outbox.left_sinks(),
