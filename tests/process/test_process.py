@@ -215,37 +215,39 @@ def test_a_dead_letter_is_sent_again_while_the_process_runs(
 
 # --- secrets ---
 
+SECRETS = {
+    "token": "tok-Zm9vYmFy",
+    "old": "tok-b2xkb2xk",
+    "query": "sig-cXV4cXV4+quux=",
+    "header": "key-aGVsbG8h",
+    "path": "T00000000-pathpathpath",
+}
+
 
 def test_no_secret_appears_in_any_output_even_at_debug_level(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
-    secrets = {
-        "token": "tok-Zm9vYmFy",
-        "old": "tok-b2xkb2xk",
-        "query": "sig-cXV4cXV4+quux=",
-        "header": "key-aGVsbG8h",
-        "path": "T00000000-pathpathpath",
-    }
-    url = tmp_path / "url"
-    url.write_text(f"{inbox.base_url}/services/{secrets['path']}?sig={secrets['query']}&v=1")
-    token = tmp_path / "token"
-    token.write_text(secrets["old"])
-    headers = tmp_path / "headers"
-    headers.write_text(f"X-Api-Key: {secrets['header']}\n")
-    echo = json.dumps({"you sent": list(secrets.values()), "to": url.read_text()})
-    plain = {"url": f"http://127.0.0.1:9/?sig={secrets['query']}", "bearer_token": secrets["token"]}
+    url, token, headers = (tmp_path / name for name in ("url", "token", "headers"))
+    url.write_text(f"{inbox.base_url}/services/{SECRETS['path']}?sig={SECRETS['query']}&v=1")
+    token.write_text(SECRETS["old"])
+    headers.write_text(f"X-Api-Key: {SECRETS['header']}\n")
     sinks = {
-        "files": webhook(inbox, bearer_token_file=token, headers_file=headers) | {"url_file": url},
-        "plain": {"kind": "webhook", "from_start": True, "headers": {"X-Key": secrets["header"]}, **plain},
+        "files": webhook(inbox, bearer_token_file=token, headers_file=headers, url_file=url),
+        "plain": {
+            "kind": "webhook",
+            "url": f"http://127.0.0.1:9/?sig={SECRETS['query']}",
+            "from_start": True,
+            "headers": {"X-Key": SECRETS["header"]},
+            "bearer_token": SECRETS["token"],
+        },
     }
     del sinks["files"]["url"]
-    inbox.fault(401, body=echo)
-    inbox.fault(400, body=echo)
-    inbox.fault(503, body=echo)
-    debugging = settings(lab, sinks, log_level="debug", stop_seconds=0.5)
-    with Forward(tmp_path / "run", debugging) as forward:
+    echo = json.dumps({"you sent": list(SECRETS.values()), "to": url.read_text()})
+    for status in (401, 400, 503):
+        inbox.fault(status, body=echo)
+    with Forward(tmp_path / "run", settings(lab, sinks, log_level="debug", stop_seconds=0.5)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-        token.write_text(secrets["token"])
+        token.write_text(SECRETS["token"])
         schedule(lab)
         inbox.wait_for(1, LIMIT_SECONDS)
         wait_until(lambda: read_outbox(forward.state).dead)
@@ -255,16 +257,17 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
         forward.wait_for_log("a secret file cannot be used")
         forward.wait_for_status(lambda status: status["sinks"]["plain"]["state"] == "retrying")
         outputs = [
-            run(*command, "--config", forward.config)
-            for command in (("status",), ("status", "--json"), ("outbox", "list", "--dead"))
+            run(*f"{command} --config {forward.config}".split())
+            for command in ("status", "status --json", "outbox list --dead")
         ]
-        token.write_text(secrets["token"])
+        token.write_text(SECRETS["token"])
         outputs.append(run("check", "--config", forward.config))
         assert forward.stop() == 0
-    seen = [forward.log.read_text(), *(done.stdout + done.stderr for done in outputs)]
-    seen += [str(read_outbox(forward.state).dead), *(one.read_text() for one in forward.state.glob("*.json"))]
-    assert "you sent" in str(read_outbox(forward.state).dead)
-    for name, secret in secrets.items():
+    dead = str(read_outbox(forward.state).dead)
+    assert "you sent" in dead
+    seen = [forward.log.read_text(), dead, *(done.stdout + done.stderr for done in outputs)]
+    seen += [one.read_text() for one in forward.state.glob("*.json")]
+    for name, secret in SECRETS.items():
         assert not [text for text in seen if secret in text], name
 
 

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from contextlib import closing
@@ -16,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.events.filters import Filter
+from bridge.outbox import outbox as outbox_module
 from bridge.outbox import rows as rows_module
 from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
 from bridge.outbox.rows import STATE
@@ -40,25 +36,6 @@ from tests.support.outbox import (
     used_bytes,
     waiting,
 )
-from tests.support.paths import ROOT
-
-CHILD = """
-    import sys
-    from pathlib import Path
-    from tests.support.outbox import commit, open_outbox
-
-    outbox = open_outbox(Path(sys.argv[1]))
-    number = outbox.record("state", "watch") or "0"
-    while True:
-        number = str(int(number) + 1)
-        commit(outbox, number)
-        print("committed", number, flush=True)
-        if int(number) % 3 == 0:
-            stored = outbox.pending("a", 2)
-            for item in stored:  # as a receiver sees it, before the outbox hears of it
-                print("delivered", item.id, flush=True)
-            outbox.acknowledge("a", stored)
-"""
 
 
 def dead_letter(outbox: Outbox, sink: str = "a", detail: str = "400") -> None:
@@ -123,26 +100,6 @@ def test_each_run_has_an_epoch_of_its_own_and_knows_what_the_one_before_committe
         assert second.next_number() == 1
     with closing(open_outbox(tmp_path)) as third:
         assert third.previous_run == (first.epoch, 2), "a run that commits nothing is none"
-
-
-def test_a_process_that_is_really_killed_goes_on_where_it_was(tmp_path: Path) -> None:
-    committed, delivered = 0, []
-    for lines in (5, 40, 17, 90, 31):
-        command = [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
-            assert child.stdout is not None
-            read = [child.stdout.readline() for _ in range(lines)]
-            os.kill(child.pid, signal.SIGKILL)
-            read += child.stdout.readlines()
-        done = [line.split() for line in read if line.endswith("\n")]
-        committed = max([committed, *(int(number) for word, number in done if word == "committed")])
-        delivered += [int(number) for word, number in done if word == "delivered"]
-    with closing(open_outbox(tmp_path)) as outbox:
-        last = int(outbox.record(STATE, "watch"))
-        assert last >= committed > 0
-        assert outbox.losses() == []
-        delivered += map(int, waiting(outbox))
-        assert list(dict.fromkeys(delivered)) == list(range(1, last + 1))
 
 
 # Who gets what
@@ -303,15 +260,27 @@ def test_a_dead_letter_that_is_to_be_sent_again_waits_like_a_new_event_for_its_s
         commit(outbox, "1", "2")
         dead_letter(outbox, "a")
         clock.advance(3600)
-        generation = outbox.generation
+        generation, changes = outbox.generation, outbox.changes
         retry_dead_letters(outbox, tmp_path, 1)
         assert outbox.generation > generation, "pages are read again"
+        assert outbox.changes > changes, "who waits is woken"
         assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["2", "1"], ["1", "2"])
         assert (outbox.dead_letter_counts(), outbox.backlogs()) == ({}, {"a": 2, "b": 2})
         again = outbox.pending("a", 5)[1]
         assert (again.seq, again.stored_at) == (3, clock.steady())
         commit(outbox, "3")
         assert waiting(outbox, "a") == ["2", "1", "3"]
+
+
+def test_however_many_dead_letters_are_to_be_sent_again_all_of_them_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_module, "CHUNK_ROWS", 2)
+    with closing(open_outbox(tmp_path)) as outbox:
+        commit(outbox, *"12345")
+        outbox.acknowledge("a", outbox.pending("a", 5), dead=(REJECTED, "400"))
+        retry_dead_letters(outbox, tmp_path, 1, 2, 3, 4, 5)
+        assert waiting(outbox) == [*"12345"]
 
 
 def test_text_that_cannot_be_stored_as_it_is_stops_nothing(tmp_path: Path) -> None:
@@ -400,7 +369,6 @@ def test_old_records_of_done_work_and_then_dead_letters_go_before_an_event_that_
             clock.advance(1)
             value = {"done": number % 2 == 0, "text": "x" * 2000}
             outbox.commit([], records={("kind", str(number)): value})
-        assert outbox.dead_letter_counts() == {"a": 9}
         assert outbox.dead_letter_counts() == {"a": 9}
         while outbox.dead_letter_counts():
             commit(outbox, "new", size=3000)
