@@ -168,7 +168,7 @@ def send(self, events):
     while Path(sys.argv[1]).exists():
         time.sleep(0.01)
 
-threads.STALL_SECONDS = 1.0
+threads.STALL_SECONDS = 3.0
 StdoutSink.send = send
 sys.exit(main(sys.argv[2:]))
 """
@@ -213,7 +213,7 @@ def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
 ) -> None:
     lab.fault("slow", seconds=130, count=None)
     with blocking(systemd, tmp_path, lab) as forward:
-        systemd.wait_for("WATCHDOG=1", count=4)  # for longer than a loop may be silent without a word
+        systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
         silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward

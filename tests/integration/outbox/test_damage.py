@@ -143,6 +143,10 @@ def test_a_state_folder_that_is_removed_in_use_is_made_again_with_what_waits(
 # Damaged
 
 
+def noise(size: int) -> bytes:
+    return random.Random(1).randbytes(size)  # noqa: S311 - it is to be repeatable
+
+
 def flip(path: Path, text: bytes) -> None:
     """Change a bit of a text in the database, which SQLite does not notice."""
     content = (path / "outbox.db").read_bytes()
@@ -199,7 +203,7 @@ def test_where_it_cannot_be_read_what_waits_every_sink_gets_what_is_there(tmp_pa
     older_state(tmp_path, *map(str, range(2000)), had=1990)
     (page,) = rows(tmp_path, "SELECT rootpage FROM sqlite_master WHERE name = 'waiting'")
     content = bytearray((tmp_path / "outbox.db").read_bytes())
-    content[(page[0] - 1) * 4096 : page[0] * 4096] = os.urandom(4096)
+    content[(page[0] - 1) * 4096 : page[0] * 4096] = noise(4096)
     (tmp_path / "outbox.db").write_bytes(content)
     with closing(open_outbox(tmp_path)) as outbox:
         assert len(waiting(outbox, limit=3000)) == 2000
@@ -382,7 +386,7 @@ def test_a_salvage_reads_a_table_from_both_ends(tmp_path: Path) -> None:
     size = (tmp_path / "outbox.db").stat().st_size
     with (tmp_path / "outbox.db").open("r+b") as file:
         file.seek(size // 2)
-        file.write(os.urandom(20_000))
+        file.write(noise(20_000))
     with closing(open_outbox(tmp_path)) as outbox:
         left = waiting(outbox)
         assert {"0", "1", "298", "299"} <= set(left)

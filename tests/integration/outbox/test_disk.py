@@ -199,18 +199,22 @@ def test_a_lock_of_another_program_is_waited_for_and_then_taken_for_a_slow_disk(
     check_recovered(tmp_path)
 
 
-def test_a_stop_while_the_disk_fails_says_what_is_lost(
+def test_a_stop_writes_what_only_memory_has_or_says_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with failing_disk() as failing:
-        outbox = open_outbox(tmp_path)
-        failing.fail()
-        commit(outbox, "1", "2")
-        outbox.close()
-        assert "2 event(s) that were not delivered are lost" in caplog.text
-        failing.recover()
-    with closing(open_outbox(tmp_path)) as outbox:
-        assert [(loss.reason, loss.count) for loss in outbox.losses()] == [("StateFolderGone", None)]
+    for name, works_again in (("works again", True), ("fails", False)):
+        with failing_disk() as failing:
+            outbox = open_outbox(tmp_path / name)
+            failing.fail()
+            commit(outbox, "1", "2")
+            if works_again:
+                failing.recover()
+            outbox.close()
+            assert ("2 event(s) that were not delivered are lost" in caplog.text) is not works_again
+        with closing(open_outbox(tmp_path / name)) as outbox:
+            assert waiting(outbox) == (["1", "2"] if works_again else [])
+            losses = [(loss.reason, loss.count) for loss in outbox.losses()]
+            assert losses == ([] if works_again else [("StateFolderGone", None)])
 
 
 # Killed in memory mode: what was given is written down in place, also on a full disk
