@@ -332,36 +332,25 @@ def test_a_read_only_disk_gives_what_an_older_process_left_and_what_comes_after_
     check_recovered(state, "5", "6")
 
 
-def test_a_clone_on_a_read_only_disk_sends_nothing_of_the_other_vm_and_moves_it_aside_later(
-    disk: SmallDisk,
+@pytest.mark.parametrize(("is_damaged", "moved"), [(False, "other-vm"), (True, "salvaged")])
+def test_a_read_only_file_of_another_vm_or_a_damaged_one_is_moved_aside_later(
+    disk: SmallDisk, is_damaged: bool, moved: str
 ) -> None:
     older_state(disk.state, "the other's")
+    if is_damaged:
+        (disk.state / "outbox.db").write_bytes(b"nonsense" * 4096)
     disk.set_read_only(True)
     with closing(open_outbox(disk.state)) as outbox:
-        outbox.replace()
+        if not is_damaged:
+            outbox.replace()
         commit(outbox, "1")
         assert deliver(outbox) == ["1"]
         disk.set_read_only(False)
         outbox.recover()
         assert outbox.storage_error is None
-        assert len(list(disk.state.glob("outbox.db.other-vm-*"))) == 1
+        assert len(list(disk.state.glob(f"outbox.db.{moved}-*"))) == 1
         commit(outbox, "2")
     check_recovered(disk.state, "2")
-
-
-def test_a_damaged_file_on_a_read_only_disk_is_moved_aside_once_that_is_possible(disk: SmallDisk) -> None:
-    older_state(disk.state, "1")
-    (disk.state / "outbox.db").write_bytes(b"nonsense" * 4096)
-    disk.set_read_only(True)
-    with closing(open_outbox(disk.state)) as outbox:
-        commit(outbox, "2")
-        assert deliver(outbox) == ["2"]
-        disk.set_read_only(False)
-        outbox.recover()
-        assert outbox.storage_error is None
-        assert len(list(disk.state.glob("outbox.db.salvaged-*"))) == 1
-        commit(outbox, "3")
-    check_recovered(disk.state, "3")
 
 
 def test_a_full_disk_still_says_in_the_status_that_it_is_full(disk: SmallDisk) -> None:
