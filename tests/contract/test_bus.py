@@ -1,0 +1,293 @@
+"""What every bus must do that the project's bus code meets: the lab's, and the official emulator where Docker is.
+
+Written against azure.servicebus alone. The entities are those of tests/data/servicebus/config.json, which both read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from azure.servicebus import (
+    NEXT_AVAILABLE_SESSION,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+)
+from azure.servicebus.exceptions import (
+    MessageAlreadySettled,
+    MessageSizeExceededError,
+    MessagingEntityNotFoundError,
+    OperationTimeoutError,
+    ServiceBusError,
+    SessionCannotBeLockedError,
+)
+
+from tests.support.any_bus import SEND_SECONDS, TOPIC, WAIT_SECONDS, Bus, empty, emulator, lab, nothing, only
+
+
+@pytest.fixture(scope="module")
+def emulated() -> Iterator[Bus]:
+    yield from emulator()
+
+
+@pytest.fixture(params=["lab", pytest.param("emulator", marks=pytest.mark.timeout(600))])  # images are pulled
+def bus(request: pytest.FixtureRequest) -> Iterator[Bus]:
+    """Return a bus with empty entities."""
+    if request.param == "lab":
+        yield from lab()
+        return
+    shared = request.getfixturevalue("emulated")
+    yield shared
+    empty(shared)
+
+
+def bodies(messages: Iterable[ServiceBusReceivedMessage]) -> list[str]:
+    return [str(message) for message in messages]
+
+
+# --- sending and receiving ---
+
+
+def test_a_message_arrives_with_its_properties_and_body(bus: Bus) -> None:
+    bus.send(
+        "plain",
+        ServiceBusMessage(
+            b'{"specversion":"1.0"}',
+            message_id="m1",
+            subject="io.imdsbridge.test.v1",
+            correlation_id="E1",
+            content_type="application/cloudevents+json; charset=utf-8",
+            application_properties={"cloudEvents_type": "t", "EventStatus": "Scheduled", "empty": ""},
+        ),
+    )
+    (message,) = bus.receive("plain", 1)
+    assert b"".join(message.body) == b'{"specversion":"1.0"}'
+    assert (message.message_id, message.subject) == ("m1", "io.imdsbridge.test.v1")
+    assert (message.correlation_id, message.delivery_count) == ("E1", 0)
+    assert message.content_type == "application/cloudevents+json; charset=utf-8"
+    properties = {
+        name.decode(): value.decode()
+        for name, value in (message.application_properties or {}).items()
+        if isinstance(name, bytes) and isinstance(value, bytes)
+    }
+    assert properties == {"cloudEvents_type": "t", "EventStatus": "Scheduled", "empty": ""}
+    assert message.sequence_number is not None
+    assert message.enqueued_time_utc is not None
+    assert abs(datetime.now(UTC) - message.enqueued_time_utc) < timedelta(minutes=10)
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_batch_arrives_message_by_message_in_order(bus: Bus, count: int) -> None:
+    expected = [(f"body {number}", f"m{number}") for number in range(count)]
+    with bus.client() as client, bus.sender(client, "plain") as sender:
+        batch = sender.create_message_batch()
+        for body, message_id in expected:
+            batch.add_message(ServiceBusMessage(body, message_id=message_id))
+        sender.send_messages(batch, timeout=SEND_SECONDS)
+    messages = bus.receive("plain", count)
+    assert [(str(message), message.message_id) for message in messages] == expected
+
+
+def test_a_message_of_200_kilobytes_arrives_whole(bus: Bus) -> None:
+    body = bytes(range(256)) * 800
+    bus.send("plain", ServiceBusMessage(body))
+    (message,) = bus.receive("plain", 1)
+    assert b"".join(message.body) == body
+
+
+def test_a_message_above_the_limit_is_refused_and_the_next_one_is_taken(bus: Bus) -> None:
+    with bus.client() as client, bus.sender(client, "plain") as sender:
+        with pytest.raises(MessageSizeExceededError):
+            sender.send_messages(ServiceBusMessage(b"x" * 2_000_000), timeout=SEND_SECONDS)
+        sender.send_messages(ServiceBusMessage("small"), timeout=SEND_SECONDS)
+    assert bodies(bus.receive("plain", 1)) == ["small"]
+
+
+def test_an_unknown_entity_is_not_found(bus: Bus) -> None:
+    with bus.client() as client:
+        with pytest.raises(MessagingEntityNotFoundError), client.get_queue_sender("nowhere"):
+            pass
+        with pytest.raises(MessagingEntityNotFoundError), client.get_queue_receiver("nowhere"):
+            pass
+
+
+def test_receive_and_delete_leaves_nothing(bus: Bus) -> None:
+    bus.send("plain", ServiceBusMessage("1"))
+    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
+    with bus.receiving("plain", receive_mode=mode) as receiver:
+        assert str(only(receiver)) == "1"
+    with bus.receiving("plain") as receiver:
+        assert nothing(receiver)
+
+
+# --- settlement ---
+
+
+def test_a_completed_message_does_not_come_back_and_is_not_settled_twice(bus: Bus) -> None:
+    bus.send("plain", ServiceBusMessage("1"))
+    with bus.receiving("plain") as receiver:
+        message = only(receiver)
+        receiver.complete_message(message)
+        with pytest.raises(MessageAlreadySettled):
+            receiver.complete_message(message)
+        assert nothing(receiver)
+
+
+def test_an_abandoned_message_comes_back_counted_and_after_three_deliveries_is_dead(bus: Bus) -> None:
+    bus.send("plain", ServiceBusMessage("1", message_id="m1"))
+    with bus.receiving("plain") as receiver:
+        for count in range(3):
+            message = only(receiver)
+            assert (str(message), message.delivery_count) == ("1", count)
+            receiver.abandon_message(message)
+        assert nothing(receiver)
+    dead = bus.dead_letter("plain")
+    assert (dead.message_id, dead.dead_letter_reason) == ("m1", "MaxDeliveryCountExceeded")
+
+
+def test_a_dead_letter_has_a_reason_and_a_description(bus: Bus) -> None:
+    bus.send("plain", ServiceBusMessage("1", application_properties={"kept": "yes"}))
+    with bus.receiving("plain") as receiver:
+        receiver.dead_letter_message(only(receiver), reason="malformed", error_description="no EventId")
+        assert nothing(receiver)
+    dead = bus.dead_letter("plain")
+    assert (str(dead), (dead.application_properties or {})[b"kept"]) == ("1", b"yes")
+    assert (dead.dead_letter_reason, dead.dead_letter_error_description) == ("malformed", "no EventId")
+
+
+def test_a_lock_can_be_renewed(bus: Bus) -> None:
+    bus.send("plain", ServiceBusMessage("1"))
+    with bus.receiving("plain") as receiver:
+        message = only(receiver)
+        before = message.locked_until_utc
+        assert before is not None
+        assert timedelta() < before - datetime.now(UTC) < timedelta(seconds=90)
+        assert receiver.renew_message_lock(message) >= before
+        receiver.complete_message(message)
+
+
+def test_a_message_whose_lock_ends_goes_to_another_receiver_counted(bus: Bus) -> None:
+    bus.send("short-lock", ServiceBusMessage("1"))
+    with bus.receiving("short-lock") as first:
+        only(first)
+        with bus.receiving("short-lock") as second:
+            bus.advance(5)
+            again = only(second)
+            assert (str(again), again.delivery_count) == ("1", 1)
+            second.complete_message(again)
+
+
+def test_closing_a_receiver_hands_back_what_it_had_not_given_out(bus: Bus) -> None:
+    bus.send("plain", *(ServiceBusMessage(str(number)) for number in range(5)))
+    with bus.receiving("plain", prefetch_count=20) as receiver:
+        receiver.complete_message(only(receiver))
+    rest = bus.receive("plain", 4)
+    assert sorted(bodies(rest)) == ["1", "2", "3", "4"]
+
+
+# --- time ---
+
+
+def test_an_expired_message_is_dead_where_the_entity_says_so(bus: Bus) -> None:
+    bus.send("expiring", ServiceBusMessage("1", time_to_live=timedelta(seconds=1)))
+    bus.advance(1)
+    with bus.receiving("expiring") as receiver:  # which the emulator may need to look at it
+        bus.wait_until_gone(receiver)
+        dead = bus.dead_letter("expiring")
+    assert (str(dead), dead.dead_letter_reason) == ("1", "TTLExpiredException")
+
+
+# --- duplicates ---
+
+
+@pytest.mark.parametrize(("entity", "read"), [("deduplicated", "deduplicated"), (TOPIC, f"{TOPIC}/all")])
+def test_a_message_id_is_taken_once_also_within_a_batch(bus: Bus, entity: str, read: str) -> None:
+    first, second = str(uuid4()), str(uuid4())
+    one, again, *both = (
+        ServiceBusMessage(body, message_id=message_id)
+        for body, message_id in (("1", first), ("2", first), ("3", second), ("4", second))
+    )
+    for messages in ([one], [again], both):
+        bus.send(entity, *messages)
+    assert bodies(bus.receive(read, 2)) == ["1", "3"]
+
+
+# --- sessions ---
+
+
+def test_a_session_gives_its_own_messages_in_order(bus: Bus) -> None:
+    first, second = str(uuid4()), str(uuid4())
+    for body, session_id in (("1", first), ("x", second), ("2", first)):
+        bus.send("sessions", ServiceBusMessage(body, session_id=session_id))
+    assert bodies(bus.receive("sessions", 2, session_id=first)) == ["1", "2"]
+    (message,) = bus.receive("sessions", 1, session_id=second)
+    assert (str(message), message.session_id) == ("x", second)
+
+
+def test_the_next_available_session_is_one_with_a_message(bus: Bus) -> None:
+    session_id = str(uuid4())
+    bus.send("sessions", ServiceBusMessage("1", session_id=session_id))
+    with (
+        bus.client() as client,
+        bus.receiver(client, "sessions", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=10) as receiver,
+    ):
+        assert receiver.session.session_id == session_id
+        receiver.complete_message(only(receiver))
+
+
+def test_with_no_session_available_the_wait_ends(bus: Bus) -> None:
+    with bus.client() as client, pytest.raises(OperationTimeoutError):
+        bus.receiver(client, "sessions", session_id=NEXT_AVAILABLE_SESSION, max_wait_time=1).__enter__()
+
+
+def test_a_session_is_locked_by_one_receiver_at_a_time_and_free_again_after_it(bus: Bus) -> None:
+    session_id = str(uuid4())
+    with bus.client() as client, bus.client() as other:
+        first = bus.receiver(client, "sessions", session_id=session_id)
+        with first, pytest.raises(SessionCannotBeLockedError):
+            bus.receiver(other, "sessions", session_id=session_id).__enter__()
+        with bus.receiver(other, "sessions", session_id=session_id) as second:
+            assert second.session.session_id == session_id
+            assert second.session.renew_lock(timeout=WAIT_SECONDS) > datetime.now(UTC)
+
+
+def test_without_a_session_nothing_is_sent_to_or_received_from_an_entity_that_requires_one(bus: Bus) -> None:
+    with pytest.raises(ServiceBusError):
+        bus.send("sessions", ServiceBusMessage("1"))
+    with bus.client() as client, pytest.raises(ServiceBusError):
+        bus.receiver(client, "sessions").__enter__()
+
+
+# --- topics ---
+
+
+def wanted(body: str = "1", subject: str = "wanted", **properties: Any) -> ServiceBusMessage:
+    given: dict[Any, Any] = {"EventStatus": "Scheduled", **properties}
+    return ServiceBusMessage(body, message_id=str(uuid4()), subject=subject, application_properties=given)
+
+
+def test_each_subscription_gets_what_its_rules_take(bus: Bus) -> None:
+    bus.send(
+        TOPIC,
+        wanted("1", EventType="Reboot", Resources=",vm1,vm2,"),
+        wanted("2", EventStatus="Started", EventType="Redeploy", Resources=",vm1,"),
+        wanted("3", EventType="Freeze", Resources=",vm1,"),
+        wanted("4", EventStatus="Started", EventType="Reboot", Resources=",vm10,"),
+        wanted("5", "other", EventType="Reboot", Resources=",vm1,"),
+        ServiceBusMessage("6", message_id=str(uuid4()), subject="wanted"),
+    )
+    expected = {"all": [*"123456"], "by-subject": ["1", "3"], "by-sql": ["1", "2"]}
+    got = {name: bodies(bus.receive(f"{TOPIC}/{name}", len(some))) for name, some in expected.items()}
+    assert got == expected
+
+
+def test_a_dead_letter_of_one_subscription_stays_with_the_others(bus: Bus) -> None:
+    bus.send(TOPIC, wanted())
+    with bus.receiving(f"{TOPIC}/all") as receiver:
+        receiver.dead_letter_message(only(receiver), reason="r", error_description="d")
+    assert bus.dead_letter(f"{TOPIC}/all").dead_letter_reason == "r"
+    assert bodies(bus.receive(f"{TOPIC}/by-subject", 1)) == ["1"]
