@@ -30,18 +30,17 @@ class Station(ABC):
     """A queue with a receiver of it, whose `run` runs on a thread."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self.stop = Stop()
         self.receiver = self.connect(self.stop)
         self.thread = start_thread("receiver", self.receiver.run)
 
     @abstractmethod
-    def connect(self, stop: Stop) -> Receiver:
-        """Make a receiver of the queue."""
-
+    def connect(self, stop: Stop) -> Receiver: ...
     @abstractmethod
-    def send(self, body: bytes, *, message_id: str = "", **properties: str) -> None:
-        """Put a message on the queue."""
-
+    def send(self, body: bytes, *, message_id: str = "", **properties: str) -> None: ...
     @abstractmethod
     def cut(self) -> None:
         """Cut the receiver's connection."""
@@ -69,15 +68,14 @@ class Station(ABC):
         wait_until(is_complete, describe=lambda: received)
         return received
 
-    def restart(self) -> None:
-        """Stop the receiver, and start another one."""
-        self.end()
-        self.stop = Stop()
-        self.receiver = self.connect(self.stop)
-        self.thread = start_thread("receiver", self.receiver.run)
+    def receive_one(self) -> ReceivedMessage:
+        (message,) = self.receive()
+        return message
+
+    def wait_for(self, *counts: int) -> None:
+        wait_until(lambda: self.counts() == counts, describe=self.counts)
 
     def end(self) -> None:
-        """Stop the receiver."""
         self.stop.set()
         self.thread.join(LIMIT_SECONDS)
         assert not self.thread.is_alive()
@@ -166,16 +164,12 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
 
 def test_a_message_arrives_with_body_id_properties_and_times(station: Station) -> None:
     station.send(b"one", message_id="m-1", name="value")
-    (message,) = station.receive()
-    assert (message.body, message.message_id, message.properties) == (b"one", "m-1", {"name": "value"})
-    assert message.enqueued_at is not None
-    assert message.sequence_number is not None
-
-
-def test_a_message_without_an_id_is_named_by_its_sequence_number(station: Station) -> None:
-    station.send(b"one")
-    (message,) = station.receive()
-    assert message.message_id == f"sequence-number-{message.sequence_number}"
+    station.send(b"two")
+    named, nameless = station.receive(2)
+    assert (named.body, named.message_id, named.properties) == (b"one", "m-1", {"name": "value"})
+    assert named.enqueued_at is not None
+    assert named.sequence_number is not None
+    assert nameless.message_id == f"sequence-number-{nameless.sequence_number}"
 
 
 def test_messages_arrive_in_their_order(station: Station) -> None:
@@ -189,30 +183,26 @@ def test_without_a_message_the_wait_ends(station: Station) -> None:
     assert list(station.receiver.messages(0.05)) == []
 
 
-def test_a_completed_message_is_gone(station: Station) -> None:
+def test_a_settled_message_is_completed_or_dead_with_its_reason(station: Station) -> None:
     station.send(b"one")
-    (message,) = station.receive()
-    station.receiver.settle(message, Settlement())
-    wait_until(lambda: station.counts() == (0, 1, 0))
-
-
-def test_a_dead_letter_has_its_reason_and_description(station: Station) -> None:
-    station.send(b"one")
-    (message,) = station.receive()
-    station.receiver.settle(message, Settlement(dead_letter_reason="malformed", description="no JSON"))
-    wait_until(lambda: station.counts() == (0, 0, 1))
+    station.receiver.settle(station.receive_one(), Settlement())
+    station.wait_for(0, 1, 0)
+    station.send(b"two")
+    settlement = Settlement(dead_letter_reason="malformed", description="no JSON")
+    station.receiver.settle(station.receive_one(), settlement)
+    station.wait_for(0, 1, 1)
     assert station.dead_letters() == [("malformed", "no JSON")]
 
 
 def test_a_released_message_is_delivered_again(station: Station) -> None:
     station.send(b"one")
-    (first,) = station.receive()
+    first = station.receive_one()
     station.receiver.settle(first, Settlement(is_released=True))
-    (again,) = station.receive()
+    again = station.receive_one()
     assert again.sequence_number == first.sequence_number
     assert station.counts() == (1, 0, 0)
     station.receiver.settle(again, Settlement())
-    wait_until(lambda: station.counts() == (0, 1, 0))
+    station.wait_for(0, 1, 0)
 
 
 def test_any_thread_may_settle(station: Station) -> None:
@@ -224,12 +214,12 @@ def test_any_thread_may_settle(station: Station) -> None:
         thread.start()
     for thread in threads:
         thread.join(LIMIT_SECONDS)
-    wait_until(lambda: station.counts() == (0, 10, 0))
+    station.wait_for(0, 10, 0)
 
 
 def test_the_status_counts_what_is_not_settled(station: Station) -> None:
     station.send(b"one")
-    (message,) = station.receive()
+    message = station.receive_one()
     status = station.receiver.status()
     assert status["from"]
     assert (status["unsettled"], status["last_error"]) == (1, None)
@@ -241,15 +231,15 @@ def test_after_a_lost_connection_messages_are_delivered_again_and_old_settlement
     station: Station,
 ) -> None:
     station.send(b"one")
-    (first,) = station.receive()
+    first = station.receive_one()
     station.cut()
-    (again,) = station.receive()
+    again = station.receive_one()
     assert (again.body, again.sequence_number) == (first.body, first.sequence_number)
     assert again.generation > first.generation
     assert again != first
     station.receiver.settle(first, Settlement(dead_letter_reason="late"))
     station.receiver.settle(again, Settlement())
-    wait_until(lambda: station.counts() == (0, 1, 0))
+    station.wait_for(0, 1, 0)
 
 
 def test_the_stop_carries_out_settlements_and_releases_the_rest(station: Station) -> None:
@@ -266,6 +256,7 @@ def test_the_stop_carries_out_settlements_and_releases_the_rest(station: Station
 def test_an_unsettled_message_is_delivered_to_the_next_receiver(station: Station) -> None:
     station.send(b"one", message_id="m-1")
     station.receive()
-    station.restart()
-    (message,) = station.receive()
+    station.end()
+    station.start()
+    message = station.receive_one()
     assert message.message_id == "m-1"
