@@ -51,28 +51,21 @@ def simulated(*arguments: str, env: Mapping[str, str] | None = None) -> subproce
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, BREAK])
-def test_a_change_reaches_a_webhook_and_ctrl_c_or_ctrl_break_ends_the_process_in_order(
+def test_a_change_reaches_a_webhook_a_second_process_is_refused_and_ctrl_c_or_ctrl_break_ends_the_first(
     lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
 ) -> None:
     with SimulatedForward(tmp_path, lab, inbox) as forward:
         forward.wait_for_status(lambda status: status["running"])
         lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
         inbox.wait_for(lambda: SCHEDULED in {event["type"] for event in inbox.events()}, LIMIT_SECONDS)
-        forward.signal(number)
-        assert forward.wait() == 0, forward
-        assert forward.status()["running"] is False
-
-
-def test_a_second_process_is_refused_with_the_holder_and_status_sees_the_first_running(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
-) -> None:
-    with SimulatedForward(tmp_path, lab, inbox) as forward:
-        assert forward.wait_for_status(lambda status: status["running"])
         assert forward.process is not None
         second = simulated("forward", "--config", str(forward.config))
         assert second.returncode == 3, second
         assert f"is held by process {forward.process.pid}:".encode() in second.stderr
         assert simulated("status", "--config", str(forward.config)).returncode == 0
+        forward.signal(number)
+        assert forward.wait() == 0, forward
+        assert forward.status()["running"] is False
     assert simulated("status", "--config", str(forward.config)).returncode == 3
 
 

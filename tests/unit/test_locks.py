@@ -11,11 +11,9 @@ import pytest
 from tests.support.paths import ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-ALL = "requirements/dev.lock"
-RUNTIME = "requirements/runtime.lock"
-BUILD = "requirements/build.lock"
-DEMO = "requirements/demo.lock"
-RELEASE = "requirements/release.lock"
+ALL, RUNTIME, BUILD, DEMO, RELEASE = (
+    f"requirements/{name}.lock" for name in ("dev", "runtime", "build", "demo", "release")
+)
 FOR_TESTS_ONLY = {"azure-functions", "hypothesis", "mypy", "pytest", "ruff", "testcontainers"}
 
 

@@ -1,26 +1,32 @@
-"""The receiver against an SDK that hangs or fails, without a bus."""
+"""The receiver against an SDK that hangs or fails, without a bus; and what is done to the SDK's internals."""
 
 from __future__ import annotations
 
+import socket
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from azure.servicebus import ServiceBusClient
 from azure.servicebus.exceptions import MessageLockLostError
 
 from bridge.azure import bus_receiver
 from bridge.azure.bus_receiver import BusReceiver, try_to_receive
+from bridge.azure.internals import abort_connection, close_socket_on_close
 from bridge.azure.receiver import ReceivedMessage
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
 from bridge.errors import HungError, Unavailable
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
+from tests.support.paths import ROOT
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
+CONNECTION = "Endpoint=sb://127.0.0.1;SharedAccessKeyName=a;SharedAccessKey=YQ==;UseDevelopmentEmulator=true"
 
 
 class FakeSdk:
@@ -80,10 +86,12 @@ def stop() -> Stop:
     return Stop()
 
 
+SETTINGS = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
+
+
 @pytest.fixture
 def receiver(stop: Stop) -> BusReceiver:
-    settings = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
-    return BusReceiver(settings, what="commands", clock=Clock(), stop=stop)
+    return BusReceiver(SETTINGS, what="commands", clock=Clock(), stop=stop)
 
 
 @pytest.mark.parametrize("call", ["on_open", "on_receive"])
@@ -118,24 +126,26 @@ def test_a_call_that_hangs_does_not_delay_the_stop(sdk: FakeSdk, receiver: BusRe
     assert not thread.is_alive()
 
 
-def test_any_error_of_the_sdk_is_shown_and_the_connection_is_opened_again(
-    sdk: FakeSdk, receiver: BusReceiver, stop: Stop
+def test_any_error_of_the_sdk_and_a_receiver_that_it_has_shut_are_shown_and_the_connection_is_opened_again(
+    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown: list[str | None] = []
+    shown: list[str] = []
 
     def fail_twice() -> None:
-        shown.append(receiver.status()["last_error"])
-        if len(shown) <= 2:
+        shown.append(receiver.status()["last_error"] or "")
+        if len(shown) == 1:
             raise TypeError("unexpected")
-        if len(shown) == 5:
+        sdk._handler._shutdown = len(shown) == 2
+        if len(shown) == 4:
             stop.set()
 
     sdk.on_receive = fail_twice
     receiver.run()
     assert sdk.opened == 3
-    assert shown[0] is None
-    assert "unexpected" in (shown[1] or "")
-    assert shown[-1] is None
+    for error, expected in zip(shown, ["", "unexpected", "the SDK has closed its receiver", ""], strict=True):
+        assert expected in error
+        assert bool(expected) == bool(error)
+    assert "unexpected" in caplog.text
 
 
 def test_nothing_is_opened_while_the_session_is_not_known(sdk: FakeSdk, stop: Stop) -> None:
@@ -147,50 +157,22 @@ def test_nothing_is_opened_while_the_session_is_not_known(sdk: FakeSdk, stop: St
             stop.set()
         return None
 
-    settings = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
-    BusReceiver(settings, what="commands", session=session, clock=Clock(), stop=stop).run()
+    BusReceiver(SETTINGS, what="commands", session=session, clock=Clock(), stop=stop).run()
     assert sdk.opened == 0
 
 
-def test_a_receiver_that_the_sdk_has_shut_is_a_failure_and_is_opened_again(
-    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
-) -> None:
-    shown: list[str | None] = []
-
-    def shut() -> None:
-        shown.append(receiver.status()["last_error"])
-        sdk._handler._shutdown = len(shown) == 1
-        if len(shown) == 3:
-            stop.set()
-
-    sdk.on_receive = shut
-    receiver.run()
-    assert "the SDK has closed its receiver" in (shown[1] or "")
-    assert shown[2] is None
-    assert sdk.opened == 2
-    assert "the SDK has closed its receiver" in caplog.text
-
-
 def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_receives(sdk: FakeSdk) -> None:
-    settings = ReceiverSettings(connection_string=Secret("Endpoint=sb://nowhere"), queue="q")
     sdk._handler._shutdown = True
     with pytest.raises(Unavailable, match="the SDK has closed its receiver"):
-        try_to_receive(settings, what="commands")
+        try_to_receive(SETTINGS, what="commands")
 
 
 def test_one_lost_lock_does_not_keep_others_from_being_renewed(
     receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "generation": 0}
     messages = [
-        ReceivedMessage(
-            body=b"",
-            message_id=str(number),
-            properties={},
-            enqueued_at=None,
-            sequence_number=number,
-            generation=0,
-            handle=number,
-        )
+        ReceivedMessage(**empty, message_id=str(number), sequence_number=number, handle=number)
         for number in range(3)
     ]
     requests: list[list[int]] = []
@@ -207,3 +189,44 @@ def test_one_lost_lock_does_not_keep_others_from_being_renewed(
     assert requests == [[0, 1, 2], [0], [1], [2]]
     assert [one.message_id for one in receiver._unsettled] == ["0", "2"]
     assert all(renew_at > 0 for renew_at in receiver._unsettled.values())
+
+
+# What is done to undocumented attributes of the SDK; tests on a bus show that they are there.
+
+
+def test_the_version_of_the_sdk_is_bounded() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "azure-servicebus>=7.15,<8" in project["dependencies"]
+
+
+@pytest.mark.parametrize("kind", ["sender", "receiver"])
+def test_a_handler_that_was_never_connected_is_closed_and_aborted_without_an_error(kind: str) -> None:
+    client = ServiceBusClient.from_connection_string(CONNECTION)
+    handler = getattr(client, f"get_queue_{kind}")("q")
+    assert handler._handler is None
+    close_socket_on_close(handler)
+    abort_connection(handler)
+    handler.close()
+
+
+def test_closing_closes_the_transport_even_if_the_sdk_fails() -> None:
+    closed: list[bool] = []
+
+    def fail() -> None:
+        raise OSError("cut")
+
+    transport = SimpleNamespace(close=lambda: closed.append(True))
+    connection = SimpleNamespace(_transport=transport)
+    handler = SimpleNamespace(_close_handler=fail, _handler=SimpleNamespace(_connection=connection))
+    close_socket_on_close(handler)
+    with pytest.raises(OSError, match="cut"):
+        handler._close_handler()
+    assert closed == [True]
+
+
+def test_aborting_shuts_the_socket_down() -> None:
+    shut: list[int] = []
+    sock = SimpleNamespace(shutdown=shut.append)
+    connection = SimpleNamespace(_transport=SimpleNamespace(sock=sock))
+    abort_connection(SimpleNamespace(_handler=SimpleNamespace(_connection=connection)))
+    assert shut == [socket.SHUT_RDWR]

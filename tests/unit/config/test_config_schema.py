@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,6 @@ def errors(given: Any) -> list[str]:
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
     assert FILE.read_text() == config_schema_text()
     Draft202012Validator.check_schema(json.loads(FILE.read_text()))
-
-
-def test_there_are_examples_of_every_place() -> None:
-    places = {re.split(r"-\d|-/", name)[0] for name in configurations()}
-    assert {"README.md", "docs/configuration.md", "docs/operations.md", "cloud-init"} <= places
-    assert {place.rpartition("/")[0] for place in places} >= {
-        "infra/systemd",
-        "infra/kubernetes",
-        "infra/bicep",
-    }
 
 
 @pytest.mark.parametrize("name", configurations())

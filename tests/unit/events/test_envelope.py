@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, MAX_TEXT_CHARACTERS, Envelope, read_event
-from bridge.formats.samples import samples
-from bridge.runtime.time import Clock
+from bridge.events.model import order_key
 from tests.support.diff import json_values, steady
+from tests.support.samples import EVENT_ID, samples
 
 REQUIRED = ("specversion", "id", "source", "type")
 NO_IDS: list[Any] = ["", 7, "x" * 129, "größe", " x"]
@@ -26,7 +27,7 @@ def body_of(name: str, **changes: Any) -> bytes:
     return json.dumps({**attributes, "data": {"Text": f"größer {name}"}}, ensure_ascii=False).encode()
 
 
-# What is no JSON at all is tested in tests/unit/runtime/test_json.py.
+# What is no JSON at all is tested in tests/unit/runtime/test_text.py.
 FAULTY: dict[str, tuple[bytes, str]] = {
     "a byte order mark": (b"\xef\xbb\xbf{}", "not JSON"),
     "NaN": (body_of("x").replace(b'"E"', b"NaN"), "NaN"),
@@ -65,7 +66,7 @@ def test_an_event_may_be_nested_deeper_than_a_document_of_imds_and_have_long_att
 
 
 def test_every_event_of_imds_bridge_can_be_relayed() -> None:
-    for event in samples(Clock().now()):
+    for event in samples(datetime(2026, 1, 1, tzinfo=UTC)):
         assert read_event(event.body).id == event.id
 
 
@@ -92,3 +93,34 @@ def test_any_body_is_an_event_that_can_be_stored_or_is_refused(
             continue
         assert f"{envelope.id}{envelope.source}{envelope.type}".encode()
         assert len(envelope.id) <= 128
+
+
+# What the order of events is promised for
+
+SAMPLES = {
+    event.type.removeprefix("io.imdsbridge.").removesuffix(".v1"): event.envelope
+    for event in samples(datetime(2026, 1, 1, tzinfo=UTC))
+}
+
+
+def test_events_and_receipts_about_a_scheduled_event_belong_together() -> None:
+    kinds = [kind for kind in SAMPLES if kind.startswith(("scheduledevent.", "approval."))]
+    assert {order_key(SAMPLES[kind]) for kind in kinds} == {f"event {EVENT_ID}"}
+
+
+def test_the_letter_case_of_an_event_id_does_not_matter() -> None:
+    assert order_key({"correlationid": "ABC"}) == order_key({"correlationid": "abc"})
+
+
+def test_the_vms_own_events_belong_to_their_reporter() -> None:
+    kinds = ["document.changed", "imds.unreachable", "imds.recovered", "bridge.heartbeat"]
+    assert len({order_key(SAMPLES[kind]) for kind in kinds}) == 1
+    other = {**SAMPLES["bridge.heartbeat"], "reporter": "web-1/forward"}
+    assert order_key(other) != order_key(SAMPLES["bridge.heartbeat"])
+
+
+def test_events_of_other_programs_belong_to_their_subject() -> None:
+    event = {"id": "1", "source": "/a", "subject": "s"}
+    assert order_key(event) == order_key({**event, "id": "2"})
+    assert len({order_key(one) for one in (event, {**event, "subject": "t"}, {**event, "source": "/b"})}) == 3
+    assert order_key({"id": "1"}) != order_key({"id": "2"})

@@ -146,16 +146,12 @@ def test_any_event_that_a_relay_may_meet_has_a_binary_form(
 # The judge itself, for a schema that takes everything shows nothing.
 
 FAULTS: dict[str, list[Any]] = {
-    "specversion": ["9", ...],
-    "id": ["", ...],
-    "source": ["not a reference", "größe", ...],
-    "type": ["com.example.other", ...],
-    "time": ["2022-04-11 22:11:58", "2022-04-11T22:11:58.123", "2022-13-11T22:11:58.123Z"],
+    **{name: ["", ...] for name in ("specversion", "id", "source", "type")},
+    "time": ["2022-04-11T22:11:58.123", "2022-13-11T22:11:58.123Z"],
     "dataschema": ["relative/schema"],
     "subject": ["", "line\nbreak", "\ud800", {"an": "object"}],
-    "reporter": ["null\x00", ["a"], None],
     "reporterseq": [2**31],
-    **{name: ["x"] for name in ("UpperCase", "with_underscore", "x" * 21)},
+    "UpperCase": ["x"],
     "data": ["text"],
 }
 

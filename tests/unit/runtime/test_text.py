@@ -1,15 +1,17 @@
-"""Text from outside controls no terminal, and JSON stays JSON."""
+"""Text from outside controls no terminal, and JSON is read within limits and stays JSON."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.formats.text import table
+from bridge.runtime.json import BoundedDecoder, read_object
 from bridge.runtime.text import escape, show
 from tests.support.diff import json_values
 
@@ -53,3 +55,43 @@ def test_a_line_break_within_a_line_is_escaped(capsys: pytest.CaptureFixture[str
 def test_the_columns_of_a_table_are_aligned_as_they_are_shown() -> None:
     rows = [("\x1b", "1"), ("long", "2\n3")]
     assert table(("A", "B"), rows) == ["A       B", r"\u001b  1", r"long    2\n3"]
+
+
+# JSON from outside: what is read, and what is refused with which words
+
+DECODER = BoundedDecoder(max_depth=3)
+
+
+@pytest.mark.parametrize("value", [1, "x", None, [], {}, {"a": [1]}, {"a": [{"b": 1}]}, [[[]]]])
+def test_json_within_the_depth_is_read(value: Any) -> None:
+    assert DECODER.decode(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", ["[[[[]]]]", '{"a": [{"b": []}]}', "[" * 100_000, '{"a":' * 100_000])
+def test_json_beyond_the_depth_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        DECODER.decode(text)
+
+
+def test_a_byte_order_mark_is_read_only_where_it_is_allowed() -> None:
+    body = b'\xef\xbb\xbf{"a": 1}'
+    assert read_object(body, max_bytes=100, decoder=DECODER, encoding="utf-8-sig") == {"a": 1}
+    with pytest.raises(ValueError, match="not JSON"):
+        read_object(body, max_bytes=100, decoder=DECODER)
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        (b"", "not JSON: Expecting value"),
+        (b"{} {}", "not JSON: Extra data"),
+        (b"\xff", "not UTF-8 text"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'{"a": %s}' % (b"9" * 5000), "not JSON: Exceeds the limit"),
+        (b" " * 10_001, "10001 bytes, expected at most 10000"),
+    ],
+)
+def test_what_is_not_an_object_within_the_limits_is_refused(body: bytes, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        read_object(body, max_bytes=10_000, decoder=DECODER)
