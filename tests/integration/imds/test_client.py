@@ -118,12 +118,11 @@ def test_a_request_that_is_not_answered_is_repeated_on_a_fresh_connection() -> N
             silent(server, connection)
         answering(OK)(server, connection)
 
-    calls: list[int] = []
+    calls: list[None] = []
     with RawServer(serve) as server:
-        imds = client(server.url)
-        assert imds.document(waiting=lambda: calls.append(server.connections)) == b"ok"
-        assert imds.document() == b"ok"
-    assert (server.connections, len(calls)) == (3, 2)
+        assert client(server.url).document(waiting=lambda: calls.append(None)) == b"ok"
+    assert server.connections >= 3
+    assert len(calls) == server.connections - 1
 
 
 # The kept connection

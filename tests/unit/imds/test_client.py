@@ -1,8 +1,9 @@
-"""How long IMDS is waited for: decided on a clock that the test moves, over a connection that a double plays."""
+"""What IMDS is sent and how long it is waited for: on a moved clock, over a connection that a double plays."""
 
 from __future__ import annotations
 
 import io
+import json
 import math
 import socket
 from types import SimpleNamespace
@@ -20,12 +21,16 @@ ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}'
 
 
 class SlowImds:
-    """Plays the connection to an IMDS that answers after `lag_seconds`; `limits` has how long each request waited."""
+    """Plays the connection to an IMDS that answers after `lag_seconds`.
+
+    `limits` has how long each request waited, `sent` what was sent.
+    """
 
     def __init__(self, clock: MovedClock) -> None:
         self.clock = clock
         self.lag_seconds = 0.0
         self.limits: list[float] = []
+        self.sent: list[bytes] = []
         self.limit_seconds = 0.0
 
     def settimeout(self, seconds: float) -> None:
@@ -38,8 +43,8 @@ class SlowImds:
             raise TimeoutError
         return io.BytesIO(ANSWER)
 
-    def sendall(self, _: bytes) -> None:
-        """Take the request."""
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(data)
 
     def setsockopt(self, *_: object) -> None:
         """Take the option."""
@@ -105,3 +110,19 @@ def test_a_slow_imds_is_given_the_time_that_it_needs_until_it_is_quick_again(
         client.document()
         asked.append(slow.waited())
     assert asked == [[2, 4], [4], [4], [4], [4], [2]]
+
+
+@pytest.mark.parametrize(
+    ("version", "more"),
+    [("2017-03-01", {"DocumentIncarnation": 5}), ("2017-08-01", {}), ("2020-07-01", {})],
+)
+def test_an_approval_names_the_events_and_in_the_oldest_api_version_the_incarnation(
+    slow: SlowImds, version: str, more: dict[str, int]
+) -> None:
+    settings = ImdsSettings.model_validate({"endpoint": "http://imds.invalid", "api_version": version})
+    ImdsClient(settings, clock=slow.clock, environ={}).approve(["A", "b"], incarnation=5)
+    (request,) = slow.sent
+    head, _, content = request.partition(b"\r\n\r\n")
+    assert head.startswith(f"POST /metadata/scheduledevents?api-version={version} HTTP/1.1".encode())
+    assert json.loads(content) == {"StartRequests": [{"EventId": "A"}, {"EventId": "b"}], **more}
+    assert slow.waited() == [10]
