@@ -89,9 +89,7 @@ OTHER_PREFIXES = [
         (envelope(**PLAIN), BINARY | {"cloudEvents_id": "outside"}),  # a structured event may repeat them
     ],
 )
-def test_a_command_is_the_same_in_every_form_of_a_cloud_event(
-    content: Any, properties: Mapping[str, str]
-) -> None:
+def test_a_command_is_the_same_in_every_form_of_an_event(content: Any, properties: Mapping[str, str]) -> None:
     assert read(content, properties=properties) == read(envelope(**PLAIN))
 
 

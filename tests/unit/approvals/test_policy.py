@@ -145,9 +145,7 @@ def test_a_rule_matches_if_every_criterion_is_met_and_may_match_if_one_is_unknow
         ({"resource": ["db-*"]}, {"Resources": ["web-0", {"Name": "db-1"}]}),
     ],
 )
-def test_an_event_without_the_value_that_a_deny_rule_compares_is_denied(
-    rule: dict[str, Any], changes: dict[str, Any]
-) -> None:
+def test_an_event_without_a_denied_value_is_denied(rule: dict[str, Any], changes: dict[str, Any]) -> None:
     assert decide(GROUP, **changes).outcome == "accepted"
     denied = decide({**GROUP, "deny": [rule]}, **changes)
     assert (denied.reason, denied.detail) == ("denied", "a deny rule may match: the event lacks a value")
@@ -232,7 +230,7 @@ def test_nothing_is_accepted_that_a_deny_rule_may_match_no_rule_allows_or_scope_
 
 @steady
 @given(EVENTS, st.booleans())
-def test_without_group_an_auto_rule_approves_only_events_of_this_vm_alone(
+def test_without_group_only_events_of_this_vm_alone_are_approved(
     given_event: ScheduledEvent, group: bool
 ) -> None:
     rule = AutoSettings(group=group)

@@ -126,7 +126,7 @@ def test_a_call_that_hangs_does_not_delay_the_stop(sdk: FakeSdk, receiver: BusRe
     assert not thread.is_alive()
 
 
-def test_any_error_of_the_sdk_and_a_receiver_that_it_has_shut_are_shown_and_the_connection_is_opened_again(
+def test_after_an_error_of_the_sdk_or_a_receiver_that_it_has_shut_the_connection_is_opened_again(
     sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
 ) -> None:
     shown: list[str] = []
@@ -167,9 +167,7 @@ def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_rec
         try_to_receive(SETTINGS, what="commands")
 
 
-def test_one_lost_lock_does_not_keep_others_from_being_renewed(
-    receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_lock_leaves_the_others(receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "generation": 0}
     messages = [
         ReceivedMessage(**empty, message_id=str(number), sequence_number=number, handle=number)

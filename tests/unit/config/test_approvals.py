@@ -28,9 +28,7 @@ APPROVALS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\nqueue = 
     ],
 )
 @pytest.mark.parametrize("section", ["policy.allow", "policy.deny", "auto"])
-def test_a_rule_that_cannot_be_meant_is_an_error(
-    tmp_path: Path, section: str, rule: str, expected: str
-) -> None:
+def test_what_cannot_be_meant_is_an_error(tmp_path: Path, section: str, rule: str, expected: str) -> None:
     (fault,) = faults(tmp_path, f"{APPROVALS}[[approvals.{section}]]\n{rule}\n")
     assert fault.startswith(f"approvals.{section}[0].{rule.partition(' ')[0]}")
     assert expected in fault
@@ -45,9 +43,7 @@ def test_a_rule_that_cannot_be_meant_is_an_error(
     ],
 )
 @pytest.mark.parametrize("section", ["policy.allow", "policy.deny", "auto"])
-def test_a_criterion_that_the_api_version_does_not_have_is_an_error(
-    tmp_path: Path, section: str, version: str, rule: str
-) -> None:
+def test_criteria_are_those_of_the_api_version(tmp_path: Path, section: str, version: str, rule: str) -> None:
     text = f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.{section}]]\n{rule}\n'
     (fault,) = faults(tmp_path, text)
     assert fault.startswith(f"approvals.{section}[0].{rule.partition(' ')[0]}: ")
@@ -55,9 +51,7 @@ def test_a_criterion_that_the_api_version_does_not_have_is_an_error(
 
 
 @pytest.mark.parametrize("version", ["2020-07-01", "2019-08-01"])
-def test_a_criterion_that_the_api_version_has_and_a_value_that_azure_may_have_added_are_accepted(
-    tmp_path: Path, version: str
-) -> None:
+def test_a_criterion_may_have_a_value_that_azure_may_have_added(tmp_path: Path, version: str) -> None:
     rule = 'event_source = ["User", "reboot-service"]\nevent_type = ["LiveMigrate"]\nmin_notice_seconds = 1\n'
     text = f'[imds]\napi_version = "{version}"\n{APPROVALS}[[approvals.policy.deny]]\n{rule}'
     approvals = read(tmp_path, text).approvals
@@ -114,7 +108,7 @@ _NO_ENTITY = "approvals: give either topic or queue"
         ("[approvals]\nauto = []\n", [_NO_NAMESPACE, _NO_ENTITY]),
     ],
 )
-def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(
+def test_half_a_bus_is_an_error_and_so_are_no_auto_rules(
     tmp_path: Path, text: str, expected: list[str]
 ) -> None:
     assert faults(tmp_path, text) == expected
@@ -125,9 +119,7 @@ def test_approvals_with_half_a_bus_or_without_auto_rules_are_an_error(
 
 @pytest.mark.parametrize("run", ["[]", '["drain"]', '[""]', '["/bin/a\\u0000b"]', '"/bin/drain"', "[1]"])
 @pytest.mark.parametrize("section", ["[[approvals.auto]]", '[sinks.local]\nkind = "exec"'])
-def test_a_program_is_a_list_that_begins_with_an_absolute_path(
-    tmp_path: Path, section: str, run: str
-) -> None:
+def test_a_program_is_a_list_and_begins_with_an_absolute_path(tmp_path: Path, section: str, run: str) -> None:
     (fault,) = faults(tmp_path, f"{section}\nrun = {run}\n")
     assert ".run" in fault
     assert "expected" in fault

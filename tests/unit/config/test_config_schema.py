@@ -105,9 +105,7 @@ INVALID: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", INVALID)
-def test_what_the_loader_refuses_by_key_type_or_range_is_not_valid(
-    given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_what_the_loader_refuses_is_not_valid_by_the_schema(given: dict[str, Any], tmp_path: Path) -> None:
     assert errors(given)
     assert faults(tmp_path, toml(given))
 

@@ -165,9 +165,7 @@ URN = "urn:imds-bridge:vm"
         (replace(REPORTER, vm_source="urn:mine"), SHOP, "urn:mine"),
     ],
 )
-def test_the_source_is_the_scale_set_or_group_and_of_the_vms_own_events_the_vm(
-    reporter: events.Reporter, group: str, vm: str
-) -> None:
+def test_the_source_is_scale_set_group_or_vm(reporter: events.Reporter, group: str, vm: str) -> None:
     assert build(scheduled(), by=reporter).source == group
     assert document_event(reporter).source == vm
 
@@ -237,7 +235,7 @@ AFFECTS: dict[bool | None, list[Any]] = {
 
 
 @pytest.mark.parametrize("affects", AFFECTS)
-def test_whether_this_vm_is_affected_is_unknown_without_resources_or_while_the_vm_is(
+def test_whether_this_vm_is_affected_may_be_unknown(
     affects: bool | None,
 ) -> None:
     for resources in AFFECTS[affects]:
@@ -306,9 +304,7 @@ def test_the_vms_own_events_say_when_and_why(event: CloudEvent, name: str, data:
     ("resources", "session"),
     [(["Web-1", "web-0"], "shop.web-1"), (["_web-1"], "shop.web-1"), ([], "shop.web-0")],
 )
-def test_the_session_for_a_command_is_that_of_the_first_affected_vm_on_every_vm(
-    resources: list[str], session: str
-) -> None:
+def test_the_session_is_that_of_the_first_affected_vm_everywhere(resources: list[str], session: str) -> None:
     for name in ("web-0", "Web-0"):
         vm = Vm(name=name, resource_group="Shop")
         reporter = replace(REPORTER, vm=vm, session="{resource_group}.{vm}")

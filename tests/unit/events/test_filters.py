@@ -72,9 +72,7 @@ MATCHES: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 @pytest.mark.parametrize(("name", "values"), MATCHES.items(), ids=MATCHES)
-def test_where_matches_if_each_attribute_or_property_has_one_of_its_values(
-    name: str, values: tuple[list[Any], list[Any]]
-) -> None:
+def test_where_matches_if_each_has_one_of_its_values(name: str, values: tuple[list[Any], list[Any]]) -> None:
     for value in values[0]:
         assert Filter(where={name: value}).matches(stored())
         assert Filter(where={name: value, "subject": "an-event"}).matches(stored())

@@ -32,9 +32,7 @@ def test_every_format_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_each_format_has_defaults_for_its_receiver_and_the_limits_of_every_sink(
-    tmp_path: Path, name: str
-) -> None:
+def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path: Path, name: str) -> None:
     row = ROWS[name]
     sink = read(tmp_path, format=name, **row.needed)
     assert (sink.types, sink.max_age_seconds) == (row.types, row.age_seconds)
@@ -59,9 +57,7 @@ def test_a_required_setting_is_missed_by_name(tmp_path: Path, name: str, setting
         ("cloudevents", "template_file", "template"),
     ],
 )
-def test_a_setting_of_another_format_is_refused_with_that_formats_name(
-    tmp_path: Path, name: str, setting: str, owner: str
-) -> None:
+def test_a_setting_of_another_format_is_refused(tmp_path: Path, name: str, setting: str, owner: str) -> None:
     (fault,) = faults(tmp_path, format=name, **{setting: "x"})
     assert fault.startswith(f"sinks.ops.{setting}: ")
     assert fault.endswith(

@@ -103,9 +103,7 @@ def test_every_type_of_event_is_within_the_limits_in_every_format(kind: str) -> 
 @example(event={}, now=NOW)
 @example(event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}}, now=NOW)
 @example(event={"data": {"Vm": dict.fromkeys(("Name", "Location", "Zone"), "x" * 5_000)}}, now=NOW)
-def test_every_event_is_valid_and_within_the_limits_in_every_format(
-    event: dict[str, Any], now: datetime
-) -> None:
+def test_every_event_is_valid_and_within_limits_in_every_format(event: dict[str, Any], now: datetime) -> None:
     for name, format_ in MADE:
         if name != "pagerduty" or is_shown(event):
             CHECKS[name](format_.write(event, now))
@@ -132,9 +130,7 @@ def check_words(message: Notice) -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:"])
-def test_a_hundred_kilobytes_of_description_and_a_thousand_vms_are_cut_visibly(
-    name: str, letter: str
-) -> None:
+def test_a_hundred_kilobytes_of_text_and_a_thousand_vms_are_cut_visibly(name: str, letter: str) -> None:
     many = [f"{letter * 60}{number}" for number in range(1_000)]
     event = with_data(EVENTS["scheduledevent.scheduled"], Description=letter * 100_000, Resources=many)
     for format_ in (made for kind, made in MADE if kind == name):

@@ -109,9 +109,7 @@ OTHERS = {"type": "com.example.order", "subject": "17"}
         (OTHERS, "com.example.order about 17"),
     ],
 )
-def test_the_title_names_what_whom_and_when_as_exactly_as_it_matters(
-    event: dict[str, Any], title: str
-) -> None:
+def test_the_title_names_what_whom_and_when_as_far_as_it_matters(event: dict[str, Any], title: str) -> None:
     assert written(event).title == title
 
 

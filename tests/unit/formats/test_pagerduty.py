@@ -59,9 +59,7 @@ def test_a_type_without_an_action_is_refused_by_name(event: dict[str, Any], reas
         (updated({"EventStatus": "Started"}), "trigger"),
     ],
 )
-def test_the_action_depends_on_whether_the_alert_is_there_and_the_event_runs(
-    event: dict[str, Any], action: str
-) -> None:
+def test_the_action_depends_on_what_was_there_and_what_runs(event: dict[str, Any], action: str) -> None:
     assert write(event)["event_action"] == action
 
 

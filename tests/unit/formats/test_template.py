@@ -269,7 +269,7 @@ FUZZED = template(SHAPE, time_zone="Asia/Kathmandu")
     VALUES,
     st.sampled_from(SAMPLES),
 )
-def test_whatever_an_event_contains_the_json_is_valid_and_mentions_no_one(
+def test_the_json_is_always_valid_and_mentions_no_one(
     data: Any, subject: Any, sample: dict[str, Any]
 ) -> None:
     event = {**sample, "data": data, "subject": subject}

@@ -133,7 +133,7 @@ def test_a_document_in_another_spelling_changes_nothing(document: Document, rand
 
 @thorough
 @given(lives, st.sampled_from(["web-1", "db-7"]), st.sampled_from(["", "other"]))
-def test_the_same_documents_give_the_same_ids_on_every_vm_and_no_id_twice(
+def test_ids_are_the_same_on_every_vm_and_none_is_given_twice(
     life: list[Step], name: str, group: str
 ) -> None:
     mine = list(publish(life, REPORTER))
@@ -165,9 +165,7 @@ def test_bytes_and_json_of_any_kind_are_read_or_refused(body: bytes, value: Any)
 
 @thorough
 @given(st.lists(st.lists(odd_entries | any_json, max_size=4), min_size=1, max_size=3), any_json)
-def test_any_document_with_events_is_compared_and_written_as_valid_cloudevents(
-    all_entries: list[list[Any]], odd: Any
-) -> None:
+def test_any_document_becomes_valid_cloudevents(all_entries: list[list[Any]], odd: Any) -> None:
     watch = Watch()
     for entries in all_entries:
         raw = {"DocumentIncarnation": odd, "Events": entries, "Odd": odd}

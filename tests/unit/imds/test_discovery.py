@@ -45,9 +45,7 @@ NO_ADDRESSES = ["", "imds.example", "http://100.64.0.1", "100.64.0.1:80", "fd00:
 
 
 @pytest.mark.parametrize("value", [" 100.64.0.1\n", *NO_ADDRESSES, "0.0.0.0"])  # noqa: S104  (a value to refuse)
-def test_the_environment_variable_gives_the_address_whatever_the_leases_say_unless_it_is_invalid(
-    tmp_path: Path, value: str
-) -> None:
+def test_a_valid_environment_variable_goes_before_the_leases(tmp_path: Path, value: str) -> None:
     put(tmp_path, NETWORKD, "OPTION_245=a83f8110\n")
     found = search(environ={"SCHEDULEDEVENTSIP": value}, root=tmp_path)
     if value == " 100.64.0.1\n":
@@ -107,9 +105,7 @@ def test_other_files_of_the_same_folders_are_not_leases(tmp_path: Path, place: s
         (dhclient("64:40:0:2").replace("lease", "lease6"), "100.64.0.1"),  # of DHCPv6
     ],
 )
-def test_a_later_block_of_the_same_interface_is_the_current_one(
-    tmp_path: Path, later: str, expected: str | None
-) -> None:
+def test_the_last_block_of_an_interface_counts(tmp_path: Path, later: str, expected: str | None) -> None:
     put(tmp_path, DHCLIENT, dhclient("64:40:0:1") + later)
     assert address(tmp_path) == expected
 
@@ -127,7 +123,7 @@ def test_a_value_that_is_not_the_address_of_a_host_is_refused(tmp_path: Path, va
 # Files that cannot be read or trusted
 
 
-def test_no_lease_is_read_where_any_user_could_have_made_it(
+def test_no_lease_is_read_where_any_user_may_write_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, DHCLIENT, dhclient("a8:3f:81:10"))

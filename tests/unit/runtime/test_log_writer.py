@@ -101,9 +101,7 @@ def test_the_end_does_not_wait_for_a_stream_that_nothing_reads(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("error", "would_block"), [(BrokenPipeError(), False), (None, True)])
-def test_a_stream_that_takes_nothing_and_a_line_that_cannot_be_formatted_end_nothing(
-    error: OSError | None, would_block: bool
-) -> None:
+def test_what_cannot_be_written_or_formatted_ends_nothing(error: OSError | None, would_block: bool) -> None:
     pipe = Pipe()
     pipe.is_read.set()
     pipe.error, pipe.would_block = error, would_block

@@ -17,7 +17,7 @@ DATA = {
 }
 
 
-def test_a_program_gets_the_event_and_nothing_of_this_process_that_may_be_secret(
+def test_a_program_gets_the_event_and_no_secret_of_this_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
@@ -60,7 +60,7 @@ def test_each_end_but_exit_code_0_is_described(result: Result, fault: str) -> No
     assert result.fault == fault
 
 
-def test_a_program_that_another_user_could_replace_or_that_cannot_be_started_is_refused(
+def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refused(
     tmp_path: Path,
 ) -> None:
     program = tmp_path / "program"

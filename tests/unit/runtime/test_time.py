@@ -69,9 +69,7 @@ def test_the_time_of_a_suspended_machine_counts(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(("content", "boot_id"), [(b"5c9a-0b2e\n", "5c9a-0b2e"), (b"\xff", ""), (None, "")])
-def test_the_boot_id_is_read_without_its_line_break_and_empty_if_there_is_none(
-    tmp_path: Path, content: bytes | None, boot_id: str
-) -> None:
+def test_the_boot_id_is_empty_if_there_is_none(tmp_path: Path, content: bytes | None, boot_id: str) -> None:
     if content is not None:
         (tmp_path / "boot_id").write_bytes(content)
     assert read_boot_id(tmp_path / "boot_id") == boot_id
