@@ -89,9 +89,11 @@ def test_the_first_call_and_the_first_after_a_day_may_take_130_s(slow: SlowImds,
 
 def test_a_request_is_repeated_after_twice_the_time_each(slow: SlowImds, client: ImdsClient) -> None:
     slow.lag_seconds = math.inf
+    waiting: list[None] = []
     with pytest.raises(ImdsError, match="no complete answer"):
-        client.document()
+        client.document(waiting=lambda: waiting.append(None))
     assert slow.waited() == [2, 4, 8, 16, 32, 64, 4]
+    assert len(waiting) == 6
     slow.lag_seconds = 0
     client.instance()
     client.document(timeout_seconds=1)
