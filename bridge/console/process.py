@@ -39,7 +39,7 @@ from bridge.runtime.threads import Signals, Stop, stalled_threads, start_thread
 from bridge.runtime.time import Clock, iso_utc
 
 if TYPE_CHECKING:
-    from bridge.service.metrics_server import MetricsServer
+    from bridge.service.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Console:
     def _metrics_server(self, config: Config, registry: CollectorRegistry) -> MetricsServer | None:
         if not config.metrics.listen:
             return None
-        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415 - few consoles need it
+        from bridge.service.metrics import MetricsServer  # noqa: PLC0415 - few consoles need it
 
         return MetricsServer(
             config.metrics.listen, role="console", registry=registry, collector=None, clock=self._clock

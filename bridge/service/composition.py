@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from bridge.config.approvals import ApprovalSettings
     from bridge.config.bus import RelaySettings
     from bridge.service.dispatcher import Dispatcher
-    from bridge.service.metrics import Meter
-    from bridge.service.metrics_server import MetricsServer
+    from bridge.service.metrics import Meter, MetricsServer
     from bridge.sinks.base import Sink
 
 
@@ -239,8 +238,7 @@ class Parts:
             return NoMeter(), None
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - few processes need it
 
-        from bridge.service.metrics import Meter  # noqa: PLC0415
-        from bridge.service.metrics_server import MetricsServer  # noqa: PLC0415
+        from bridge.service.metrics import Meter, MetricsServer  # noqa: PLC0415
 
         registry = CollectorRegistry()
         meter = Meter(registry, self.settings)

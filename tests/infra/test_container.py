@@ -22,7 +22,7 @@ from bridge.cli.main import main
 from bridge.config.console import ConsoleSettings
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock, iso_utc
-from bridge.service.metrics_server import MetricsServer
+from bridge.service.metrics import MetricsServer
 from infra.container.health import read_listen
 from tests.support.console import running_console
 from tests.support.imds_lab import ImdsLab

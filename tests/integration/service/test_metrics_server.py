@@ -11,9 +11,8 @@ from http.client import HTTPConnection
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bridge.service import metrics_server
-from bridge.service.metrics import Meter
-from bridge.service.metrics_server import MetricsServer
+from bridge.service import metrics
+from bridge.service.metrics import Meter, MetricsServer
 from tests.support.clock import MovedClock
 from tests.support.status import process_status
 
@@ -76,7 +75,7 @@ def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(served: Serv
 
 
 def test_a_loop_without_progress_is_not_alive(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "stalled_threads", lambda: ["poll"])
+    monkeypatch.setattr(metrics, "stalled_threads", lambda: ["poll"])
     status, _, body = served.get("/livez")
     assert status == 503
     assert json.loads(body)["reasons"] == ["the loop poll makes no progress"]
