@@ -10,16 +10,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from azure.servicebus import ServiceBusMessage
-
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.azure.servicebus import address_of, connect, delivery_error
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.types import type_of
 from bridge.errors import DeliveryError, UsageError
-from bridge.formats.cloudevents import CONTENT_TYPE
+from bridge.events.model import StoredEvent
 from bridge.http.signing import sign
 from bridge.runtime.time import iso_utc
+from bridge.sinks.servicebus import to_message
 
 SEND_SECONDS = 15.0
 
@@ -57,21 +56,10 @@ def send_command(
     envelope = _envelope(request, requested_by, now)
     body = json.dumps(envelope).encode("ascii")
     _check(body, request)
-    properties: dict[str | bytes, Any] = {
-        "cloudEvents_type": envelope["type"],
-        "cloudEvents_id": envelope["id"],
-    }
-    if settings.signing_secrets:
-        properties.update(sign(settings.signing_secrets.read().split(), envelope["id"], now, body))
-    message = ServiceBusMessage(
-        body,
-        content_type=CONTENT_TYPE,
-        message_id=envelope["id"],
-        subject=envelope["type"],
-        session_id=session or None,
-        time_to_live=timedelta(seconds=request.expires_seconds),
-        application_properties=properties,
-    )
+    secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
+    event = StoredEvent(seq=0, id=envelope["id"], type=envelope["type"], stored_at=0.0, body=body)
+    message = to_message(event, session, sign(secrets, event.id, now, body) if secrets else None)
+    message.time_to_live = timedelta(seconds=request.expires_seconds)
     try:
         with connect(settings) as client:
             get = client.get_topic_sender if settings.topic else client.get_queue_sender
@@ -81,7 +69,7 @@ def send_command(
         raise
     except Exception as error:
         raise delivery_error(error, address_of(settings)) from error
-    return str(envelope["id"])
+    return event.id
 
 
 def _check(body: bytes, request: ApproveCommand) -> None:
