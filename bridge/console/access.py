@@ -1,24 +1,42 @@
-"""Who may look and who may send events, decided by a request's headers."""
+"""Who may look and who may send events, decided by a request's headers; and the headers that protect every answer."""
 
 from __future__ import annotations
 
 import hmac
-import json
 from base64 import b64decode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from http import HTTPStatus
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.config.console import ConsoleSettings, IngestSettings
 from bridge.config.values import is_loopback
-from bridge.console.content import is_binary
 from bridge.http.signing import signature_fault
-from bridge.runtime.json import Json
+from bridge.runtime.time import Clock
 
 Headers = Sequence[tuple[str, str]]
 _EASY_AUTH = "x-ms-client-principal"
 _MAX_NAME = 200
+# Whoever sends events authenticates to `/ingest`; the others say nothing about the fleet.
+_OPEN = ("/ingest", "/livez", "/readyz")
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +46,77 @@ class Person:
     name: str
     is_viewer: bool
     is_approver: bool
+
+
+class Guard:
+    """Answers who may look, and refuses the others; adds the headers that protect every answer."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: ConsoleSettings,
+        clock: Clock,
+        refuse: Callable[[Request, HTTPStatus, str, Mapping[str, str] | None], Response],
+    ) -> None:
+        """Guard `app`; `refuse` makes the answer of an error."""
+        self._app = app
+        self._settings = settings
+        self._clock = clock
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        answer = self._app
+        if refusal := self._fault(request):
+            answer = self._refuse(request, *refusal)
+        await answer(scope, receive, partial(_send_protected, send))
+
+    def _fault(self, request: Request) -> tuple[HTTPStatus, str, Mapping[str, str] | None] | None:
+        if fault := host_fault(self._settings, request.headers.get("host", "")):
+            return HTTPStatus.MISDIRECTED_REQUEST, fault, None
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            # A proxy may see another end of this request, and so take a part of it for the next one (RFC 9112, 6.1).
+            text = "expected one of Content-Length and Transfer-Encoding"
+            return HTTPStatus.BAD_REQUEST, text, {"connection": "close"}
+        path = request.url.path
+        if path in _OPEN or path.startswith("/static/"):
+            return None
+        if path == "/metrics" and self._settings.ingest.bearer_token and "authorization" in request.headers:
+            return self._scraper_fault(request)
+        person = request.state.person = sign_in(self._settings, _headers(request))
+        if person is None:
+            return HTTPStatus.UNAUTHORIZED, "You are not signed in; reload the page.", None
+        text = "You are signed in, but in none of the groups that may look."
+        return None if person.is_viewer else (HTTPStatus.FORBIDDEN, text, None)
+
+    def _scraper_fault(self, request: Request) -> tuple[HTTPStatus, str, None] | None:
+        """Refuse a scraper, which cannot sign in, unless it shows the token of the senders."""
+        try:
+            fault = sender_fault(self._settings.ingest, request.headers, b"", self._clock.now())
+        except (OSError, ValueError):
+            return HTTPStatus.SERVICE_UNAVAILABLE, "the token cannot be read at the moment", None
+        return (HTTPStatus.UNAUTHORIZED, fault, None) if fault else None
+
+
+async def _send_protected(send: Send, message: Message) -> None:
+    if message["type"] == "http.response.start":
+        given = {name for name, _ in message["headers"]}
+        more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+        message["headers"] = [*message["headers"], *(one for one in more if one[0] not in given)]
+    await send(message)
+
+
+def _headers(request: Request) -> Headers:
+    """Return every header; names of people and groups are UTF-8."""
+    return [
+        (name.decode("latin-1").lower(), value.decode("utf-8", "replace"))
+        for name, value in request.headers.raw
+    ]
 
 
 def sign_in(settings: ConsoleSettings, headers: Headers) -> Person | None:
@@ -63,9 +152,16 @@ def sender_fault(settings: IngestSettings, headers: Mapping[str, str], body: byt
         return "" if hmac.compare_digest(given.encode(), expected.encode()) else "the token is wrong"
     if settings.signing_secrets is None:
         return "expected Authorization: Bearer TOKEN"
-    if is_binary(headers):
+    if _is_binary(headers):
         return "in binary mode the signature does not cover the attributes; expected structured mode or batch"
     return signature_fault(settings.signing_secrets.read().split(), headers, body, signed_near=now)
+
+
+def _is_binary(headers: Mapping[str, str]) -> bool:
+    """Return whether the event's attributes are headers, which no signature covers."""
+    return "ce-specversion" in headers and not headers.get("content-type", "").lower().startswith(
+        "application/cloudevents"
+    )
 
 
 def host_fault(settings: ConsoleSettings, host: str) -> str:
@@ -99,18 +195,28 @@ def _from_proxy(settings: ConsoleSettings, headers: Headers) -> tuple[str, set[s
     return (user, {group.strip() for group in groups.split(",")} - {""}) if user else None
 
 
+class _Claim(BaseModel):
+    typ: str
+    val: str
+
+
+class _Principal(BaseModel):
+    claims: list[_Claim]
+    name_typ: str | None = None
+    role_typ: str | None = None
+
+
 def _from_easy_auth(headers: Headers) -> tuple[str, set[str]] | None:
     """Read the principal that App Service or Container Apps adds; both remove it from what comes from outside."""
     try:
-        principal = json.loads(b64decode(_single(headers, _EASY_AUTH) or "", validate=True))
-        claims = [(claim["typ"], claim["val"]) for claim in principal["claims"]]
-    except (ValueError, TypeError, LookupError):
+        given = b64decode(_single(headers, _EASY_AUTH) or "", validate=True)
+        principal = _Principal.model_validate_json(given)
+    except ValueError:
         return None
-    names = [value for kind, value in claims if kind in (principal.get("name_typ"), "preferred_username")]
+    claims = [(claim.typ, claim.val) for claim in principal.claims]
+    names = [value for kind, value in claims if kind in (principal.name_typ, "preferred_username")]
     name = _single(headers, f"{_EASY_AUTH}-name") or next(iter(names), "")
-    kinds = ("groups", "roles", principal.get("role_typ"))
-    groups: set[Json] = {value for kind, value in claims if kind in kinds}
-    return name, {group for group in groups if isinstance(group, str)}
+    return name, {value for kind, value in claims if kind in ("groups", "roles", principal.role_typ)}
 
 
 def _single(headers: Headers, wanted: str) -> str | None:

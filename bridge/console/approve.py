@@ -8,12 +8,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from secrets import token_bytes, token_urlsafe
 
 from bridge.console.access import Person
-from bridge.console.fleet import SILENT_SECONDS
-from bridge.console.queries import EventRow, VmRow
+from bridge.console.rows import EventRow, VmRow
 from bridge.formats.text import sanitize
 from bridge.imds.document import fold_name
 from bridge.imds.instance import Vm, resource_group_of
@@ -25,7 +23,7 @@ COOKIE = "__Host-imds-bridge"
 CONFIRM_CHARACTERS = 4
 MAX_REASON = 300
 _PER_MINUTE = 20
-_COOKIE_SECONDS = 12 * 3600
+COOKIE_SECONDS = 12 * 3600
 
 Send = Callable[[str, Vm, str, str], str]
 
@@ -59,7 +57,7 @@ class Approvals:
 
         Args:
             send: sends a command for an EventId to a VM's listener, with a reason and the person; returns its id.
-            clock: limits the rate, and decides which VMs are silent.
+            clock: limits the rate.
         """
         self._send = send
         self._clock = clock
@@ -71,13 +69,13 @@ class Approvals:
 
         Args:
             event: the event.
-            vms: of the fleet.
+            vms: that Azure tells of it.
             person: who looks.
             session: the value of the session's cookie.
         """
         if not person.is_approver or event.status != "Scheduled" or not event.is_open or not event.resources:
             return None
-        vm = _listener(event, vms, self._clock.wall())
+        vm = _listener(event, vms)
         return Form(
             token=self._token(session, person),
             shown=_digest(event),
@@ -92,7 +90,7 @@ class Approvals:
 
         Args:
             event: as it is now.
-            vms: of the fleet.
+            vms: that Azure tells of it.
             person: who asks.
             session: the value of the session's cookie.
             given: the fields of the form.
@@ -103,20 +101,22 @@ class Approvals:
         """
         reason = sanitize(given.get("reason", ""), MAX_REASON)
         self._check(event, person, session, given)
-        vm = _listener(event, vms, self._clock.wall())
+        vm = _listener(event, vms)
         target = Vm(
             name=vm.name if vm else event.resources[0],
-            resource_group=resource_group_of(vm.resource_id) if vm else event.group_name.partition("/")[0],
+            resource_group=resource_group_of(vm.resource_id) if vm else event.group.partition("/")[0],
         )
-        command_id = self._send(event.shown_id, target, reason, person.name)
-        audit = {"by": person.name, "event_id": event.shown_id, "releases": list(event.resources)}
+        command_id = self._send(event.event_id, target, reason, person.name)
+        audit = {"by": person.name, "event_id": event.event_id, "releases": list(event.resources)}
         log.warning("approval sent", extra={**audit, "reason": reason, "command_id": command_id})
         return command_id
 
     def _check(self, event: EventRow, person: Person, session: str, given: Mapping[str, str]) -> None:
         if not person.is_approver:
             raise NotApproved("You are in none of the groups that may approve.")
-        if not session or not hmac.compare_digest(given.get("token", ""), self._token(session, person)):
+        if not session or not hmac.compare_digest(
+            given.get("token", "").encode("utf-8", "replace"), self._token(session, person).encode()
+        ):
             raise NotApproved("The session has expired: open the event again.")
         if event.status != "Scheduled" or not event.is_open:
             raise NotApproved(
@@ -124,7 +124,9 @@ class Approvals:
             )
         if given.get("shown") != _digest(event):
             raise NotApproved("The event has changed since the page was shown: read it again.")
-        if given.get("confirm", "").strip().lower() != event.event_id[-CONFIRM_CHARACTERS:]:
+        if not sanitize(given.get("reason", "")):
+            raise NotApproved("An approval needs a reason.")
+        if given.get("confirm", "").strip().lower() != event.key[-CONFIRM_CHARACTERS:]:
             raise NotApproved(f"These are not the last {CONFIRM_CHARACTERS} characters of the EventId.")
         now = self._clock.monotonic()
         if len(self._sent_at) == _PER_MINUTE and now - self._sent_at[0] < 60:  # noqa: PLR2004 - a minute
@@ -135,30 +137,19 @@ class Approvals:
         return hmac.new(self._key, f"{session}\n{person.name}".encode(), sha256).hexdigest()
 
 
-def read_session(cookies: str) -> str:
-    """Return the session of a Cookie header, "" without one."""
-    try:
-        found = SimpleCookie(cookies).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found else ""
-
-
-def new_session() -> tuple[str, str]:
-    """Return a new session, and the Set-Cookie header that gives it to the browser."""
-    value = token_urlsafe(24)
-    rules = f"Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
-    return value, f"{COOKIE}={value}; {rules}"
+def new_session() -> str:
+    """Return a new session, which a cookie keeps."""
+    return token_urlsafe(24)
 
 
 def _digest(event: EventRow) -> str:
-    shown = repr((event.event_id, event.event_type, event.resources, event.not_before))
+    shown = repr((event.key, event.event_type, event.resources, event.not_before))
     return sha256(shown.encode("utf-8", "replace")).hexdigest()[:32]
 
 
-def _listener(event: EventRow, vms: Sequence[VmRow], now: float) -> VmRow | None:
-    """Return the first affected VM that is not silent, else the first one that has reported."""
-    by_name = {fold_name(vm.name): vm for vm in vms if vm.scope == event.scope}
+def _listener(event: EventRow, vms: Sequence[VmRow]) -> VmRow | None:
+    """Return the first affected VM that is heard of, else the first one that has reported."""
+    by_name = {vm.folded: vm for vm in vms}
     found = [by_name[name] for name in map(fold_name, event.resources) if name in by_name]
-    heard = [vm for vm in found if now - vm.alive_at < SILENT_SECONDS and not vm.is_stopped]
+    heard = [vm for vm in found if vm.watch in ("watched", "unreachable")]
     return next(iter(heard or found), None)

@@ -1,206 +1,180 @@
-"""The page History: what happened in the last days, in figures."""
+"""The page History: what happened in the last days, in figures, and as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
 
-from bridge.console import queries
-from bridge.console.filters import Filter
+from bridge.console import rows
+from bridge.console.merge import ScheduledEvent, Time
 from bridge.console.now import css_class
-from bridge.console.queries import DAY, EventRow
-from bridge.console.story import MINIMUM_NOTICE_SECONDS
+from bridge.console.rows import DAY, EventRow, Filter, ReportRow
+from bridge.console.story import MINIMUM_NOTICE_SECONDS, NOTICE_TOLERANCE_SECONDS
 from bridge.formats.text import format_duration, sanitize
 from bridge.runtime.time import iso_utc
 
-PERIODS = {"30": 30, "90": 90}
+PERIODS = (30, 90)
 ENDS = ("Completed", "Ended", "Canceled", "Open")
 NOTICE_LIMITS = (30.0, 60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, DAY)
 _SHOWN_LOSSES = 50
-_SHOWN_EVENTS = 50
-_CSV_COLUMNS = (
-    *("EventId", "EventType", "EventSource", "Status", "Group", "Resources", "FirstSeen", "NotBefore"),
-    *("Started", "Ended", "NoticeSeconds", "DurationInSeconds", "Approval"),
-)
+_CSV_LINES = 500
+_TIMES = ("not_before", "first_seen_at", "last_change_at", "started_at", "ended_at")
+# A cell may also be split at these by a spreadsheet of another language.
+_FORMULA = re.compile(r"(^|[;,\t\r\n])(?=\s*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20])")
+_BY = """
+SELECT event_type, iif(is_open, 'Open', status), CAST((moment.at - first_seen_at) / 86400 AS INTEGER), CASE
+    WHEN notice_seconds IS NULL THEN NULL {steps} ELSE {last} END, count(*)
+FROM event_now, moment WHERE first_seen_at > moment.at - ? AND {condition} GROUP BY 1, 2, 3, 4
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """How the events of one type ended."""
+
+    event_type: str
+    counts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """How many there were."""
+        return sum(self.counts.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """The notice of one type of event.
+    """How much notice the events of a type gave that named a NotBefore: how many of them less than each limit.
 
     Attributes:
-        minimum: Microsoft's, in words.
-        counts: text, number, width in percent and whether it is below the minimum, for each of NOTICE_LIMITS.
-        short: how many events had less than the minimum.
-        total: how many named a NotBefore.
+        minimum_seconds: Microsoft's, None for other types.
+        counts: by the first of NOTICE_LIMITS that is larger, and by None for more than all.
+        short: how many had less than the minimum.
     """
 
     event_type: str
-    minimum: str
-    counts: tuple[tuple[str, int, float, bool], ...]
+    minimum_seconds: float | None
+    counts: dict[float | None, int]
     short: int
-    total: int
+
+    @property
+    def total(self) -> int:
+        """How many named a NotBefore."""
+        return sum(self.counts.values())
+
+    def lines(self) -> Iterator[tuple[str, int, float, bool]]:
+        """Yield text, number, width in percent and whether it is below the minimum, for each limit that occurs."""
+        highest = max(self.counts.values())
+        for limit, count in self.counts.items():
+            text = (
+                f"under {format_duration(limit)}"
+                if limit
+                else f"{format_duration(NOTICE_LIMITS[-1])} or more"
+            )
+            yield text, count, round(100 * count / highest, 1), _is_short(limit, self.minimum_seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipts:
+    """How many receipts had an outcome and a reason."""
+
+    outcome: str
+    reason: str
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """What was lost or not watched, on which VM and when."""
 
-    at: float
+    at: Time
     vm: str
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The figures of a period.
-
-    Attributes:
-        days: its length.
-        ends: a line for each type with the count of each of ENDS, and the sum.
-        per_day: for each day, oldest first: parts of a column as style, place and height in percent, and a text.
-        highest: how many events the day with most of them had.
-        notices: of each type.
-        receipts: outcome, reason and count.
-        losses: the newest ones.
-        events: the newest ones.
-    """
+    """The figures of the last days; `per_day` counts by type, the last 24 hours first."""
 
     days: int
-    ends: tuple[tuple[str, tuple[int, ...], int], ...]
-    per_day: tuple[tuple[tuple[tuple[str, float, float], ...], str], ...]
-    highest: int
-    notices: tuple[Notice, ...]
-    receipts: tuple[tuple[str, str, int], ...]
-    losses: tuple[Loss, ...]
-    events: tuple[EventRow, ...]
+    total: int
+    ends: list[Ends]
+    per_day: list[dict[str, int]]
+    notices: list[Notice]
+    receipts: list[Receipts]
+    losses: list[Loss]
 
     @property
-    def total(self) -> int:
-        """How many events there were."""
-        return sum(total for _, _, total in self.ends)
+    def highest(self) -> int:
+        """How many events the day with most of them had."""
+        return max(sum(day.values()) for day in self.per_day)
+
+    def columns(self) -> Iterator[tuple[list[tuple[str, float, float]], str]]:
+        """Yield for each day, oldest first: parts of a column as style, place and height in percent, and a text."""
+        for day in reversed(range(self.days)):
+            parts, top, counts = [], 100.0, sorted(self.per_day[day].items())
+            for event_type, count in counts:
+                height = 100 * count / self.highest
+                top -= height
+                parts.append((css_class(event_type), round(top, 2), round(height, 2)))
+            texts = [f"{count} {sanitize(event_type, 40) or 'unknown'}" for event_type, count in counts]
+            yield parts, f"{f'{day} d ago' if day else 'last 24 h'}: {', '.join(texts) or 'none'}"
 
 
-def read_history(connection: sqlite3.Connection, days: int, now: float, wanted: Filter) -> History:
-    """Read the figures of the last days, of the events and VMs that a filter chooses."""
-    since, where = now - days * DAY, wanted.of_events()
-    per_day = _by_day(queries.count_by_day(connection, since, now, where))
-    highest = max((sum(day.values()) for day in per_day.values()), default=0)
-    losses = queries.losses_since(connection, since, wanted.of_vms(), limit=_SHOWN_LOSSES)
-    receipts = queries.count_receipts(connection, since, where)
+def read_history(store: sqlite3.Connection, days: int, now: float, wanted: Filter) -> History:
+    """Read the figures of the last days, of the events and VMs that a filter chooses, in one pass over the events."""
+    ends: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    per_day: list[dict[str, int]] = [defaultdict(int) for _ in range(days)]
+    notices: dict[str, dict[float | None, int]] = defaultdict(lambda: defaultdict(int))
+    where = wanted.of_events()
+    steps = " ".join(
+        f"WHEN notice_seconds + {NOTICE_TOLERANCE_SECONDS} < {limit} THEN {step}"
+        for step, limit in enumerate(NOTICE_LIMITS)
+    )
+    query = _BY.format(steps=steps, last=len(NOTICE_LIMITS), condition=where.condition)
+    for event_type, end, day, step, count in store.execute(query, (days * DAY, *where.values)):
+        ends[event_type][end] += count
+        per_day[min(max(day, 0), days - 1)][event_type] += count
+        if step is not None:
+            notices[event_type][(*NOTICE_LIMITS, None)[step]] += count
     return History(
         days=days,
-        ends=tuple(_ends(queries.count_by_end(connection, since, where))),
-        per_day=tuple(_columns(per_day, days, highest)),
-        highest=highest,
-        notices=tuple(_notices(queries.count_by_notice(connection, since, NOTICE_LIMITS, where))),
-        receipts=tuple(
-            (kind.removeprefix("approval."), sanitize(reason, 60), count) for kind, reason, count in receipts
-        ),
-        losses=tuple(_loss(row) for row in losses),
-        events=tuple(queries.events_since(connection, since, where, limit=_SHOWN_EVENTS)),
+        total=sum(sum(counts.values()) for counts in ends.values()),
+        ends=[Ends(event_type=name, counts=dict(counts)) for name, counts in sorted(ends.items())],
+        per_day=[dict(day) for day in per_day],
+        notices=[_notice(name, counts) for name, counts in sorted(notices.items())],
+        receipts=[
+            Receipts(outcome=kind.removeprefix("approval."), reason=sanitize(reason, 60), count=count)
+            for kind, reason, count in rows.count_receipts(store, now - days * DAY, wanted)
+        ],
+        losses=[
+            _loss(row) for row in rows.losses_since(store, now - days * DAY, wanted, limit=_SHOWN_LOSSES)
+        ],
     )
 
 
-def _notice_labels() -> list[str]:
-    below = [f"under {format_duration(limit)}" for limit in NOTICE_LIMITS]
-    return [*below, f"{format_duration(NOTICE_LIMITS[-1])} or more"]
+def _is_short(limit: float | None, minimum: float | None) -> bool:
+    return limit is not None and minimum is not None and limit <= minimum
 
 
-def write_csv(events: Iterable[EventRow]) -> Iterator[str]:
-    """Write events as CSV, line by line; no cell is read as a formula by a spreadsheet."""
-    yield _csv_line(_CSV_COLUMNS)
-    for event in events:
-        yield _csv_line(
-            (
-                *(event.shown_id, event.event_type, event.event_source, event.status, event.group_name),
-                ";".join(event.resources),
-                *map(_iso, (event.first_seen_at, event.not_before, event.started_at, event.ended_at)),
-                "" if event.notice_seconds is None else round(event.notice_seconds),
-                "" if event.duration_seconds is None else event.duration_seconds,
-                event.approval,
-            )
-        )
-
-
-def _csv_line(values: Iterable[object]) -> str:
-    line = io.StringIO()
-    csv.writer(line).writerow(map(_harmless, values))
-    return line.getvalue()
-
-
-def _harmless(value: object) -> object:
-    """Put a quote before a text that a spreadsheet would run as a formula."""
-    is_formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r")
-    return f"'{value}" if is_formula else value
-
-
-def _iso(at: float | None) -> str:
-    return "" if at is None else iso_utc(datetime.fromtimestamp(at, UTC))
-
-
-def _ends(counts: Iterable[tuple[str, str, int]]) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    by_type: dict[str, dict[str, int]] = defaultdict(dict)
-    for event_type, end, count in counts:
-        by_type[event_type][end] = count
-    for event_type, ends in sorted(by_type.items()):
-        found = tuple(ends.get(end, 0) for end in ENDS)
-        yield sanitize(event_type, 40) or "unknown", found, sum(ends.values())
-
-
-def _by_day(counts: Iterable[tuple[int, str, int]]) -> dict[int, dict[str, int]]:
-    by_day: dict[int, dict[str, int]] = defaultdict(dict)
-    for day, event_type, count in counts:
-        by_day[day][event_type] = count
-    return by_day
-
-
-def _columns(
-    by_day: Mapping[int, Mapping[str, int]], days: int, highest: int
-) -> Iterator[tuple[tuple[tuple[str, float, float], ...], str]]:
-    for day in range(days - 1, -1, -1):
-        parts, top = [], 100.0
-        counts = sorted(by_day.get(day, {}).items())
-        for event_type, count in counts:
-            height = 100 * count / highest
-            top -= height
-            parts.append((css_class(event_type), round(top, 2), round(height, 2)))
-        counted = [f"{count} {sanitize(event_type, 40) or 'unknown'}" for event_type, count in counts]
-        when = f"{day} d ago" if day else "last 24 h"
-        yield tuple(parts), f"{when}: {', '.join(counted) or 'none'}"
-
-
-def _notices(counts: Iterable[tuple[str, int, int]]) -> Iterator[Notice]:
-    by_type: dict[str, dict[int, int]] = defaultdict(dict)
-    for event_type, step, count in counts:
-        by_type[event_type][step] = count
-    for event_type, steps in sorted(by_type.items()):
-        minimum = MINIMUM_NOTICE_SECONDS.get(event_type)
-        yield _notice(sanitize(event_type, 40) or "unknown", steps, minimum)
-
-
-def _notice(event_type: str, steps: Mapping[int, int], minimum: float | None) -> Notice:
-    highest = max(steps.values())
-    limits = (*NOTICE_LIMITS, float("inf"))
-    is_short = [minimum is not None and limit <= minimum for limit in limits]
+def _notice(event_type: str, counts: dict[float | None, int]) -> Notice:
+    minimum = MINIMUM_NOTICE_SECONDS.get(event_type)
     return Notice(
         event_type=event_type,
-        minimum=format_duration(minimum) if minimum is not None else "",
-        counts=tuple(
-            (text, steps.get(step, 0), round(100 * steps.get(step, 0) / highest, 1), is_short[step])
-            for step, text in enumerate(_notice_labels())
-        ),
-        short=sum(count for step, count in steps.items() if is_short[step]),
-        total=sum(steps.values()),
+        minimum_seconds=minimum,
+        counts={limit: counts[limit] for limit in (*NOTICE_LIMITS, None) if limit in counts},
+        short=sum(count for limit, count in counts.items() if _is_short(limit, minimum)),
     )
 
 
-def _loss(row: queries.ReportRow) -> Loss:
+def _loss(row: ReportRow) -> Loss:
     data = row.data
     if row.kind == "bridge.loss":
         count = data.get("Count") if isinstance(data.get("Count"), int) else "an unknown number of"
@@ -210,3 +184,24 @@ def _loss(row: queries.ReportRow) -> Loss:
         length = format_duration(min(seconds, 1e9)) if isinstance(seconds, int | float) else "a while"
         text = f"IMDS was not watched for {length}: {sanitize(data.get('Cause'), 60) or 'no answer'}"
     return Loss(at=row.at, vm=sanitize(row.vm, 64), text=text)
+
+
+def write_csv(events: Iterator[EventRow]) -> Iterator[str]:
+    """Write events as CSV, some lines at a time; no cell, nor a part of one, is a formula for a spreadsheet."""
+    columns = [field.name for field in fields(ScheduledEvent)]
+    found: list[list[object]] = [[*columns]]
+    while found:
+        text = io.StringIO()
+        csv.writer(text).writerows(found)
+        yield text.getvalue()
+        found = [
+            [_cell(name, getattr(event, name)) for name in columns] for event in islice(events, _CSV_LINES)
+        ]
+
+
+def _cell(name: str, value: Any) -> object:
+    if isinstance(value, tuple):
+        value = ";".join(value)
+    if isinstance(value, str):
+        return _FORMULA.sub(r"\1'", value)
+    return iso_utc(datetime.fromtimestamp(value, UTC)) if value is not None and name in _TIMES else value

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from bridge.console.received import clip, read_vm
+from pydantic import Field, PlainSerializer
+
+from bridge.console.received import clip, natural, read_vm
 from bridge.contract.types import KNOWN_VALUES
 from bridge.formats.text import instant_of
 from bridge.imds.document import names
@@ -19,6 +22,16 @@ MAX_NAMES = 1000
 # What reports of the same time are sorted by.
 _ORDER = ("scheduled", "updated", "started", *reversed(END_RANK))
 _STATUSES = {status.lower(): status for status in KNOWN_VALUES["EventStatus"]}
+_INTERRUPTED = ("Restart", "Gap")  # reasons of an end that a VM did not watch
+
+# Seconds since 1970; a time in the API.
+Time = Annotated[float, PlainSerializer(lambda at: datetime.fromtimestamp(at, UTC), return_type=datetime)]
+MaybeTime = Annotated[
+    float | None,
+    PlainSerializer(
+        lambda at: None if at is None else datetime.fromtimestamp(at, UTC), return_type=datetime | None
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,47 +43,37 @@ class Report:
     data: Mapping[str, Json]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ScheduledEvent:
-    """One event as all reports together show it; times are seconds since 1970.
+    """One event as all reports together show it: columns of the store, and properties of the API and the CSV."""
 
-    Attributes:
-        scope: of the VMs that reported it, "" if they are not identified.
-        group_name: what people call it.
-        shown_id: the EventId as received first.
-        event_type: Freeze, Reboot, ..., "" if unknown.
-        event_source: Platform or User, "" if unknown.
-        status: Scheduled, Started, Completed, Ended, Canceled, or another of Azure's.
-        is_open: whether it has not ended.
-        not_before: the earliest start, None if it was never known.
-        duration_seconds: of the impact; -1 for unknown, None if not reported.
-        description: Microsoft's.
-        resources: the names of the affected VMs.
-        first_seen_at: the first report of any VM.
-        last_change_at: the last report of any VM.
-        started_at: the first report of the start.
-        ended_at: the first report of the end that is believed.
-        notice_seconds: from the first report to the NotBefore that it named.
-        approval: the outcome of the last receipt, "" without one.
-    """
-
-    shown_id: str
-    scope: str = ""
-    group_name: str = ""
-    event_type: str = ""
-    event_source: str = ""
-    status: str = ""
-    is_open: bool = True
-    not_before: float | None = None
-    duration_seconds: int | None = None
-    description: str = ""
-    resources: tuple[str, ...] = ()
-    first_seen_at: float = 0.0
-    last_change_at: float = 0.0
-    started_at: float | None = None
-    ended_at: float | None = None
-    notice_seconds: float | None = None
-    approval: str = ""
+    event_id: Annotated[str, Field(description="As received first; ignore case when comparing.")]
+    event_type: Annotated[str, Field(description="Freeze, Reboot, ..., or another; may be blank.")] = ""
+    event_source: Annotated[str, Field(description="Platform, User or another; may be blank.")] = ""
+    status: Annotated[
+        str, Field(description="Scheduled, Started, Completed, Ended, Canceled or another.")
+    ] = ""
+    is_open: Annotated[bool, Field(description="Whether no end is reported.")] = True
+    scope: Annotated[
+        str, Field(description="Of the VMs that share it; blank if they are not identified.")
+    ] = ""
+    subscription: str = ""
+    group: Annotated[str, Field(description="The resource group, with the scale set.")] = ""
+    scale_set: str = ""
+    resources: Annotated[tuple[str, ...], Field(description="The affected VMs.")] = ()
+    description: Annotated[str, Field(description="Microsoft's.")] = ""
+    not_before: Annotated[MaybeTime, Field(description="The earliest start; null if it was never known.")] = (
+        None
+    )
+    duration_seconds: Annotated[int | None, Field(description="-1 for unknown, null if not reported.")] = None
+    notice_seconds: Annotated[
+        float | None, Field(description="From the first report to the NotBefore that it named.")
+    ] = None
+    first_seen_at: Time = 0.0
+    last_change_at: Time = 0.0
+    started_at: Annotated[MaybeTime, Field(description="The first report of the start.")] = None
+    ended_at: Annotated[MaybeTime, Field(description="The first report of the end that is believed.")] = None
+    approval: Annotated[str, Field(description="The outcome of the last receipt; may be blank.")] = ""
 
 
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
@@ -88,29 +91,32 @@ def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
     vms = (read_vm(change.data.get("Vm")) for change in reversed(changes))
     vm = next((vm for vm in vms if vm and vm.scope), None)
     return ScheduledEvent(
-        scope=vm.scope if vm else "",
-        group_name=vm.group if vm else "",
-        shown_id=clip(_last(changes[:1], "EventId")),
+        event_id=clip(_last(changes[:1], "EventId")),
         event_type=clip(_last(changes, "EventType")),
         event_source=clip(_last(changes, "EventSource")),
         status=end.kind.capitalize() if end else _status(changes),
         is_open=end is None,
+        scope=vm.scope if vm else "",
+        subscription=vm.subscription if vm else "",
+        group=vm.group if vm else "",
+        scale_set=vm.scale_set if vm else "",
+        resources=_resources(changes),
+        description=clip(_last(changes, "Description")),
         not_before=next((time for time in map(_not_before, reversed(changes)) if time is not None), None),
         duration_seconds=duration if isinstance(duration, int) and abs(duration) < 2**31 else None,
-        description=clip(_last(changes, "Description")),
-        resources=_resources(changes),
+        notice_seconds=None if first_notice is None else first_notice - changes[0].at,
         first_seen_at=changes[0].at,
         last_change_at=max(report.at for report in (*changes, *receipts)),
         started_at=started,
         ended_at=end.at if end else None,
-        notice_seconds=None if first_notice is None else first_notice - changes[0].at,
         approval=receipts[-1].kind.removeprefix("approval.") if receipts else "",
     )
 
 
 def resources_of(data: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the names of the VMs in an event's data, without the underscore of old api-versions."""
-    return tuple(clip(name[:64]).removeprefix("_") for name in names(data.get("Resources"))[:MAX_NAMES])
+    """Return the names of the VMs in an event's data, web-9 before web-10, without old api-versions' underscore."""
+    found = (clip(name).removeprefix("_") for name in names(data.get("Resources"))[:MAX_NAMES])
+    return tuple(sorted(found, key=natural))
 
 
 def _end(changes: Sequence[Report]) -> Report | None:
@@ -121,7 +127,13 @@ def _end(changes: Sequence[Report]) -> Report | None:
         return None
     reopened = [at for at in others if any(end.at + REOPEN_SECONDS < at for end in ends)]
     current = [end for end in ends if not reopened or end.at > reopened[-1]]
-    return max(current or ends[-1:], key=lambda end: (END_RANK[end.kind], -end.at))
+    return max(current or ends[-1:], key=_credibility)
+
+
+def _credibility(end: Report) -> tuple[bool, int, float]:
+    """Return what decides between ends that contradict each other: whoever watched without interruption is right."""
+    was_interrupted = end.data.get("EndReason") in _INTERRUPTED or end.data.get("VmRebooted") is True
+    return not was_interrupted, END_RANK[end.kind], -end.at
 
 
 def _status(changes: Sequence[Report]) -> str:

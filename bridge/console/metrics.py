@@ -12,12 +12,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from bridge import __version__
-from bridge.console import queries
-from bridge.console.fleet import STATES, count_states
-from bridge.console.queries import EventRow, Readers
+from bridge.console import rows
+from bridge.console.rows import WATCHES, EventRow
+from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
-from bridge.runtime.time import Clock
 
 _STATUSES = ("Scheduled", "Started")
 _OTHER = "other"  # what Azure may add
@@ -26,17 +25,15 @@ _OTHER = "other"  # what Azure may add
 class Figures(Collector):
     """Reads from the status and the store, at each scrape, how things are."""
 
-    def __init__(self, status: Callable[[], Mapping[str, Any]], readers: Readers, clock: Clock) -> None:
+    def __init__(self, status: Callable[[], Mapping[str, Any]], store: Store) -> None:
         """Prepare to read.
 
         Args:
             status: returns what the status file shows.
-            readers: read the store.
-            clock: decides which events are current and which VMs are silent.
+            store: is read.
         """
         self._status = status
-        self._readers = readers
-        self._clock = clock
+        self._store = store
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: the store is not read before the first scrape."""
@@ -44,7 +41,7 @@ class Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the figures of this moment; those of the store only if it can be read."""
-        status, at = self._status(), self._clock.wall()
+        status = self._status()
         build = GaugeMetricFamily("imds_bridge_build_info", "Always 1.", labels=["version"])
         build.add_metric([__version__], 1)
         yield build
@@ -64,15 +61,16 @@ class Figures(Collector):
         yield ages
         available = not status["storage_error"]
         try:
-            with self._readers.reading() as store:
-                events, vms = queries.open_events(store, at), queries.vms(store)
+            with self._store.reading() as store:
+                events, counted = rows.open_events(store), rows.count_vms(store)
         except sqlite3.Error:
             available = False
         else:
-            states = GaugeMetricFamily("imds_bridge_console_vms", "VMs by state.", labels=["state"])
-            counts = count_states(vms, events, at)
-            for state in STATES:
-                states.add_metric([state], counts.get(state, 0))
+            states = GaugeMetricFamily(
+                "imds_bridge_console_vms", "VMs by who watches them.", labels=["state"]
+            )
+            for state in WATCHES:
+                states.add_metric([state], sum(count for watch, _, count in counted if watch == state))
             yield states
             yield _open_events(events)
         text = "0 while the store cannot be written or read."

@@ -6,29 +6,26 @@ import logging
 import os
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config, find_exposed
 from bridge.config.values import socket_address
+from bridge.console.app import Inputs, Web
 from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
-from bridge.console.connections import LimitedProtocol, RareLog
 from bridge.console.ingest import Ingest
 from bridge.console.live import Live
 from bridge.console.metrics import Figures, new_registry
-from bridge.console.pages import Inputs, Pages
-from bridge.console.queries import DAY, Readers
+from bridge.console.rows import DAY
 from bridge.console.store import Store
-from bridge.console.web import Web
 from bridge.console.writer import Writer
 from bridge.errors import StateError, UsageError
 from bridge.imds.instance import Vm
@@ -60,9 +57,8 @@ def run_console(config: Config) -> int:
     """
     os.umask(0o077)
     logs.set_up(level=config.log_level, style=config.log_format)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(RareLog(Clock()))
+    for name in ("uvicorn", "asyncio"):  # clients decide how many warnings there are
+        logging.getLogger(name).setLevel(logging.ERROR)
     for path in find_exposed(config, "console"):
         log.error(
             "everybody may write %s, and so change what this process does; remove that permission", path
@@ -87,7 +83,7 @@ class Console:
         self.settings = config.console or ConsoleSettings()
         self._clock = clock or Clock()
         self._folder = StateFolder(Path(config.state_dir) / "console")
-        self._store = _open_store(self._folder)
+        self._store = _open_store(self._folder, self._clock)
         self._socket = _listen(self.settings.listen)
         self.stop, self._settled, self._drained = Stop(), Stop(), Stop()
         self.live = Live(lambda: self.writer.version)
@@ -99,28 +95,22 @@ class Console:
             on_change=self.live.notify,
         )
         self.bus = self._bus_input()
-        self._readers = Readers(self._store)
-        pages = Pages(
-            self._readers,
+        registry = new_registry(Figures(self.status, self._store))
+        self._metrics = self._metrics_server(config, registry)
+        web = Web(
+            settings=self.settings,
+            store=self._store,
             clock=self._clock,
-            approvals=self._approvals(config),
+            live=self.live,
+            ingest=Ingest(self.settings, writer=self.writer, clock=self._clock),
+            registry=registry,
+            status=self.status,
             input_error=self._input_error,
             version=lambda: self.writer.version,
             inputs=self._inputs(),
+            approvals=self._approvals(config),
         )
-        ingest = Ingest(self.settings, writer=self.writer, clock=self._clock)
-        registry = new_registry(Figures(self.status, self._readers, self._clock))
-        self._metrics = self._metrics_server(config, registry)
-        web = Web(
-            self.settings,
-            pages=pages,
-            live=self.live,
-            ingest=ingest,
-            registry=registry,
-            status=self.status,
-            clock=self._clock,
-        )
-        self._server = _server(web, self.live)
+        self._server = _server(web.app())
         self._started_at = self._clock.now()
 
     @property
@@ -168,13 +158,14 @@ class Console:
     def end(self) -> None:
         """Have the loops end: first what takes events, then what commits them."""
         self.stop.set()
+        self.live.close()  # otherwise the streams of open pages would hold it up
         self._server.should_exit = True
         if not self.bus:
             self._settled.set()
 
     def close(self) -> None:
         """Let another process have the state folder, once the loops have ended."""
-        self._readers.close()
+        self._store.close()
         self._folder.release()
 
     def status(self, *, running: bool = True) -> dict[str, Any]:
@@ -265,10 +256,10 @@ class Console:
             log.debug("the status file cannot be written: %s", error)
 
 
-def _open_store(folder: StateFolder) -> Store:
+def _open_store(folder: StateFolder, clock: Clock) -> Store:
     try:
         folder.acquire()
-        return Store(folder.path / DATABASE)
+        return Store(folder.path / DATABASE, clock=clock)
     except (OSError, sqlite3.Error) as error:
         raise StateError(
             f"{folder.path} cannot be used: {error}; set state_dir to a folder of your own"
@@ -283,21 +274,11 @@ def _listen(address: str) -> socket.socket:
         raise UsageError(f"console: {address} cannot be listened on: {error.strerror}") from error
 
 
-def _server(web: Web, live: Live) -> uvicorn.Server:
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        live.start()
-        yield
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            live.close()  # otherwise the streams of open pages would hold it up
-            await super().shutdown(sockets)
-
-    return Server(
+def _server(app: ASGIApp) -> uvicorn.Server:
+    return uvicorn.Server(
         uvicorn.Config(
-            web.app(lifespan),
-            http=LimitedProtocol,
+            app,
+            http="h11",
             ws="none",
             loop="asyncio",
             lifespan="on",

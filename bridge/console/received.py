@@ -14,11 +14,14 @@ from bridge.runtime.time import parse_iso
 
 SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
 MAX_TEXT = 300
+MAX_TAGS = 50  # as many as Azure allows
 # Clocks that show other times are not believed: then the time of arrival counts.
 _EARLIEST = 1_735_689_600.0  # 2025: no imds-bridge is older
 _FUTURE_SECONDS = 300.0
-_SEQUENCE = re.compile(r"[0-9]{1,18}")  # what SQLite stores
-_GROUP = re.compile(r"(/subscriptions/[^/]+)/resourcegroups/([^/]+)", re.IGNORECASE)
+MAX_SEQUENCE = 10**18  # what SQLite stores
+_SEQUENCE = re.compile(r"[0-9]{1,18}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_GROUP = re.compile(r"/subscriptions/([^/]+)/resourcegroups/([^/]+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,20 +32,26 @@ class ReportingVm:
         id: its key in the store.
         name: as in Resources.
         scope: the subscription, resource group and scale set in lower case: the VMs that can share events.
+        subscription: its id in lower case, "" if it is unknown.
         group: what people call the scope: the resource group, with the scale set if there is one. In lower case, as
             Azure gives the VMs of one group different spellings.
+        scale_set: in lower case, "" for a VM on its own.
         zone: the availability zone, "" without one.
         location: the Azure region.
         resource_id: the ARM id, "" while it is unknown.
+        tags: a line `name=value` for each, folded, between line feeds.
     """
 
     id: int
     name: str
     scope: str
+    subscription: str
     group: str
+    scale_set: str
     zone: str
     location: str
     resource_id: str
+    tags: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +60,10 @@ class Received:
 
     Attributes:
         key: the same for the same source and id.
-        id_hash: of the id alone, by which a document lists it.
+        sighting: of the reporting VM's scope and the id: by the id alone a document lists its events.
         kind: the type without prefix and version, such as `scheduledevent.started`.
-        at: when the VM saw it, in seconds since 1970.
+        at: when the VM saw it, in seconds since 1970; the time of arrival if its clock is not believed.
+        late_by: what was added to the VM's own time for that.
         event_id: the EventId in lower case, "" for what is not about an event.
         vm: who reports it; None if the event does not say.
         reporter: the process, its epoch and this event's place in it; the number is None without one.
@@ -62,9 +72,10 @@ class Received:
     """
 
     key: bytes
-    id_hash: int
+    sighting: int
     kind: str
     at: float
+    late_by: float
     event_id: str
     vm: ReportingVm | None
     reporter: tuple[str, str, int | None]
@@ -89,13 +100,18 @@ def receive(given: Mapping[str, Json], body: bytes, *, now: float) -> Received |
     data = given.get("data")
     properties = data if isinstance(data, dict) else {}
     kind = envelope.type.removeprefix(TYPE_PREFIX).removesuffix(".v1")[:MAX_TEXT]
+    vm = read_vm(properties.get("Vm"))
+    reported = parse_iso(given.get("time"))
+    given_at = reported.timestamp() if reported else now
+    at = given_at if _EARLIEST < given_at < now + _FUTURE_SECONDS else now
     return Received(
         key=sha256(f"{envelope.source}\n{envelope.id}".encode("utf-8", "replace")).digest()[:16],
-        id_hash=hash_text(envelope.id),
+        sighting=sighting_of(vm, envelope.id),
         kind=kind,
-        at=_instant(given.get("time"), now),
+        at=at,
+        late_by=at - given_at,
         event_id=_event_id(kind, properties),
-        vm=read_vm(properties.get("Vm")),
+        vm=vm,
         reporter=_read_reporter(given),
         data=properties,
         body=body,
@@ -107,16 +123,20 @@ def hash_text(text: str) -> int:
     return int.from_bytes(sha256(text.encode("utf-8", "replace")).digest()[:8], "big", signed=True)
 
 
+def sighting_of(vm: ReportingVm | None, event_id: str) -> int:
+    """Return by what a VM's sighting of a CloudEvent is found: VMs of one scope share the source of its events."""
+    return hash_text(f"{vm.scope if vm else ''}\n{event_id}")
+
+
+def natural(name: str) -> str:
+    """Return a key that sorts web-9 before web-10."""
+    return _NUMBER.sub(lambda found: found[0].zfill(18), name.casefold())
+
+
 def clip(value: Json) -> str:
     """Return a text of limited length, "" for what is not a text."""
     # Without halves of surrogate pairs, which JSON can bring and SQLite cannot store.
     return value[:MAX_TEXT].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
-
-
-def _instant(value: Json, now: float) -> float:
-    instant = parse_iso(value)
-    seconds = instant.timestamp() if instant else now
-    return seconds if _EARLIEST < seconds < now + _FUTURE_SECONDS else now
 
 
 def _event_id(kind: str, data: Mapping[str, Json]) -> str:
@@ -130,18 +150,30 @@ def read_vm(given: Json) -> ReportingVm | None:
     name = clip(vm.get("Name"))
     if not name:
         return None
-    resource_id, scale_set = clip(vm.get("ResourceId")), clip(vm.get("ScaleSet"))
-    found = _GROUP.match(resource_id)
-    names = [found[2] if found else "", scale_set]
+    resource_id, scale_set = clip(vm.get("ResourceId")), clip(vm.get("ScaleSet")).lower()
+    found = _GROUP.match(resource_id.lower())
+    subscription, resource_group = found.groups() if found else ("", "")
+    group = "/".join(filter(None, (resource_group, scale_set)))
+    tags = vm.get("Tags")
     return ReportingVm(
         id=hash_text((resource_id or f"urn:imds-bridge:vm:{name}").lower()),
         name=name,
-        scope="/".join(filter(None, [found[1] if found else "", *names])).lower(),
-        group="/".join(filter(None, names)).lower(),
+        scope=f"{subscription}/{group}".strip("/"),
+        subscription=subscription,
+        group=group,
+        scale_set=scale_set,
         zone=clip(vm.get("Zone")),
         location=clip(vm.get("Location")),
         resource_id=resource_id,
+        tags=_fold_tags(tags) if isinstance(tags, dict) else "",
     )
+
+
+def _fold_tags(tags: Mapping[str, Json]) -> str:
+    lines = (
+        " ".join(clip(f"{name}={value}").casefold().split()) for name, value in list(tags.items())[:MAX_TAGS]
+    )
+    return "\n".join(["", *lines, ""])
 
 
 def _read_reporter(given: Mapping[str, Json]) -> tuple[str, str, int | None]:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bridge.console.merge import resources_of
-from bridge.console.queries import NOTICE_TOLERANCE_SECONDS, EventRow, ReportRow, VmRow
+from bridge.console.received import natural
+from bridge.console.rows import UNWATCHED, EventRow, ReportRow, VmRow
 from bridge.formats.text import format_duration, instant_of, sanitize
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 
 # Microsoft's minimum notice in seconds; what users set themselves is at least this for Terminate.
+NOTICE_TOLERANCE_SECONDS = 5.0  # what polling takes of the notice
 MINIMUM_NOTICE_SECONDS = {"Freeze": 900, "Reboot": 900, "Redeploy": 600, "Preempt": 30, "Terminate": 300}
 _TITLES = {
     "scheduled": "Announced",
@@ -44,11 +46,12 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Witness:
-    """A VM that is affected by an event or saw it.
+    """A VM that Azure tells of an event, or that saw it.
 
     Attributes:
         name: the VM's.
         place: its group and zone, "" while it has never reported.
+        is_expected: whether Azure tells it: the event names it, or it is in the event's scale set.
         is_affected: whether the event names it.
         first_at: when it saw the event first, None if it did not.
         saw: what it saw, and how much later than the first VM that saw the same.
@@ -56,25 +59,46 @@ class Witness:
 
     name: str
     place: str
+    is_expected: bool
     is_affected: bool
     first_at: float | None
     saw: str
 
 
-def story(event: EventRow, reports: Sequence[ReportRow]) -> list[Step]:
-    """Return what happened to an event, in the order of time."""
+def story(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow], now: float) -> list[Step]:
+    """Return what happened to an event, in the order of time, and what it waits for."""
     steps = [step for report in reports if (step := _step(report))]
     if event.is_open:
-        wait = "the end" if event.status == "Started" else "NotBefore, or an approval"
-        steps.append(Step(css="waiting", at=0.0, title=f"Waiting for {wait}", seen_by="", lines=()))
+        steps.append(Step(css="waiting", at=0.0, title=_waiting(event, vms, now), seen_by="", lines=()))
     return steps
 
 
+def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
+    if event.due == "overdue":
+        return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
+    if event.due != "started":
+        return "Waiting for NotBefore, or an approval"
+    since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
+    names = {fold_name(name) for name in event.resources}
+    unwatched = [vm for vm in vms if vm.folded in names and vm.watch in UNWATCHED]
+    if not unwatched:
+        return since
+    which = "the VM is" if len(names) == 1 else f"{len(unwatched)} of {len(names)} VMs are"
+    return f"{since}, {which} {unwatched[0].watch}"
+
+
 def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow]) -> list[Witness]:
-    """Return every VM that is affected or saw the event: first the affected ones, and of them those that did not."""
-    places = {fold_name(vm.name): vm for vm in vms if vm.scope == event.scope}
-    names = {fold_name(name): name for name in event.resources}
-    affected = set(names)
+    """Return every VM that Azure tells or that saw the event: the affected ones first, of them those that did not.
+
+    Args:
+        event: the event.
+        reports: of it.
+        vms: that Azure tells.
+    """
+    told = {vm.folded: vm for vm in vms}
+    affected = {fold_name(name): name for name in event.resources}
+    names = {**{vm.folded: vm.name for vm in vms}, **affected}
+    expected = set(names)
     first: dict[str, float] = {}
     saw: dict[str, list[str]] = defaultdict(list)
     for report in reports:
@@ -84,11 +108,12 @@ def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow
             names.setdefault(key, name)
             first[key] = min(first.get(key, at), at)
             saw[key].append(f"{title} +{delay:.1f} s" if delay >= _SHOWN_DELAY_SECONDS else title)
-    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, 0.0), key))
+    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, 0.0), natural(key)))
     return [
         Witness(
             name=sanitize(names[key], 64),
-            place=_describe_place(places.get(key)),
+            place=_describe_place(told.get(key)),
+            is_expected=key in expected,
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
@@ -121,7 +146,7 @@ def _describe_place(vm: VmRow | None) -> str:
     if vm is None:
         return ""
     zone = f", zone {sanitize(vm.zone, 20)}" if vm.zone else ""
-    return f"{sanitize(vm.group_name, 64) or 'no group'}{zone}"
+    return f"{sanitize(vm.group, 64) or 'no group'}{zone}"
 
 
 def _step(report: ReportRow) -> Step | None:

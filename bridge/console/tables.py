@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from bridge.console.merge import Report, ScheduledEvent, merge
-from bridge.console.received import Received, clip, hash_text
+from bridge.console.received import MAX_SEQUENCE, Received, clip, natural, sighting_of
+from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 from bridge.runtime.time import parse_iso
 
@@ -18,41 +19,41 @@ MAX_CHANGES = 200  # of one EventId that are merged: the newest
 MAX_LISTED = 1000  # ids of one document
 PRUNED_EVENTS = 2000  # at a time
 
-SCHEDULED_COLUMNS = ", ".join(("event_id", *(field.name for field in fields(ScheduledEvent))))
+COLUMNS = ", ".join(f'"{field.name}"' for field in fields(ScheduledEvent))
+SCHEDULED_TABLE = f"CREATE TABLE scheduled (key TEXT PRIMARY KEY, names TEXT, {COLUMNS}) WITHOUT ROWID"
 _LAST = (math.inf, b"")
 # Of copies with the same source and id, the one of the VM that saw it first is kept.
 _ADD_EVENT = """
-INSERT INTO event (key, id_hash, kind, event_id, reason, vm, at, received_at, body)
+INSERT INTO event (key, sighting, kind, event_id, reason, vm, at, received_at, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET vm = excluded.vm, at = excluded.at, body = excluded.body
 WHERE (excluded.at, excluded.body) < (at, body) AND (excluded.kind, excluded.event_id) = (kind, event_id)
 """
-_ADD_SIGHTING = (
-    "INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at"
-)
+_ADD_SIGHTING = """
+INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at
+"""
 _ADD_REPORTER = """
-INSERT INTO reporter VALUES (?, ?, ?, ?, ?, 1, ?) ON CONFLICT DO UPDATE SET
-    first = min(first, excluded.first), last = max(last, excluded.last), received = received + 1,
+INSERT INTO reporter VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    first = min(first, excluded.first), last = max(last, excluded.last), received = received + excluded.received,
     received_at = excluded.received_at
 """
 _ADD_VM = """
-INSERT INTO vm (id, name, scope, group_name, zone, location, resource_id, alive_at, received_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    name = excluded.name, zone = excluded.zone, location = excluded.location,
+INSERT INTO vm (id, name, folded, natural, scope, subscription, "group", scale_set, zone, location, resource_id, tags,
+    alive_at, received_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    name = excluded.name, zone = excluded.zone, location = excluded.location, tags = excluded.tags,
     alive_at = excluded.alive_at, received_at = excluded.received_at
 WHERE excluded.alive_at > alive_at
 """
 _ADD_HEARTBEAT = """
-UPDATE vm SET heartbeat_at = ?2, is_stopped = ?3, version = ?4, backlog = ?5 WHERE id = ?1 AND heartbeat_at <= ?2
+UPDATE vm SET heartbeat_at = ?2, is_stopped = ?3, version = ?4, waiting = ?5 WHERE id = ?1 AND heartbeat_at <= ?2
 """
 _ADD_IMDS = """
 UPDATE vm SET imds_at = ?2, unreachable_since = ?3
 WHERE id = ?1 AND (imds_at < ?2 OR (imds_at = ?2 AND ?3 IS NOT NULL))
 """
-_ADD_SCHEDULED = (
-    f"INSERT OR REPLACE INTO scheduled ({SCHEDULED_COLUMNS}) "  # noqa: S608 - constants
-    f"VALUES (?{', ?' * SCHEDULED_COLUMNS.count(',')})"
-)
+_MARKS = ", ".join("?" * (len(fields(ScheduledEvent)) + 2))
+_ADD_SCHEDULED = f"INSERT OR REPLACE INTO scheduled (key, names, {COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - constants
 # The newest changes, and the last receipt.
 _REPORTS = """
 SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
@@ -62,15 +63,18 @@ UNION ALL SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AN
 """
 # What was reported about an EventId stays as long as its last change, or what is still to come, is not too old.
 _TOO_OLD = """
-SELECT n, id_hash, event_id FROM event WHERE received_at < ?1 AND NOT EXISTS (
-    SELECT 1 FROM scheduled WHERE scheduled.event_id = event.event_id
+SELECT n, sighting, event_id FROM event WHERE received_at < ?1 AND NOT EXISTS (
+    SELECT 1 FROM scheduled WHERE scheduled.key = event.event_id
     AND max(last_change_at, iif(is_open, ifnull(not_before, 0), 0)) >= ?1)
 ORDER BY received_at LIMIT ?2
 """
 _DELETE_SCHEDULED = """
-DELETE FROM scheduled WHERE event_id = ?1 AND NOT EXISTS (
+DELETE FROM scheduled WHERE key = ?1 AND NOT EXISTS (
     SELECT 1 FROM event WHERE event.event_id = ?1 AND event.event_id <> '')
 """
+_DELETE_AFFECTED = (
+    "DELETE FROM affected WHERE key = ?1 AND NOT EXISTS (SELECT 1 FROM scheduled WHERE key = ?1)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,8 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
     many(_ADD_IMDS, list(_imds_states(new)))
     changed = {event.event_id for event in events if _order(event) < known.get(event.key, _LAST)} - {""}
     decoded = {event.body: event.data for event in events}
-    many(_ADD_SCHEDULED, list(_scheduled_rows(connection, changed, decoded)))
+    for key in changed:
+        _write_scheduled(connection, key, decoded)
     is_change = connection.total_changes > changes
     return Added(new=len(new), repeated=len(events) - len(new), is_change=is_change)
 
@@ -115,8 +120,9 @@ def prune(connection: sqlite3.Connection, before: float) -> int:
     """
     rows = connection.execute(_TOO_OLD, (before, PRUNED_EVENTS)).fetchall()
     connection.executemany("DELETE FROM event WHERE n = ?", [row[:1] for row in rows])
-    connection.executemany("DELETE FROM sighting WHERE id_hash = ?", [row[1:2] for row in rows])
-    connection.executemany(_DELETE_SCHEDULED, {row[2:] for row in rows})
+    connection.executemany("DELETE FROM sighting WHERE id = ?", [row[1:2] for row in rows])
+    for delete in (_DELETE_SCHEDULED, _DELETE_AFFECTED):
+        connection.executemany(delete, {row[2:] for row in rows})
     connection.execute("DELETE FROM vm WHERE received_at < ?", (before,))
     connection.execute("DELETE FROM reporter WHERE received_at < ?", (before,))
     return len(rows)
@@ -133,15 +139,21 @@ def _known(connection: sqlite3.Connection, events: Iterable[Received]) -> dict[b
     return {event.key: row for event in events for row in connection.execute(find, (event.key,))}
 
 
-def _scheduled_rows(
-    connection: sqlite3.Connection, event_ids: Iterable[str], decoded: Mapping[bytes, Mapping[str, Json]]
-) -> Iterator[tuple[object, ...]]:
-    """Merge what was reported about each of some EventIds; `decoded` has the data of some bodies."""
-    for event_id in event_ids:
-        rows = connection.execute(_REPORTS, (event_id, MAX_CHANGES))
-        if merged := merge(_reports(rows, decoded)):
-            values = (getattr(merged, field.name) for field in fields(merged))
-            yield event_id, *(json.dumps(value) if isinstance(value, tuple) else value for value in values)
+def _write_scheduled(
+    connection: sqlite3.Connection, key: str, decoded: Mapping[bytes, Mapping[str, Json]]
+) -> None:
+    """Merge what was reported about an EventId; `decoded` has the data of some bodies."""
+    merged = merge(_reports(connection.execute(_REPORTS, (key, MAX_CHANGES)), decoded))
+    connection.execute("DELETE FROM affected WHERE key = ?", (key,))
+    if merged is None:
+        return
+    names = {fold_name(name): name for name in merged.resources}
+    values = (getattr(merged, field.name) for field in fields(merged))
+    row = (json.dumps(value) if isinstance(value, tuple) else value for value in values)
+    connection.execute(_ADD_SCHEDULED, (key, json.dumps([*names], ensure_ascii=False), *row))
+    if merged.is_open:
+        rows = [(key, merged.scope, folded, name) for folded, name in names.items()]
+        connection.executemany("INSERT INTO affected VALUES (?, ?, ?, ?)", rows)
 
 
 def _reports(
@@ -156,7 +168,7 @@ def _reports(
 def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
     vm = event.vm.id if event.vm else None
     reason = clip(event.data.get("Reason"))
-    place = (event.key, event.id_hash, event.kind, event.event_id, reason)
+    place = (event.key, event.sighting, event.kind, event.event_id, reason)
     return (*place, vm, event.at, received_at, event.body)
 
 
@@ -168,8 +180,9 @@ def _is_of_forwarder(event: Received) -> bool:
 def _vm_rows(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
     for event in events:
         if (vm := event.vm) and _is_of_forwarder(event):
-            place = (vm.scope, vm.group, vm.zone, vm.location, vm.resource_id)
-            yield vm.id, vm.name, *place, event.at, received_at
+            names = (vm.name, fold_name(vm.name), natural(vm.name))
+            place = (vm.scope, vm.subscription, vm.group, vm.scale_set, vm.zone, vm.location)
+            yield vm.id, *names, *place, vm.resource_id, vm.tags, event.at, received_at
 
 
 def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
@@ -177,18 +190,23 @@ def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
         if event.vm is None:
             continue
         if event.kind.startswith("scheduledevent."):
-            yield event.id_hash, event.vm.id, event.at
+            yield event.sighting, event.vm.id, event.at
         listed = event.data.get("CloudEventIds") if event.kind == "document.changed" else None
         for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
             if isinstance(one, str):
-                yield hash_text(one), event.vm.id, event.at
+                yield sighting_of(event.vm, one), event.vm.id, event.at
 
 
 def _reporters(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
+    """Yield each number, and the last one of the run before, which the first heartbeat of a run names."""
     for event in events:
         name, epoch, number = event.reporter
-        if event.vm and name and number is not None:
-            yield name, epoch, event.vm.id, number, number, received_at
+        if not event.vm or not name or number is None:
+            continue
+        yield name, epoch, event.vm.id, number, number, 1, received_at
+        before, last = event.data.get("PreviousEpoch"), event.data.get("PreviousLastReporterSeq")
+        if isinstance(before, str) and isinstance(last, int) and 0 < last < MAX_SEQUENCE:
+            yield name, clip(before), event.vm.id, last + 1, last, 0, received_at
 
 
 def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
@@ -211,7 +229,7 @@ def _imds_states(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:
             continue
         if event.kind == "imds.unreachable":
             since = parse_iso(event.data.get("Since"))
-            at = min(event.at, since.timestamp()) if since else event.at
+            at = min(event.at, since.timestamp() + event.late_by) if since else event.at
             yield event.vm.id, at, at
         elif event.kind in ("imds.recovered", "document.changed"):
             yield event.vm.id, event.at, None

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from queue import Empty, SimpleQueue
-from typing import TypeVar
 
 from bridge.console.received import Received
-from bridge.console.store import Store
+from bridge.console.store import Store, is_broken
 from bridge.errors import Unavailable
-from bridge.outbox.sqlite import is_damage
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, RepeatLimit
 
@@ -26,7 +24,6 @@ RETRY_AFTER_SECONDS = 5.0
 
 # Errors of values, which are the same in every try.
 _UNFIT = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError)
-T = TypeVar("T")
 _Waiting = tuple[Sequence[Received], "Future[None]"]
 
 
@@ -84,12 +81,11 @@ class Writer:
         return future
 
     def run(self) -> None:
-        """Commit until the stop, and then what waits."""
+        """Commit until the stop, and then what waits; damage to the store ends it."""
         while not self._stop:
             report_progress()
             self.run_once(PASS_SECONDS)
         self.run_once(0.0)
-        self._store.close()
 
     def run_once(self, wait_seconds: float) -> None:
         """Commit what waits, at most `wait_seconds` later, and delete what is too old."""
@@ -114,8 +110,11 @@ class Writer:
     def _commit(self, waiting: list[_Waiting]) -> None:
         events = [event for some, _ in waiting for event in some]
         try:
-            added = self._use(lambda: self._store.add(events, received_at=self._clock.wall()))
-        except Exception as error:  # noqa: BLE001 - no event may end the thread
+            added = self._store.add(events, received_at=self._clock.wall())
+        except Exception as error:
+            if is_broken(error):
+                self._fail(waiting, error)
+                raise
             if isinstance(error, sqlite3.Error | OSError | MemoryError) and not isinstance(error, _UNFIT):
                 self._fail(waiting, error)
             else:
@@ -153,23 +152,13 @@ class Writer:
         self._prune_at = self._clock.monotonic() + PRUNE_SECONDS
         before = min(self._clock.wall(), self._clock.steady()) - self._retain_seconds
         try:
-            if self._use(lambda: self._store.prune(before)):
+            if self._store.prune(before):
                 self._prune_at = self._clock.monotonic()
             self.error = ""
         except (sqlite3.Error, OSError) as error:
             self._note(error)
-
-    def _use(self, work: Callable[[], T]) -> T:
-        """Do something with the store; with a new file, if this one turns out to be damaged."""
-        try:
-            if self._store.damage:
-                raise self._store.damage
-            return work()
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
+            if is_broken(error):
                 raise
-            self._store.rebuild(error)
-            return work()
 
     def _note(self, error: Exception) -> None:
         self.error = str(error)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import requests
 
-from bridge.console import queries
-from bridge.console.store import Store
-from tests.support.console import BATCH, STRUCTURED, ConsoleProcess, FleetVm, batch
+from bridge.console import rows
+from tests.support.console import BATCH, STRUCTURED, ConsoleProcess, FleetVm, batch, shown
 from tests.support.process import run, toml, wait_until
 
 SENDERS = 4
@@ -70,12 +69,12 @@ def test_after_kill_9_and_sigterm_under_load_nothing_acknowledged_is_missing_and
             sender.join(30)
         acknowledged = {one for sender in senders for one in sender.acknowledged}
         assert console.stop() == 0
-    store = Store(console.state / "console.db")
-    with queries.Readers(store).reading() as reader:
-        ids = [json.loads(body)["id"] for (body,) in reader.execute("SELECT body FROM event")]
-        assert queries.rebuilt_note(reader) is None
-        assert [vm.gaps for vm in queries.vms(reader)] == [0] * SENDERS
-    store.close()
+    with shown(console.state) as seen:
+        ids = seen.read(
+            lambda store: [json.loads(body)["id"] for (body,) in store.execute("SELECT body FROM event")]
+        )
+        assert seen.read(rows.damage_note) is None
+        assert [vm.missing for vm in seen.vms()] == [0] * SENDERS
     assert acknowledged <= set(ids)
     assert len(ids) == len(set(ids))
 

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
+import httpx
 import pytest
 import requests
 
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config
-from bridge.console import queries
+from bridge.console import rows
+from bridge.console.app import Web
+from bridge.console.ingest import Ingest
+from bridge.console.live import Live
+from bridge.console.metrics import Figures, new_registry
 from bridge.console.process import Console
 from bridge.console.received import Received, receive
+from bridge.console.rows import EventRow, Filter, VmRow
 from bridge.console.store import Store
+from bridge.console.writer import Writer
 from bridge.events.builder import Reporter
 from bridge.events.envelope import decode_event
 from bridge.events.model import CloudEvent
@@ -30,9 +37,10 @@ from bridge.formats.cloudevents import structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
-from bridge.runtime.threads import start_thread
+from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import QUEUE
+from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.samples import http_date, scheduled_event
 
@@ -43,6 +51,7 @@ PROXY_SECRET = "a secret that proves the proxy"  # noqa: S105 - of a test
 ORIGIN = "https://console.contoso.example"
 ANA = {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": "ana@contoso.example", "X-Forwarded-Groups": "ops"}
 STRUCTURED = {"Content-Type": "application/cloudevents+json"}
+T = TypeVar("T")
 BATCH = {"Content-Type": "application/cloudevents-batch+json"}
 
 
@@ -59,13 +68,16 @@ class FleetVm:
     group: str = "shop"
     zone: str = "1"
     epoch: str = "1b9d6bcd"
+    subscription: str = SUBSCRIPTION
+    scale_set: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
     sequence: int = 0
     receipts: int = 0
     _vm: Vm = field(init=False)
 
     def __post_init__(self) -> None:
         resource_id = (
-            f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{self.group}/providers/Microsoft.Compute"
+            f"/subscriptions/{self.subscription}/resourceGroups/{self.group}/providers/Microsoft.Compute"
             f"/virtualMachines/{self.name}"
         )
         self._vm = Vm(
@@ -74,8 +86,10 @@ class FleetVm:
             resource_id=resource_id,
             location="westeurope",
             zone=self.zone,
-            subscription_id=SUBSCRIPTION,
+            subscription_id=self.subscription,
             resource_group=self.group,
+            scale_set=self.scale_set,
+            tags=self.tags,
         )
 
     def reporter(self, role: str = "forward") -> Reporter:
@@ -88,10 +102,17 @@ class FleetVm:
         return self.sequence
 
     def heartbeat(
-        self, at: datetime = NOW, *, reason: str = "Hourly", version: str = "0.3.0", backlog: int = 0
+        self,
+        at: datetime = NOW,
+        *,
+        reason: str = "Hourly",
+        version: str = "0.3.0",
+        backlog: int = 0,
+        previous: tuple[str, int] | None = None,
     ) -> bytes:
+        waiting = {"audit": backlog}
         event = self.reporter().heartbeat(
-            reason=reason, version=version, backlog={"audit": backlog}, sequence=self.next(), at=at
+            reason=reason, version=version, backlog=waiting, sequence=self.next(), at=at, previous=previous
         )
         return structured(event)
 
@@ -190,9 +211,87 @@ def received(*bodies: bytes, now: datetime = NOW) -> list[Received]:
     return [one for one in found if one]
 
 
-def stored(store: Store, *bodies: bytes, now: datetime = NOW) -> None:
-    """Commit events."""
-    store.add(received(*bodies, now=now), received_at=now.timestamp())
+class Shown:
+    """A store on a moved clock, and what its pages read."""
+
+    def __init__(self, folder: Path, now: datetime = NOW) -> None:
+        self.path = folder / "console.db"
+        self.clock = MovedClock(now.timestamp())
+        self.store = Store(self.path, clock=self.clock)
+
+    def add(self, *bodies: bytes, at: datetime = NOW) -> None:
+        """Commit events that arrive at a time."""
+        self.store.add(received(*bodies, now=at), received_at=at.timestamp())
+
+    def read(self, query: Callable[..., T], *arguments: Any, **more: Any) -> T:
+        """Return what a query of `rows` finds at this moment."""
+        with self.store.reading() as connection:
+            return query(connection, *arguments, **more)
+
+    def sql(self, query: str) -> Any:
+        """Return the first value that SQL finds."""
+        return self.read(lambda connection: connection.execute(query).fetchone()[0])
+
+    def events(self, **wanted: Any) -> list[EventRow]:
+        """Return the open events that a filter chooses."""
+        return self.read(rows.open_events, Filter(**wanted))
+
+    def event(self, name: str = "E") -> EventRow:
+        """Return one event."""
+        found = self.read(rows.find_event, event_id(name))
+        assert found is not None
+        return found
+
+    def vms(self, **wanted: Any) -> list[VmRow]:
+        """Return the VMs that a filter chooses."""
+        return self.read(rows.vms, Filter(**wanted))
+
+    def vm(self) -> VmRow:
+        """Return the only VM."""
+        (found,) = self.vms()
+        return found
+
+    def writer(self, **more: Any) -> Writer:
+        """Return a writer of the store."""
+        return Writer(self.store, clock=self.clock, stop=Stop(), **{"retain_seconds": 1e9, **more})
+
+
+@contextmanager
+def shown(folder: Path, now: datetime = NOW) -> Iterator[Shown]:
+    """Open a store, and close it."""
+    found = Shown(folder, now)
+    try:
+        yield found
+    finally:
+        found.store.close()
+
+
+def web_of(store: Store, clock: Clock, **more: Any) -> Web:
+    """Return the application of a store, without a server."""
+    status = {"received": 0, "repeated": 0, "storage_error": None, "bus": None}
+    return Web(
+        settings=ConsoleSettings(),
+        store=store,
+        clock=clock,
+        live=Live(int),
+        ingest=Ingest(
+            ConsoleSettings(),
+            writer=Writer(store, clock=clock, stop=Stop(), retain_seconds=1e9),
+            clock=clock,
+        ),
+        registry=new_registry(Figures(lambda: status, store)),
+        status=lambda: status,
+        input_error=str,
+        version=int,
+        **more,
+    )
+
+
+async def ask(web: Web, paths: Sequence[str]) -> dict[str, httpx.Response]:
+    """Return the answers of some addresses; an error of the application is raised."""
+    transport = httpx.ASGITransport(web.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return {path: await client.get(path) for path in paths}
 
 
 def batch(bodies: Sequence[bytes]) -> bytes:
@@ -257,7 +356,7 @@ def break_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(queries, "vms", fail)
+    monkeypatch.setattr(rows, "count_vms", fail)
 
 
 def behind_proxy(**more: Any) -> dict[str, Any]:

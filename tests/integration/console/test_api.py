@@ -61,8 +61,11 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        ("events?typ=Reboot", "typ: unknown parameter; expected type, status, source, group, vm"),
-        ("events?type=Reboot&type=Freeze", "type: given more than once"),
+        (
+            "events?typ=Reboot",
+            "typ: unknown; expected type, status, due, source, vm, subscription, group, tag",
+        ),
+        ("events?type=Reboot&type=Freeze", "type: given too often"),
         ("history?days=31", "days: expected 30 or 90"),
         (f"vms?vm={'x' * 201}", "vm: expected at most 200 characters"),
     ],
@@ -77,8 +80,8 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
     assert details["event"]["approval"] == "accepted"
     assert [one["vm"] for one in details["reports"][0]["seen_by"]] == ["api-0", "api-1"]
     assert details["reports"][0]["cloudevent"]["data"]["EventId"] == EXAMPLE
-    states = {vm["name"]: vm["state"] for vm in console.get("/api/v1/vms").json()["vms"]}
-    assert states == {"api-0": "Scheduled", "api-1": "quiet", "api-2": "unknown"}
+    vms = {vm["name"]: (vm["watch"], vm["event_id"]) for vm in console.get("/api/v1/vms").json()["vms"]}
+    assert vms == {"api-0": ("watched", EXAMPLE), "api-1": ("watched", None), "api-2": ("unknown", EXAMPLE)}
     assert console.get("/api/v1/events?vm=nothing").json() == {"events": []}
     assert console.get("/api/v1/openapi.json").json()["openapi"] == "3.1.0"
 
@@ -90,7 +93,7 @@ def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:
         family.name: family for family in text_string_to_metric_families(console.get("/metrics").text)
     }
     vms = {sample.labels["state"]: sample.value for sample in families["imds_bridge_console_vms"].samples}
-    assert (vms["Scheduled"], vms["quiet"], vms["unknown"]) == (1, 1, 1)
+    assert (vms["watched"], vms["silent"], vms["unknown"]) == (2, 0, 1)
     assert families["imds_bridge_console_received"].samples[0].value == 4
     assert families["imds_bridge_console_repeated"].samples[0].value == 1
 

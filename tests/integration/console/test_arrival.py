@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge.console import fleet, history, queries
-from bridge.console.filters import Filter
-from bridge.console.store import Store
+from bridge.console import fleet, history, rows
 from bridge.imds.diff import ChangeKind
-from tests.support.console import NOW, FleetVm, event, event_id, stored
+from tests.support.console import NOW, FleetVm, event, event_id, shown
 
 LATER = NOW + timedelta(hours=6)
 NAMES = ("E", "F")
@@ -57,31 +54,24 @@ def _drawn(draw: st.DrawFn, vm: FleetVm, at: datetime) -> bytes:
     return vm.heartbeat(at, reason="Stopping" if other == "stopping" else "Hourly")
 
 
-def shown(batches: Sequence[Sequence[bytes]]) -> dict[str, Any]:
+def shown_after(batches: Sequence[Sequence[bytes]]) -> dict[str, Any]:
     """Return what the pages show after some batches."""
-    with (
-        TemporaryDirectory() as folder,
-        closing(Store(Path(folder) / "console.db")) as store,
-        closing(queries.Readers(store)) as readers,
-    ):
+    with TemporaryDirectory() as folder, shown(Path(folder), LATER) as seen:
         for one in batches:
-            stored(store, *one, now=LATER)
-        with readers.reading() as reader:
-            at = LATER.timestamp()
-            known = [queries.find_event(reader, event_id(name)) for name in NAMES]
-            vms = queries.vms(reader)
-            return {
-                "events": known,
-                "open": {one.event_id for one in queries.open_events(reader, at)},
-                "fleet": fleet.fleet(vms, queries.open_events(reader, at), at),
-                "history": history.read_history(reader, 30, at, Filter()),
-                "stories": [
-                    sorted(
-                        (one.at, one.kind, *one.seen_by) for one in queries.reports_of(reader, event_id(name))
-                    )
-                    for name in NAMES
-                ],
-            }
+            seen.add(*one, at=LATER)
+        return {
+            "events": [seen.read(rows.find_event, event_id(name)) for name in NAMES],
+            "open": seen.events(),
+            "fleet": fleet.groups(seen.vms()),
+            "history": seen.read(history.read_history, 30, LATER.timestamp(), rows.EVERY),
+            "stories": [
+                sorted(
+                    (one.at, one.kind, *one.seen_by)
+                    for one in seen.read(rows.reports_of, event_id(name).lower())
+                )
+                for name in NAMES
+            ],
+        }
 
 
 @given(fleets(), st.data())
@@ -93,6 +83,6 @@ def test_every_order_repetition_and_grouping_of_events_shows_the_same(
     order = data.draw(st.permutations(repeated))
     cuts = sorted(data.draw(st.sets(st.integers(1, len(order)))))
     batches = [order[start:end] for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True)]
-    found, expected = shown(batches), shown([bodies])
+    found, expected = shown_after(batches), shown_after([bodies])
     for part, value in expected.items():
         assert found[part] == value

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from bridge.console import queries, tables
+from bridge.console import tables
 from bridge.console.bus import BusInput
 from bridge.console.received import Received
 from bridge.console.store import Store
@@ -18,7 +17,7 @@ from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from tests.support.bus import Sender, message
 from tests.support.clock import MovedClock
-from tests.support.console import FleetVm, event, event_id, running_console
+from tests.support.console import FleetVm, event, event_id, running_console, shown
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.process import wait_until
 from tests.support.relay import TOPIC, fleet_bus, source, subscription
@@ -38,8 +37,8 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.queue = MemoryQueue()
-        self.store = Store(folder / "console.db")
         clock, self.stop = MovedClock(), Stop()
+        self.store = Store(folder / "console.db", clock=clock)
         self.writer = Writer(self.store, clock=clock, stop=Stop(), retain_seconds=1e9)
         self.receiver = MemoryReceiver(self.queue, stop=self.stop)
         self.bus = BusInput(
@@ -130,8 +129,5 @@ def test_bus_and_webhook_feed_the_same_console(tmp_path: Path, fleet_topic: Serv
         wait_until(lambda: subscription(fleet_topic).counts.active == 0, describe=lambda: console.page("/"))
         page = console.page(f"/event/{event_id('both')}")
     assert "seen by 2 VMs" in page
-    with (
-        closing(Store(tmp_path / "console" / "console.db")) as store,
-        queries.Readers(store).reading() as reader,
-    ):
-        assert reader.execute("SELECT count(*) FROM event").fetchone()[0] == 1
+    with shown(tmp_path / "console") as seen:
+        assert seen.sql("SELECT count(*) FROM event") == 1

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from prometheus_client import generate_latest
 
-from bridge.console.access import Person
-from bridge.console.api import write
-from bridge.console.content import BATCH, read_events
-from bridge.console.metrics import Figures, new_registry
-from bridge.console.pages import Pages, Request
-from bridge.console.queries import Readers
-from bridge.console.received import Received
-from bridge.console.store import Store
-from bridge.console.writer import Writer
+from bridge.console import rows
+from bridge.console.ingest import BATCH, read_events
 from bridge.contract.types import EVENT_NAMES, type_of
-from bridge.runtime.threads import Stop
-from tests.support.clock import MovedClock
+from tests.support.console import NOW, ask, shown, web_of
 
-CLOCK = MovedClock()
+PATHS = (
+    *("/", "/fleet", "/fleet?view=table", "/history", "/history.csv", "/metrics", "/?vm=%00&tag=%EF%BF%BF"),
+    *(f"/api/v1/{name}" for name in ("events", "vms", "history")),
+)
 NAMES = (
     *("EventId", "EventType", "EventStatus", "PreviousStatus", "EventSource", "Description", "NotBeforeUtc"),
     *("DurationInSeconds", "Resources", "Previous", "Changed", "Vm", "Backlog", "Version", "Reason", "Since"),
@@ -42,7 +36,7 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 VM = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("Name", "ResourceId", "Zone", "Location", "ScaleSet"), VALUES)
+    {}, optional=dict.fromkeys(("Name", "ResourceId", "Zone", "Location", "ScaleSet", "Tags"), VALUES)
 )
 TYPES = (*map(type_of, EVENT_NAMES), "io.imdsbridge.scheduledevent.new.v2", "io.imdsbridge.")
 NUMBERED = ("", "1", "9" * 18, "9" * 30, "-1", "\u0661")
@@ -69,54 +63,24 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
     return given | {"data": draw(st.sampled_from([data, data, data, None, [], "x"]))}
 
 
-class Rig:
-    """Pages whose templates are read once, of a store that each example makes new."""
-
-    def __init__(self) -> None:
-        self.pages = Pages(None, clock=CLOCK, input_error=str, version=int)  # type: ignore[arg-type] # set by `stored`
-
-    @contextmanager
-    def stored(self, events: list[Received]) -> Iterator[Pages]:
-        with (
-            TemporaryDirectory() as folder,
-            closing(Store(Path(folder) / "console.db")) as store,
-            closing(Readers(store)) as self.pages._readers,
-        ):
-            writer = Writer(store, clock=CLOCK, stop=Stop(), retain_seconds=1e9)
-            future = writer.submit(events)
-            writer.run_once(0)
-            assert future.result(0) is None
-            yield self.pages
-
-
-RIG = Rig()
-
-
 @given(st.lists(events(), min_size=1, max_size=8))
 @settings(deadline=None, max_examples=30, phases=set(Phase) - {Phase.explain})
 def test_whatever_an_event_holds_it_is_stored_and_every_page_is_shown(
     given_events: list[dict[str, Any]],
 ) -> None:
     body = json.dumps(given_events).encode()
-    content = read_events({"content-type": BATCH}, body, now=CLOCK.wall())
+    content = read_events({"content-type": BATCH}, body, now=NOW.timestamp())
     assert content.faults == []
-    with RIG.stored(content.events) as pages:
-        show_everything(pages)
-
-
-def show_everything(pages: Pages) -> None:
-    viewer = Person(name="", is_viewer=True, is_approver=False)
-    for query in ({}, {"view": "table"}):
-        request = Request(query=query, person=viewer)
-        for render in (pages.now, pages.fleet, pages.history):
-            render(request).encode()
-        for answer in (pages.api_events, pages.api_vms, pages.api_history):
-            write(answer(request)).encode()
-    status = {"received": 0, "repeated": 0, "storage_error": None, "bus": None}
-    generate_latest(new_registry(Figures(lambda: status, pages._readers, CLOCK)))
-    "".join(pages.csv(request)).encode()
-    for event_id in ("e-1", "", "\x00", "\ufffd"):
-        (pages.event(request, event_id) or "").encode()
-        if details := pages.api_event(request, event_id):
-            write(details).encode()
-        pages.jsonl(event_id)
+    with TemporaryDirectory() as folder, shown(Path(folder)) as seen:
+        writer = seen.writer()
+        future = writer.submit(content.events)
+        writer.run_once(0)
+        assert future.result(0) is None
+        keys = ("e-1", "\x00", "\ufffd")
+        known = [key for key in keys if seen.read(rows.find_event, key) is not None]
+        pages = ("/event/{}", "/api/v1/events/{}", "/event/{}/events.jsonl")
+        paths = {page.format(quote(key)): key in known for key in keys for page in pages}
+        answers = asyncio.run(ask(web_of(seen.store, seen.clock), [*PATHS, *paths]))
+    expected = dict.fromkeys(PATHS, True) | paths
+    statuses = {path: answer.status_code for path, answer in answers.items()}
+    assert statuses == {path: 200 if is_known else 404 for path, is_known in expected.items()}

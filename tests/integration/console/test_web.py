@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import requests
 
-from bridge.console import ingest, live, queries
-from bridge.console.access import Person
-from bridge.console.pages import Inputs, Pages, Request
-from bridge.console.store import Store
+from bridge.console import ingest, live
+from bridge.console.app import Inputs
+from bridge.console.rows import DAY
 from bridge.formats.cloudevents import binary
 from bridge.http.signing import sign
-from tests.support.clock import MovedClock
 from tests.support.console import (
     BATCH,
     PROXY_SECRET,
@@ -29,13 +27,15 @@ from tests.support.console import (
     TOKEN,
     FleetVm,
     RunningConsole,
+    ask,
     batch,
     behind_proxy,
     break_readers,
     event,
     event_id,
     running_console,
-    stored,
+    shown,
+    web_of,
 )
 
 NOW = datetime.now(UTC)
@@ -65,18 +65,16 @@ def heartbeat(name: str) -> bytes:
 
 
 def test_a_new_store_that_a_bus_feeds_says_since_when_it_has_events(tmp_path: Path) -> None:
-    clock = MovedClock(NOW.timestamp())
-    request = Request(query={}, person=Person(name="", is_viewer=True, is_approver=False))
-    with closing(Store(tmp_path / "console.db")) as store, closing(queries.Readers(store)) as readers:
-        stored(store, heartbeat("web-0"), now=NOW)
-        fed, posted = (
-            Pages(readers, clock=clock, input_error=str, version=int, inputs=Inputs(bus=bus))
-            for bus in ("scheduled-events", "")
-        )
-        assert "The store is new" in fed.fleet(request)
-        assert "The store is new" not in posted.fleet(request)
-        clock.advance(queries.DAY)
-        assert "The store is new" not in fed.fleet(request)
+    with shown(tmp_path, NOW) as seen:
+        seen.add(heartbeat("web-0"), at=NOW)
+
+        def is_new(bus: str) -> bool:
+            answers = asyncio.run(ask(web_of(seen.store, seen.clock, inputs=Inputs(bus=bus)), ["/fleet"]))
+            return "The store is new" in answers["/fleet"].text
+
+        assert (is_new("scheduled-events"), is_new("")) == (True, False)
+        seen.clock.advance(DAY)
+        assert not is_new("scheduled-events")
 
 
 # --- ingest ---
@@ -293,8 +291,6 @@ def test_open_pages_hear_of_a_change(console: RunningConsole) -> None:
         lines = stream.iter_lines(chunk_size=1, decode_unicode=True)
         versions = (int(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
         first = next(versions)
-        console.page("/")
-        assert console.console.live.page_seconds > 0
         console.send(heartbeat("live"))
         assert next(version for version in versions if version != first) > first
 
@@ -310,12 +306,33 @@ def test_open_pages_hear_again_and_again_that_nothing_has_changed(
     assert len(set(versions)) == 1
 
 
-def test_a_store_that_was_rebuilt_is_shown_as_such(tmp_path: Path) -> None:
+def test_a_store_that_was_damaged_is_shown_as_such(tmp_path: Path) -> None:
     folder = tmp_path / "console"
     folder.mkdir()
     (folder / "console.db").write_bytes(b"x" * 9000)
     with running_console(tmp_path) as console:
-        assert "The store was damaged and rebuilt" in console.page("/")
+        assert "and has started empty" in console.page("/")
+
+
+def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
+    with running_console(tmp_path) as console:
+        for group in range(5):
+            vms = [FleetVm(f"web-{number}", group=f"g{group}") for number in range(50)]
+            console.send(
+                *(
+                    vm.change("scheduled", event(f"{vm.group}/{vm.name}", at=NOW, vms=[vm.name]), NOW)
+                    for vm in vms
+                )
+            )
+        for path in ("/?page=2", "/fleet?view=table&page=2", "/history?days=90&page=2"):
+            page = console.page(path)
+            assert "101 to 200 of 250" in page
+            assert re.search(r'rel="next" href="/[a-z]*\?page=3["&]', page)
+        assert "201 to 250 of 250" in console.page("/?page=99")
+        assert "1 to 50 of 50 events" not in console.page("/?group=g1")
+        page = console.page("/")
+        assert page.count("<details") == 5
+        assert "g0, 50 events, 50 VMs, first in" in page
 
 
 # --- who may look ---
@@ -332,6 +349,14 @@ def test_pages_are_only_for_those_whom_the_proxy_has_signed_in(guarded: RunningC
         assert guarded.get(path, {**staff, "X-Proxy-Secret": "guess"}).status_code == 401
         assert guarded.get(path, proved).status_code == 403
     assert "ana" in guarded.get("/", staff).text
+
+
+def test_names_of_people_and_groups_are_utf_8(tmp_path: Path) -> None:
+    with running_console(tmp_path, **behind_proxy(viewer_groups=["\u00c9quipe"])) as console:
+        proved = {"X-Proxy-Secret": PROXY_SECRET, "X-Forwarded-User": "Jos\u00e9 M\u00fcller".encode()}
+        answer = console.get("/", {**proved, "X-Forwarded-Groups": "\u00c9quipe".encode()})  # type: ignore[dict-item] # bytes
+        assert "Jos\u00e9 M\u00fcller" in answer.text
+        assert console.get("/", proved).status_code == 403  # type: ignore[arg-type] # bytes
 
 
 def test_a_second_secret_header_does_not_smuggle_anything_past_the_proxy(guarded: RunningConsole) -> None:

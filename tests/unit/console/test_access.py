@@ -104,7 +104,19 @@ def test_easy_auth_names_the_person_and_the_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x", "e30=", b64encode(b'{"claims":[1]}').decode(), b64encode(b"[]").decode()]
+    "value",
+    [
+        *("", "x", "e30=", "\u00e9"),
+        *(
+            b64encode(text).decode()
+            for text in (
+                *(b'{"claims":[1]}', b"[]", b"7", b"\xff", b"[" * 100_000, b'{"claims":null}'),
+                b'{"claims":[{"typ":"groups","val":["ops"]}]}',
+                b'{"claims":[{"typ":"preferred_username","val":5}]}',
+                b'{"claims":[{"typ":["x"],"val":"y"}],"name_typ":{}}',
+            )
+        ),
+    ],
 )
 def test_a_principal_that_cannot_be_read_is_none(value: str) -> None:
     assert sign_in(easy_auth(), [("x-ms-client-principal", value)]) is None

@@ -42,6 +42,23 @@ def test_of_several_ends_completed_is_believed_before_ended_before_canceled(
         assert (found.status, found.is_open) == (believed, False)
 
 
+@pytest.mark.parametrize(
+    ("ends", "believed"),
+    [
+        ({"canceled": {}, "ended": {"EndReason": "Restart"}}, "Canceled"),
+        ({"canceled": {}, "completed": {"VmRebooted": True}}, "Canceled"),
+        ({"ended": {"EndReason": "NotBeforePassed"}, "canceled": {}}, "Ended"),
+        ({"ended": {"EndReason": "Gap"}, "completed": {"VmRebooted": True}}, "Completed"),
+    ],
+)
+def test_an_end_of_a_vm_that_watched_without_interruption_is_believed_first(
+    ends: dict[str, dict[str, Any]], believed: str
+) -> None:
+    reports = [report(kind, 10 + number, **data) for number, (kind, data) in enumerate(ends.items())]
+    for order in itertools.permutations([report("scheduled"), *reports]):
+        assert merged(*order).status == believed
+
+
 def test_reports_give_the_same_event_in_every_order() -> None:
     reports = [
         report("scheduled", 0, Resources=["web-0"], NotBeforeUtc="2025-11-20T12:15:00Z"),
@@ -117,7 +134,7 @@ def test_reports_of_the_same_time_are_in_the_order_of_an_events_life() -> None:
 def test_the_group_is_that_of_a_vm_that_is_identified() -> None:
     known = {"Name": "web-0", "ResourceId": "/subscriptions/S/resourceGroups/Shop/providers/x"}
     found = merged(report("scheduled", Vm=known), report("started", 5, Vm={"Name": "web-1"}))
-    assert (found.scope, found.group_name) == ("/subscriptions/s/shop", "shop")
+    assert (found.scope, found.subscription, found.group) == ("s/shop", "s", "shop")
 
 
 def test_a_status_is_read_in_any_case() -> None:
