@@ -57,6 +57,15 @@ def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: A
     )
 
 
+def set_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let the environment ask for a proxy."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, url)
+        monkeypatch.setenv(name.upper(), url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
 class TokenEndpoint:
     """IMDS as far as it hands out tokens: not the real one, and its tokens are not checked.
 

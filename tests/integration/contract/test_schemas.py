@@ -347,16 +347,21 @@ VALID_COMMANDS: list[dict[str, Any]] = [
     {"EventId": FIRST, "Vm": "", "ExpiresAt": "2026-11-20T12:00:00.123Z"},
     {"EventId": FIRST, "ExpiresAt": "2026-11-20T12:00:00+02:00", "Further": {}},
 ]
-INVALID_COMMANDS: list[dict[str, Any]] = [
-    *({}, {"Vm": "web-0"}, {"EventId": FIRST, "EventIds": []}),
-    *({"EventId": invalid} for invalid in ("", None, 5, "two words", "x" * 201, "é")),
-    *({"EventIds": invalid} for invalid in ([], FIRST, [FIRST, None], [f"e{n}" for n in range(101)])),
-    *({"StartRequests": invalid} for invalid in ([], [FIRST], {"EventId": FIRST}, [{}])),
-    *({"EventId": FIRST, "Vm": invalid} for invalid in (" ", 5, ["web-0"], "x" * 1001)),
-    *(
-        {"EventId": FIRST, "ExpiresAt": invalid}
-        for invalid in ("soon", "", 1_795_000_000, "2026-11-20t12:00:00z")
-    ),
+
+
+def each(name: str, *values: Any, **more: Any) -> list[dict[str, Any]]:
+    return [{**more, name: value} for value in values]
+
+
+INVALID_COMMANDS = [
+    *each("Vm", "web-0"),
+    *each("EventId", "", None, 5, "two words", "x" * 201, "é"),
+    *each("EventIds", [], FIRST, [FIRST, None], [f"e{number}" for number in range(101)]),
+    *each("StartRequests", [], [FIRST], {"EventId": FIRST}, [{}]),
+    *each("EventIds", [], EventId=FIRST),
+    *each("Vm", " ", 5, ["web-0"], "x" * 1001, EventId=FIRST),
+    *each("ExpiresAt", "soon", "", 1_795_000_000, "2026-11-20t12:00:00z", EventId=FIRST),
+    {},
 ]
 
 

@@ -13,6 +13,7 @@ from bridge.http import client as module
 from bridge.http.client import USER_AGENT, HttpClient
 from tests.support.http_client import OK, MakeClient, ask, failure
 from tests.support.process import RawServer, Serve, answering, closed_port, dripping, silent
+from tests.support.sink import set_proxy
 
 LIMIT_BYTES = 1000
 
@@ -77,10 +78,7 @@ def test_a_redirect_is_an_answer_and_neither_followed_nor_unpacked(client: HttpC
 def test_no_proxy_and_no_password_of_the_environment_is_used(
     client: HttpClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.setenv("NO_PROXY", "")
-    monkeypatch.setenv("no_proxy", "")
+    set_proxy(monkeypatch, "http://127.0.0.1:1")
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(netrc))

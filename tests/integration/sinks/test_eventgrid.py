@@ -23,7 +23,7 @@ from tests.support.inbox import Inbox
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import stored_event
-from tests.support.sink import TOKEN, TokenEndpoint, write
+from tests.support.sink import TOKEN, TokenEndpoint, set_proxy, write
 from tests.support.webhook import failure
 
 FLAVORS = ("custom", "namespace")
@@ -202,10 +202,7 @@ def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_k
         monkeypatch.delenv(name, raising=False)
     lab.require_token(TOKEN)
     with TokenEndpoint() as proxy:
-        for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, proxy.url)
-        for name in ("no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
+        set_proxy(monkeypatch, proxy.url)
         target = make(key=None, client_id="c-1", credential=credential)
         target.send([EVENT])
         target.send([EVENT])
@@ -261,9 +258,9 @@ def test_an_identity_without_the_role_is_a_fault_of_the_setup(lab: EventGridLab,
 def test_a_missing_token_is_reported_in_time_and_recovers_without_a_restart(
     lab: EventGridLab,
     make: Make,
-    imds: TokenEndpoint,
     monkeypatch: pytest.MonkeyPatch,
     answer: tuple[int, float],
+    imds: TokenEndpoint,
 ) -> None:
     lab.require_token(TOKEN)
     imds.answers.append(answer)
