@@ -37,9 +37,8 @@ def _managed_identity(settings: IdentitySettings) -> Any:
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415
 
     options = dict(_LIMITS)
-    if (
-        "AZURE_FEDERATED_TOKEN_FILE" not in os.environ
-    ):  # workload identity does not ask IMDS and may need the proxy
+    # Workload identity does not ask IMDS and may need the proxy.
+    if "AZURE_FEDERATED_TOKEN_FILE" not in os.environ:
         options["use_env_settings"] = False  # IMDS never through a proxy
     return ManagedIdentityCredential(client_id=settings.client_id or None, **options)
 

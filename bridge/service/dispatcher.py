@@ -80,9 +80,8 @@ class Dispatcher:
         self._seen = 0  # the outbox's `changes` when it was last read
         self._retry_at = NOTHING_WAITS
         self._must_reload = False
-        self._uncertain: set[int] = (
-            set()
-        )  # the numbers of events that the receiver may have, although a try failed
+        # The numbers of events that the receiver may have, although a try failed.
+        self._uncertain: set[int] = set()
         self._draining = Stop()
         self._stop_when_drained = False
 

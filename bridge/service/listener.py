@@ -376,9 +376,8 @@ class Listener:
         self._set_stage(new, Stage.POSTED)
         self._answers.commit()
         result = self._approver.post(chosen)
-        if (
-            result.not_applied
-        ):  # an earlier POST, whose outcome is not known, may have been applied all the same
+        # An earlier POST, whose outcome is not known, may have been applied all the same.
+        if result.not_applied:
             self._set_stage(new, Stage.ALLOWED)
         self._answer_posted(result.decisions)
 

@@ -47,9 +47,8 @@ class ServiceBusSink(Sink):
     """One long-lived sender, on a thread of its own because the SDK can block without bound."""
 
     max_batch = 100
-    retry_limit_seconds = (
-        3.5  # with a slow failure and the time to connect: delivery within 5 s of a recovery
-    )
+    # With a slow failure and the time to connect: delivery within 5 s of a recovery.
+    retry_limit_seconds = 3.5
 
     def __init__(
         self,
