@@ -125,9 +125,7 @@ def test_an_error_in_the_environment_names_the_variable(tmp_path: Path) -> None:
 # Faults
 
 
-def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(
-    tmp_path: Path,
-) -> None:
+def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(tmp_path: Path) -> None:
     found = faults(
         tmp_path,
         f"""

@@ -235,9 +235,7 @@ AFFECTS: dict[bool | None, list[Any]] = {
 
 
 @pytest.mark.parametrize("affects", AFFECTS)
-def test_whether_this_vm_is_affected_may_be_unknown(
-    affects: bool | None,
-) -> None:
+def test_whether_this_vm_is_affected_may_be_unknown(affects: bool | None) -> None:
     for resources in AFFECTS[affects]:
         assert build(scheduled(Resources=resources)).data["AffectsThisVm"] is affects
         data = build(scheduled(Resources=resources), by=UNKNOWN_VM).data

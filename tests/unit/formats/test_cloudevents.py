@@ -80,9 +80,7 @@ def test_every_type_that_is_produced_is_judged_here() -> None:
 
 
 @every_event
-def test_a_structured_event_keeps_the_rules_and_holds_everything_in_ascii(
-    event: CloudEvent,
-) -> None:
+def test_a_structured_event_keeps_the_rules_and_holds_everything_in_ascii(event: CloudEvent) -> None:
     assert structured(event).isascii()  # so that a lone surrogate survives
     assert b"\n" not in structured(event)
     envelope = envelope_of(structured(event))
@@ -93,9 +91,7 @@ def test_a_structured_event_keeps_the_rules_and_holds_everything_in_ascii(
 
 
 @every_event
-def test_a_library_reads_both_forms_and_binary_headers_are_printable_ascii(
-    event: CloudEvent,
-) -> None:
+def test_a_library_reads_both_forms_and_binary_headers_are_printable_ascii(event: CloudEvent) -> None:
     headers, body = binary(envelope_of(structured(event)))
     for read in (
         from_structured_event(HTTPMessage(headers=STRUCTURED, body=structured(event)), JSONFormat()),

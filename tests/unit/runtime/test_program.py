@@ -17,9 +17,7 @@ DATA = {
 }
 
 
-def test_a_program_gets_the_event_and_no_secret_of_this_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_program_gets_the_event_and_no_secret_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("LANG", "C.UTF-8")
     monkeypatch.setenv("NODE_NAME", "node-0")
@@ -60,9 +58,7 @@ def test_each_end_but_exit_code_0_is_described(result: Result, fault: str) -> No
     assert result.fault == fault
 
 
-def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program"
     assert find_fault(str(program)) == f"{program}: there is no such file"
     program.touch(0o600)
