@@ -99,7 +99,7 @@ class Node:
             time.sleep(PAUSE_SECONDS)
             pods = [pod for pod in keep_trying(self._pods) if pod["metadata"]["uid"] in first]
         self.reasons = {}
-        say(f"{self._name} is drained of {len(first)} pods")
+        say(f"{self._name} is drained; pods that left: {len(first)}")
 
     def release(self, *, is_over: bool) -> None:
         """Remove the marks from before the last boot, and the event's own if it is over."""

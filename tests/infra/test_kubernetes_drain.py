@@ -72,7 +72,7 @@ def test_it_cordons_evicts_what_has_to_leave_and_waits_until_it_is_gone(api: Api
     api.add("evicted", phase="Failed")
     api.add("elsewhere", node="node-1")
     api.lingers = {"web": 3, "leaving": 5}
-    assert run() == (0, "drain: node-0 is drained of 3 pods\n")
+    assert run() == (0, "drain: node-0 is drained; pods that left: 3\n")
     assert api.evictions == ["web", "bare"]
     assert [*api.pods] == ["agent", "kubelet", "job", "evicted", "elsewhere"]
     assert (api.is_cordoned, api.marks) == (True, {OWN: BOOT})
