@@ -194,7 +194,10 @@ def test_a_key_that_cannot_be_read_is_not_replaced_by_the_identity(lab: EventGri
 # --- the identity ---
 
 
-@pytest.mark.parametrize("credential", ["managed_identity", "default"])
+CREDENTIALS = {"managed_identity": "ManagedIdentityCredential", "default": "ChainedTokenCredential"}
+
+
+@pytest.mark.parametrize("credential", CREDENTIALS)
 def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_keeps_it(
     lab: EventGridLab, make: Make, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, credential: str
 ) -> None:
@@ -205,6 +208,7 @@ def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_k
         set_proxy(monkeypatch, proxy.url)
         target = make(key=None, client_id="c-1", credential=credential)
         target.send([EVENT])
+        assert type(target._credential).__name__ == CREDENTIALS[credential]
         target.send([EVENT])
     assert proxy.requests == []
     (asked,) = imds.requests

@@ -127,6 +127,7 @@ def test_a_failure_is_named_and_ends_without_a_restart(
     error_type, words = FAILURES[kind]
     assert type(error) is error_type
     assert words in str(error)
+    assert error.is_unreached  # another event would fail as well
     lab.clear_faults()
     sink.send([EVENT])
     if kind == "disabled":  # while the link is open
