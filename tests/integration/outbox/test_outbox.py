@@ -357,6 +357,17 @@ def test_delivered_events_are_deleted_first_at_the_size_limit_and_no_sink_loses_
         assert outbox.losses() == []
 
 
+def test_events_that_no_sink_wants_make_room_at_the_limit_before_those_that_wait(tmp_path: Path) -> None:
+    sinks = {"a": (Filter(types=[TYPE]), False)}
+    with closing(open_outbox(tmp_path, sinks=sinks, max_bytes=LIMIT)) as outbox:
+        while not outbox.losses():
+            commit(outbox, "wanted", size=4000)
+        left = outbox.backlog("a")[0]
+        for _ in range(20):
+            outbox.commit([event("unwanted", type_=OTHER_TYPE, size=4000)])
+        assert outbox.backlog("a")[0] == left
+
+
 def test_old_records_of_done_work_and_then_dead_letters_go_before_an_event_that_a_sink_waits_for(
     tmp_path: Path,
 ) -> None:
