@@ -91,7 +91,7 @@ def test_a_program_that_is_stopped_is_killed_in_time() -> None:
 
 
 def test_what_a_program_leaves_in_its_group_ends_with_it_and_delays_nothing(file: Path) -> None:
-    result = outcome(f"sh -c 'echo $$ > {file}; sleep 60' & until [ -s {file} ]; do :; done")
+    result = outcome(f"sh -c 'echo $$ > {file}; sleep 3600' & until [ -s {file} ]; do :; done")
     assert result.fault == ""
     assert wait_until(lambda: not is_alive(read_pid(file)))
 
@@ -117,7 +117,7 @@ def test_a_program_that_cannot_be_started_is_a_fault_of_the_setup(
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
-        *((script, Unavailable) for script in ("exit 75", "kill -TERM $$", "sleep 60")),
+        *((script, Unavailable) for script in ("exit 75", "kill -TERM $$", "sleep 3600")),
         *((f"exit {code}", Rejected) for code in (1, 64, 126, 192)),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_program_gets_sigterm_when_its_process_ends(file: Path) -> None:
 import threading, time
 from pathlib import Path
 from bridge.runtime.program import Run
-Run(["/bin/sh", "-c", "echo $$ > {file}; exec sleep 60"], b"", {{}}, timeout_seconds=60).start()
+Run(["/bin/sh", "-c", "echo $$ > {file}; exec sleep 3600"], b"", {{}}, timeout_seconds=3600).start()
 while not Path("{file}").exists() or not Path("{file}").read_text():
     time.sleep(0.01)
 """

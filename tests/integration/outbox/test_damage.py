@@ -18,7 +18,7 @@ from bridge.events.filters import Filter
 from bridge.outbox import storage as storage_module
 from bridge.outbox.outbox import REJECTED, Outbox
 from bridge.outbox.rows import Ledger
-from bridge.outbox.sqlite import Database
+from bridge.outbox.sqlite import Database, log_of
 from bridge.outbox.state_dir import StateFolder
 from tests.support.outbox import (
     TWO,
@@ -46,41 +46,29 @@ def reasons(outbox: Outbox) -> list[tuple[str, int | None]]:
 # Gone, emptied, older than what was published
 
 
-def delete(path: Path) -> None:
-    (path / "outbox.db").unlink()
-
-
-def delete_all(path: Path) -> None:
-    for file in path.glob("outbox.db*"):
-        file.unlink()
-
-
-def empty(path: Path) -> None:
-    (path / "outbox.db").write_bytes(b"")
-
-
-def truncate_to_a_page(path: Path) -> None:
-    os.truncate(path / "outbox.db", 4096)
-
-
-def delete_log(path: Path) -> None:
-    (path / "outbox.db-wal").unlink()
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "deleted": lambda file: file.unlink(),
+    "deleted with its log": lambda file: [*map(Path.unlink, file.parent.glob("outbox.db*"))],
+    "emptied": lambda file: file.write_bytes(b""),
+    "cut to a page": lambda file: os.truncate(file, 4096),
+    "without its log": lambda file: log_of(file).unlink(),
+}
 
 
 @pytest.mark.parametrize(
     ("change", "killed", "reason"),
     [
-        (delete, False, "StateFolderGone"),
-        (delete, True, "StateFolderGone"),
-        (delete_all, True, "StateFolderGone"),
-        (empty, False, "StateFolderGone"),
-        (empty, True, "StateFolderGone"),
-        (delete_log, True, "Damage"),
-        (truncate_to_a_page, False, "Damage"),
+        ("deleted", False, "StateFolderGone"),
+        ("deleted", True, "StateFolderGone"),
+        ("deleted with its log", True, "StateFolderGone"),
+        ("emptied", False, "StateFolderGone"),
+        ("emptied", True, "StateFolderGone"),
+        ("without its log", True, "Damage"),
+        ("cut to a page", False, "Damage"),
     ],
 )
 def test_a_state_that_is_gone_or_went_back_is_one_loss_and_its_numbers_are_not_given_again(
-    tmp_path: Path, change: Callable[[Path], None], killed: bool, reason: str
+    tmp_path: Path, change: str, killed: bool, reason: str
 ) -> None:
     path = tmp_path / "state"
     older_state(path, "1", "2", "3")
@@ -90,7 +78,7 @@ def test_a_state_that_is_gone_or_went_back_is_one_loss_and_its_numbers_are_not_g
         path = kill(outbox, path, tmp_path / "killed")
     else:
         outbox.close()
-    change(path)
+    CHANGES[change](path / "outbox.db")
     for _ in range(2):  # a kill before it is published does not forget it
         with closing(open_outbox(path)) as outbox:
             assert reasons(outbox) == [(reason, None)]
