@@ -174,6 +174,7 @@ def test_of_a_damaged_row_only_that_row_is_lost(tmp_path: Path) -> None:
         assert (waiting(outbox, "a"), waiting(outbox, "b")) == (["1", "3"], [])
         assert [outbox.record("kind", key) for key in ("key", "x")] == ["kept", None]
         assert (outbox.dead_letter_counts(), reasons(outbox)) == ({"b": 1}, [("Damage", None)])
+        assert outbox.backlogs() == {"a": 2, "b": 0}
 
 
 def test_a_file_of_another_program_or_of_an_unreleased_version_is_moved_aside(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from bridge.events.model import StoredEvent
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
 from bridge.outbox.outbox import REJECTED
-from bridge.outbox.rows import Ledger
+from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import Database
 from bridge.outbox.state_dir import StateFolder
 from tests.support.disk import SmallDisk, small_disk
@@ -140,14 +140,17 @@ def test_only_so_much_of_a_large_file_is_copied_into_memory_and_the_rest_follows
     monkeypatch.setattr(storage_module, "COPY_BYTES", 10_000)
     with failing_disk() as failing, closing(open_outbox(tmp_path)) as outbox:
         commit(outbox, *map(str, range(10)), size=3000)
+        outbox.commit([], records={(STATE, "large"): "x" * 20_000, ("kind", "key"): 1})
         failing.fail()
         commit(outbox, "new")
         assert drain(outbox) == ["0", "1", "2", "new"]
+        assert (outbox.record(STATE, "large"), outbox.record("kind", "key")) == ("x" * 20_000, None)
         failing.recover()
         generation = outbox.generation
         outbox.recover()
         assert outbox.generation > generation
         assert drain(outbox) == [str(number) for number in range(3, 10)]
+        assert outbox.record("kind", "key") == 1
     check_recovered(tmp_path)
 
 
@@ -155,6 +158,8 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older_state(tmp_path, "1", "2", "3", had=1)
+    with closing(open_outbox(tmp_path)) as outbox:
+        outbox.commit([], records={("occurrence", "f"): 3})
     execute = Database.execute
 
     def fail(self: Database, name: str, *values: object) -> sqlite3.Cursor:
@@ -179,6 +184,7 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
         assert outbox.losses() == []
         commit(outbox, "6")
         assert drain(outbox) == ["2", "3", "5", "6"]
+        assert outbox.record("occurrence", "f") == 3, "memory counted from zero"
     check_recovered(tmp_path)
 
 
