@@ -170,11 +170,12 @@ def test_the_end_and_the_output_of_a_program_are_logged_once(caplog: pytest.LogC
 
 def test_a_program_gets_sigterm_when_its_process_ends(file: Path) -> None:
     script = f"""
-import threading, time
-from pathlib import Path
+import time
 from bridge.runtime.program import Run
-Run(["/bin/sh", "-c", "echo $$ > {file}; exec sleep 3600"], b"", {{}}, timeout_seconds=3600).start()
-while not Path("{file}").exists() or not Path("{file}").read_text():
+command = ["/bin/sh", "-c", "echo $$ > {file}; echo started; exec sleep 3600"]
+run = Run(command, b"", {{}}, timeout_seconds=3600)
+run.start()
+while not run._output:  # it is watched from now on
     time.sleep(0.01)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)

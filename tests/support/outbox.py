@@ -143,12 +143,6 @@ def older_state(path: Path, *names: str, had: int = 0, size: int = 0, image: Pat
     return path
 
 
-def written_at(path: Path) -> list[tuple[int, int]]:
-    """Return the sizes and times of the outbox's files, which every write changes."""
-    found = [file.stat() for file in sorted(path.glob("outbox.db*"))]
-    return [(stat.st_size, stat.st_mtime_ns) for stat in found]
-
-
 def drain(outbox: Outbox, sink: str = "a") -> list[str]:
     """Let a sink have all that waits, one event at a time."""
     got: list[str] = []

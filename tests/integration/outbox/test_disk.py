@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bridge.errors import StateError
-from bridge.events.model import StoredEvent
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import storage as storage_module
 from bridge.outbox.outbox import REJECTED
@@ -96,16 +96,16 @@ def test_a_commit_that_the_disk_took_although_it_said_no_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(open_outbox(tmp_path)) as outbox:
-        save = Ledger.save_event
+        save = Ledger.save_record
 
-        def commit_and_fail(database: Ledger, stored: StoredEvent) -> None:
-            save(database, stored)
+        def commit_and_fail(database: Ledger, *record: Any, **more: Any) -> None:
+            save(database, *record, **more)
             if not database.is_memory:
                 database._connection.execute("COMMIT")
                 raise sqlite3.OperationalError("disk I/O error")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "save_event", commit_and_fail)
+            patch.setattr(Ledger, "save_record", commit_and_fail)
             assert not commit(outbox, "1")
         commit(outbox, "2")
         assert deliver(outbox, limit=1) == ["1"]
@@ -160,6 +160,7 @@ def test_while_nothing_can_be_read_new_events_go_out_and_the_older_ones_follow_l
     older_state(tmp_path, "1", "2", "3", had=1)
     with closing(open_outbox(tmp_path)) as outbox:
         outbox.commit([], records={("occurrence", "f"): 3})
+    (tmp_path / "last-number").unlink()
     execute = Database.execute
 
     def fail(self: Database, name: str, *values: object) -> sqlite3.Cursor:

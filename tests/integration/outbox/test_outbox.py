@@ -12,9 +12,10 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.outbox import outbox as outbox_module
+from bridge.outbox import retention
 from bridge.outbox import rows as rows_module
 from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
-from bridge.outbox.rows import STATE
+from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import LOG_BYTES
 from tests.support.clock import MovedClock
 from tests.support.outbox import (
@@ -72,6 +73,19 @@ def test_a_commit_is_one_transaction_that_waits_for_the_disk_and_an_acknowledge_
         ran.clear()
         dead_letter(outbox, "b")
         assert (ran.count("COMMIT"), "PRAGMA synchronous = FULL" in ran) == (1, True)
+
+
+def test_of_a_transaction_that_fails_nothing_is_stored() -> None:
+    with closing(Ledger()) as database:
+
+        def fail() -> None:
+            with database.transaction():
+                database.save_record("kind", "key", 1)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            fail()
+        assert database.record("kind", "key") is None
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -374,7 +388,7 @@ def test_events_that_no_sink_wants_make_room_at_the_limit_before_those_that_wait
 
 
 def test_old_records_of_done_work_and_then_dead_letters_go_before_an_event_that_a_sink_waits_for(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovedClock()
     with closing(open_outbox(tmp_path, max_bytes=LIMIT, clock=clock)) as outbox:
@@ -386,6 +400,11 @@ def test_old_records_of_done_work_and_then_dead_letters_go_before_an_event_that_
             value = {"done": number % 2 == 0, "text": "x" * 2000}
             outbox.commit([], records={("kind", str(number)): value})
         assert outbox.dead_letter_counts() == {"a": 9}
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "FREED_ROWS", 4)
+            while outbox.dead_letter_counts() == {"a": 9}:
+                commit(outbox, "new", size=3000)
+        assert rows(tmp_path, "SELECT MIN(number), MAX(number) FROM dead_letter") == [(5, 9)], "the oldest go"
         while outbox.dead_letter_counts():
             commit(outbox, "new", size=3000)
         assert outbox.losses() == []
