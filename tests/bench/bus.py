@@ -6,26 +6,26 @@ import asyncio
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
+from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import certifi
 from azure.servicebus import ServiceBusMessageBatch, ServiceBusReceiver, ServiceBusSender
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from bridge.lab.httpd import Answer, HttpRequest, Server, json_answer
-from tests.bench.measure import BenchError
+from tests.bench.measure import BenchError, Progress, Row, Task, apart
 from tests.bench.simulators import VM, Remote
 from tests.support.servicebus import ServiceBusLab
+from tests.support.tls import Authority
 
+ROUNDS = 5
+ROUND_SECONDS = 30.0
 TOPIC = "events"  # without subscriptions: what is sent there is counted and kept nowhere
 RELAY_TOPIC = "relayed"
 SESSION_QUEUE = "approvals"
@@ -136,19 +136,69 @@ def completions() -> Iterator[Border]:
         yield border
 
 
+# --- the bridge and the bare SDK in turn ---
+
+
+class Done(NamedTuple):
+    """What one way has done: messages a second, and CPU of each."""
+
+    rate: float
+    cpu_us: float
+
+
+def compare(
+    ways: Sequence[Callable[[Task], Done]],
+    prepare: Callable[[int], Task],
+    progress: Progress,
+    *,
+    name: str,
+    limit: float,
+    how: str,
+) -> Row:
+    """Let the bridge and the bare SDK do the same in turn, each in a process of its own, again and again.
+
+    Args:
+        ways: the bridge's and the bare one.
+        prepare: prepares a round, of which the number is given, for one of the two.
+        progress: shows the rounds.
+        name: of the row.
+        limit: of the bridge's rate, by the bare one.
+        how: what was done.
+    """
+    done: dict[Callable[[Task], Done], list[Done]] = {way: [] for way in ways}
+    for number in range(ROUNDS):
+        progress.begin(f"{name}: round {number + 1} of {ROUNDS}")
+        for way in ways if number % 2 == 0 else reversed(ways):
+            done[way].append(apart(way, prepare(number), limit_seconds=ROUND_SECONDS))
+    ours, theirs = done.values()
+    # Side by side, whatever else runs.
+    ratios = [one.rate / other.rate for one, other in zip(ours, theirs, strict=True)]
+    (rate, cpu_us), (bare_rate, bare_cpu_us) = (map(median, zip(*way, strict=True)) for way in (ours, theirs))
+    return Row(
+        name=name,
+        measured=median(ratios),
+        unit="x",
+        limit=limit,
+        at_least=True,
+        how=f"median of {ROUNDS} rounds, in turn; medians {rate:,.0f} and {bare_rate:,.0f}, {how}; "
+        f"{cpu_us:.0f} and {bare_cpu_us:.0f} us of CPU each",
+    )
+
+
 # --- a namespace with a managed identity ---
 
 
 class _Secured(_Bus):
-    """The same behind TLS, with an IMDS beside it that gives tokens to the VM's identity.
+    """The same behind TLS, with an IMDS beside it that gives tokens to the VM's identity."""
 
-    The certificate is made each time, and its key is nowhere but in this process.
-    """
-
-    def __init__(self, trusted: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self._tokens = 0
-        self._front = _Tls(self.port, trusted)
+        authority = Authority(folder)
+        # The SDK loads those that it trusts anyway, as in life.
+        authority.file.write_bytes(authority.file.read_bytes() + Path(certifi.where()).read_bytes())
+        self.ca_file = authority.file
+        self._front = _Tls(self.port, authority.server(host=TLS_HOST))
         self._identity = Server(VM, self._token)
 
     def stop(self) -> None:
@@ -156,8 +206,9 @@ class _Secured(_Bus):
         self._front.stop()
         super().stop()
 
-    def namespace(self) -> str:
-        return TLS_HOST
+    def reached_by(self) -> dict[str, str]:
+        """Return the settings of a sink or of approvals."""
+        return {"namespace": TLS_HOST, "ca_file": str(self.ca_file)}
 
     def identity_url(self) -> str:
         return self._identity.url
@@ -181,28 +232,19 @@ class _Secured(_Bus):
         )
 
 
-@dataclass(frozen=True)
-class _BuildSecured:
-    trusted: Path
-
-    def __call__(self) -> _Secured:
-        return _Secured(self.trusted)
-
-
-def secured(trusted: Path) -> Remote:
-    """Start a simulated Service Bus behind TLS; `trusted` becomes the file of what a client has to trust."""
-    return Remote(_BuildSecured(trusted))
+def secured(folder: Path) -> Remote:
+    """Start a simulated Service Bus behind TLS; its certificates are made anew in `folder`."""
+    return Remote(partial(_Secured, folder))
 
 
 class _Tls:
     """Take TLS on one port and hand it on to another."""
 
-    def __init__(self, target: int, trusted: Path) -> None:
+    def __init__(self, target: int, context: ssl.SSLContext) -> None:
         self._target = target
-        self._context = _server_context(trusted)
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, TLS_HOST, TLS_PORT, ssl=self._context)
+            asyncio.start_server(self._serve, TLS_HOST, TLS_PORT, ssl=context)
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="tls", daemon=True)
         self._thread.start()
@@ -223,36 +265,3 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(data)
             await writer.drain()
     writer.close()
-
-
-def _server_context(trusted: Path) -> ssl.SSLContext:
-    """Make a certificate for loopback, and write it behind those that the SDK trusts anyway."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "imds-bridge bench")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(TLS_HOST))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    own = certificate.public_bytes(serialization.Encoding.PEM)
-    trusted.write_bytes(Path(certifi.where()).read_bytes() + b"\n" + own)
-    both = trusted.with_suffix(".key")
-    both.touch(mode=0o600)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    both.write_bytes(secret + own)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(both)
-    finally:
-        both.unlink()
-    return context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -29,19 +28,18 @@ from bridge.service.composition import NoMeter
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from bridge.sinks.servicebus import ServiceBusSink
-from tests.bench import apart, bus, parts, simulators
-from tests.bench.measure import BenchError, Progress, Row, spread, wait_until
+from tests.bench import bus, parts, simulators
+from tests.bench.measure import BenchError, Progress, Row
 from tests.support.forward import parts_of
 from tests.support.memory_sink import MemorySink
+from tests.support.process import wait_until
 
 COMMANDS = 1_000  # counted, of
 SENT = 1_200
 EVENTS = 5  # that they name
-ROUNDS = 5
 WARM_UP = (
     100  # before them: the first waits for the connection; the last for more, which the SDK does for 0.2 s
 )
-LIMIT_SECONDS = 30.0
 FILL = 100
 TYPE = "io.imdsbridge.command.approve.v1"
 HEARTBEAT = "io.imdsbridge.bridge.heartbeat.v1"
@@ -54,57 +52,38 @@ class _Task(NamedTuple):
     imds_url: str
 
 
-class _Done(NamedTuple):
-    rate: float
-    cpu_us: float
-
-
 def rows(folder: Path, progress: Progress) -> list[Row]:
     """Fill the queue and empty it through the listener, fill it and empty it barely, again and again."""
-    ours: list[_Done] = []
-    theirs: list[_Done] = []
     with bus.lab() as lab, simulators.imds() as imds:
         event_ids = [
             imds("schedule", event_type="Freeze", resources=[simulators.VM], notice_seconds=86_400)
             for _ in range(EVENTS)
         ]
         address, url = lab("address"), imds("base_url")
-        for number in range(ROUNDS):
-            progress.begin(f"commands: round {number + 1} of {ROUNDS}, through the listener and barely")
-            task = _Task(folder / f"commands{number}", address, url)
-            ways = ((_decided, ours), (_bare, theirs))
-            for function, known in ways if number % 2 == 0 else reversed(ways):
-                fill(address, event_ids)
-                known.append(apart.run(function, task, limit_seconds=LIMIT_SECONDS))
-                if left := lab("left", bus.SESSION_QUEUE):
-                    raise BenchError(f"{left} of {SENT} commands were not completed")
+
+        def prepare(number: int) -> _Task:
+            check_empty()
+            fill(address, event_ids)
+            return _Task(folder / f"commands{number}", address, url)
+
+        def check_empty() -> None:
+            if left := lab("left", bus.SESSION_QUEUE):
+                raise BenchError(f"{left} of {SENT} commands were not completed")
+
+        row = bus.compare(
+            (_decided, _bare),
+            prepare,
+            progress,
+            name="commands a second / the bare SDK's receive and complete",
+            limit=0.4,
+            how=f"{COMMANDS:,} from a session, at most {RECEIVE_MESSAGES} at a time; new ids, {EVENTS} events "
+            "approved before; to the last settlement and receipt taken by a sink in memory",
+        )
+        check_empty()
         if imds("approved"):
             raise BenchError("an event was POSTed although the records have it")
         bus.check(lab)
-    rates = [done.rate for done in ours], [done.rate for done in theirs]
-    costs = [done.cpu_us for done in ours], [done.cpu_us for done in theirs]
-    ratios = [one / other for one, other in zip(*rates, strict=True)]  # side by side, whatever else runs
-    middle = [statistics.median(values) for values in (*rates, *costs)]
-    return [
-        Row(
-            name="commands a second / the bare SDK's receive and complete",
-            measured=statistics.median(ratios),
-            unit="x",
-            limit=0.4,
-            at_least=True,
-            how=f"median of {ROUNDS} rounds, in turn; medians {middle[0]:,.0f} and {middle[1]:,.0f}, "
-            f"{COMMANDS:,} from a session, at most {RECEIVE_MESSAGES} at a time; new ids, {EVENTS} events approved "
-            "before; to the last settlement and receipt taken by a sink in memory; "
-            f"{middle[2]:.0f} and {middle[3]:.0f} us of CPU a command",
-            details={
-                "commands_a_second": spread(rates[0], digits=0),
-                "bare_commands_a_second": spread(rates[1], digits=0),
-                "cpu_us": spread(costs[0], digits=0),
-                "bare_cpu_us": spread(costs[1], digits=0),
-                "ratio_by_round": [round(ratio, 3) for ratio in ratios],
-            },
-        )
-    ]
+    return [row]
 
 
 def fill(address: str, event_ids: Sequence[str]) -> None:
@@ -156,8 +135,8 @@ class _Receipts(MemorySink):
                 self.others.add(event.type)
 
 
-def _decided(task: _Task) -> _Done:
-    """Put the second flow together as bridge/app.py does, in this process."""
+def _decided(task: _Task) -> bus.Done:
+    """Put the second flow together as the composition root does, in this process."""
     clock, stop, sink = Clock(), Stop(), _Receipts()
     settings = ApprovalSettings(
         connection_string=Secret(task.address),
@@ -192,9 +171,9 @@ def _decided(task: _Task) -> _Done:
         ]
         wait_until(
             lambda: len(border.at) >= SENT and len(sink.at) >= SENT,
-            what=f"the settlement of {SENT} commands",
-            limit_seconds=LIMIT_SECONDS,
-            every_seconds=0.05,
+            timeout_seconds=bus.ROUND_SECONDS,
+            describe=lambda: f"{len(border.at)} of {SENT} commands are settled",
+            apart_seconds=0.05,
         )
         stop.set()
         sender.stop_when_drained()
@@ -207,7 +186,7 @@ def _decided(task: _Task) -> _Done:
     return _done(border, sink.at[WARM_UP + COMMANDS - 1])
 
 
-def _bare(task: _Task) -> _Done:
+def _bare(task: _Task) -> bus.Done:
     with (
         bus.completions() as border,
         ServiceBusClient.from_connection_string(task.address, retry_total=0) as client,
@@ -222,8 +201,8 @@ def _bare(task: _Task) -> _Done:
     return _done(border, 0.0)
 
 
-def _done(border: bus.Border, received_at: float) -> _Done:
+def _done(border: bus.Border, received_at: float) -> bus.Done:
     """Rate what is counted, until it was settled and, at `received_at`, the last receipt for it had come."""
     for noted in (border.at, border.cpu, border.counts):
         del noted[WARM_UP + COMMANDS :]
-    return _Done(border.rate(WARM_UP, until=received_at), border.cpu_us(WARM_UP))
+    return bus.Done(border.rate(WARM_UP, until=received_at), border.cpu_us(WARM_UP))

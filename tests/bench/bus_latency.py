@@ -6,7 +6,9 @@ import json
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -15,10 +17,12 @@ from azure.servicebus import ServiceBusClient, ServiceBusSender
 
 from bridge.approvals.approver import READ_EVERY_SECONDS
 from bridge.imds.client import EVENTS_PATH
-from tests.bench import bus, process, simulators
+from tests.bench import bus, simulators
 from tests.bench.bus_commands import command
-from tests.bench.measure import BenchError, Progress, Row, paced, spread, wait_until
+from tests.bench.measure import BenchError, Progress, Row, paced, percentile
+from tests.bench.process import Bridge
 from tests.bench.simulators import Remote
+from tests.support.process import wait_until
 
 WARM_UP = 3
 
@@ -33,7 +37,10 @@ class Pace(NamedTuple):
 # At the first pace a delayed command would make those after it wait for the listener's share of IMDS's limit, too; at
 # the second one each is alone. With an auto rule the document is read every second: it is young and lacks the event.
 PACES = (Pace(READ_EVERY_SECONDS + 0.1, commands=50), Pace(4.0, commands=20))
-AUTO = {"": "", ", with an auto rule": "[[approvals.auto]]\nevent_type = ['Preempt']\n"}
+AUTO: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    ", with an auto rule": {"auto": [{"event_type": ["Preempt"]}]},
+}
 MEDIAN_MS, LONGEST_MS = 15.0, 400.0
 BARE = Pace(0.1, commands=50)
 IMPACT_SECONDS = 0.5  # then the event goes, and the document stays as small as in life
@@ -46,22 +53,15 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
         address = lab("address")
         found: list[Row] = []
         for number, (what, auto) in enumerate(AUTO.items()):
-            state = folder / f"approve-latency{number}"
-            config = _config(state, imds("base_url"), address, auto)
-            with process.running("listen", config, state) as listener:
-                wait_until(
-                    lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the listener", limit_seconds=20
-                )
+            chosen = _settings(imds("base_url"), address, auto)
+            with Bridge(folder / f"listen{number}", chosen, role="listen") as listener:
+                listener.until(lambda: lab("receivers", bus.SESSION_QUEUE))
                 for pace in PACES:
                     found += _rows(pace, what, _send(address, imds, pace, progress))
-                process.check_alive(listener, state)
-            wait_until(
-                lambda: not lab("receivers", bus.SESSION_QUEUE), what="the listener's end", limit_seconds=20
-            )
-        with Remote(_BuildBare(address, imds("base_url"))) as bare:
-            wait_until(
-                lambda: bool(lab("receivers", bus.SESSION_QUEUE)), what="the bare receiver", limit_seconds=20
-            )
+                listener.check_alive()
+            wait_until(lambda: not lab("receivers", bus.SESSION_QUEUE))
+        with Remote(partial(_Bare, address, imds("base_url"))) as bare:
+            wait_until(lambda: lab("receivers", bus.SESSION_QUEUE))
             theirs = _send(address, imds, BARE, progress)
             if error := bare("error"):
                 raise BenchError(f"the bare receiver failed: {error}")
@@ -74,7 +74,6 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
             unit="ms",
             how=f"median of {BARE.commands}, {BARE.seconds:g} s apart: the SDK and requests.Session, nothing is "
             "judged or kept",
-            details={"bare_ms": spread(theirs)},
         ),
     ]
 
@@ -87,8 +86,7 @@ def _rows(pace: Pace, what: str, took: list[float]) -> list[Row]:
             unit="ms",
             limit=MEDIAN_MS,
             how=f"median of {pace.commands}, each for a new event; from before the SDK's send to the request at the "
-            f"simulator, by the real `imds-bridge listen`; 90th percentile {spread(took)['p90']:.1f}",
-            details={"ours_ms": spread(took)},
+            f"simulator, by the real `imds-bridge listen`; 90th percentile {percentile(took, 90):.1f}",
         ),
         Row(name="  the longest of them", measured=max(took), unit="ms", limit=LONGEST_MS, how="as above"),
     ]
@@ -114,7 +112,7 @@ def _send(address: str, imds: Remote, pace: Pace, progress: Progress) -> list[fl
             )
             sent_at[event_id] = _send_one(sender, event_id)
             progress.step(f"{number} of {count}")
-        wait_until(lambda: sent_at.keys() <= imds("approved").keys(), what="every POST", limit_seconds=10)
+        wait_until(lambda: sent_at.keys() <= imds("approved").keys(), timeout_seconds=10, apart_seconds=0.1)
     posted_at = imds("approved")
     return [(posted_at[event_id] - at) * 1000 for event_id, at in list(sent_at.items())[WARM_UP:]]
 
@@ -126,28 +124,14 @@ def _send_one(sender: ServiceBusSender, event_id: str) -> float:
     return at
 
 
-def _config(state: Path, imds_url: str, address: str, auto: str) -> Path:
-    path = state.with_suffix(".toml")
-    # A JSON string is a TOML string as well.
-    path.write_text(
-        f"state_dir = {json.dumps(str(state))}\n"
-        f"[imds]\nendpoint = {json.dumps(imds_url)}\n"
-        f"[sinks.bench]\nkind = 'servicebus'\nconnection_string = {json.dumps(address)}\n"
-        f"topic = '{bus.TOPIC}'\n"
-        f"[approvals]\nconnection_string = {json.dumps(address)}\n"
-        f"queue = '{bus.SESSION_QUEUE}'\nsession = '{{vm}}'\n"
-        f"[approvals.policy]\nallow = [{{ event_type = ['Freeze'] }}]\n{auto}",
-        encoding="utf-8",
-    )
-    return path
-
-
-class _BuildBare:
-    def __init__(self, address: str, imds_url: str) -> None:
-        self._given = address, imds_url
-
-    def __call__(self) -> _Bare:
-        return _Bare(*self._given)
+def _settings(imds_url: str, address: str, auto: Mapping[str, Any]) -> Mapping[str, Any]:
+    policy = {"allow": [{"event_type": ["Freeze"]}]}
+    queue = {"connection_string": address, "queue": bus.SESSION_QUEUE, "session": "{vm}"}
+    return {
+        "imds": {"endpoint": imds_url},
+        "sinks": {"bench": {"kind": "servicebus", "connection_string": address, "topic": bus.TOPIC}},
+        "approvals": {**queue, "policy": policy, **auto},
+    }
 
 
 class _Bare:

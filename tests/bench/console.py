@@ -23,7 +23,7 @@ from bridge.console import tables
 from bridge.console.received import Received
 from bridge.console.store import Store
 from bridge.runtime.time import Clock
-from tests.bench.measure import Progress, Row, memory_mib, spread
+from tests.bench.measure import Progress, Row, memory_mib
 from tests.support.console import (
     BATCH,
     TOKEN,
@@ -135,7 +135,6 @@ def _store_row(folder: Path) -> Row:
         at_least=True,
         how=f"medians of {BATCHES} commits of {BATCH_EVENTS} events in turn; bare: the same rows of all tables; "
         f"{BATCH_EVENTS / statistics.median(ours):,.0f} events a second",
-        details={"ours_seconds": spread(ours, digits=5), "bare_seconds": spread(bare, digits=5)},
     )
 
 
@@ -242,7 +241,6 @@ def _process_rows(folder: Path) -> list[Row]:
             unit="ms",
             how=f"median of {RENDERS}; {VMS:,} VMs, {page / 1024:.0f} KiB; "
             f"a static page of a bare Starlette app: {statistics.median(bare_page):.1f} ms",
-            details={"ours": spread(now), "bare": spread(bare_page)},
         ),
         Row(
             name="console, sent to visible",
@@ -250,7 +248,6 @@ def _process_rows(folder: Path) -> list[Row]:
             unit="ms",
             limit=300,
             how=f"median of {LIVE_ROUNDS}: an event is posted, an open stream is notified, the page is fetched again",
-            details=spread(visible),
         ),
         Row(
             name="console, RSS",

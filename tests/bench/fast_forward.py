@@ -1,28 +1,23 @@
-"""Run the real command `imds-bridge forward`, polling faster than a configuration may ask for."""
+"""Run the real command imds-bridge, polling faster than a configuration may ask for: SECONDS ARGUMENT..."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from bridge.cli import common
-from bridge.cli.main import main as run
+from bridge.cli.main import main
 from bridge.config.loader import load
 from bridge.config.models import Config
 
 
-def main() -> int:
-    path, poll_seconds = sys.argv[1:]
-
-    def load_fast(config_path: Path | None, environ: Mapping[str, str]) -> Config:
-        config = load(config_path, environ)
-        imds = config.imds.model_copy(update={"poll_seconds": float(poll_seconds)})
-        return config.model_copy(update={"imds": imds})
-
-    vars(common).update(load=load_fast)  # the command calls it
-    return run(["forward", "--config", path])
+def load_fast(*given: Any) -> Config:
+    """Load the configuration, and lift the lower limit of the interval."""
+    config = load(*given)
+    imds = config.imds.model_copy(update={"poll_seconds": float(sys.argv[1])})
+    return config.model_copy(update={"imds": imds})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    vars(common).update(load=load_fast)  # the command calls it
+    raise SystemExit(main(sys.argv[2:]))

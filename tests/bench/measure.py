@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
 import sqlite3
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
 KIB = 1024
 
 
@@ -22,7 +26,7 @@ class Row:
     """One line of the table.
 
     `limit` is None for a figure that is shown for comparison only; `at_least` makes it a lower limit. `measured`
-    is None if nothing could be measured, and `how` then says why. `details` go into the JSON.
+    is None if nothing could be measured, and `how` then says why.
     """
 
     name: str
@@ -31,7 +35,6 @@ class Row:
     limit: float | None = None
     at_least: bool = False
     how: str
-    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def met(self) -> bool | None:
@@ -45,27 +48,19 @@ class BenchError(Exception):
     """Something could not be measured."""
 
 
-def spread(values: Sequence[float], *, digits: int = 3) -> dict[str, float]:
-    """Return count, median, and the 10th and 90th percentile."""
-    tenths = statistics.quantiles(values, n=10, method="inclusive")
-    return {
-        "count": len(values),
-        "median": round(statistics.median(values), digits),
-        "p10": round(tenths[0], digits),
-        "p90": round(tenths[-1], digits),
-    }
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the value below which so many of a hundred are."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float], *, blocks: int = 5) -> list[float]:
-    """Return the ratio of the medians of each of some blocks, to show how far noise moves it."""
-    size = len(ours) // blocks
-    return [
-        round(
-            statistics.median(ours[at : at + size]) / statistics.median(theirs[at : at + size]),
-            3,
-        )
-        for at in range(0, size * blocks, size)
-    ]
+def apart(function: Callable[[Task], Result], task: Task, *, limit_seconds: float) -> Result:
+    """Call a module's function in a new process, so that nothing else uses its memory, CPU or interpreter lock.
+
+    Raises:
+        multiprocessing.TimeoutError: it took longer than `limit_seconds` and a little.
+    """
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(function, (task,)).get(limit_seconds + 30)
 
 
 def paced(count: int, every_seconds: float) -> Iterator[int]:
@@ -75,21 +70,6 @@ def paced(count: int, every_seconds: float) -> Iterator[int]:
         time.sleep(max(0.0, due - time.monotonic()))
         yield number
         due = max(due + every_seconds, time.monotonic())
-
-
-def wait_until(
-    reached: Callable[[], bool], *, what: str, limit_seconds: float, every_seconds: float = 0.1
-) -> None:
-    """Wait until something holds.
-
-    Raises:
-        BenchError: it did not in time.
-    """
-    deadline = time.monotonic() + limit_seconds
-    while not reached():
-        if time.monotonic() > deadline:
-            raise BenchError(f"{what} did not come within {limit_seconds:g} s")
-        time.sleep(every_seconds)
 
 
 def memory_mib(name: str = "VmRSS", pid: int | str = "self") -> float:
@@ -121,11 +101,6 @@ class Progress:
         if time.monotonic() - self._printed_at >= 2:
             self.begin(f"  {text}")
 
-    @property
-    def seconds(self) -> float:
-        """Return how long the run has taken so far."""
-        return time.monotonic() - self._began_at
-
 
 def machine(folder: Path) -> dict[str, Any]:
     """Describe the machine, without its name."""
@@ -136,20 +111,12 @@ def machine(folder: Path) -> dict[str, Any]:
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "sqlite": sqlite3.sqlite_version,
-        "file_system": file_system(folder),
+        "file_system": subprocess.check_output(
+            ["findmnt", "--noheadings", "--output", "FSTYPE", "--target", folder],  # noqa: S607
+            text=True,
+        ).strip(),
+        "load": round(os.getloadavg()[0], 2),
     }
-
-
-def load() -> float:
-    """Return how many processes wanted the cores during the last minute."""
-    return round(os.getloadavg()[0], 2)
-
-
-def file_system(folder: Path) -> str:
-    """Name the kind of file system that `folder` lies on."""
-    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines()]
-    holding = [(point, kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
-    return max(holding, key=lambda mount: len(mount[0]), default=("", "unknown"))[1]
 
 
 def _first_value(path: str, name: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from bridge.imds.client import EVENTS_PATH
-from tests.bench import parts, process, simulators
-from tests.bench.measure import Progress, Row, spread, wait_until
+from tests.bench import parts, simulators
+from tests.bench.measure import Progress, Row, percentile
 from tests.bench.parts import DatingImds
-from tests.bench.simulators import Remote
+from tests.bench.process import Bridge
+from tests.support.process import wait_until
 
 SINKS = 100
 AWAY_SECONDS = 20
@@ -34,23 +33,21 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
 
 def _receiver_back(folder: Path, progress: Progress) -> Row:
     progress.begin(f"recovery: {SINKS} sinks, their receiver away for {AWAY_SECONDS} s")
-    state = folder / "receiver-back"
     with simulators.imds() as imds, ExitStack() as stack:
         with _reserved_port() as port:
-            config = _config(state, imds, port)
-            running = stack.enter_context(process.running("forward", config, state))
-            wait_until(lambda: imds("count"), what="the first poll", limit_seconds=LIMIT_SECONDS)
+            hooks = {
+                f"s{number}": {"kind": "webhook", "url": f"http://127.0.0.1:{port}/{number}"}
+                for number in range(SINKS)
+            }
+            settings = {"imds": {"endpoint": imds("base_url")}, "sinks": hooks}
+            running = stack.enter_context(Bridge(folder / "receiver-back", settings))
+            running.until(lambda: imds("count"), limit_seconds=LIMIT_SECONDS)
             imds("schedule", event_type="Preempt", resources=[simulators.VM], notice_seconds=60)
             time.sleep(AWAY_SECONDS)
-            process.check_alive(running, state)
+            running.check_alive()
         inbox = stack.enter_context(simulators.inbox(port))
         back_at: float = inbox("began_at")
-
-        def all_arrived() -> bool:
-            process.check_alive(running, state)
-            return len(inbox("first_arrivals", NOTICE)) == SINKS
-
-        wait_until(all_arrived, what="every notice", limit_seconds=LIMIT_SECONDS)
+        running.until(lambda: len(inbox("first_arrivals", NOTICE)) == SINKS, limit_seconds=LIMIT_SECONDS)
         arrivals: dict[str, float] = inbox("first_arrivals", NOTICE)
     return _row(
         "receiver back after 20 s to fresh notice delivered, p99",
@@ -89,8 +86,7 @@ def _imds_back(folder: Path, progress: Progress) -> Row:
 def _wait_for_answers(clients: Sequence[DatingImds], since: float) -> None:
     wait_until(
         lambda: all(one.answers and one.answers[-1] > since for one in clients),
-        what="an answer to every forwarder",
-        limit_seconds=LIMIT_SECONDS,
+        timeout_seconds=LIMIT_SECONDS,
     )
 
 
@@ -115,28 +111,12 @@ def _reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-def _config(state: Path, imds: Remote, port: int) -> Path:
-    path = state.with_suffix(".toml")
-    sinks = "".join(
-        f"[sinks.s{number}]\nkind = 'webhook'\nurl = 'http://127.0.0.1:{port}/{number}'\n"
-        for number in range(SINKS)
-    )
-    # A JSON string is a TOML string as well.
-    path.write_text(
-        f"state_dir = {json.dumps(str(state))}\n[imds]\nendpoint = {json.dumps(imds('base_url'))}\n{sinks}",
-        encoding="utf-8",
-    )
-    return path
-
-
 def _row(name: str, delays: Sequence[float], *, limit_seconds: float, how: str) -> Row:
-    hundredths = statistics.quantiles(delays, n=100, method="inclusive")
     return Row(
         name=name,
-        measured=hundredths[-1] * 1000,
+        measured=percentile(delays, 99) * 1000,
         unit="ms",
         limit=limit_seconds * 1000,
-        how=f"{how}; {len(delays)} trials, median {hundredths[49] * 1000:.0f} ms, "
+        how=f"{how}; {len(delays)} trials, median {percentile(delays, 50) * 1000:.0f} ms, "
         f"longest {max(delays) * 1000:.0f} ms",
-        details={"seconds": spread(delays)},
     )

@@ -1,4 +1,4 @@
-"""The judgment of a run: a good one passes, and each single defect is found."""
+"""The plan of a run, and its judgment: a good one passes, and each single defect is found."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.plan import plan
-from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary
+from tests.fleet.plan import NOTICE_SECONDS, plan
+from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems
 from tests.fleet.usage import Usage
 
 PLAN = plan(4, 1, seed=1)
@@ -80,6 +80,17 @@ def without(name: str, kind: str = "") -> list[Envelope]:
     return [one for one in good().stored if not one["id"].startswith(name) or kind not in one["type"]]
 
 
+def test_every_vm_has_an_event_and_a_third_is_killed_the_same_for_the_same_seed() -> None:
+    made = plan(200, 20, seed=1)
+    own = [one for one in made.notices if len(one.vms) == 1]
+    assert {one.vms[0].name for one in own} == {vm.name for vm in made.vms}
+    assert len({one.event_id for one in made.notices}) == len(made.notices) == 204
+    assert {one.event_type for one in own} == {*NOTICE_SECONDS}
+    assert sum(one.is_approved for one in made.notices) == 20
+    assert len({vm.name for _, vm in made.kills}) == 66
+    assert made == plan(200, 20, seed=1) != plan(200, 20, seed=2)
+
+
 def test_a_good_run_has_no_problems() -> None:
     assert problems(good()) == []
 
@@ -122,22 +133,6 @@ def test_an_event_that_a_document_lists_and_that_has_not_arrived_is_found() -> N
     )
     found = problems(replace(good(), stored=[*good().stored, json.loads(json.dumps(listing))]))
     assert found == ["audit: CloudEvent gone, listed by document 2 of db-000/forward 1"]
-
-
-def test_the_summary_has_losses_delays_and_costs() -> None:
-    text = "\n".join(summary(good()))
-    assert "notices lost: 0" in text
-    assert "seen to topic: median 0.25 s" in text
-    assert "seen to visible: median 0.50 s, p99 0.50 s" in text
-    assert "IMDS to seen: median 0.50 s" in text
-    assert "forward: 10.0 ms CPU a second in the median" in text
-    assert "bus: 0.01 cores" in text
-
-
-def test_a_process_that_was_started_again_counts_in_no_average() -> None:
-    used = Usage(cpu_seconds=5.0, rss_mib=50, pss_mib=30)
-    window = Window(seconds=10, before={"a": used}, after={"a": replace(used, cpu_seconds=1.0), "b": used})
-    assert (window.cpu("a"), window.cpu("b")) == (None, None)
 
 
 def test_a_reporter_that_begins_twice_is_found_and_one_that_was_killed_is_not() -> None:
