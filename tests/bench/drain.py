@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from bridge.errors import Gone
 from bridge.events.model import StoredEvent
-from bridge.sinks.base import RequestPreview, Sink
+from bridge.sinks.base import Sink
 from tests.bench import parts, simulators
 from tests.bench.measure import BenchError, Progress, Row, apart, memory_mib, reset_peak
 from tests.support.memory_sink import MemorySink
@@ -107,10 +108,12 @@ def _drained(task: _Task) -> _Drain:
     reset_peak()
     before = memory_mib()
     outbox = parts.open_outbox(task.folder, task.sink)
-    meter = _Meter(parts.webhook(task.url) if task.url else _Forgetful(), task.most, task.limit_seconds)
-    sender = parts.dispatcher(task.sink, meter, outbox)
-    sender.stop_when_drained()
-    sender.run()
+    sink: Sink = parts.webhook(task.url) if task.url else _Forgetful()
+    meter = _Meter(sink, task.most, task.limit_seconds)
+    with patch.object(sink, "send", meter):
+        sender = parts.dispatcher(task.sink, sink, outbox)
+        sender.stop_when_drained()
+        sender.run()
     grown = memory_mib("VmHWM") - before
     outbox.close()
     if meter.count < WARM_UP * 2:
@@ -127,38 +130,21 @@ class _Forgetful(MemorySink):
 
 
 class _Meter:
-    """Count and time what a sink takes, and end the dispatcher once that is enough."""
+    """Stands in for a sink's `send`: counts and times what it takes, and ends the dispatcher once that is enough."""
 
-    def __init__(self, inner: Sink, most: int, limit_seconds: float) -> None:
-        self.max_batch = inner.max_batch
-        self.retry_limit_seconds = inner.retry_limit_seconds
+    def __init__(self, sink: Sink, most: int, limit_seconds: float) -> None:
         self.count = 0
         self.began_at = 0.0
         self.last_at = 0.0
-        self._inner = inner
+        self._send = sink.send
         self._most = most
         self._limit_seconds = limit_seconds
 
-    def send(self, events: Sequence[StoredEvent]) -> None:
+    def __call__(self, events: Sequence[StoredEvent]) -> None:
         if self.count >= self._most or (self.began_at and self.last_at - self.began_at > self._limit_seconds):
             raise Gone("enough")
-        self._inner.send(events)
+        self._send(events)
         self.count += len(events)
         self.last_at = time.monotonic()
         if self.count == WARM_UP:
             self.began_at = self.last_at
-
-    def keep_alive(self) -> None:
-        self._inner.keep_alive()
-
-    def reload(self) -> None:
-        self._inner.reload()
-
-    def check(self) -> str:
-        return self._inner.check()
-
-    def preview(self, event: StoredEvent) -> RequestPreview:
-        return self._inner.preview(event)
-
-    def close(self) -> None:
-        self._inner.close()

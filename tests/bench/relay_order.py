@@ -21,7 +21,7 @@ STATES = ("scheduled", "started", "completed")
 PER_SECOND = 300
 TOGETHER = 6  # are sent in one call, so that the sender keeps the pace beside the others
 BURNERS = 2
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 300.0
 SUBSCRIPTION = "chat"
 
 

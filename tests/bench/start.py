@@ -44,8 +44,8 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
             measured=start_ms / bare_ms,
             unit="x",
             limit=0.9,
-            how=f"medians {start_ms:.0f} and {bare_ms:.0f} ms, {STARTS} each: from exec of `imds-bridge forward` with "
-            "a new state to the request at the simulator, and of a process that does nothing from exec to exit",
+            how=f"medians {start_ms:.0f} and {bare_ms:.0f} ms, {STARTS} each, from exec of `imds-bridge forward` "
+            "with a new state to the request at the simulator, and of a process that does nothing from exec to exit",
         ),
         Row(
             name="  the metrics port adds to the start",
