@@ -156,25 +156,21 @@ class Web:
         at, wanted = self.clock.wall(), _filter(request)
         window = request.query_params.get("window", now.DEFAULT_WINDOW)
         window = window if window in now.WINDOWS else now.DEFAULT_WINDOW
-        mine = Filter(
-            **{
-                name: getattr(wanted, name)
-                for name in ("vm", "subscription", "group", "tag", "type", "source")
-            }
-        )
+        of_place = wanted.only(*rows.OF_PLACE)
         with self.store.reading() as store:
             shown = rows.open_events(store, wanted)
             page = _page_of(request, len(shown))
             dues = rows.count_due(store, wanted)
             counts = rows.count_vms(store)
             known = sum(count for watch, _, count in counts if watch != "unknown")
-            of_mine = Filter(
-                **{name: getattr(wanted, name) for name in ("vm", "subscription", "group", "tag")}
-            )
             context = {
                 "headline": now.headline(dues, vms=known, is_filtered=bool(wanted)),
                 "is_empty": not (counts or shown),
-                "tiles": now.tiles(rows.count_due(store, mine), rows.count_vms(store, of_mine), wanted),
+                "tiles": now.tiles(
+                    rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)),
+                    rows.count_vms(store, of_place),
+                    wanted,
+                ),
                 "timeline": now.timeline(shown, at, window),
                 "windows": now.WINDOWS,
                 "rows": shown[page.first : page.last],
@@ -183,9 +179,7 @@ class Web:
                 "seen": rows.count_seen(store, shown[page.first : page.last]),
                 "vms": known,
                 "unwatched": rows.vms(
-                    store,
-                    of_mine.of_vms() & rows.Where("watch IN ('unreachable', 'silent', 'stopped')", ()),
-                    more="ORDER BY alive_at DESC LIMIT 11",
+                    store, of_place.of_vms() & rows.NOT_WATCHED, more="ORDER BY alive_at DESC LIMIT 11"
                 ),
                 **self._filters(store, wanted, "/", [one.event_type for one in shown], window=window),
                 **self._base(store, at),

@@ -7,7 +7,8 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -30,8 +31,8 @@ from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 
-MAX_PENDING_BYTES = 32 * 1024 * 1024  # of all requests together, beyond which only small ones are read
 SMALL_BYTES = 64 * 1024
+MAX_LARGE = 8  # larger bodies are read at the same time; others wait
 _LARGE_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
 _HANDSHAKE = "SubscriptionValidation"
@@ -69,8 +70,7 @@ class Ingest:
         self._settings = settings
         self._writer = writer
         self._clock = clock
-        self._pending_bytes = 0
-        self._large = asyncio.Lock()
+        self._large = asyncio.Semaphore(MAX_LARGE)
         self._secret_log_limit = RepeatLimit(clock)
         self._log_limits: dict[HTTPStatus, RepeatLimit] = {}
         self.refused = 0
@@ -110,28 +110,17 @@ class Ingest:
         needs_body = self._settings.ingest.signing_secrets is not None
         if not needs_body:
             self._authenticate(http, b"")
-        size = 0
-
-        def count(more: int) -> None:
-            nonlocal size
-            size += more
-            self._pending_bytes += more
-            if self._pending_bytes > MAX_PENDING_BYTES and size > SMALL_BYTES:
-                raise _busy("too many requests at the same time")
-
-        try:
-            body = await self._read(http, MAX_BODY_BYTES, count)
+        declared = http.headers.get("content-length", "")
+        is_small = declared.isdigit() and int(declared) <= SMALL_BYTES
+        async with nullcontext() if is_small else self._large:
+            body = await self._read(http, MAX_BODY_BYTES)
             if needs_body:
                 self._authenticate(http, body)
             return await self._commit(http, body)
-        finally:
-            self._pending_bytes -= size
 
-    async def _read(
-        self, http: HttpRequest, max_bytes: int, count: Callable[[int], None] | None = None
-    ) -> bytes:
+    async def _read(self, http: HttpRequest, max_bytes: int) -> bytes:
         try:
-            body = await read_body(http, max_bytes=max_bytes, limit_seconds=BODY_SECONDS, count=count)
+            body = await read_body(http, max_bytes=max_bytes, limit_seconds=BODY_SECONDS)
         except TimeoutError:
             raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
         if body is None:
@@ -151,11 +140,7 @@ class Ingest:
     async def _commit(self, http: HttpRequest, body: bytes) -> Response:
         read = partial(read_events, http.headers, body, now=self._clock.wall())
         try:
-            if len(body) > _LARGE_BYTES:  # decoding takes long, and memory
-                async with self._large:
-                    content = await run_in_threadpool(read)
-            else:
-                content = read()
+            content = await run_in_threadpool(read) if len(body) > _LARGE_BYTES else read()
             if content.events:
                 await asyncio.wrap_future(self._writer.submit(content.events))
         except UnsupportedContentError as error:
@@ -171,12 +156,8 @@ class Ingest:
         return _answer(HTTPStatus.OK, {"accepted": len(content.events), "ignored": content.ignored})
 
 
-async def read_body(
-    http: HttpRequest, *, max_bytes: int, limit_seconds: float, count: Callable[[int], None] | None = None
-) -> bytes | None:
+async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) -> bytes | None:
     """Read a body within limits; None if it is larger.
-
-    `count` is called with the size of each part.
 
     Raises:
         TimeoutError: it does not arrive in time.
@@ -190,8 +171,6 @@ async def read_body(
             size += len(part)
             if size > max_bytes:
                 return None
-            if count:
-                count(len(part))
             parts.append(part)
     return b"".join(parts)
 

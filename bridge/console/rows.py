@@ -141,6 +141,10 @@ class Filter:
             value = getattr(self, one.name)
             yield from ((one.name, part) for part in ((value,) if isinstance(value, str) else value) if part)
 
+    def only(self, *names: str) -> Filter:
+        """Return the filter without its other parts."""
+        return Filter(**{name: getattr(self, name) for name in names})
+
     def __bool__(self) -> bool:
         return any(True for _ in self.parts())
 
@@ -203,6 +207,8 @@ def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
 
 
 EVERY = Filter()
+OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
+NOT_WATCHED = Where("watch IN ('unreachable', 'silent', 'stopped')", ())
 _CURRENT = Where("is_current", ())
 
 

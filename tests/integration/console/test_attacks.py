@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -21,7 +21,7 @@ from tests.support.console import (
     running_console,
     signed_in,
 )
-from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.process import LIMIT_SECONDS
 
 GET = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FOREIGN_HOSTS = (
@@ -229,14 +229,31 @@ def test_a_body_of_somebody_without_the_token_is_not_read(guarded: RunningConsol
         assert client.recv(65536).startswith(b"HTTP/1.1 401 ")
 
 
-def test_large_bodies_wait_while_too_much_is_pending_and_small_ones_do_not(
+def test_large_bodies_wait_while_others_arrive_and_small_ones_do_not(
     console: RunningConsole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "MAX_PENDING_BYTES", 190_000)
+    monkeypatch.setattr(ingest, "BODY_SECONDS", 30.0)
     head = b"POST /ingest HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
     heartbeat = FleetVm("pending").heartbeat(datetime.now(UTC))
-    with connect(console) as client:
-        client.sendall(head + b" " * 190_000)
-        wait_until(lambda: console.post(b" " * 150_000).status_code == 503)
+    large = head.replace(b"1000000", b"%d" % (100_000 + len(heartbeat))) + b" " * 100_000 + heartbeat
+    with ExitStack() as stack:
+        for _ in range(ingest.MAX_LARGE):
+            stack.enter_context(connect(console)).sendall(head + b" ")
         assert console.post(heartbeat).status_code == 200
-    wait_until(lambda: console.post(b" " * 150_000 + heartbeat).status_code == 200)
+        waiting = stack.enter_context(connect(console))
+        waiting.sendall(
+            large.replace(
+                b"Host: localhost", b"Host: localhost\r\nContent-Type: application/cloudevents+json"
+            )
+        )
+        waiting.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)
+        assert console.post(heartbeat).status_code == 200
+    with connect(console) as client:
+        client.sendall(
+            large.replace(
+                b"Host: localhost", b"Host: localhost\r\nContent-Type: application/cloudevents+json"
+            )
+        )
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
