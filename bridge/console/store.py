@@ -16,7 +16,7 @@ from bridge.console import tables
 from bridge.console.received import Received
 from bridge.console.tables import Added
 from bridge.errors import StateError
-from bridge.outbox.sqlite import Damaged, is_damage, transaction
+from bridge.outbox.sqlite import Damaged, is_damage, log_bytes, transaction
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class Store:
         """
         with self._transaction() as connection:
             found = tables.prune(connection, before)
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # waits for readers of the log
+        if log_bytes(self._path) > _LOG_BYTES:
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # waits for readers of the log
         return found
 
     @contextlib.contextmanager

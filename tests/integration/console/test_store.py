@@ -316,7 +316,10 @@ def test_the_store_of_another_version_is_refused_or_moved_aside(tmp_path: Path) 
         assert seen.read(rows.damage_note)
 
 
-def test_a_log_that_a_long_reader_made_grow_is_emptied_afterwards(seen: Shown) -> None:
+def test_a_log_that_a_long_reader_made_grow_is_emptied_afterwards(
+    seen: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_LOG_BYTES", 400_000)
     with seen.store.reading() as reader:
         assert rows.vms(reader) == []
         for number in range(50):
