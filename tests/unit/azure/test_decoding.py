@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bridge.azure.bus_receiver import convert
 from bridge.azure.internals import _decode, fault_of
 from tests.support.amqp import APPLICATION, DATA, PROPERTIES, described, write, write_compound
+from tests.support.diff import steady
 from tests.support.undecodable import (
     CHAR,
     VALUES,
@@ -76,11 +77,13 @@ def test_a_sender_cannot_claim_the_fault() -> None:
     assert fault_of(received(payload.replace(b"x-opt-mine", b"imds-bridg"))) == ""
 
 
+@steady
 @given(parts=st.lists(any_section, max_size=6))
 def test_any_message_can_be_received(parts: list[bytes]) -> None:
     assert convert(received(b"".join(parts)), 0).message_id
 
 
+@steady
 @given(payload=st.binary(max_size=60), at=st.integers(0, 200), junk=st.binary(max_size=4))
 def test_bytes_that_are_no_message_can_be_received(payload: bytes, at: int, junk: bytes) -> None:
     whole = with_property(CHAR, b"body")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.formats.text import table
 from bridge.runtime.json import BoundedDecoder, read_object
 from bridge.runtime.text import escape, show
-from tests.support.diff import json_values
+from tests.support.diff import json_values, steady
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_characters_that_control_a_terminal_are_shown_as_escapes(text: str, show
     assert escape(text) == shown
 
 
+@steady
 @given(text=st.text())
 def test_no_control_character_is_left_and_escaping_again_changes_nothing(text: str) -> None:
     shown = escape(text)
@@ -41,6 +42,7 @@ def test_no_control_character_is_left_and_escaping_again_changes_nothing(text: s
     assert escape(shown) == shown
 
 
+@steady
 @given(value=json_values(), is_ascii=st.booleans())
 def test_json_keeps_its_value(value: object, is_ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii)
