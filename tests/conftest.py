@@ -6,6 +6,7 @@ Simulators are imported when a test asks for one, so that unit tests start witho
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -51,6 +52,9 @@ def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if suite == "unit":
         monkeypatch.setattr(socket.socket, "__init__", _refuse)
         monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
+
+
+platform.processor()  # starts `uname` once; Azure's SDK asks for it in unit tests, too
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
