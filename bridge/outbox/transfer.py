@@ -10,7 +10,7 @@ from typing import Any
 from bridge.errors import StateError
 from bridge.events.model import StoredEvent
 from bridge.outbox.rows import OCCURRENCE, STATE, Ledger, stored_dead_letter, stored_event, stored_record
-from bridge.outbox.sqlite import ERRORS, Damaged
+from bridge.outbox.sqlite import ERRORS, Damaged, checksum
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
 
@@ -71,8 +71,10 @@ def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
             file.save_event(event)
             for sink in () if are_complete else wanted_by(event):
                 file.execute("save-waiting", sink, event.seq)
+        known = {row[-2] for row in file.rows("dead_letter")}  # of a start that was killed after this
         for values, retry in _readable(damaged, "dead_letter", stored_dead_letter):
-            file.save_dead_letter(*values, retry=retry)
+            if checksum(*values) not in known:
+                file.save_dead_letter(*values, retry=retry)
         for kind, key, value, at in _readable(damaged, "record", stored_record):
             file.save_record(kind, key, value, at=at)
     file.execute("delete-waiting-without-event")
