@@ -10,9 +10,8 @@ import pytest
 
 from bridge.approvals.policy import not_recorded
 from bridge.errors import ImdsError
-from bridge.service.listener import (
-    IMDS_WAIT_SECONDS,
-)
+from bridge.outbox.rows import Loss
+from bridge.service.listener import IMDS_WAIT_SECONDS
 from tests.support.listener import ListenerRig, MakeListener
 
 NOT_RECORDED_DETAIL = not_recorded(None).detail
@@ -21,6 +20,13 @@ NOT_RECORDED_DETAIL = not_recorded(None).detail
 @pytest.fixture
 def rig(make_listener: MakeListener) -> ListenerRig:
     return make_listener()
+
+
+def test_a_loss_of_the_listener_is_published(rig: ListenerRig) -> None:
+    loss = Loss(reason="SizeLimit", count=3, sink="audit", oldest=1e9, newest=1e9)
+    rig.outbox._storage.run(lambda database: database.note_losses([loss]), synced=True)
+    rig.run()
+    assert [event["data"]["Count"] for event in rig.events() if "loss" in event["type"]] == [3]
 
 
 # Repeated messages and restarts
