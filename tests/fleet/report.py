@@ -164,8 +164,8 @@ def _wrong_console(evidence: Evidence) -> Iterator[str]:
     known = {vm["name"] for vm in evidence.console_vms}
     yield from (f"the console does not know {vm.name}" for vm in evidence.plan.vms if vm.name not in known)
     for vm in evidence.console_vms:
-        if vm["missing_events"]:
-            yield f"the console misses {vm['missing_events']} events of {vm['name']}"
+        if vm["missing"]:
+            yield f"the console misses {vm['missing']} events of {vm['name']}"
     for notice in evidence.plan.notices:
         if (status := evidence.console.get(notice.event_id)) != "Completed":
             yield f"the console shows {notice.event_id} as {status}, expected Completed"

@@ -64,7 +64,7 @@ def good() -> Evidence:
         relayed=stored,
         visible={one.event_id: 1795179601.0 for one in PLAN.notices},
         console={one.event_id: "Completed" for one in PLAN.notices},
-        console_vms=[{"name": vm.name, "missing_events": 0} for vm in PLAN.vms],
+        console_vms=[{"name": vm.name, "missing": 0} for vm in PLAN.vms],
         commands={COMMAND: APPROVED.event_id},
         approved=[(APPROVED.vms[0].name, APPROVED.event_id)],
         bus={"stored": len(stored), "duplicates": 3, "connections": 6, "dead_letters": 0, "failures": 0},
@@ -114,7 +114,7 @@ def test_a_good_run_has_no_problems() -> None:
         (replace(good(), stored=without("web-000/listen-1")), "has the receipts []"),
         (replace(good(), console_vms=[]), "does not know web-000"),
         (
-            replace(good(), console_vms=[{"name": "web-000", "missing_events": 2}]),
+            replace(good(), console_vms=[{"name": "web-000", "missing": 2}]),
             "misses 2 events of web-000",
         ),
         (replace(good(), console={}), "as None, expected Completed"),

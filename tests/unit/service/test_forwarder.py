@@ -442,7 +442,7 @@ def test_events_missing_after_a_reset_end_after_five_minutes_of_the_same_answer(
     ]
 
 
-def test_a_first_call_after_a_day_gives_missing_events_five_minutes_also_over_a_restart(
+def test_a_first_call_after_a_day_gives_missing_five_minutes_also_over_a_restart(
     station: Scripted,
 ) -> None:
     for restarted in (True, False):
