@@ -20,6 +20,13 @@ DAY_SECONDS = 86_400.0
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n{"name":"x"}'
 
 
+class LateAnswer(io.BytesIO):
+    """Plays a connection on which nothing arrives in time."""
+
+    def readline(self, *_: object) -> bytes:
+        raise TimeoutError
+
+
 class SlowImds:
     """Plays the connection to an IMDS that answers after `lag_seconds`.
 
@@ -39,9 +46,7 @@ class SlowImds:
     def makefile(self, _: str) -> io.BytesIO:
         self.limits.append(round(self.limit_seconds))
         self.clock.advance(min(self.lag_seconds, self.limit_seconds))
-        if self.lag_seconds > self.limit_seconds:
-            raise TimeoutError
-        return io.BytesIO(ANSWER)
+        return LateAnswer() if self.lag_seconds > self.limit_seconds else io.BytesIO(ANSWER)
 
     def sendall(self, data: bytes) -> None:
         self.sent.append(data)
