@@ -33,6 +33,7 @@ examples:
   imds-bridge check --config config.toml           show what works, what does not, and how to fix it
   imds-bridge render --sink ops                    show what a sink would send
   imds-bridge status                               show the document, countdowns and the state of each sink
+  imds-bridge explain                              show why the newest event has or has not arrived
   imds-bridge demo                                 see everything work, on simulators
 """
 # Each command's function that completes its parser, and its help: only the command that is called is imported.
@@ -48,6 +49,10 @@ COMMANDS = {
     "check": ("bridge.cli.check:configure", "try the configuration, IMDS and every sink"),
     "render": ("bridge.cli.render:configure", "show what a sink would send, for a sample of each event type"),
     "status": ("bridge.cli.status:configure", "show the document, countdowns and the state of each sink"),
+    "explain": (
+        "bridge.cli.explain:configure",
+        "show whether an event goes to each sink, and where it is now",
+    ),
     "outbox": (
         "bridge.cli.outbox:configure",
         "list stored events and dead letters; retry or drop dead letters",

@@ -72,8 +72,8 @@ def render(config: Config, sink: str, pattern: str, *, indent: bool, at: datetim
     wanted = filter_of(settings[name])
     with closing(build_sinks({name: settings[name]})[name]) as built:
         for event in chosen:
-            if not wanted.matches(event):
-                yield f"# {event.type}: not sent, types, where or scope of [sinks.{name}] leave it out\n"
+            if refusal := wanted.refusal(event):
+                yield f"# {event.type}: not sent, because of sinks.{name}.{': '.join(refusal)}\n"
                 continue
             try:
                 yield f"# {event.type}\n{_text(built.preview(event), indent=indent)}\n"

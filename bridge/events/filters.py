@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +27,8 @@ class Filter:
     def __init__(
         self, *, types: Sequence[str] = ("*",), where: Mapping[str, Json] | None = None, scope: str = "all"
     ) -> None:
-        self._types = re.compile("|".join(f"(?:{expression_of(pattern)})" for pattern in types))
+        self._types = tuple(types)
+        self._expression = re.compile("|".join(f"(?:{expression_of(pattern)})" for pattern in types))
         self._where = {
             name: tuple(wanted) if isinstance(wanted, list | tuple) else (wanted,)
             for name, wanted in (where or {}).items()
@@ -35,24 +37,30 @@ class Filter:
 
     def matches(self, event: StoredEvent) -> bool:
         """Return whether the sink receives an event."""
+        return self.refusal(event) is None
+
+    def refusal(self, event: StoredEvent) -> tuple[str, str] | None:
+        """Return which key leaves an event out and why, in words; None if the sink receives it."""
         if not self.matches_type(event.type):
-            return False
-        return (not self._where or self._matches_where(event.envelope)) and (
-            self._scope == "all"
-            or "reporter" in event.envelope  # only this VM publishes its own events and receipts
-            or _concerns(event.envelope.get("data"), first=self._scope == "first")
-        )
+            return "types", f"{event.type} matches none of {', '.join(self._types)}"
+        for name, wanted in self._where.items():
+            if not _equals_one(found := _look_up(event.envelope, name), wanted):
+                return (
+                    "where",
+                    f"{name} is {json.dumps(found)}, wanted {' or '.join(map(json.dumps, wanted))}",
+                )
+        # Only this VM publishes its own events and receipts.
+        if self._scope != "all" and "reporter" not in event.envelope:
+            return _find_other_vm(event.envelope.get("data"), first=self._scope == "first")
+        return None
 
     def matches_type(self, event_type: str) -> bool:
         """Return whether the sink receives events of this type."""
-        return self._types.fullmatch(event_type) is not None
-
-    def _matches_where(self, envelope: Mapping[str, Json]) -> bool:
-        return all(_equals_one(_look_up(envelope, name), wanted) for name, wanted in self._where.items())
+        return self._expression.fullmatch(event_type) is not None
 
 
-def _concerns(data: Json, *, first: bool) -> bool:
-    """Return whether an event affects this VM, or may do so."""
+def _find_other_vm(data: Json, *, first: bool) -> tuple[str, str] | None:
+    """Return None if an event affects this VM, or may do so; else the key `scope` and why."""
     properties = data if isinstance(data, dict) else {}
     vm = properties.get("Vm")
     who = vm if isinstance(vm, dict) else {}
@@ -60,8 +68,13 @@ def _concerns(data: Json, *, first: bool) -> bool:
     # Without an id, the name is only that of the host, unless the settings name the VM.
     is_known = who.get("VmId") or properties.get("AffectsThisVm") is not None
     if not resources or not is_known:
-        return True
-    return is_among(str(who.get("Name")), resources[:1] if first else resources)
+        return None
+    if is_among(name := str(who.get("Name")), resources[:1] if first else resources):
+        return None
+    return (
+        "scope",
+        f"the event names {', '.join(resources)}{' in this order' if first else ''}, this VM is {name}",
+    )
 
 
 def _look_up(envelope: Mapping[str, Json], name: str) -> Json:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.config.values import nearest
 from bridge.errors import StateError, UsageError
-from bridge.outbox.rows import SINKS, STATE, Ledger
+from bridge.events.model import StoredEvent
+from bridge.outbox.rows import SINKS, STATE, Ledger, stored_event
 from bridge.outbox.sqlite import ERRORS, Mode
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc
@@ -19,6 +20,7 @@ from bridge.runtime.time import iso_utc
 BUSY_SECONDS = 10.0
 # So that the process never waits long for the lock.
 CHANGED_ROWS = 500
+_UNKNOWN = "{which}: no such event is stored; `imds-bridge outbox list` shows which are"
 
 
 @contextmanager
@@ -101,12 +103,50 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
     seq = int(which) if re.fullmatch("[0-9]{1,18}", which) else -1
     found = _rows(folder, "event-body", which, seq) or _rows(folder, "dead-letter-body", which)
     if not found:
-        raise UsageError(f"{which}: no such event is stored; `imds-bridge outbox list` shows which are")
+        raise UsageError(_UNKNOWN.format(which=which))
     try:
         event: dict[str, Any] = json.loads(found[0][0])
     except ValueError as error:
         raise StateError(f"{folder.database}: the event is damaged: {error}") from error
     return event
+
+
+class Fate(NamedTuple):
+    """An event, the sinks that it waits for, why it is a dead letter, by sink, and the sinks that have begun."""
+
+    event: StoredEvent
+    waiting: Sequence[str]
+    dead: dict[str, str]
+    begun: Sequence[str]
+
+
+def fates(folder: StateFolder, which: str) -> list[Fate]:
+    """Return stored events and what became of them, the oldest first.
+
+    Args:
+        folder: the state folder.
+        which: a CloudEvents id, a seq, or an EventId for everything about a Scheduled Event; "" for the newest event.
+
+    Raises:
+        UsageError: no such event is stored.
+    """
+    with _open(folder, "read") as database:
+        begun = database.record(STATE, SINKS) or ()
+        found = [
+            Fate(
+                event=event,
+                waiting=[sink for (sink,) in database.execute("sinks-waiting-for", event.seq)],
+                dead={
+                    sink: f"{number}, {reason}: {detail}"
+                    for sink, number, reason, detail in database.execute("dead-letters-of", event.id)
+                },
+                begun=begun,
+            )
+            for event in map(stored_event, database.execute("find-events", which).fetchall())
+        ]
+    if not found:
+        raise UsageError(_UNKNOWN.format(which=which or "the newest event"))
+    return found
 
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:

@@ -197,6 +197,13 @@ class Outbox:
             self._storage.run(lambda database: database.execute("has-waiting-since", *values).fetchone())
         )
 
+    def newest_waiting(self, sink: str, limit: int, *, before: float, pattern: str) -> list[StoredEvent]:
+        """Return the newest events that wait, stored before `before` (steady seconds), of types like a pattern."""
+        values = (sink, before, pattern, limit)
+        return self._storage.run(
+            lambda database: [stored_event(row) for row in database.execute("newest-waiting", *values)]
+        )
+
     def wait(self, seen: int, seconds: float) -> None:
         """Wait until `changes` is another number than the one that was seen, at most `seconds`."""
         with self._changed:

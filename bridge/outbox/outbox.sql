@@ -76,6 +76,10 @@ WHERE waiting.sink = ? AND waiting.seq > ? ORDER BY waiting.seq;
 SELECT 1 FROM event WHERE stored_at > ? AND (type GLOB ? OR type GLOB ?)
 AND EXISTS (SELECT 1 FROM waiting WHERE sink = ? AND seq = event.seq) LIMIT 1;
 
+-- name: newest-waiting
+SELECT event.* FROM waiting JOIN event ON event.seq = waiting.seq
+WHERE waiting.sink = ? AND stored_at < ? AND type GLOB ? ORDER BY waiting.seq DESC LIMIT ?;
+
 -- name: oldest-waiting
 SELECT stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting WHERE sink = ?);
 
@@ -162,6 +166,14 @@ SELECT number, sink, id, type, reason, detail, dead_at, retry FROM dead_letter O
 
 -- name: event-body
 SELECT body FROM event WHERE id = ? OR seq = ? ORDER BY seq DESC LIMIT 1;
+
+-- name: find-events
+SELECT * FROM event WHERE CASE ?1 WHEN '' THEN seq = (SELECT MAX(seq) FROM event) ELSE
+    ?1 IN (id, CAST(seq AS TEXT)) OR json_extract(CAST(body AS TEXT), '$.correlationid') = ?1 COLLATE NOCASE
+END ORDER BY seq;
+
+-- name: dead-letters-of
+SELECT sink, number, reason, detail FROM dead_letter WHERE id = ?;
 
 -- name: dead-letter-body
 SELECT body FROM dead_letter WHERE id = ? ORDER BY number DESC LIMIT 1;

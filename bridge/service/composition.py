@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 2.0
 PRUNE_SECONDS = 60.0
-STATUS_AGE_SECONDS = 10.0  # how old an unchanged status file may become
+STATUS_AGE_SECONDS = 5.0  # how old an unchanged status file may become
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
@@ -176,7 +176,7 @@ class NoMeter:
     def committed(self, *_: object) -> None:
         """Count nothing."""
 
-    sent = approved = committed
+    sent = approved = jumped = committed
 
 
 class MeasuredImds(ImdsClient):
@@ -405,6 +405,7 @@ class Process:
         if jump := self._clock.jump_seconds():
             seconds = round(jump, 1)
             log.warning("the wall clock jumped; the ages of events do not change", extra={"seconds": seconds})
+            self._parts.meter.jumped()
         self._write_status(self._status())
 
     def _check_progress(self) -> None:

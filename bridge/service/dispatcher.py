@@ -21,7 +21,7 @@ from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected
 from bridge.events.model import StoredEvent, order_key
 from bridge.outbox.outbox import EXPIRED, REJECTED, Outbox
 from bridge.runtime.threads import Stop, extend_deadline, report_progress
-from bridge.runtime.time import Clock, RepeatLimit, iso_utc
+from bridge.runtime.time import Clock, RepeatLimit, iso_utc, parse_iso
 from bridge.sinks.base import RETRY_BASE_SECONDS, Sink
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ TRIES = 2  # different events that are tried before the sink as a whole waits
 # So many different events fail only while the receiver is unavailable for all.
 MANY_FAILED = 8
 _SEQ = attrgetter("seq")
+NOTICES = "io.imdsbridge.scheduledevent.[su]*"  # scheduled, started and updated
+NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
 # While a young notice or receipt waits, a sink is tried often.
 URGENT_TYPES = ("io.imdsbridge.scheduledevent.", "io.imdsbridge.approval.")
 URGENT_AGE_SECONDS = 900.0
@@ -113,15 +115,26 @@ class Dispatcher:
         counts = [one.failure.count for one in list(self._schedule.failed.values())]
         failures = self._schedule.failures or max(counts, default=0)
         backlog, since = self.outbox.backlog(self.name)
+        waits_seconds = since and max(0.0, round(self.clock.steady() - since, 1))
         retry_at = self.clock.wall() - self.clock.monotonic() + self._retry_at
         return {
             "state": self._health.state(is_failing=failures > 0),
             "backlog": backlog,
-            "oldest_waits_seconds": since and max(0.0, round(self.clock.steady() - since, 1)),
+            "oldest_waits_seconds": waits_seconds,
+            "notice_until": self._notice_until() if (waits_seconds or 0) > NOTICE_WAIT_SECONDS else None,
             "failures": failures,
             "next_retry_at": iso_utc(datetime.fromtimestamp(retry_at, UTC)) if retry_at < math.inf else None,
             **self._health.last,
         }
+
+    def _notice_until(self) -> str | None:
+        """Return the earliest NotBefore of the notices that have waited for longer than NOTICE_WAIT_SECONDS.
+
+        One without a NotBefore, as of a started event, is due since it was published.
+        """
+        before = self.clock.steady() - NOTICE_WAIT_SECONDS
+        found = self.outbox.newest_waiting(self.name, PAGE_EVENTS, before=before, pattern=NOTICES)
+        return min((iso_utc(_not_before(event)) for event in found), default=None)
 
     def step(self) -> float | None:
         """Do what is due; return how long to wait: None for not at all, NOTHING_WAITS if there is nothing to do."""
@@ -172,6 +185,7 @@ class Dispatcher:
     def _note_delivery(self, events: Sequence[StoredEvent]) -> None:
         if not events:
             return
+        log.info("sink %s: delivered", self.name, extra={"events": [event.id for event in events]})
         now = self.clock.steady()
         for event in events:
             self.count("delivered", max(0.0, now - event.stored_at))
@@ -232,6 +246,12 @@ class Dispatcher:
                 self.sink.keep_alive()
         extend_deadline(IDLE_SECONDS)
         self.outbox.wait(self._seen, min(seconds, IDLE_SECONDS))
+
+
+def _not_before(event: StoredEvent) -> datetime:
+    data = event.envelope.get("data")
+    found = parse_iso(data.get("NotBeforeUtc")) if isinstance(data, dict) else None
+    return found or datetime.fromtimestamp(event.stored_at, UTC)
 
 
 class SinkHealth:

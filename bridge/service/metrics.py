@@ -104,6 +104,7 @@ class Meter:
         self._approvals = histogram(
             "approval_seconds", "From a command's arrival to IMDS's answer to the POST.", _REQUEST_SECONDS
         )
+        self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
         build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(__version__).set(1)
         ProcessCollector(registry=registry)
@@ -172,6 +173,10 @@ class Meter:
         """Count the time from a command's arrival to IMDS's answer to its POST."""
         self._approvals.observe(seconds)
 
+    def jumped(self) -> None:
+        """Count a jump of the wall clock."""
+        self._jumps.inc()
+
 
 class StatusCollector(Collector):
     """Reads from the status, at each scrape, how things are."""
@@ -185,6 +190,7 @@ class StatusCollector(Collector):
         """
         self._status = status
         self._clock = clock
+        self._began_at = clock.now()
 
     def collect(self) -> Iterator[Metric]:
         """Yield the gauges of this moment."""
@@ -193,7 +199,7 @@ class StatusCollector(Collector):
         yield from _of_process(status)
         yield _gauge("loop_progress_age_seconds", "Since a loop last made progress.", "loop", progress_ages())
         if status["role"] == "forward":  # `listen` reads the document only for commands
-            yield from _of_imds(status, now)
+            yield from _of_imds(status, now, self._began_at)
         if receiver := status.get("commands") or status.get("relay"):
             yield _single("bus_connected", "1 while messages can be received.", not receiver["last_error"])
         if "waiting_commands" in status:
@@ -213,10 +219,10 @@ def _of_process(status: Status) -> Iterator[Metric]:
     yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
 
 
-def _of_imds(status: Status, now: datetime) -> Iterator[Metric]:
-    if last_good := parse_iso(status["last_good_at"]):
-        age_seconds = max(0.0, (now - last_good).total_seconds())
-        yield _single("imds_last_good_answer_age_seconds", "Since IMDS's last valid answer.", age_seconds)
+def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metric]:
+    age_seconds = max(0.0, (now - (parse_iso(status["last_good_at"]) or began_at)).total_seconds())
+    text = "Since IMDS's last valid answer, or the start if there was none."
+    yield _single("imds_last_good_answer_age_seconds", text, age_seconds)
     if not (document := status.get("document")):
         return
     if isinstance(incarnation := document.get("DocumentIncarnation"), int):
@@ -246,6 +252,13 @@ def _known(value: object, known: Iterable[str]) -> str:
 def _of_sinks(sinks: Mapping[str, Any], now: datetime) -> Iterator[Metric]:
     for name, (text, value) in _SINK_GAUGES.items():
         yield _gauge(name, text, "sink", {sink: value(shown) for sink, shown in sinks.items()})
+    notices = {
+        name: (until - now).total_seconds()
+        for name, sink in sinks.items()
+        if (until := parse_iso(sink.get("notice_until")))
+    }
+    text = "Until the NotBefore of the most urgent notice that waits; absent if none does."
+    yield _gauge("undelivered_notice_seconds", text, "sink", notices)
     retries = {
         name: max(0.0, (at - now).total_seconds()) if (at := parse_iso(sink["next_retry_at"])) else 0.0
         for name, sink in sinks.items()

@@ -19,8 +19,10 @@ from bridge.runtime.time import iso_utc, parse_iso
 IMDS_SECONDS = 30.0
 BACKLOG_SECONDS = 300.0
 _BROKEN_SINKS = {"misconfigured", "gone", "rejecting"}
-# The process writes every 10 s at least.
-SILENT_SECONDS = 60.0
+# A notice that waits is urgent when so little time is left.
+NOTICE_SECONDS = 300.0
+# The process writes every 5 s at least.
+SILENT_SECONDS = 15.0
 
 _RESPONSE_TEXTS = {
     "gone": "NOT RESPONDING: the process is gone without a stop, last updated {age} ago",
@@ -29,10 +31,12 @@ _RESPONSE_TEXTS = {
 }
 
 
-def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
+def read_status(
+    folder: StateFolder, now: datetime, *, backlog_seconds: float = BACKLOG_SECONDS
+) -> dict[str, Any]:
     """Read the status that the process last wrote; add `response`, `running`, its age and each event's countdown.
 
-    `response` is "ok", "gone" (without a stop), "silent" or "stopped".
+    `response` is "ok", "gone" (without a stop), "silent" or "stopped"; `urgent` is what needs a person.
 
     Raises:
         UsageError: there is no status to read; the text says why.
@@ -41,10 +45,11 @@ def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     status = _read(folder, holder)
     try:
         shown = _complete(status, holder, now)
+        shown["urgent"] = find_urgent(status, now, backlog_seconds=backlog_seconds)
         render(shown)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
-            f"no status in {folder.path}: it is damaged ({error!r}); a running process replaces it within 10 s"
+            f"no status in {folder.path}: it is damaged ({error!r}); a running process replaces it within 5 s"
         ) from error
     return shown
 
@@ -79,7 +84,7 @@ def _read(folder: StateFolder, holder: str | None) -> dict[str, Any]:
     except PermissionError:
         why = "this user may not read it; use sudo, or be the service's user"
     except (OSError, ValueError) as error:
-        why = f"it cannot be read: {error}; a running process replaces it within 10 s"
+        why = f"it cannot be read: {error}; a running process replaces it within 5 s"
     else:
         return status
     raise UsageError(f"no status in {folder.path}: {why}")
@@ -103,7 +108,8 @@ def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
 def render(status: dict[str, Any]) -> list[str]:
     """Write the status for a person, in lines."""
     events = _events(status)
-    return [*_head(status), "", *events, *([""] if events else ()), *_sinks(status)]
+    urgent = ["", "NEEDS A PERSON:", *status["urgent"]] if status["urgent"] else []
+    return [*_head(status), "", *events, *([""] if events else ()), *_sinks(status), *urgent]
 
 
 def _head(status: dict[str, Any]) -> list[str]:
@@ -283,7 +289,7 @@ def find_urgent(status: Mapping[str, Any], now: datetime, *, backlog_seconds: fl
         f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
         for name, count in status.get("left_sinks", {}).items()
     ]
-    return [*find_unready(status, now), *_sink_faults(status, backlog_seconds), *left]
+    return [*find_unready(status, now), *_sink_faults(status, now, backlog_seconds), *left]
 
 
 def bus_error(status: Mapping[str, Any]) -> str:
@@ -313,8 +319,11 @@ def _storage_faults(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"the state cannot be written: {status['storage_error']}"
 
 
-def _sink_faults(status: Mapping[str, Any], backlog_seconds: float) -> Iterator[str]:
+def _sink_faults(status: Mapping[str, Any], now: datetime, backlog_seconds: float) -> Iterator[str]:
     for name, sink in status["sinks"].items():
+        if (seconds := age_of(sink.get("notice_until"), now)) is not None and seconds > -NOTICE_SECONDS:
+            when = f"took effect {seconds:.0f} s ago" if seconds > 0 else f"takes effect in {-seconds:.0f} s"
+            yield f"sink {name} has not delivered a notice that {when}: {sink['last_error'] or 'no answer yet'}"
         if sink["state"] in _BROKEN_SINKS:
             yield f"sink {name} is {sink['state']}: {sink['last_error']}"
         if (sink["oldest_waits_seconds"] or 0) > backlog_seconds:

@@ -63,6 +63,24 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         actions: actions
       }
       {
+        alert: 'ImdsBridgeImdsSlow'
+        expression: 'rate(imds_bridge_poll_duration_seconds_sum[5m]) / rate(imds_bridge_poll_duration_seconds_count[5m]) > 2 and on (job, instance) imds_bridge_imds_last_good_answer_age_seconds < 60'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'IMDS needs {{ $value }} s for each answer to {{ $labels.instance }}'
+          description: 'A notice is seen as late as that. It usually needs milliseconds.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeStalled'
         expression: 'imds_bridge_loop_progress_age_seconds > 120'
         for: 'PT1M'
@@ -116,6 +134,23 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         actions: actions
       }
       {
+        alert: 'ImdsBridgeNoticeUndelivered'
+        expression: 'imds_bridge_undelivered_notice_seconds < 300'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'the sink {{ $labels.sink }} on {{ $labels.instance }} has not delivered a notice'
+          description: 'It takes effect in {{ $value }} s, or did so before if that is negative.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeBacklog'
         expression: 'imds_bridge_oldest_waiting_seconds > 300'
         for: 'PT1M'
@@ -152,7 +187,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeLoss'
-        expression: 'increase(imds_bridge_losses_total[15m]) > 0'
+        expression: 'increase(imds_bridge_losses_total[15m]) > 0 or (imds_bridge_losses_total > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -187,7 +222,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeShortNotice'
-        expression: 'increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0'
+        expression: '( increase(imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"}[15m]) > 0 or (imds_bridge_notice_seconds_bucket{type=~"Freeze|Reboot|Redeploy",le="300.0"} > 0 and on (job, instance) time() - process_start_time_seconds < 900) ) unless on (job, instance) increase(imds_bridge_clock_jumps_total[15m]) > 0'
         severity: 2
         labels: {
           severity: 'warning'
@@ -204,7 +239,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeApprovalsFail'
-        expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0'
+        expression: 'increase(imds_bridge_commands_total{outcome="failed"}[15m]) > 0 or (imds_bridge_commands_total{outcome="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
         severity: 1
         labels: {
           severity: 'critical'
@@ -221,7 +256,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeBadSignatures'
-        expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0'
+        expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0 or (imds_bridge_commands_total{reason="bad_signature"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
         severity: 2
         labels: {
           severity: 'warning'
@@ -247,6 +282,24 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         annotations: {
           summary: 'imds-bridge on {{ $labels.instance }} receives nothing from Service Bus'
           description: 'Commands wait in the queue, or the relay forwards nothing.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeVmsNotWatched'
+        expression: 'imds_bridge_console_vms{state=~"silent|unreachable"} > 0'
+        for: 'PT5M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'the console on {{ $labels.instance }} knows {{ $value }} {{ $labels.state }} VM(s)'
+          description: 'Nobody watches their Scheduled Events. The page Fleet names them.'
         }
         resolveConfiguration: {
           autoResolved: true

@@ -14,6 +14,7 @@ def sink_status(**changes: Any) -> dict[str, Any]:
         "state": "ok",
         "backlog": 0,
         "oldest_waits_seconds": None,
+        "notice_until": None,
         "next_retry_at": None,
         "dead_letters": 0,
         "last_error": None,

@@ -170,7 +170,7 @@ def test_a_closed_output_pipe_is_not_an_error(cli: Cli) -> None:
 def test_an_unexpected_error_is_shown_without_secrets_and_control_characters(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         register_secret("c2VjcmV0c2Vj")
         raise RuntimeError("c2VjcmV0c2Vj \x1b[2J")
 

@@ -75,7 +75,7 @@ def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_erro
     may_answer.set()
     thread.join(LIMIT_SECONDS)
     assert not thread.is_alive()
-    assert caplog.records == []
+    assert [record.levelname for record in caplog.records] == ["INFO"]
     assert rig.received() == ["1"]
     with pytest.raises(Stopped):
         rig.outbox.pending("a", 1)
@@ -412,6 +412,22 @@ def test_the_status_shows_how_a_sink_is(make: Make) -> None:
     assert (after["backlog"], after["oldest_waits_seconds"], after["failures"]) == (0, None, 0)
     assert after["last_error"] == "503"
     assert after["last_error_at"] < after["last_success_at"]
+
+
+def test_the_status_shows_until_when_a_notice_that_waits_is_one(make: Make) -> None:
+    rig = make()
+    soon, later = (rig.clock.now() + timedelta(seconds=seconds) for seconds in (30, 900))
+    for kind, until in (("completed", soon), ("updated", later), ("scheduled", soon)):
+        rig.commit(kind, type_=f"io.imdsbridge.scheduledevent.{kind}.v1", NotBeforeUtc=iso_utc(until))
+    assert rig.dispatcher.status()["notice_until"] is None
+    rig.clock.advance(5.1)
+    assert rig.dispatcher.status()["notice_until"] == iso_utc(soon)
+    rig.deliver()
+    assert rig.dispatcher.status()["notice_until"] is None
+    began = rig.clock.now()
+    rig.commit("1", type_="io.imdsbridge.scheduledevent.started.v1", NotBeforeUtc="never")
+    rig.clock.advance(60)
+    assert rig.dispatcher.status()["notice_until"] == iso_utc(began)
 
 
 # --- dead letters again ---

@@ -52,6 +52,14 @@ def test_a_process_is_not_ready_for_a_reason(role: str, changes: dict[str, Any],
         ({"state": "rejecting", "last_error": "400"}, "sink ops is rejecting: 400"),
         ({"backlog": 3, "oldest_waits_seconds": 301}, "3 event(s) waiting, the oldest for 301 s"),
         ({"dead_letters": 2}, "2 dead letter(s)"),
+        (
+            {"notice_until": iso_utc(NOW + timedelta(seconds=299))},
+            "sink ops has not delivered a notice that takes effect in 299 s: no answer yet",
+        ),
+        (
+            {"notice_until": iso_utc(NOW - timedelta(seconds=3)), "last_error": "503"},
+            "sink ops has not delivered a notice that took effect 3 s ago: 503",
+        ),
     ],
 )
 def test_a_sink_needs_a_person_for_a_reason(changes: dict[str, Any], reason: str) -> None:
@@ -60,7 +68,8 @@ def test_a_sink_needs_a_person_for_a_reason(changes: dict[str, Any], reason: str
 
 
 def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
-    waiting = sink_status(state="retrying", backlog=3, oldest_waits_seconds=300)
+    until = iso_utc(NOW + timedelta(seconds=301))
+    waiting = sink_status(state="retrying", backlog=3, oldest_waits_seconds=300, notice_until=until)
     assert find_urgent(status(sinks={"ops": waiting}), NOW, backlog_seconds=300) == []
 
 

@@ -18,6 +18,7 @@ from bridge.config.models import ImdsSettings
 from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
 from bridge.errors import ImdsError, Rejected, Unavailable
 from bridge.imds.client import ImdsClient
+from bridge.runtime.time import iso_utc
 from bridge.service.composition import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
 from infra.contract.data import DATA
@@ -177,6 +178,20 @@ def test_the_known_reasons_are_those_of_the_contract() -> None:
     for outcome, reasons in RECEIPT_REASONS.items():
         examples = DATA[f"approval.{outcome.lower()}"].model_fields["Reason"].examples
         assert list(reasons) == examples
+
+
+def test_before_the_first_answer_of_imds_its_age_counts_from_the_start(scrape: Scrape) -> None:
+    scrape.clock.advance(70)
+    assert scrape.value("imds_last_good_answer_age_seconds") == 70
+
+
+def test_a_notice_that_waits_and_a_jump_of_the_clock_have_series(scrape: Scrape) -> None:
+    assert scrape.value("undelivered_notice_seconds", sink="ops") is None
+    until = scrape.clock.now() - timedelta(seconds=5)
+    scrape.status["sinks"] = {"ops": sink_status(notice_until=iso_utc(until))}
+    assert scrape.value("undelivered_notice_seconds", sink="ops") == -5
+    scrape.meter.jumped()
+    assert scrape.value("clock_jumps_total") == 1
 
 
 def test_a_listener_that_reads_imds_only_for_commands_reports_no_age_of_an_answer(scrape: Scrape) -> None:

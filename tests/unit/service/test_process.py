@@ -109,6 +109,7 @@ class Doubles:
         self.metrics = Metrics(self.outbox)
         self.sinks: list[Any] = []
         self.status: dict[str, Any] = {"vm": "web-0", "document": None}
+        self.jumps = 0
 
     def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
         parts = parts_of(
@@ -120,6 +121,7 @@ class Doubles:
             clock=self.clock,
             stop=self.stop,
             metrics=self.metrics,
+            meter=SimpleNamespace(jumped=self._note_jump),
             dispatchers=dispatchers or (lambda: self.sinks),
         )
         flow = Flow(
@@ -132,6 +134,9 @@ class Doubles:
 
     def run(self, **how: Any) -> int:
         return self.process(**how).run()
+
+    def _note_jump(self) -> None:
+        self.jumps += 1
 
     def _loop(self) -> None:
         self.stop.wait(None)
@@ -152,6 +157,7 @@ def test_a_jump_of_the_wall_clock_is_logged_once(seconds: float, caplog: pytest.
     rig.run(seconds=10)
     (line,) = [record for record in caplog.records if "wall clock jumped" in record.message]
     assert vars(line)["seconds"] == seconds
+    assert rig.jumps == 1
 
 
 def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
@@ -161,10 +167,10 @@ def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
     assert rig.outbox.calls["close"] == 1
 
 
-def test_an_unchanged_status_is_written_every_ten_seconds_and_at_the_end() -> None:
+def test_an_unchanged_status_is_written_every_five_seconds_and_at_the_end() -> None:
     rig = Doubles()
     rig.run(seconds=99)
-    assert [status["running"] for status in rig.folder.statuses] == [True] * 10 + [False]
+    assert [status["running"] for status in rig.folder.statuses] == [True] * 17 + [False]
 
 
 @pytest.mark.parametrize("change", ["vm", "state", "dead_letters"])
