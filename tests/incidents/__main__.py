@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from io import StringIO
@@ -36,19 +34,14 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.monitoring import RULES
 from tests.support.outbox import open_outbox
-from tests.support.process import Forward, environment, wait_until
+from tests.support.process import Forward
+from tests.support.prometheus import Prometheus, free_port, prometheus
 from tests.support.servicebus import ServiceBusLab
 
 SECONDS = 780
 SCRAPE_SECONDS = 15
 LOOK_SECONDS = 3
 VM_NAME = "web-0"
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        return int(free.getsockname()[1])
 
 
 class Rig:
@@ -326,47 +319,10 @@ def vm_silent(rig: Rig) -> None:
     requests.post(f"{rig.process.url}/ingest", data=body, headers=headers, timeout=30).raise_for_status()
 
 
-@contextmanager
-def prometheus(folder: Path, rigs: list[Rig]) -> Iterator[str]:
-    """Run Prometheus with our rules; yield its URL."""
-    program = shutil.which("prometheus") or sys.exit("install Debian's package prometheus")
-    url = f"127.0.0.1:{free_port()}"
-    jobs = "".join(
-        f"  - job_name: imds-bridge-{rig.name}\n    static_configs:\n      - targets: ['127.0.0.1:{rig.port}']\n"
-        f"        labels: {{instance: {rig.name}}}\n"
-        for rig in rigs
-    )
-    every = f"{{scrape_interval: {SCRAPE_SECONDS}s, evaluation_interval: {SCRAPE_SECONDS}s}}"
-    config = folder / "prometheus.yml"
-    config.write_text(f"global: {every}\nrule_files: [{RULES}]\nscrape_configs:\n{jobs}")
-    words = [
-        program,
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address={url}",
-    ]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(words, env=environment(), stdout=log, stderr=log)
-        try:
-            wait_until(lambda: _is_ready(url))
-            yield f"http://{url}"
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return requests.get(f"http://{url}/-/ready", timeout=5).status_code == HTTPStatus.OK
-    except requests.RequestException:
-        return False
-
-
-def firing(url: str) -> dict[str, set[str]]:
+def firing(running: Prometheus) -> dict[str, set[str]]:
     """Return the names of the alerts that fire, by instance."""
     found: dict[str, set[str]] = {}
-    query = {"query": 'ALERTS{alertstate="firing"}'}
-    for one in requests.get(f"{url}/api/v1/query", params=query, timeout=30).json()["data"]["result"]:
+    for one in running.ask("query", query='ALERTS{alertstate="firing"}'):
         found.setdefault(one["metric"]["instance"], set()).add(one["metric"]["alertname"])
     return found
 
@@ -379,14 +335,17 @@ def main(names: list[str]) -> None:
         rigs = [Rig(folder, *one) for one in chosen]
         for rig in rigs:
             stack.enter_context(rig.stack)
-        url = stack.enter_context(prometheus(folder, rigs))
+        targets = {rig.name: rig.port for rig in rigs}
+        running = stack.enter_context(
+            prometheus(folder, targets, every_seconds=SCRAPE_SECONDS, rules=str(RULES))
+        )
         for rig in rigs:
             rig.play(rig)
             rig.began_at = time.monotonic()
             print(f"{rig.name} has begun", file=sys.stderr, flush=True)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            alerts = firing(url)
+            alerts = firing(running)
             for rig in rigs:
                 rig.look(alerts.get(rig.name, set()))
             time.sleep(LOOK_SECONDS)

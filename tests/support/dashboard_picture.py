@@ -6,34 +6,30 @@ fails, and a command approves an event; the panels are drawn from Prometheus' AP
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import requests
+from typing import Any, Literal
 
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.monitoring import FOLDER, Panel, panels
-from tests.support.process import COMMAND, environment, toml, wait_until
+from tests.support.process import Forward, wait_until
+from tests.support.prometheus import Prometheus, free_port, prometheus
 from tests.support.servicebus import ServiceBusLab
 
 PICTURE = FOLDER / "dashboard.svg"
 RUN_SECONDS = 110
 SCRAPE_SECONDS = 1
 
-# Prometheus and the two processes; loopback only.
-PORTS = {"prometheus": 19090, "forward": 19464, "listen": 19465}
+ROLES: tuple[Literal["forward", "listen"], ...] = ("forward", "listen")
+PORTS = {role: free_port() for role in ROLES}
 COLUMN, LINE, GAP = 45, 24, 6
 COLORS = ("#1f60c4", "#c4162a", "#37872d", "#e0b400", "#8f3bb8", "#fa6400", "#5794f2", "#96d98d")
 
@@ -53,15 +49,17 @@ def main() -> None:
         imds = stack.enter_context(ImdsLab(vms=["web-0", "web-1"]))
         inbox = stack.enter_context(Inbox())
         bus = stack.enter_context(ServiceBusLab(bus_config()))
-        for role in ("forward", "listen"):
-            stack.enter_context(_process(folder, role, _settings(folder, role, imds, inbox, bus)))
-        stack.enter_context(_prometheus(folder))
+        for role in ROLES:
+            stack.enter_context(Forward(folder / role, _settings(PORTS[role], imds, inbox, bus), role=role))
+        targets = {f"web-0/{role}": port for role, port in PORTS.items()}
+        running = stack.enter_context(prometheus(folder, targets, every_seconds=SCRAPE_SECONDS))
+        wait_until(lambda: running.has("imds_bridge_build_info", len(PORTS)))
         start = time.time()
         _play(imds, inbox, bus, until=start + RUN_SECONDS)
-        PICTURE.write_text(draw(start, time.time()), encoding="utf-8")
+        PICTURE.write_text(draw(running, start, time.time()), encoding="utf-8")
 
 
-def _settings(folder: Path, role: str, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab) -> dict[str, Any]:
+def _settings(port: int, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab) -> dict[str, Any]:
     sinks = {
         "audit": {"kind": "servicebus", "connection_string": bus.connection_string, "topic": TOPIC},
         "ops": {"kind": "webhook", "url": inbox.url},
@@ -72,57 +70,11 @@ def _settings(folder: Path, role: str, imds: ImdsLab, inbox: Inbox, bus: Service
         "policy": {"allow": [{"event_source": ["User"]}]},
     }
     return {
-        "state_dir": folder / "state",
         "imds": {"endpoint": imds.url("web-0")},
-        "metrics": {"listen": f"127.0.0.1:{PORTS[role]}"},
+        "metrics": {"listen": f"127.0.0.1:{port}"},
         "sinks": sinks,
         "approvals": approvals,
     }
-
-
-@contextmanager
-def _process(folder: Path, role: str, settings: dict[str, Any]) -> Iterator[None]:
-    config = folder / f"{role}.toml"
-    config.write_text(toml(settings))
-    with (folder / f"{role}.log").open("wb") as log, _running(*COMMAND, role, "--config", config, log=log):
-        yield
-
-
-@contextmanager
-def _prometheus(folder: Path) -> Iterator[None]:
-    program = shutil.which("prometheus") or sys.exit("install Debian's package prometheus")
-    jobs = "".join(
-        f"  - job_name: imds-bridge-{role}\n    static_configs:\n"
-        f"      - targets: ['127.0.0.1:{PORTS[role]}']\n        labels: {{instance: web-0/{role}}}\n"
-        for role in ("forward", "listen")
-    )
-    config = folder / "prometheus.yml"
-    config.write_text(f"global: {{scrape_interval: {SCRAPE_SECONDS}s}}\nscrape_configs:\n{jobs}")
-    options = (
-        f"--config.file={config}",
-        f"--storage.tsdb.path={folder / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{PORTS['prometheus']}",
-    )
-    with (folder / "prometheus.log").open("wb") as log, _running(program, *options, log=log):
-        wait_until(_has_scraped)
-        yield
-
-
-@contextmanager
-def _running(*arguments: str | Path, log: Any) -> Iterator[None]:
-    process = subprocess.Popen([str(word) for word in arguments], env=environment(), stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _has_scraped() -> bool:
-    try:
-        return len(_ask("query", query="imds_bridge_build_info")) == len(PORTS) - 1
-    except requests.RequestException:
-        return False
 
 
 def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, *, until: float) -> None:
@@ -153,18 +105,10 @@ def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, *, until: float) -> N
     wait(until - time.time())
 
 
-def _ask(api: str, **parameters: Any) -> list[dict[str, Any]]:
-    url = f"http://127.0.0.1:{PORTS['prometheus']}/api/v1/{api}"
-    answer = requests.get(url, params=parameters, timeout=10).json()
-    assert answer["status"] == "success", (parameters, answer)
-    found: list[dict[str, Any]] = answer["data"]["result"]
-    return found
-
-
-def read(panel: Panel, start: float, end: float) -> list[Series]:
+def read(running: Prometheus, panel: Panel, start: float, end: float) -> list[Series]:
     """Return what Grafana would draw in a panel."""
     query = panel.expr.replace("$__rate_interval", "15s").replace("$instance", ".*")
-    found = _ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS)
+    found = running.ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS)
     return [
         Series(
             legend=_legend(panel, one["metric"]),
@@ -181,7 +125,7 @@ def _legend(panel: Panel, labels: dict[str, str]) -> str:
     return text
 
 
-def draw(start: float, end: float) -> str:
+def draw(running: Prometheus, start: float, end: float) -> str:
     """Return the picture of all panels."""
     parts: list[str] = []
     for panel in panels():
@@ -190,7 +134,7 @@ def draw(start: float, end: float) -> str:
             parts.append(_text(x, y + 18, panel.title, size=16, weight="bold"))
             continue
         width, height = panel.place["w"] * COLUMN - GAP, panel.place["h"] * LINE - GAP
-        drawn = _draw_panel(panel, read(panel, start, end), width, height, (start, end))
+        drawn = _draw_panel(panel, read(running, panel, start, end), width, height, (start, end))
         parts.append(f'<g transform="translate({x},{y})">{drawn}</g>')
     y = max(panel.place["y"] + panel.place["h"] for panel in panels()) * LINE + GAP
     size = f'width="{24 * COLUMN + GAP}" height="{y + GAP}"'

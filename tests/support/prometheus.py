@@ -1,0 +1,77 @@
+"""A real Prometheus, of Debian's package, that scrapes processes on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from tests.support.process import environment, wait_until
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        return int(free.getsockname()[1])
+
+
+class Prometheus:
+    """Where a running Prometheus answers."""
+
+    def __init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+
+    def ask(self, api: str, **parameters: Any) -> list[dict[str, Any]]:
+        """Return the result of `query` or `query_range`."""
+        answer = requests.get(f"http://{self.address}/api/v1/{api}", params=parameters, timeout=30).json()
+        assert answer["status"] == "success", (parameters, answer)
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def has(self, query: str, count: int) -> bool:
+        """Return whether a query has so many results; False while nothing answers."""
+        try:
+            return len(self.ask("query", query=query)) == count
+        except (requests.RequestException, ValueError):
+            return False
+
+
+@contextmanager
+def prometheus(
+    folder: Path, targets: Mapping[str, int], *, every_seconds: int, rules: str = ""
+) -> Iterator[Prometheus]:
+    """Scrape and evaluate every few seconds.
+
+    Args:
+        folder: for its files.
+        targets: the ports, by instance; the job is named after what stands behind a slash in it, if anything does.
+        every_seconds: between two scrapes.
+        rules: a file of alerts.
+    """
+    program = shutil.which("prometheus") or sys.exit("install Debian's package prometheus")
+    jobs = "".join(
+        f"  - job_name: imds-bridge-{name.partition('/')[2] or name}\n    static_configs:\n"
+        f"      - targets: ['127.0.0.1:{port}']\n        labels: {{instance: {name}}}\n"
+        for name, port in targets.items()
+    )
+    every = f"{{scrape_interval: {every_seconds}s, evaluation_interval: {every_seconds}s}}"
+    config = folder / "prometheus.yml"
+    config.write_text(f"global: {every}\nrule_files: [{rules}]\nscrape_configs:\n{jobs}")
+    running = Prometheus()
+    words = [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    words.append(f"--web.listen-address={running.address}")
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(words, env=environment(), stdout=log, stderr=log)
+        try:
+            wait_until(lambda: running.has("vector(1)", 1))
+            yield running
+        finally:
+            process.terminate()
+            process.wait()
