@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from bridge.lab import imds
 from bridge.lab.httpd import JSON_TYPE, Answer, HttpRequest, json_answer
 from tests.support.http_faults import Fault
-from tests.support.waiting import wait_for
+from tests.support.process import LIMIT_SECONDS, wait_until
 
 T = TypeVar("T")
 
@@ -44,6 +44,6 @@ class ImdsLab(imds.ImdsLab):
         served = {str(event.get("EventId")).casefold() for event in events}
         return [one for one in event_ids if one.casefold() not in served]
 
-    def wait_for(self, predicate: Callable[[], T], timeout: float = 10) -> T:
+    def wait_for(self, predicate: Callable[[], T], timeout: float = LIMIT_SECONDS) -> T:
         """Wait until the predicate holds; raise AssertionError with the state after `timeout` real seconds."""
-        return wait_for(predicate, timeout, self._changed, lambda: json.dumps(self.state()))
+        return wait_until(predicate, timeout_seconds=timeout, describe=lambda: json.dumps(self.state()))

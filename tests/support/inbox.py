@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from bridge.lab import inbox
 from bridge.lab.httpd import Answer, HttpRequest
 from bridge.lab.inbox import problem, subject_of
 from tests.support.http_faults import Fault
-from tests.support.waiting import wait_for
-
-T = TypeVar("T")
+from tests.support.process import LIMIT_SECONDS, wait_until
 
 
 class Inbox(inbox.Inbox):
@@ -56,19 +54,13 @@ class Inbox(inbox.Inbox):
         with self._changed:
             self._received.clear()
 
-    @overload
-    def wait_for(self, expected: int, timeout: float = 10) -> bool: ...
-    @overload
-    def wait_for(self, expected: Callable[[], T], timeout: float = 10) -> T: ...
-    def wait_for(self, expected: int | Callable[[], Any], timeout: float = 10) -> Any:
+    def wait_for(self, expected: int | Callable[[], object], timeout: float = LIMIT_SECONDS) -> Any:
         """Wait for this many accepted deliveries, or until the predicate holds.
 
         Raises: AssertionError that lists what arrived, after `timeout` seconds.
         """
-        if isinstance(expected, int):
-            count = expected
-            return wait_for(lambda: len(self.accepted) >= count, timeout, self._changed, self._what_arrived)
-        return wait_for(expected, timeout, self._changed, self._what_arrived)
+        is_true = expected if callable(expected) else lambda: len(self.accepted) >= expected
+        return wait_until(is_true, timeout_seconds=timeout, describe=self._what_arrived, apart_seconds=0.01)
 
     def _what_arrived(self) -> str:
         lines = [

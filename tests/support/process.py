@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sqlite3
@@ -21,14 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
-import pytest
-
 from bridge.events.model import StoredEvent
 
 T = TypeVar("T")
 
 LIMIT_SECONDS = 60.0  # what a slow machine may take for anything
-SLACK_SECONDS = 12.0  # what a busy machine may add to a duration that a test looks at
 COMMAND = [sys.executable, "-m", "bridge"]
 
 
@@ -166,13 +162,11 @@ class Forward:
 
     def lines(self) -> list[dict[str, Any]]:
         """Return its log, one dictionary a line."""
-        text = self.log.read_text() if self.log.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return _json_lines(self.log)
 
     def printed(self) -> list[dict[str, Any]]:
-        """Return what it has printed so far, one event a line; a line that a kill has cut off is left out."""
-        text = self.output.read_text() if self.output.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        """Return what it has printed so far, one event a line."""
+        return _json_lines(self.output)
 
     def wait_for_log(self, text: str) -> dict[str, Any]:
         """Return the first log line whose message holds `text`."""
@@ -199,6 +193,12 @@ class Forward:
 
     def __repr__(self) -> str:
         return f"{self._command}, log:\n{self.log.read_text() if self.log.exists() else ''}"
+
+
+def _json_lines(file: Path) -> list[dict[str, Any]]:
+    """Read a file's lines; one that a kill has cut off is left out."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def stored_event(
@@ -352,23 +352,3 @@ def dripping(beginning: bytes, drop: bytes) -> Serve:
 def silent(server: RawServer, _: socket.socket) -> None:
     """Say nothing at all."""
     server.ended.wait()
-
-
-def self_signed(folder: Path) -> ssl.SSLContext:
-    """Return a server's context with a self-signed certificate for 127.0.0.1."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        assert "CI" not in os.environ, "openssl is needed"
-        pytest.skip("openssl is not installed")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    making = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    making += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(
-        [*making, "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-        timeout=LIMIT_SECONDS,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context

@@ -9,6 +9,7 @@ import pytest
 
 from bridge.config.loader import load
 from bridge.config.models import Config
+from bridge.config.sinks import SinkSettings
 from bridge.errors import ConfigError
 from tests.support.process import toml
 
@@ -20,6 +21,11 @@ def read(folder: Path, text: str, environ: dict[str, str] | None = None) -> Conf
     file = folder / "config.toml"
     file.write_text(text)
     return load(file, environ or {})
+
+
+def read_settings(folder: Path, **given: Any) -> SinkSettings:
+    """Read the settings of a sink."""
+    return read(folder, toml({"sinks": {"ops": given}})).sinks["ops"]
 
 
 def faults(folder: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:

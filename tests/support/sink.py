@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from threading import Thread
-from typing import Any, Self
+from socket import socket
+from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient
 
-from bridge.azure import servicebus as bus
 from bridge.config.bus import ServiceBusSettings
 from bridge.sinks.servicebus import ServiceBusSink
+from tests.support.process import RawServer
 from tests.support.servicebus import ServiceBusLab, StoredMessage
 
 QUEUE = "notices"
@@ -49,14 +45,6 @@ def ids(messages: Sequence[StoredMessage]) -> list[str]:
     return [message.message_id for message in messages]
 
 
-def with_identity(monkeypatch: pytest.MonkeyPatch, lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:
-    """Return settings with a namespace for the lab, which has no TLS: which the SDK has to know."""
-    monkeypatch.setattr(bus, "ServiceBusClient", partial(ServiceBusClient, use_tls=False))
-    return ServiceBusSettings(
-        kind="servicebus", namespace=f"127.0.0.1:{lab.port}", queue=QUEUE, timeout_seconds=10.0, **more
-    )
-
-
 def set_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Let the environment ask for a proxy."""
     for name in ("http_proxy", "https_proxy", "all_proxy"):
@@ -66,7 +54,7 @@ def set_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class TokenEndpoint:
+class TokenEndpoint(RawServer):
     """IMDS as far as it hands out tokens: not the real one, and its tokens are not checked.
 
     `answers` holds statuses (and seconds to wait before them) of the next requests; afterwards it gives `token`.
@@ -74,55 +62,21 @@ class TokenEndpoint:
 
     def __init__(self, *answers: tuple[int, float]) -> None:
         self.answers = list(answers)
-        self.requests: list[str] = []
         self.token = TOKEN
         self.expires_in = 86400
-        self.ended = False
-        endpoint = self
+        super().__init__(lambda _, connection: self._hand_out(connection))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                endpoint.requests.append(self.path)
-                status, seconds = endpoint.answers.pop(0) if endpoint.answers else (200, 0.0)
-                deadline = time.monotonic() + seconds
-                while time.monotonic() < deadline and not endpoint.ended:
-                    time.sleep(0.01)
-                expires_on = int(time.time()) + endpoint.expires_in
-                token = {
-                    "access_token": endpoint.token,
-                    "expires_in": str(endpoint.expires_in),
-                    "expires_on": str(expires_on),
-                }
-                body = json.dumps(
-                    {**token, "token_type": "Bearer"}
-                    if status == 200
-                    else {"error": "invalid_request", "error_description": "Identity not found"}
-                ).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._server.handle_error = lambda *_: None  # type: ignore[method-assign]  # the client has gone
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        Thread(target=partial(self._server.serve_forever, 0.02), daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended = True
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def write(path: Path, text: str) -> Path:
-    """Write a file and return its path."""
-    path.write_text(text)
-    return path
+    def _hand_out(self, connection: socket) -> None:
+        while self.read_head(connection):
+            status, seconds = self.answers.pop(0) if self.answers else (200, 0.0)
+            self.ended.wait(seconds)
+            token = {
+                "access_token": self.token,
+                "expires_in": str(self.expires_in),
+                "expires_on": str(int(time.time()) + self.expires_in),
+                "token_type": "Bearer",
+            }
+            fault = {"error": "invalid_request", "error_description": "Identity not found"}
+            body = json.dumps(token if status == 200 else fault).encode()
+            head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            connection.sendall(head.encode() + b"\r\n\r\n" + body)

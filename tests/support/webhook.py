@@ -14,9 +14,9 @@ from bridge.events.model import StoredEvent
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
-from tests.support.delivery import read_settings
 from tests.support.process import stored_event
 from tests.support.receivers import FORMATS
+from tests.support.settings import read_settings
 
 EVENT = stored_event(1, Description='100% "quoted" \ud800 €')
 

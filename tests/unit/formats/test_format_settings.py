@@ -13,8 +13,8 @@ from bridge.config.sinks import SinkSettings
 from bridge.contract.types import EVENT_TYPES
 from bridge.errors import ConfigError
 from bridge.formats.samples import samples
-from tests.support.delivery import read_settings
 from tests.support.receivers import FORMATS as ROWS
+from tests.support.settings import read_settings
 
 
 def read(tmp_path: Path, **given: Any) -> SinkSettings:
