@@ -1,10 +1,11 @@
-"""The webhook sink: what it sends, what each answer means, and that it shows no secret."""
+"""The webhook sink: what it sends, alone and in batches, whose signature it has, and that it shows no secret."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,19 +13,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from svix.webhooks import Webhook, WebhookVerificationError
 
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.errors import DeliveryError, Gone, Misconfigured, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.formats.cloudevents import MAX_BATCH_EVENTS
 from bridge.formats.samples import samples
 from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
+from bridge.lab.httpd import HttpRequest
 from bridge.sinks.base import Inconclusive
+from bridge.sinks.http import MAX_BATCH_BYTES
+from tests.support.clock import MovedClock
 from tests.support.inbox import Inbox
 from tests.support.process import stored_event
 from tests.support.receivers import ROUTING_KEY
 from tests.support.webhook import EVENT, FORMS, MakeWebhook, failure
 
 TOKEN = "secret-token"  # noqa: S105 - a test's
-SIGNING_SECRETS = ("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "QUJD" * 8)
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
+NEXT = "whsec_" + "QUJD" * 8
+SIGNING_SECRETS = [secret.removeprefix("whsec_") for secret in (SECRET, NEXT)]
+
+
+@pytest.fixture
+def any_inbox() -> Iterator[Inbox]:
+    """Return an inbox that takes chat messages, too."""
+    with Inbox() as started:
+        yield started
+
+
+def is_signed_by(secret: str, received: HttpRequest) -> bool:
+    """Return whether a receiver that knows only `secret` believes the message, by a library that is not ours."""
+    try:
+        Webhook(secret).verify(received.body, dict(received.headers))
+    except WebhookVerificationError:
+        return False
+    return True
+
+
+def signers(received: HttpRequest) -> list[str]:
+    return [secret for secret in (SECRET, NEXT) if is_signed_by(secret, received)]
 
 
 # --- what it sends ---
@@ -71,67 +100,188 @@ def test_headers_can_be_a_table_and_replace_those_of_the_sink(inbox: Inbox, webh
     assert (one.headers["x-api-key"], one.headers["user-agent"]) == ("abc", "ours")
 
 
-# --- what an answer means ---
+# --- batches ---
 
 
-@pytest.mark.parametrize(("status", "kind"), [(429, Unavailable), (401, Misconfigured)])
-def test_retry_after_is_taken_over(
+def ids(events: Sequence[StoredEvent]) -> list[str]:
+    return [event.id for event in events]
+
+
+def arrived(inbox: Inbox) -> list[str]:
+    return [event["id"] for event in inbox.events()]
+
+
+def sizes(inbox: Inbox) -> list[int]:
+    """Return how many events each request held, refused ones too."""
+    return [len(json.loads(one.body)) for one in inbox.received]
+
+
+def test_a_batch_is_a_list_of_the_stored_events_byte_by_byte(inbox: Inbox, webhook: MakeWebhook) -> None:
+    events = [stored_event(number, Description='100% "quoted" \ud800 €') for number in range(3)]
+    webhook(mode="batch").send(events)
+    (one,) = inbox.accepted
+    assert one.headers["content-type"] == "application/cloudevents-batch+json; charset=utf-8"
+    assert one.body == b"[" + b",".join(event.body for event in events) + b"]"
+    assert one.headers["webhook-request-origin"]
+    assert (inbox.events(), inbox.problems) == ([event.envelope for event in events], [])
+
+
+def test_only_batch_mode_takes_several_events_at_once(webhook: MakeWebhook) -> None:
+    forms: list[dict[str, Any]] = [{"mode": "batch"}, {"mode": "structured"}, {"format": "slack"}]
+    assert [webhook(**form).max_batch for form in forms] == [MAX_BATCH_EVENTS, 1, 1]
+
+
+def test_what_is_too_much_for_one_request_is_cut_and_keeps_its_order(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
+    events = [stored_event(number, Filling="x" * 300_000) for number in range(7)]
+    events.append(stored_event(7, Filling="x" * MAX_BATCH_BYTES))
+    webhook(mode="batch").send(events)
+    assert sizes(inbox) == [3, 3, 1, 1]
+    assert all(len(one.body) <= MAX_BATCH_BYTES for one in inbox.accepted[:-1])
+    assert arrived(inbox) == ids(events)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_batch_that_is_refused_as_a_whole_goes_in_halves_each_with_its_own_signature(
+    inbox: Inbox, webhook: MakeWebhook, status: int
+) -> None:
+    events = [stored_event(number) for number in range(5)]
+    inbox.fault(status)
+    webhook(mode="batch", signing_secret=SECRET).send(events)
+    assert sizes(inbox) == [5, 2, 3]
+    assert arrived(inbox) == ids(events)
+    assert [signers(one) for one in inbox.received] == [[SECRET]] * 3
+    assert len({one.headers["webhook-id"] for one in inbox.received}) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(503, Unavailable), (429, Unavailable), (401, Misconfigured), (410, Gone)]
+)
+def test_a_receiver_that_fails_half_way_has_what_it_took_before(
     inbox: Inbox, webhook: MakeWebhook, status: int, kind: type[DeliveryError]
 ) -> None:
-    inbox.fault(status, retry_after=17)
-    error = failure(webhook())
-    assert (type(error), error.status, error.retry_after_seconds) == (kind, status, 17)
+    events = [stored_event(number) for number in range(8)]
+    target = webhook(mode="batch")
+    inbox.fault(400)  # the eight
+    inbox.fault("slow", seconds=0.001)  # the first four are taken
+    inbox.fault(status, retry_after=7)
+    error = failure(target, *events)
+    assert (type(error), error.status, error.delivered) == (kind, status, 4)
+    assert error.retry_after_seconds == 7
+    target.send(events[error.delivered :])
+    assert arrived(inbox) == ids(events)
+
+
+# --- signatures ---
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_what_arrives_is_verified_by_an_independent_library(
+    any_inbox: Inbox, webhook: MakeWebhook, form: dict[str, Any]
+) -> None:
+    (event, *_) = samples(datetime.now(UTC))
+    webhook(any_inbox.url, **form, signing_secret=SECRET).send([event])
+    (one,) = any_inbox.accepted
+    assert signers(one) == [SECRET]
+    assert one.headers["webhook-id"] == event.id
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_while_rotating_receivers_with_either_secret_believe_it(
+    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, file: bool
+) -> None:
+    given: dict[str, Any] = {"signing_secrets": [SECRET, NEXT]}
+    if file:
+        (tmp_path / "secrets").write_text(f"{SECRET}\n\n{NEXT}\n")
+        given = {"signing_secrets_file": tmp_path / "secrets"}
+    webhook(**given).send([EVENT])
+    (one,) = inbox.accepted
+    assert signers(one) == [SECRET, NEXT]
+
+
+@pytest.mark.parametrize("mode", ["structured", "binary", "batch"])
+def test_a_retry_has_the_same_id_and_body_and_its_own_timestamp(
+    inbox: Inbox, webhook: MakeWebhook, mode: str
+) -> None:
+    clock = MovedClock()
+    target = webhook(mode=mode, signing_secret=SECRET, clock=clock)
+    events = [stored_event(number) for number in range(target.max_batch // 25 or 1)]
+    inbox.fault(503, count=2)
+    for _ in range(2):
+        assert type(failure(target, *events)) is Unavailable
+        clock.advance(600)
+    target.send(events)
+    tries = inbox.received
+    assert len({(one.headers["webhook-id"], one.body) for one in tries}) == 1
+    stamps = [int(one.headers["webhook-timestamp"]) for one in tries]
+    assert stamps == [int(clock.wall()) - 1200, int(clock.wall()) - 600, int(clock.wall())]
+    assert len({one.headers["webhook-signature"] for one in tries}) == 3
+
+
+def test_the_id_of_a_batch_depends_on_its_events_in_their_order_alone(
+    inbox: Inbox, webhook: MakeWebhook
+) -> None:
+    first, second, third = (stored_event(number) for number in range(3))
+    alike = [[replace(first, id=given) for given in ids] for ids in (("a:b", "c"), ("a", "b:c"))]
+    batches = [[first], [second], [first, second], [second, first], [first, second, third], *alike]
+    for _ in range(2):  # as a process that was restarted
+        target = webhook(mode="batch", signing_secret=SECRET)
+        for events in batches:
+            target.send(events)
+    found = [one.headers["webhook-id"] for one in inbox.accepted]
+    assert found[:2] == [first.id, second.id]
+    assert found[: len(batches)] == found[len(batches) :]
+    assert len(set(found)) == len(batches)
+    assert all("." not in given for given in found)
 
 
 # --- secrets ---
 
 
-def test_a_new_routing_key_is_taken_at_the_reload(webhook: MakeWebhook, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("0" * 32)
-    with Inbox() as pagerduty:
-        pagerduty.fault(400, body='{"status":"invalid event","message":"Invalid routing key"}')
-        target = webhook(pagerduty.url, format="pagerduty", routing_key_file=key)
-        assert type(failure(target)) is Misconfigured
-        key.write_text("1" * 32)
-        target.reload()
-        target.send([EVENT])
-        assert [one.json()["routing_key"] for one in pagerduty.received] == ["0" * 32, "1" * 32]
+# For each secret with a file: two that can be used, what cannot be used, and how a request shows the one in use.
+ROTATED: dict[str, tuple[str, str, list[str], Callable[[HttpRequest], Any]]] = {
+    "bearer_token": ("one", "two", ["qux quux", "tökén"], lambda one: one.headers["authorization"][7:]),
+    "headers": ("X-Key: one", "X-Key: two", ["xyzzy"], lambda one: f"X-Key: {one.headers['x-key']}"),
+    "signing_secret": (
+        *(SECRET, NEXT),
+        ["whsec_c2hvcnQ=", f"{NEXT}\nno-base64!"],
+        lambda one: "".join(signers(one)),
+    ),
+    "routing_key": ("0" * 32, "1" * 32, ["qux quux"], lambda one: one.json()["routing_key"]),
+    "url": ("INBOX/one", "INBOX/two", ["http://192.0.2.1/in-the-clear"], lambda one: f"INBOX{one.path}"),
+}
 
 
-def test_a_rotated_secret_is_taken_at_the_reload_and_a_lost_one_keeps_the_old(
-    inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("setting", ROTATED)
+def test_a_rotated_secret_is_taken_at_the_reload_and_one_that_is_broken_or_lost_keeps_the_old(
+    any_inbox: Inbox, webhook: MakeWebhook, tmp_path: Path, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:
-    token = tmp_path / "token"
-    token.write_text("token-one")
-    target = webhook(bearer_token_file=token)
-    target.send([EVENT])
-    token.write_text("token-two")
-    target.send([EVENT])
-    target.reload()
-    target.send([EVENT])
-    for text in ("", "two words", "tökén"):
-        token.write_text(text)
-        target.reload()
-    token.unlink()
-    with caplog.at_level(logging.WARNING):
-        target.reload()
-    target.send([EVENT])
-    assert "keeping the previous value" in caplog.text
-    tokens = [one.headers["authorization"] for one in inbox.accepted]
-    assert tokens == ["Bearer token-one", "Bearer token-one", "Bearer token-two", "Bearer token-two"]
+    first, second, broken, shown = ROTATED[setting]
+    file = tmp_path / "secret"
 
+    def write(text: str) -> None:
+        file.write_text(text.replace("INBOX", any_inbox.base_url), encoding="latin-1")
 
-def test_a_file_may_bring_a_new_safe_url(inbox: Inbox, webhook: MakeWebhook, tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text(f"{inbox.base_url}/one")
-    target = webhook(url_file=file)
-    file.write_text(f"{inbox.base_url}/two")
-    target.reload()
-    file.write_text("http://192.0.2.1/in-the-clear")
+    write(first)
+    format_ = {"format": "pagerduty"} if setting == "routing_key" else {}
+    target = webhook(any_inbox.url, **{f"{setting}_file": file}, **format_)
+    target.send([EVENT])
+    write(second)
+    target.send([EVENT])
     target.reload()
     target.send([EVENT])
-    assert [one.path for one in inbox.accepted] == ["/two"]
+    with caplog.at_level(logging.DEBUG):
+        for text in ("", "\xff", *broken):
+            write(text)
+            target.reload()
+        file.unlink()
+        target.reload()
+    target.send([EVENT])
+    assert [shown(one) for one in any_inbox.accepted] == [first, first, second, second]
+    assert caplog.text.count("keeping the previous value") == len(broken) + 3
+    words = [word.removeprefix("whsec_") for text in broken for word in text.split()]
+    assert not [word for word in words if word in caplog.text]
 
 
 def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(
@@ -139,14 +289,13 @@ def test_what_a_receiver_repeats_of_our_secrets_is_not_shown(
 ) -> None:
     query = "sig=a%2Fb-secret-secret%3D&x=1"
     url = f"{inbox.base_url}/services/T000-secret-path-of-a-chat?{query}"
-    headers, signing = {"X-Key": "secret-header"}, f"whsec_{SIGNING_SECRETS[0]}"
-    given = [f"whsec_{secret}" for secret in SIGNING_SECRETS]
-    target = webhook(url, headers=headers, bearer_token=TOKEN, signing_secrets=given)
+    headers = {"X-Key": "secret-header"}
+    target = webhook(url, headers=headers, bearer_token=TOKEN, signing_secrets=[SECRET, NEXT])
     repeated = [TOKEN, "secret-header", query, "a/b-secret-secret=", "T000-secret-path-of-a-chat", url]
     with caplog.at_level(logging.DEBUG, logger="bridge"):
         text = [repr(target._settings), *target.preview(EVENT).head]
         for status in (400, 401, 410, 503):
-            inbox.fault(status, body=json.dumps({"headers": [*repeated, *SIGNING_SECRETS, signing]}))
+            inbox.fault(status, body=json.dumps({"headers": [*repeated, *SIGNING_SECRETS, SECRET]}))
             text.append(str(failure(target)))
     for secret in ("-secret", "secret-", *SIGNING_SECRETS):
         assert secret not in "".join([*text, caplog.text])
@@ -161,7 +310,7 @@ def test_what_would_be_sent_is_shown_without_any_secret(
         **form,
         headers={"X-Key": "s3cr", "X-Long": "secret-header"},
         bearer_token=TOKEN,
-        signing_secret=f"whsec_{SIGNING_SECRETS[1]}",
+        signing_secret=NEXT,
         proxy="http://user:secret-proxy@127.0.0.1:9",
     )
     (event, *_) = (one for one in samples(datetime.now(UTC)) if "scheduledevent" in one.type)
@@ -227,7 +376,7 @@ def test_an_event_that_binary_mode_cannot_carry_blocks_nothing(
 
 def test_a_signature_refused_with_400_costs_no_event(inbox: Inbox, webhook: MakeWebhook) -> None:
     inbox.fault(400, body='{"error": "Invalid Signature"}', count=2)
-    assert type(failure(webhook(signing_secret=f"whsec_{SIGNING_SECRETS[1]}"))) is Misconfigured
+    assert type(failure(webhook(signing_secret=NEXT))) is Misconfigured
     assert type(failure(webhook())) is Rejected
 
 
