@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from email.utils import format_datetime
@@ -18,7 +18,7 @@ from bridge.runtime.time import iso_utc
 from tests.support.diff import VM, entry
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
-_REPORTER = Reporter(
+REPORTER = Reporter(
     name=VM.name,
     role="forward",
     epoch="c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11",
@@ -30,7 +30,22 @@ _KINDS: tuple[ChangeKind, ...] = ("scheduled", "started", "updated", "completed"
 
 def samples(at: datetime) -> list[StoredEvent]:
     """Return an event of every type, as if seen at `at`: a reboot of two VMs in 15 minutes, and what follows."""
-    return [stored(event) for event in (*_of_a_reboot(at), *_of_the_vm(at), *_receipts(at))]
+    return [stored(event) for event in events(at)]
+
+
+def events(
+    at: datetime,
+    *,
+    by: Reporter = REPORTER,
+    reason: str = "no answer within 10 s",
+    **properties: Any,
+) -> list[CloudEvent]:
+    """Return an event of every type by a reporter, with `properties` of the Scheduled Event and this reason."""
+    return [
+        *_of_a_reboot(at, by, properties),
+        *_of_the_vm(at, by, reason, properties),
+        *_receipts(at, by, reason),
+    ]
 
 
 def stored(event: CloudEvent) -> StoredEvent:
@@ -53,15 +68,15 @@ def http_date(instant: datetime) -> str:
     return format_datetime(instant, usegmt=True)
 
 
-def change_event(change: Change, at: datetime) -> CloudEvent:
-    """Make the event for a change, reported by the samples' VM."""
-    return _REPORTER.scheduled_event(change, seen_before=0, incarnation=12, at=at)
+def change_event(change: Change, at: datetime, by: Reporter = REPORTER) -> CloudEvent:
+    """Make the event for a change."""
+    return by.scheduled_event(change, seen_before=0, incarnation=12, at=at)
 
 
-def _of_a_reboot(at: datetime) -> Iterator[CloudEvent]:
-    first = scheduled_event(at)
-    sooner = scheduled_event(at, NotBefore=http_date(at + timedelta(minutes=10)))
-    started = scheduled_event(at, EventStatus="Started", NotBefore="")
+def _of_a_reboot(at: datetime, by: Reporter, properties: Mapping[str, Any]) -> Iterator[CloudEvent]:
+    first = scheduled_event(at, **properties)
+    sooner = scheduled_event(at, **properties, NotBefore=http_date(at + timedelta(minutes=10)))
+    started = scheduled_event(at, **properties, EventStatus="Started", NotBefore="")
     for kind in _KINDS:
         event = {"updated": sooner, "started": started, "completed": started}.get(kind, first)
         previous = None if kind == "scheduled" else started if kind == "completed" else first
@@ -69,34 +84,32 @@ def _of_a_reboot(at: datetime) -> Iterator[CloudEvent]:
         change = Change(kind=kind, event=event, previous=previous, changed=changed)
         if kind == "ended":
             change = replace(change, end_reason="Restart", vm_rebooted=True)
-        yield change_event(change, at)
+        yield change_event(change, at, by)
 
 
-def _of_the_vm(at: datetime) -> Iterator[CloudEvent]:
-    event = scheduled_event(at)
+def _of_the_vm(
+    at: datetime, by: Reporter, reason: str, properties: Mapping[str, Any]
+) -> Iterator[CloudEvent]:
+    event = scheduled_event(at, **properties)
     raw = {"DocumentIncarnation": 12, "Events": [event.raw]}
     document = Document(raw=raw, incarnation=12, events={event.key: event})
-    scheduled = change_event(Change(kind="scheduled", event=event), at)
+    scheduled = change_event(Change(kind="scheduled", event=event), at, by)
     before = at - timedelta(seconds=42)
-    yield _REPORTER.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
-    yield _REPORTER.unreachable(
-        since=before, reason="no answer within 10 s", cause="NoAnswer", sequence=2, at=at
-    )
-    yield _REPORTER.recovered(since=before, cause="NoAnswer", sequence=3, at=at)
-    yield _REPORTER.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
-    yield _REPORTER.loss(
-        reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at
-    )
+    yield by.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
+    yield by.unreachable(since=before, reason=reason, cause="NoAnswer", sequence=2, at=at)
+    yield by.recovered(since=before, cause="NoAnswer", sequence=3, at=at)
+    yield by.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
+    yield by.loss(reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at)
 
 
-def _receipts(at: datetime) -> Iterator[CloudEvent]:
+def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
     outcomes = {
         "accepted": ("approved", ""),
         "rejected": ("denied", "no rule allows it"),
-        "failed": ("imds_unavailable", "no answer within 10 s"),
+        "failed": ("imds_unavailable", reason),
     }
-    for sequence, (outcome, (reason, detail)) in enumerate(outcomes.items(), 6):
-        yield _REPORTER.receipt(
+    for sequence, (outcome, (name, detail)) in enumerate(outcomes.items(), 6):
+        yield by.receipt(
             outcome=outcome,
             key="order-17",
             command_id="order-17",
@@ -105,7 +118,7 @@ def _receipts(at: datetime) -> Iterator[CloudEvent]:
             sequence=sequence,
             at=at,
             data={
-                "Reason": reason,
+                "Reason": name,
                 "Detail": detail,
                 "Command": {"Id": "order-17", "RequestedBy": "ops@example.org", "Reason": "drained"},
                 "EventType": "Reboot",

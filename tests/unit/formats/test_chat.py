@@ -98,16 +98,6 @@ def test_markup_from_outside_is_shown_and_does_not_act() -> None:
     assert "entities" not in texts
 
 
-@pytest.mark.parametrize("name", [":skull:", ":犬:", ":skull:`:skull:"])
-def test_an_emoji_name_of_any_script_stays_text(name: str) -> None:
-    check_slack(slack().write(scheduled("scheduled", EventId=name), NOW))
-
-
-def test_escapes_do_not_push_a_text_over_a_limit() -> None:
-    event = scheduled("scheduled", EventType="&" * 100, Description="<" * 100_000, Resources=["&" * 100] * 9)
-    check_slack(slack().write(event, NOW))
-
-
 @pytest.mark.parametrize("letter", ["\N{OPEN BOOK}", "{"])
 def test_letters_that_need_many_bytes_are_cut_to_the_size_that_teams_takes(letter: str) -> None:
     wide = letter * 1_000

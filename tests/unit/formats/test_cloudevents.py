@@ -4,58 +4,33 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
 from cloudevents.core.formats.json import JSONFormat
 
-from bridge.events import builder as events
+from bridge.contract.types import EVENT_TYPES
+from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
 from bridge.formats.cloudevents import CONTENT_TYPE, binary, structured
-from bridge.imds.diff import Change, ChangeKind
-from bridge.imds.document import ScheduledEvent
 from bridge.runtime.time import iso_utc
-from tests.support.diff import FIRST, VM, document, entry, envelope_of, faults_of
+from tests.support.diff import envelope_of, faults_of
+from tests.support.samples import EVENT_ID, REPORTER, events
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)
-REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", vm=VM)
-UNKNOWN_VM = events.Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
+UNKNOWN_VM = Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
 # Everything that IMDS may send in a text, none of which may get into an attribute.
 NASTY = 'line\r\nbreak, \x00, \x7f, "quoted", 100 %, ümlaut, 雲, \ud800, <b>'
+PROPERTIES = {"Description": NASTY, "Resources": ["web-0", NASTY], "Extra": {NASTY: [1.5, None, True]}}
 STRUCTURED = {"content-type": CONTENT_TYPE}
 REQUIRED = {"specversion", "id", "source", "type"}
-
-
-def changes_by(reporter: events.Reporter) -> dict[str, CloudEvent]:
-    raw = entry(Description=NASTY, Resources=["web-0", NASTY], Extra={NASTY: [1.5, None, True]})
-    event = ScheduledEvent(raw=raw)
-    return {
-        f"scheduledevent.{kind}": reporter.scheduled_event(
-            Change(kind=kind, event=event, previous=event, changed=("Description",)),
-            seen_before=0,
-            incarnation=2,
-            at=AT,
-        )
-        for kind in get_args(ChangeKind)
-    }
-
-
-def all_by(reporter: events.Reporter) -> dict[str, CloudEvent]:
-    return {
-        **changes_by(reporter),
-        "document.changed": reporter.document(
-            document(2, entry(Description=NASTY), NASTY), previous=None, event_ids=["a"], sequence=1, at=AT
-        ),
-        "imds.unreachable": reporter.unreachable(since=AT, reason=NASTY, cause="NoAnswer", sequence=2, at=AT),
-        "imds.recovered": reporter.recovered(since=None, cause="NoAnswer", sequence=3, at=AT),
-    }
-
-
 PRODUCED = {
-    **all_by(REPORTER),
-    **{f"{name} of an unknown VM": event for name, event in all_by(UNKNOWN_VM).items()},
+    f"{event.type} by {by.name}": event
+    for by in (REPORTER, UNKNOWN_VM)
+    for event in events(AT, by=by, reason=NASTY, **PROPERTIES)
 }
+SCHEDULED = structured(PRODUCED["io.imdsbridge.scheduledevent.scheduled.v1 by web-0"])
 every_event = pytest.mark.parametrize("event", PRODUCED.values(), ids=PRODUCED.keys())
 
 
@@ -74,9 +49,8 @@ def judged(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_type_that_is_produced_is_judged_here() -> None:
-    assert {event.type for event in PRODUCED.values()} == {
-        f"io.imdsbridge.{name}.v1" for name in all_by(REPORTER)
-    }
+    others = {"io.imdsbridge.bridge.test.v1", "io.imdsbridge.command.approve.v1"}
+    assert {event.type for event in PRODUCED.values()} == set(EVENT_TYPES) - others
 
 
 @every_event
@@ -106,11 +80,9 @@ def test_a_library_reads_both_forms_and_binary_headers_are_printable_ascii(event
 
 
 def test_the_data_carries_what_imds_sent_letter_by_letter() -> None:
-    envelope = envelope_of(structured(PRODUCED["scheduledevent.scheduled"]))
-    assert envelope["data"]["Description"] == NASTY
-    assert envelope["data"]["Extra"] == {NASTY: [1.5, None, True]}
-    assert envelope["data"]["Resources"] == ["web-0", NASTY]
-    assert envelope["subject"] == FIRST
+    envelope = envelope_of(SCHEDULED)
+    assert envelope["data"].items() >= PROPERTIES.items()
+    assert envelope["subject"] == EVENT_ID
 
 
 def test_headers_are_percent_encoded_and_spell_numbers_and_truth_values_as_json_does() -> None:
@@ -154,5 +126,5 @@ FAULTS: dict[str, list[Any]] = {
     ("name", "value"), [(name, value) for name, values in FAULTS.items() for value in values]
 )
 def test_the_rules_find_a_fault_in_an_envelope_that_breaks_one(name: str, value: Any) -> None:
-    envelope = {**envelope_of(structured(PRODUCED["document.changed"])), name: value}
+    envelope = {**envelope_of(SCHEDULED), name: value}
     assert faults_of({key: given for key, given in envelope.items() if given is not ...})

@@ -9,22 +9,10 @@ from typing import Any
 import pytest
 
 from bridge.config.registry import FORMATS
-from bridge.config.sinks import SinkSettings
 from bridge.contract.types import EVENT_TYPES
-from bridge.errors import ConfigError
 from bridge.formats.samples import samples
 from tests.support.receivers import FORMATS as ROWS
-from tests.support.settings import read_settings
-
-
-def read(tmp_path: Path, **given: Any) -> SinkSettings:
-    return read_settings(tmp_path, **{"kind": "webhook", "url": "https://example.org/", **given})
-
-
-def faults(tmp_path: Path, **given: Any) -> list[str]:
-    with pytest.raises(ConfigError) as raised:
-        read(tmp_path, **given)
-    return raised.value.faults
+from tests.support.settings import faults, read, webhook
 
 
 def test_every_format_has_a_row() -> None:
@@ -34,41 +22,45 @@ def test_every_format_has_a_row() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path: Path, name: str) -> None:
     row = ROWS[name]
-    sink = read(tmp_path, format=name, **row.needed)
+    sink = read(tmp_path, webhook(format=name, **row.needed)).sinks["ops"]
     assert (sink.types, sink.max_age_seconds) == (row.types, row.age_seconds)
     assert (sink.max_per_second, sink.is_chat_format) == (row.per_second, row.is_chat_format)
-    found = faults(tmp_path, format=name, max_per_second=1e-11, max_age_seconds=-1, **row.needed)
+    found = faults(tmp_path, webhook(format=name, max_per_second=1e-11, max_age_seconds=-1, **row.needed))
     assert {fault.partition(":")[0] for fault in found} == {
         "sinks.ops.max_age_seconds",
         "sinks.ops.max_per_second",
     }
 
 
-@pytest.mark.parametrize(("name", "setting"), [("pagerduty", "routing_key"), ("template", "template")])
-def test_a_required_setting_is_missed_by_name(tmp_path: Path, name: str, setting: str) -> None:
-    assert faults(tmp_path, format=name) == [f"sinks.ops.{setting}: is missing (or {setting}_file)"]
-
-
 @pytest.mark.parametrize(
-    ("name", "setting", "owner"),
+    ("settings", "start", "end"),
     [
-        ("teams", "routing_key", "pagerduty"),
-        ("slack", "mode", "cloudevents"),
-        ("cloudevents", "template_file", "template"),
+        ({"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)", ""),
+        ({"format": "template"}, "template: is missing (or template_file)", ""),
+        (
+            {"format": "teams", "routing_key": "x"},
+            "routing_key: ",
+            'with kind = "webhook" and format = "pagerduty"?',
+        ),
+        (
+            {"format": "slack", "mode": "x"},
+            "mode: ",
+            'did you mean sinks.NAME.mode with kind = "webhook" and format = "cloudevents"?',
+        ),
+        ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
+        (
+            {"format": "team"},
+            'format: given "team", expected one of cloudevents, pagerduty, ',
+            "; did you mean teams?",
+        ),
     ],
 )
-def test_a_setting_of_another_format_is_refused(tmp_path: Path, name: str, setting: str, owner: str) -> None:
-    (fault,) = faults(tmp_path, format=name, **{setting: "x"})
-    assert fault.startswith(f"sinks.ops.{setting}: ")
-    assert fault.endswith(
-        f'; did you mean sinks.NAME.{setting} with kind = "webhook" and format = "{owner}"?'
-    )
-
-
-def test_an_unknown_format_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    (fault,) = faults(tmp_path, format="team")
-    assert fault.startswith('sinks.ops.format: given "team", expected one of cloudevents, pagerduty, ')
-    assert fault.endswith("; did you mean teams?")
+def test_a_missing_or_foreign_setting_and_an_unknown_format_are_named(
+    tmp_path: Path, settings: dict[str, Any], start: str, end: str
+) -> None:
+    (fault,) = faults(tmp_path, webhook(**settings))
+    assert fault.startswith(f"sinks.ops.{start}")
+    assert fault.endswith(end)
 
 
 # The events that `render` and the check of a format at the start show

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
 from tests.support.diff import json_values
-from tests.support.examples import BERLIN, EVENTS, updated, with_data
+from tests.support.examples import BERLIN, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import (
     FORMATS,
     NOW,
@@ -101,6 +101,13 @@ def test_every_type_of_event_is_within_the_limits_in_every_format(kind: str) -> 
 @FUZZ
 @given(event=EVENT | NONSENSE, now=NOWS, zone=st.sampled_from(ZONES))
 @example(event={}, now=NOW, zone="")
+@example(event=scheduled("scheduled", EventId=":犬:"), now=NOW, zone="")
+@example(event=scheduled("scheduled", EventId=":skull:`:skull:"), now=NOW, zone="")
+@example(
+    event=scheduled("scheduled", EventType="&" * 100, Description="<" * 100_000, Resources=["&" * 100] * 9),
+    now=NOW,
+    zone="",
+)
 @example(
     event={"type": f"io.imdsbridge.approval.{'x' * 300}.v1", "data": {"Resources": ["web-0"]}},
     now=NOW,
