@@ -15,6 +15,8 @@ from bridge.config import values
 from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES, is_property
 
+_FAMILIES = tuple(dict.fromkeys(f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES))
+
 
 def expression_of(pattern: str) -> str:
     """Return the regular expression of a pattern with `*` for any text, which takes linear time."""
@@ -33,8 +35,7 @@ def check_pattern(pattern: str) -> str:
     """
     expression = expression_of(pattern)
     if not any(re.fullmatch(expression, known) for known in EVENT_TYPES):
-        families = {f"{known.rsplit('.', 2)[0]}.*" for known in EVENT_TYPES}
-        hint = values.nearest(pattern, [*EVENT_TYPES, *sorted(families)]) or f", for example {EVENT_TYPES[0]}"
+        hint = values.nearest(pattern, [*EVENT_TYPES, *_FAMILIES]) or f", for example {EVENT_TYPES[0]}"
         raise ValueError(f"expected existing event types{hint}")
     return pattern
 
@@ -62,7 +63,15 @@ Wanted = Annotated[
 Pattern = Annotated[
     str,
     AfterValidator(check_pattern),
-    WithJsonSchema({"type": "string", "anyOf": [{"enum": list(EVENT_TYPES)}, {"pattern": r"\*"}]}),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "if": {"pattern": r"\*"},
+            "then": {"pattern": r"^(\*|io?\*|io\.)"},
+            "else": {"enum": list(EVENT_TYPES)},
+            "anyOf": [{"enum": ["*", *_FAMILIES, *EVENT_TYPES]}, True],  # for editors to complete
+        }
+    ),
 ]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(ge=0.001, le=10_000)]

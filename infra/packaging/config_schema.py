@@ -18,11 +18,11 @@ from pydantic_core import core_schema
 
 from bridge.config.base import Secret, Settings
 from bridge.config.models import Config
-from bridge.config.registry import SECTIONS, SINK, tables
+from bridge.config.registry import FORMATS, SECTIONS, SINK, SINK_KINDS, tables
 from bridge.config.sinks import WebhookSettings
 
 FILE = Path(__file__).resolve().parents[2] / "bridge/config/schema.json"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT = "http://json-schema.org/draft-07/schema#"  # the newest that Taplo, and so editors of TOML, know
 _TEXT = {"type": "string"}
 _HEADERS = {"type": "object", "additionalProperties": _TEXT}
 _SIGNING_SECRETS = "signing_secrets"
@@ -40,7 +40,7 @@ def config_schema() -> dict[str, Any]:
     whole = definitions.pop(Config.__name__)
     for table in sections:
         whole["properties"][table.name] |= refs[table.settings, "validation"]
-    one_sink = {"oneOf": [refs[table.settings, "validation"] for table in sinks]}
+    one_sink = _one_sink({name: definitions[name] for name in (table.settings.__name__ for table in sinks)})
     whole["properties"]["sinks"] |= {"type": "object", "additionalProperties": one_sink}
     return {
         "$schema": DIALECT,
@@ -54,6 +54,25 @@ def config_schema() -> dict[str, Any]:
 def config_schema_text() -> str:
     """Return the text of the schema's file."""
     return json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _one_sink(definitions: dict[str, JsonSchemaValue]) -> JsonSchemaValue:
+    """Choose a sink's settings by its kind and format, so that an error is about the key that is wrong."""
+    refs = {name: {"$ref": f"#/$defs/{name}"} for name in definitions}
+    return {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(SINK_KINDS)}, "format": {"enum": list(FORMATS)}},
+        "allOf": [{"if": _is_meant(definitions[name]), "then": ref} for name, ref in refs.items()],
+        "anyOf": [*refs.values(), True],  # refuses nothing: editors complete keys by it, and not by `then`
+    }
+
+
+def _is_meant(definition: JsonSchemaValue) -> JsonSchemaValue:
+    keys = [key for key in ("kind", "format") if key in definition["properties"]]
+    constants = {key: {"const": definition["properties"][key]["const"]} for key in keys}
+    required = [key for key in keys if key in definition["required"]]
+    return {"type": "object", "properties": constants, "required": required}
 
 
 @cache
@@ -94,6 +113,9 @@ class _Generator(GenerateJsonSchema):
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
         described = super().model_schema(schema)
+        described["additionalProperties"] = {
+            "not": {"title": "an unknown key"}
+        }  # unlike false, marks the key
         model: type[Settings] = schema["cls"]
         for name in model.known_keys():
             if name.endswith("_file") and name not in model.model_fields:
@@ -126,13 +148,12 @@ def _add_file(described: JsonSchemaValue, name: str) -> None:
     """Add the file that may hold a setting instead."""
     setting = name.removesuffix("_file")
     described["properties"][name] = dict(_TEXT)
-    required = described.get("required", [])
-    if setting in required:
-        required.remove(setting)
-        rule: JsonSchemaValue = {"oneOf": [{"required": [setting]}, {"required": [name]}]}
+    only_the_file = {"properties": {setting: {"not": {"title": f"given beside {name}"}}}}
+    if setting in described.get("required", []):
+        described["required"].remove(setting)
+        described |= {"if": {"required": [name]}, "then": only_the_file, "else": {"required": [setting]}}
     else:
-        rule = {"not": {"required": [setting, name]}}
-    described.setdefault("allOf", []).append(rule)
+        described.setdefault("dependencies", {})[name] = only_the_file
 
 
 def _add_signing_secret(described: JsonSchemaValue) -> None:

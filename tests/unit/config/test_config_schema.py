@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator
 
 from bridge.config.registry import tables
+from bridge.config.sinks import check_pattern
+from bridge.contract.types import EVENT_TYPES
 from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 from tests.support import config_page
 from tests.support.pages import configurations
 from tests.support.process import toml
 from tests.support.settings import faults
 
-VALIDATOR = Draft202012Validator(config_schema())
+VALIDATOR = Draft7Validator(config_schema())
 
 
 def errors(given: Any) -> list[str]:
@@ -26,7 +28,7 @@ def errors(given: Any) -> list[str]:
 
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
     assert FILE.read_text() == config_schema_text()
-    Draft202012Validator.check_schema(json.loads(FILE.read_text()))
+    Draft7Validator.check_schema(json.loads(FILE.read_text()))
 
 
 @pytest.mark.parametrize("name", configurations())
@@ -110,6 +112,51 @@ def test_what_the_loader_refuses_is_not_valid_by_the_schema(given: dict[str, Any
     assert faults(tmp_path, toml(given))
 
 
+OPS = ["sinks", "ops"]
+INVALID_UNDER = "should not be valid under {'title':"
+UNKNOWN = f"1 {INVALID_UNDER} 'an unknown key'}}"
+
+
+@pytest.mark.parametrize(
+    ("sink", "path", "message"),
+    [
+        ({"kind": "webhok", "url": "x"}, [*OPS, "kind"], "'webhok' is not one of ['eventgrid', 'exec', "),
+        ({"url": "x"}, OPS, "'kind' is a required property"),
+        ({"kind": "webhook"}, OPS, "'url' is a required property"),
+        ({**WEBHOOK, "url": 5}, [*OPS, "url"], "5 is not of type 'string'"),
+        ({**WEBHOOK, "haeders": 1}, [*OPS, "haeders"], UNKNOWN),
+        ({**WEBHOOK, "format": "slak"}, [*OPS, "format"], "'slak' is not one of ['cloudevents', "),
+        ({**WEBHOOK, "format": "slack", "mode": 1}, [*OPS, "mode"], UNKNOWN),
+        (
+            {**WEBHOOK, "url_file": "/x"},
+            [*OPS, "url"],
+            f"'{WEBHOOK['url']}' {INVALID_UNDER} 'given beside url_file'",
+        ),
+        (
+            {**WEBHOOK, "proxy": "x", "proxy_file": "/x"},
+            [*OPS, "proxy"],
+            f"'x' {INVALID_UNDER} 'given beside proxy_",
+        ),
+        (
+            {"kind": "stdout", "types": ["scheduledevent.started"]},
+            [*OPS, "types", 0],
+            "'scheduledevent.started' is not one of ['io.imdsbridge.scheduledevent.scheduled.v1', ",
+        ),
+        ({"kind": "stdout", "types": ["imds.*"]}, [*OPS, "types", 0], "'imds.*' does not match '^("),
+        ("text", OPS, "'text' is not of type 'object'"),
+    ],
+)
+def test_only_the_wrong_key_is_marked(sink: Any, path: list[str | int], message: str) -> None:
+    (error,) = VALIDATOR.iter_errors({"sinks": {"ops": sink}})
+    assert (list(error.absolute_path), error.message[: len(message)]) == (path, message)
+
+
+@pytest.mark.parametrize("pattern", ["*", "i*", "io.*", "io.imdsbridge.imds.*", "*.v1", EVENT_TYPES[0]])
+def test_every_pattern_of_event_types_that_the_loader_takes_is_valid(pattern: str) -> None:
+    assert check_pattern(pattern) == pattern
+    assert errors(ops(types=[pattern])) == []
+
+
 def described() -> list[tuple[str, str, dict[str, Any]]]:
     return [
         (definition, key, text)
@@ -132,7 +179,7 @@ def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() ->
         ):
             (example,) = text["examples"]
             schema = {**text, "$defs": definitions}
-            assert Draft202012Validator(schema).is_valid(example), (definition, key)
+            assert Draft7Validator(schema).is_valid(example), (definition, key)
 
 
 def test_the_page_has_the_current_reference_of_every_key() -> None:
