@@ -16,7 +16,7 @@ from tests.support.inbox import Inbox
 from tests.support.order import by_order_key
 from tests.support.process import LIMIT_SECONDS, Forward, read_outbox, run, wait_until
 from tests.support.servicebus import ServiceBusLab
-from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities, ids
+from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities
 
 KEY = "a-key-that-must-not-be-shown"
 STOP_SECONDS = 2.0
@@ -116,9 +116,13 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
     assert_all_arrived_in_order(lab, forward)
 
 
+def arrived(lab: ServiceBusLab) -> list[str]:
+    return [message.message_id for message in lab.entity(QUEUE).messages]
+
+
 def wait_for_all(lab: ServiceBusLab, forward: Forward) -> None:
     """Wait until the queue has every event that the outbox has for it."""
-    wait_until(lambda: set(ids(lab.entity(QUEUE).messages)) >= set(wanted(forward)), describe=forward.status)
+    wait_until(lambda: set(arrived(lab)) >= set(wanted(forward)), describe=forward.status)
 
 
 def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_next_run_goes_on(
@@ -134,7 +138,7 @@ def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_nex
     with Forward(tmp_path, given) as forward:
         wait_for_all(lab, forward)
         assert forward.stop() == 0, forward
-    assert ids(lab.entity(QUEUE).messages) == wanted(forward)
+    assert arrived(lab) == wanted(forward)
     assert [event["id"] for event in inbox.events()] == wanted(forward)
 
 
@@ -173,7 +177,7 @@ def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
         with wrapped(Forward(tmp_path, given, env=environment), NO_TLS) as forward:
             wait_until(lambda: lab.entity(QUEUE).messages, describe=forward.status)
             assert forward.stop() == 0, forward
-    assert ids(lab.entity(QUEUE).messages) == wanted(forward)
+    assert arrived(lab) == wanted(forward)
     assert "no token for the identity" in forward.log.read_text()
     assert TOKEN not in forward.log.read_text()
     assert "ManagedIdentityCredential will use" not in forward.log.read_text()  # the libraries say nothing

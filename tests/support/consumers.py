@@ -12,6 +12,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
 from tests.support.servicebus import ServiceBusLab
+from tests.support.sink import entities
 
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"
@@ -27,26 +28,20 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
 
 
-def bus_config() -> dict[str, Any]:
+def bus_config() -> Mapping[str, Any]:
     """Return the configuration of the namespace in the READMEs."""
     own = {"FilterType": "Sql", "SqlFilter": {"SqlExpression": "Resources LIKE '%,web-0,%'"}}
-    subscriptions = [
-        {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
-        {"Name": ALL, "Properties": _LIVES},
-        {"Name": APPROVER, "Properties": {**_LIVES, "LockDuration": "PT5S"}},
-    ]
-    topic = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT10M"}
-    return {
-        "UserConfig": {
-            "Namespaces": [
-                {
-                    "Name": "lab",
-                    "Queues": [{"Name": APPROVALS, "Properties": {**_LIVES, "RequiresSession": True}}],
-                    "Topics": [{"Name": TOPIC, "Properties": topic, "Subscriptions": subscriptions}],
-                }
-            ]
-        }
-    }
+    return entities(
+        queues=[{"Name": APPROVALS, "Properties": {**_LIVES, "RequiresSession": True}}],
+        topic=TOPIC,
+        subscriptions=[
+            {"Name": OWN, "Properties": _LIVES, "Rules": [{"Name": "own", "Properties": own}]},
+            {"Name": ALL, "Properties": _LIVES},
+            {"Name": APPROVER, "Properties": {**_LIVES, "LockDuration": "PT5S"}},
+        ],
+        RequiresDuplicateDetection=True,
+        DuplicateDetectionHistoryTimeWindow="PT10M",
+    )
 
 
 def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import ImdsError
@@ -12,24 +12,12 @@ from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
 from bridge.runtime.json import Json
 from tests.support.clock import MovedClock
-from tests.support.diff import FIRST, entry
+from tests.support.diff import FIRST, VM, entry
 
 BASE = "http://imds.invalid"
-
-
-WEB_0 = Vm(
-    name="web-0",
-    vm_id="13f56399-bd52-4150-9748-7190aae1ff21",
-    resource_id="/subscriptions/8d10da13/resourceGroups/shop/providers/Microsoft.Compute/virtualMachines/web-0",
-    subscription_id="8d10da13",
-    resource_group="shop",
-)
-WEB_1 = Vm(
-    name="web-1",
-    vm_id="22222222-bd52-4150-9748-7190aae1ff21",
-    resource_id="/subscriptions/8d10da13/resourceGroups/shop/providers/Microsoft.Compute/virtualMachines/web-1",
-    subscription_id="8d10da13",
-    resource_group="shop",
+WEB_0 = VM
+WEB_1 = replace(
+    VM, name="web-1", vm_id="22222222-bd52-4150-9748-7190aae1ff21", resource_id=f"{VM.resource_id[:-1]}1"
 )
 
 
@@ -60,9 +48,9 @@ class ImdsDouble(ImdsClient):
         document: the first answer; see `serve`.
     """
 
-    def __init__(self, *, vm: Vm | None = None, document: Mapping[str, Json] | bytes | None = None) -> None:
+    def __init__(self, *, vm: Vm = WEB_0, document: Mapping[str, Json] | bytes | None = None) -> None:
         self.base = BASE
-        self.vm = vm or Vm(name="web-0", vm_id="13f56399-bd52-4150-9748-7190aae1ff21")
+        self.vm = vm
         self.calls: list[ImdsCall] = []
         self.approved: list[str] = []
         self.is_closed = False

@@ -189,7 +189,6 @@ class StoredMessage:
     content_type: str | None
     session_id: str | None
     application_properties: Mapping[str, Any]
-    sequence_number: int
     delivery_count: int
     locked: bool
     enqueued_at: float
@@ -250,7 +249,6 @@ def _copy(message: Message) -> StoredMessage:
         content_type=properties.get("content_type"),
         session_id=message.content.session_id,
         application_properties=dict(application),
-        sequence_number=message.sequence_number,
         delivery_count=message.delivery_count,
         locked=message.lock_token is not None,
         enqueued_at=message.enqueued_at,

@@ -13,7 +13,7 @@ import pytest
 from bridge.config.bus import ServiceBusSettings
 from bridge.sinks.servicebus import ServiceBusSink
 from tests.support.process import RawServer
-from tests.support.servicebus import ServiceBusLab, StoredMessage
+from tests.support.servicebus import ServiceBusLab
 
 QUEUE = "notices"
 TOPIC = "events"
@@ -25,11 +25,15 @@ Connect = Callable[..., ServiceBusSink]
 
 
 def entities(
-    *, queues: Sequence[Json] = ({"Name": QUEUE},), subscriptions: Sequence[Json] = (), **properties: Any
+    *,
+    queues: Sequence[Json] = ({"Name": QUEUE},),
+    topic: str = TOPIC,
+    subscriptions: Sequence[Json] = ({"Name": "all"},),
+    **properties: Any,
 ) -> Json:
     """Return a configuration of queues, and of one topic with subscriptions and properties."""
-    topic = {"Name": TOPIC, "Properties": properties, "Subscriptions": subscriptions or [{"Name": "all"}]}
-    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues, "Topics": [topic]}]}}
+    topics = [{"Name": topic, "Properties": properties, "Subscriptions": subscriptions}]
+    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues, "Topics": topics}]}}
 
 
 def settings(lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:
@@ -38,11 +42,6 @@ def settings(lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:
     if "topic" not in given:
         given.setdefault("queue", QUEUE)
     return ServiceBusSettings(kind="servicebus", **given)
-
-
-def ids(messages: Sequence[StoredMessage]) -> list[str]:
-    """Return the message ids in order."""
-    return [message.message_id for message in messages]
 
 
 def set_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

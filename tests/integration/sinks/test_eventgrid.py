@@ -28,7 +28,6 @@ from tests.support.webhook import failure
 
 FLAVORS = {"custom": rules.CUSTOM, "namespace": rules.NAMESPACE}
 TOPIC = "maintenance"
-NEXT_TOKEN = "the-next-token"  # noqa: S105 - a test's
 READER = DATA / "eventgrid" / "read_events.js"
 EVENT = stored_event(1, Description='100% "quoted" €')
 
@@ -41,37 +40,31 @@ def flavor(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def lab() -> Iterator[EventGridLab]:
+def grid() -> Iterator[EventGridLab]:
     with EventGridLab(topics=[TOPIC]) as started:
         yield started
         assert started.leaked == []
 
 
 @pytest.fixture
-def imds(monkeypatch: pytest.MonkeyPatch, lab: EventGridLab) -> Iterator[TokenEndpoint]:
+def imds(monkeypatch: pytest.MonkeyPatch, grid: EventGridLab) -> Iterator[TokenEndpoint]:
     """Return where the identity's token comes from, which the lab accepts."""
-    lab.require_token(TOKEN)
+    grid.require_token(TOKEN)
     with TokenEndpoint() as started:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", started.url)
         yield started
 
 
-def renew_token(lab: EventGridLab, imds: TokenEndpoint) -> None:
-    """Let only the next token be accepted, and be given."""
-    imds.token = NEXT_TOKEN
-    lab.require_token(NEXT_TOKEN)
-
-
 @pytest.fixture
-def make(lab: EventGridLab, tmp_path: Path) -> Iterator[Make]:
+def make(grid: EventGridLab, tmp_path: Path) -> Iterator[Make]:
     """Make sinks as the command does, with the lab's first key unless `key` says otherwise; None is the identity."""
     with ExitStack() as stack:
 
-        def make(flavor: str = "custom", *, key: str | None = lab.keys[0], **settings: Any) -> EventGridSink:
+        def make(flavor: str = "custom", *, key: str | None = grid.keys[0], **settings: Any) -> EventGridSink:
             if key:
                 settings["key_file"] = tmp_path / "key"
                 settings["key_file"].write_text(key)
-            endpoint = lab.custom_endpoint if flavor == "custom" else lab.namespace_endpoint(TOPIC)
+            endpoint = grid.custom_endpoint if flavor == "custom" else grid.namespace_endpoint(TOPIC)
             read = read_settings(tmp_path, kind="eventgrid", endpoint=endpoint, **settings)
             assert isinstance(read, EventGridSettings)
             return stack.enter_context(closing(EventGridSink(read)))
@@ -83,18 +76,18 @@ def events(count: int, *, size: int = 0) -> list[StoredEvent]:
     return [stored_event(number, Number=number, Filling="x" * size) for number in range(count)]
 
 
-def statuses(lab: EventGridLab) -> list[int]:
-    return [one.status for one in lab.received]
+def statuses(grid: EventGridLab) -> list[int]:
+    return [one.status for one in grid.received]
 
 
 # --- what arrives ---
 
 
-def test_a_batch_arrives_byte_by_byte_with_the_key(lab: EventGridLab, make: Make, flavor: str) -> None:
+def test_a_batch_arrives_byte_by_byte_with_the_key(grid: EventGridLab, make: Make, flavor: str) -> None:
     two = events(2)
     make(flavor).send(two)
-    (one,) = lab.accepted
-    key, sent = lab.keys[0], one.headers
+    (one,) = grid.accepted
+    key, sent = grid.keys[0], one.headers
     if flavor == "custom":
         assert (one.path, one.query) == ("/api/events", "api-version=2018-01-01")
         assert sent["aeg-sas-key"] == key
@@ -106,15 +99,15 @@ def test_a_batch_arrives_byte_by_byte_with_the_key(lab: EventGridLab, make: Make
 
 
 @pytest.mark.timeout(600)  # npm installs the package
-def test_npms_cloudevents_reads_what_was_published_and_delivered(lab: EventGridLab, make: Make) -> None:
+def test_npms_cloudevents_reads_what_was_published_and_delivered(grid: EventGridLab, make: Make) -> None:
     modules = node_modules("cloudevents")
     sent = [EVENT, *events(1)]
     with Inbox() as inbox:
-        lab.subscribe(inbox.url)
+        grid.subscribe(inbox.url)
         for flavor in FLAVORS:
             make(flavor).send(sent)
         inbox.wait_for(4)
-        arrived = [*lab.accepted, *inbox.accepted]
+        arrived = [*grid.accepted, *inbox.accepted]
     given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in arrived]
     read = run_script(READER, modules=modules, given=given)
     assert read == [one.envelope for one in sent] * 4
@@ -123,61 +116,63 @@ def test_npms_cloudevents_reads_what_was_published_and_delivered(lab: EventGridL
 # --- batches ---
 
 
-def test_a_batch_holds_as_many_events_as_the_flavor_takes(lab: EventGridLab, make: Make, flavor: str) -> None:
+def test_a_batch_holds_as_many_events_as_the_flavor_takes(
+    grid: EventGridLab, make: Make, flavor: str
+) -> None:
     limit = FLAVORS[flavor].max_events
     target = make(flavor)
     assert target.max_batch == limit
     target.send(events(limit))
-    assert [event["data"]["Number"] for event in lab.events()] == list(range(limit))
-    assert len(lab.accepted[0].body) <= MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
+    assert [event["data"]["Number"] for event in grid.events()] == list(range(limit))
+    assert len(grid.accepted[0].body) <= MAX_BATCH_BYTES < rules.MAX_BODY_BYTES
 
 
-def test_an_event_too_large_alone_is_rejected(lab: EventGridLab, make: Make, flavor: str) -> None:
+def test_an_event_too_large_alone_is_rejected(grid: EventGridLab, make: Make, flavor: str) -> None:
     large = stored_event(9, Filling="x" * rules.MAX_BODY_BYTES)
     target = make(flavor)
     error = failure(target, *events(2), large, *events(1))
     assert (type(error), error.delivered) == (Rejected, 2)
     assert error.status == {"custom": 413, "namespace": 403}[flavor]
-    assert lab.events() == [one.envelope for one in events(2)]
+    assert grid.events() == [one.envelope for one in events(2)]
 
 
-def test_a_namespace_need_not_say_that_it_is_too_large(lab: EventGridLab, make: Make) -> None:
+def test_a_namespace_need_not_say_that_it_is_too_large(grid: EventGridLab, make: Make) -> None:
     for words, other in (
         ("Quota exceeded or message is too large.", Unavailable),
         ("Forbidden", Misconfigured),
     ):
         target = make("namespace")
-        lab.fault(403, count=2, body=words)
+        grid.fault(403, count=2, body=words)
         assert type(failure(target)) is other
         assert type(failure(target, stored_event(9, Filling="x" * MAX_BATCH_BYTES))) is Rejected
 
 
 @pytest.mark.parametrize(("status", "after"), [(413, 17), (429, None)])
 def test_a_topic_that_throttles_or_asks_to_wait_takes_the_events_later(
-    lab: EventGridLab, make: Make, flavor: str, status: int, after: int | None
+    grid: EventGridLab, make: Make, flavor: str, status: int, after: int | None
 ) -> None:
-    lab.fault(status, retry_after=after)
+    grid.fault(status, retry_after=after)
     target = make(flavor)
     error = failure(target, *events(2))
     assert (type(error), error.retry_after_seconds, error.delivered) == (Unavailable, after, 0)
     target.send(events(2))
-    assert statuses(lab) == [status, 200]
+    assert statuses(grid) == [status, 200]
 
 
 # --- the key ---
 
 
 def test_a_rotated_key_is_read_again_after_the_first_refusal(
-    lab: EventGridLab, make: Make, flavor: str, tmp_path: Path
+    grid: EventGridLab, make: Make, flavor: str, tmp_path: Path
 ) -> None:
     target = make(flavor)
     target.send([EVENT])
-    (tmp_path / "key").write_text(lab.regenerate_key(1) + "\n")
+    (tmp_path / "key").write_text(grid.regenerate_key(1) + "\n")
     error = failure(target)
     assert (type(error), error.status) == (Misconfigured, 401)
     target.reload()
     target.send([EVENT])
-    assert statuses(lab) == [200, 401, 200]
+    assert statuses(grid) == [200, 401, 200]
 
 
 def test_a_key_that_cannot_be_read_is_not_replaced_by_the_identity(make: Make, tmp_path: Path) -> None:
@@ -195,7 +190,7 @@ CREDENTIALS = {"managed_identity": "ManagedIdentityCredential", "default": "Chai
 
 @pytest.mark.parametrize("credential", CREDENTIALS)
 def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_keeps_it(
-    lab: EventGridLab, make: Make, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, credential: str
+    grid: EventGridLab, make: Make, imds: TokenEndpoint, monkeypatch: pytest.MonkeyPatch, credential: str
 ) -> None:
     for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -209,38 +204,39 @@ def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_k
     (asked,) = imds.requests
     assert "resource=https://eventgrid.azure.net&" in f"{asked.split()[1]}&"
     assert "client_id=c-1" in asked
-    assert [one.headers["authorization"] for one in lab.accepted] == [f"Bearer {TOKEN}"] * 2
+    assert [one.headers["authorization"] for one in grid.accepted] == [f"Bearer {TOKEN}"] * 2
 
 
 @pytest.mark.parametrize("expires_in", [200, 86400])
 def test_a_token_is_renewed_before_it_expires_and_a_revoked_one_at_the_reload(
-    lab: EventGridLab, make: Make, imds: TokenEndpoint, expires_in: int
+    grid: EventGridLab, make: Make, imds: TokenEndpoint, expires_in: int
 ) -> None:
     imds.expires_in = expires_in  # the library asks again when less than five minutes are left
     target = make(key=None)
     target.send([EVENT])
-    renew_token(lab, imds)
+    imds.token = "the-next-token"  # noqa: S105 - a test's
+    grid.require_token(imds.token)
     if expires_in > 300:
         assert type(failure(target)) is Misconfigured
         target.reload()
     target.send([EVENT])
-    assert statuses(lab) == ([200, 401, 200] if expires_in > 300 else [200, 200])
+    assert statuses(grid) == ([200, 401, 200] if expires_in > 300 else [200, 200])
 
 
 @pytest.mark.usefixtures("imds")
-def test_an_identity_without_the_role_is_a_fault_of_the_setup(lab: EventGridLab, make: Make) -> None:
-    lab.require_token(TOKEN, permitted=False)
+def test_an_identity_without_the_role_is_a_fault_of_the_setup(grid: EventGridLab, make: Make) -> None:
+    grid.require_token(TOKEN, permitted=False)
     target = make(key=None)
     error = failure(target)
     assert (type(error), error.status) == (Misconfigured, 401)
     assert "does not have permission to send data" in str(error)
-    assert len(lab.received) == 1  # the same token again would change nothing
+    assert len(grid.received) == 1  # the same token again would change nothing
     with pytest.raises(Misconfigured, match="does not have permission"):
         target.check()
-    lab.require_token(TOKEN)
+    grid.require_token(TOKEN)
     target.reload()
     target.send([EVENT])
-    assert lab.events() == [EVENT.envelope]
+    assert grid.events() == [EVENT.envelope]
 
 
 @pytest.mark.parametrize("answer", [(400, 0.0), (200, 60.0)], ids=str)
@@ -276,14 +272,14 @@ def test_a_workload_identity_that_is_set_up_by_half_is_reported(
 
 @pytest.mark.usefixtures("imds")
 def test_a_token_that_the_service_repeats_is_not_shown(
-    lab: EventGridLab, make: Make, caplog: pytest.LogCaptureFixture
+    grid: EventGridLab, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     target = make(key=None)
     for status in (400, 401, 503):
-        lab.fault(status, count=2, body=f'{{"you": "sent {TOKEN}", "as": "Bearer {TOKEN}"}}')
+        grid.fault(status, count=2, body=f'{{"you": "sent {TOKEN}", "as": "Bearer {TOKEN}"}}')
         error = failure(target)
-        lab.clear_faults()
+        grid.clear_faults()
         assert f"answered {status}" in str(error)
         assert TOKEN not in f"{error}{error.__cause__}{caplog.text}"
 
@@ -291,27 +287,27 @@ def test_a_token_that_the_service_repeats_is_not_shown(
 # --- check and show ---
 
 
-def test_a_check_needs_the_topic_and_the_right_to_send(lab: EventGridLab, make: Make, flavor: str) -> None:
+def test_a_check_needs_the_topic_and_the_right_to_send(grid: EventGridLab, make: Make, flavor: str) -> None:
     target = make(flavor)
-    assert target.check() == f"{lab.base_url}: ready to send, it answered 400 to an empty batch"
+    assert target.check() == f"{grid.base_url}: ready to send, it answered 400 to an empty batch"
     for status, kind in ((401, Misconfigured), (404, Misconfigured), (503, Unavailable)):
-        lab.fault(status, count=None)
+        grid.fault(status, count=None)
         with pytest.raises(kind, match=f"answered {status}"):
             target.check()
-        lab.clear_faults()
-    assert lab.events() == []
+        grid.clear_faults()
+    assert grid.events() == []
 
 
 @pytest.mark.parametrize("has_key", [True, False])
 def test_a_request_is_shown_with_the_header_that_would_be_sent_and_without_its_secret(
-    lab: EventGridLab, make: Make, flavor: str, imds: TokenEndpoint, has_key: bool
+    grid: EventGridLab, make: Make, flavor: str, imds: TokenEndpoint, has_key: bool
 ) -> None:
-    shown = make(flavor, key=lab.keys[0] if has_key else None).preview(EVENT)
+    shown = make(flavor, key=grid.keys[0] if has_key else None).preview(EVENT)
     name = "aeg-sas-key" if has_key and flavor == "custom" else "Authorization"
     assert shown.head == (
-        f"POST {lab.base_url}/...",
+        f"POST {grid.base_url}/...",
         "Content-Type: application/cloudevents-batch+json; charset=utf-8",
         f"{name}: ***",
     )
     assert shown.body == b"[" + EVENT.body + b"]"
-    assert (lab.received, imds.requests) == ([], [])
+    assert (grid.received, imds.requests) == ([], [])
