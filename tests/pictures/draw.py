@@ -21,9 +21,8 @@ from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
 from bridge.runtime.time import iso_utc
-from tests.support.examples import with_data
 from tests.support.npm import node_modules
-from tests.support.samples import change_event, samples, scheduled_event, stored
+from tests.support.samples import change_event, samples, scheduled_event, stored, with_data
 
 AT = datetime(2026, 11, 20, 13, 3, 10, tzinfo=UTC)
 SCALE = 1.5

@@ -16,9 +16,16 @@ import pytest
 from bridge.lab.imds import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.order import by_order_key
-from tests.support.process import LIMIT_SECONDS, Forward, Stored, read_outbox, wait_until
-from tests.support.trials import kills, random_instants
+from tests.support.process import (
+    LIMIT_SECONDS,
+    Forward,
+    Stored,
+    by_order_key,
+    kills,
+    random_instants,
+    read_outbox,
+    wait_until,
+)
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 

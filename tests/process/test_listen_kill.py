@@ -13,9 +13,8 @@ import pytest
 from tests.support.bus import QUEUE, Sender, bus_config, command, message
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, kills, random_instants, wait_until
 from tests.support.servicebus import ServiceBusLab
-from tests.support.trials import kills, random_instants
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 

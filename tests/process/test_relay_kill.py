@@ -11,10 +11,9 @@ import pytest
 
 from tests.support.bus import Sender
 from tests.support.inbox import Inbox
-from tests.support.process import LIMIT_SECONDS, wait_until
+from tests.support.process import LIMIT_SECONDS, kills, random_instants, wait_until
 from tests.support.relay import TOPIC, RelayProcess, body_of, event_message, fleet_bus, subscription
 from tests.support.servicebus import ServiceBusLab
-from tests.support.trials import kills, random_instants
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
 

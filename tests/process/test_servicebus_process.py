@@ -13,8 +13,7 @@ import pytest
 from bridge.lab.imds import EVENTS_PATH
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.order import by_order_key
-from tests.support.process import LIMIT_SECONDS, Forward, read_outbox, run, wait_until
+from tests.support.process import LIMIT_SECONDS, Forward, by_order_key, read_outbox, run, wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.sink import QUEUE, TOKEN, TokenEndpoint, entities
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -13,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from uuid import NAMESPACE_URL, uuid5
 
-from bridge.events.model import StoredEvent
+from bridge.events.model import StoredEvent, order_key
 
 T = TypeVar("T")
 
@@ -223,6 +225,26 @@ def stored_event(
     }
     body = json.dumps(envelope, separators=(",", ":")).encode("ascii")
     return StoredEvent(seq=number, id=event_id, type=type_, stored_at=0.0, body=body)
+
+
+def by_order_key(envelopes: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the ids of events in their order, apart for each EventId and reporter; a repeated one counts once."""
+    ids: dict[str, dict[str, None]] = defaultdict(dict)
+    for envelope in envelopes:
+        ids[order_key(envelope)][envelope["id"]] = None
+    return {key: list(found) for key, found in ids.items()}
+
+
+def kills(few: int) -> int:
+    """Return how many processes a test kills: `few`, or more where TEST_KILLS says so."""
+    return max(few, int(os.environ.get("TEST_KILLS", "0")))
+
+
+def random_instants() -> random.Random:
+    """Choose a seed unless TEST_KILL_SEED gives one, and print it: pytest shows that when a test fails."""
+    seed = int(os.environ.get("TEST_KILL_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"TEST_KILL_SEED={seed} chooses the same instants and faults again")
+    return random.Random(seed)  # noqa: S311 - it shall be repeatable
 
 
 @dataclass(frozen=True, kw_only=True)

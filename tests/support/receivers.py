@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from bridge.config.registry import format_class
@@ -15,7 +15,6 @@ from bridge.formats.pagerduty import PagerDuty
 from bridge.formats.slack import Slack
 from bridge.formats.teams import Teams
 
-NOW = datetime(2026, 11, 20, 13, 3, tzinfo=UTC)
 ROUTING_KEY = "neverToBeShown0123456789abcdefgh"  # of the length that PagerDuty asks for
 SPACE = "\u200b"  # of no width
 

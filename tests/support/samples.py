@@ -1,22 +1,28 @@
-"""An event of every type about the reboot of one VM, made by the code that makes the real ones."""
+"""Events to show, made by the code that makes the real ones: of every type, and with whatever properties."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from bridge import __version__
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent, StoredEvent
 from bridge.formats.cloudevents import structured
+from bridge.formats.notice import Notice, notice
+from bridge.formats.samples import check_event
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.runtime.time import iso_utc
 from tests.support.diff import VM, entry
 
+NOW = datetime(2026, 11, 20, 13, 3, tzinfo=UTC)
+BERLIN = ZoneInfo("Europe/Berlin")
+EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 REPORTER = Reporter(
     name=VM.name,
@@ -126,3 +132,42 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
                 "DryRun": False,
             },
         )
+
+
+# CloudEvents as formats get them, seen at NOW.
+
+EVENTS = {
+    event.type.removeprefix("io.imdsbridge.").removesuffix(".v1"): event.envelope
+    for event in (*samples(NOW), check_event(NOW, vm="web-0"))
+}
+
+
+def scheduled(kind: ChangeKind, **properties: Any) -> dict[str, Any]:
+    """Make the event of a Scheduled Event that is seen for the first time."""
+    change = Change(kind=kind, event=scheduled_event(NOW, **properties))
+    return stored(change_event(change, NOW)).envelope
+
+
+def updated(before: dict[str, Any], **properties: Any) -> dict[str, Any]:
+    """Make the event of a Scheduled Event that had the properties `before`."""
+    event, old = scheduled_event(NOW, **properties), scheduled_event(NOW, **before)
+    changed = tuple(name for name in event.raw if event.raw[name] != old.raw.get(name))
+    change = Change(kind="updated", event=event, previous=old, changed=changed)
+    return stored(change_event(change, NOW)).envelope
+
+
+def with_data(event: dict[str, Any], **data: Any) -> dict[str, Any]:
+    return {**event, "data": {**event["data"], **data}}
+
+
+def in_(**span: float) -> str:
+    """Write a NotBefore that is so far away."""
+    return http_date(NOW + timedelta(**span))
+
+
+def written(event: dict[str, Any], *, now: datetime = NOW, zone: Any = BERLIN) -> Notice:
+    return notice(event, now=now, zone=zone)
+
+
+def fields(message: Notice) -> dict[str, str]:
+    return {field.label: field.text for field in (*message.fields, *message.details)}

@@ -322,6 +322,13 @@ def test_a_check_needs_the_entity_and_the_right_to_send_and_sends_nothing(
     ):
         with pytest.raises(Misconfigured, match=reason):
             connect(**given).check()
+    shown = connect(session="{type}").preview(event())
+    assert {f"message_id: {event().id}", f"session_id: {event().type}", "EventType: Reboot"} <= set(
+        shown.head
+    )
+    assert not [line for line in sink.preview(event()).head if line.startswith("session_id")]
+    with pytest.raises(Rejected, match="cannot be converted"):
+        sink.preview(replace(event(), id="x" * 200))
     assert bus.entity(QUEUE).counts.enqueued == 0
 
 

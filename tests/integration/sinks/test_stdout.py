@@ -49,6 +49,14 @@ def test_a_line_that_is_read_slowly_is_an_error_until_it_is_read_and_then_whole(
     assert json.loads(received.splitlines()[0]) == event.envelope
 
 
+@pytest.mark.usefixtures("reader")
+def test_a_check_finds_an_output_that_is_closed(sink: StdoutSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sink.check() == "standard output is open"
+    monkeypatch.setattr(stdout, "_descriptor", lambda: -1)
+    with pytest.raises(Unavailable, match="cannot be written"):
+        sink.check()
+
+
 def test_a_line_that_broke_off_is_ended_before_the_event_is_written_again(
     sink: StdoutSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,6 +241,11 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
         (webhook(headers={"a b": SECRET}), "sinks.ops.headers: given ***, headers, line 1: expected"),
         (webhook(headers={"X-A": f"{SECRET}\nX-B"}), "sinks.ops.headers: given ***, headers, line 2: exp"),
         (webhook(headers={"X-A": f"€{SECRET}"}), "sinks.ops.headers: given ***, headers, line 1: expected"),
+        (webhook(signing_secrets=[]), "sinks.ops.signing_secret: given ***, expected at least one"),
+        (
+            webhook(kind="servicebus", url=None, queue="q", connection_string=SECRET),
+            "sinks.ops.connection_string: expected Endpoint=sb:",
+        ),
         (webhook(types=[]), "sinks.ops.types: given [], expected at least one value"),
         (webhook(where={"a": {"b": 1}}), 'sinks.ops.where.a: given {"b": 1}, expected a text'),
         (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),

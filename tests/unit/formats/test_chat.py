@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bridge.formats.teams import MESSAGE_BYTES
-from tests.support.examples import EVENTS, scheduled, updated, with_data
-from tests.support.receivers import NOW, SPACE, check_slack, check_teams, slack, strings, teams
+from tests.support.receivers import SPACE, check_slack, check_teams, slack, strings, teams
+from tests.support.samples import EVENTS, NOW, scheduled, updated, with_data
 
 SCHEDULED = EVENTS["scheduledevent.scheduled"]
 TITLE = "🟧 Reboot of web-0, web-1 in 15 min (13:18 UTC)"

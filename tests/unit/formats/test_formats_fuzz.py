@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
 from tests.support.diff import json_values
-from tests.support.examples import BERLIN, EVENTS, scheduled, updated, with_data
 from tests.support.receivers import (
     FORMATS,
-    NOW,
     ROUTING_KEY,
     check_texts,
     make_format,
     strings,
     units,
 )
+from tests.support.samples import BERLIN, EVENTS, NOW, scheduled, updated, with_data
 
 ZONES = ("", "Europe/Berlin", "Asia/Kolkata", "America/Sao_Paulo")
 CHECKS = {name: row.check for name, row in FORMATS.items() if row.check}

@@ -10,8 +10,7 @@ import pytest
 
 from bridge.formats.notice import notice
 from bridge.imds.diff import EndReason
-from tests.support.examples import EVENTS, fields, in_, scheduled, updated, with_data, written
-from tests.support.receivers import NOW
+from tests.support.samples import EVENTS, NOW, fields, in_, scheduled, updated, with_data, written
 
 TITLES = {
     "scheduledevent.scheduled": "🟧 Reboot of web-0, web-1 in 15 min (14:18 CET)",

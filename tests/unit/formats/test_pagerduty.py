@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bridge.formats.pagerduty import PagerDuty
-from tests.support.examples import EVENT_TYPES, EVENTS, scheduled, updated, with_data
-from tests.support.receivers import NOW, ROUTING_KEY, check_pagerduty, pagerduty, settings
+from tests.support.receivers import ROUTING_KEY, check_pagerduty, pagerduty, settings
+from tests.support.samples import EVENT_TYPES, EVENTS, NOW, scheduled, updated, with_data
 
 EVENT_ID = "602d9444-d2cd-49c7-8624-8643e7171297"
 WATCH = "imds-bridge:watch:web-0/forward"

@@ -45,8 +45,13 @@ def test_a_session_id_that_is_too_long_ends_with_a_hash_of_the_whole() -> None:
 
 def test_a_template_that_no_value_fits_is_refused() -> None:
     assert check_template("x" * 127 + "{vm}", ("vm",))
-    with pytest.raises(ValueError, match="expected less than 128 characters beside the placeholders"):
-        check_template("x" * 128 + "{vm}", ("vm",))
+    for text, expected in (
+        ("x" * 128 + "{vm}", "less than 128 characters beside the placeholders"),
+        ("{other}", "only the placeholders {vm}"),
+        ("{vm", "only the placeholders {vm}"),
+    ):
+        with pytest.raises(ValueError, match=f"expected {expected}"):
+            check_template(text, ("vm",))
 
 
 EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
