@@ -20,9 +20,10 @@ from pydantic_core import ErrorDetails
 
 from bridge.config.base import Faults, Secret, SecretUnreadable, Settings, spellings
 from bridge.config.models import Config
-from bridge.config.registry import SECTIONS, sink_settings, tables
+from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import closest, nearest, quote, quote_path
+from bridge.contract.types import PROPERTIES
 from bridge.errors import ConfigError, SecretFault
 
 S = TypeVar("S", bound=Settings)
@@ -30,6 +31,13 @@ DEFAULT_PATH = Path(
     r"C:\ProgramData\imds-bridge\config.toml" if sys.platform == "win32" else "/etc/imds-bridge/config.toml"
 )
 ENV_PREFIX = "IMDS_BRIDGE__"
+_FEW = 6  # keys that an error can list
+_PATH_HINT = r"; write a path with backslashes in single quotes: 'C:\folder'"
+_TOML_HINTS = {
+    "\\": _PATH_HINT,
+    "hex value": _PATH_HINT,
+    "Invalid value": '; a text needs quotes: kind = "webhook"',
+}
 _PLAINER = {
     "tuple_type": 'expected a list, for example ["a", "b"]',
     "model_type": "expected a table",
@@ -82,8 +90,7 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
     except tomllib.TOMLDecodeError as error:
-        is_path = any(sign in str(error) for sign in ("\\", "hex value"))
-        hint = r"; write a path with backslashes in single quotes: 'C:\folder'" if is_path else ""
+        hint = next((hint for sign, hint in _TOML_HINTS.items() if sign in str(error)), "")
         raise ConfigError(str(path), [f"is not valid TOML: {error}{hint}"]) from None
 
 
@@ -145,7 +152,8 @@ def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S |
         faults: gets a line for each error.
     """
     if not isinstance(given, dict):
-        faults.append(f"{where}: given {_kind(given)}, expected a table: [{where}]")
+        name = SINK if where.startswith("sinks.") else where
+        faults.append(f"{where}: given {_kind(given)}, expected a table: [{name}]")
         return None
     try:
         return model(**given)
@@ -214,15 +222,24 @@ def _key(where: str, path: Sequence[int | str]) -> str:
 
 
 def _hint(settings: type[Settings], name: str, where: str) -> str:
-    """Return the key that an unknown one is likely to mean: of the same table, else of another one."""
-    if near := closest(name, settings.known_keys(), similarity=0.75):
+    """Return what an unknown key is likely to mean: a key of another table, a similar one, or a criterion."""
+    known, section = settings.known_keys(), where.partition(".")[0]
+    elsewhere = _keys_of_all(section)
+    if near := closest(name, known, similarity=0.87 if name in elsewhere else 0.75):
         return f"; did you mean {near}?"
-    section = where.partition(".")[0]
-    first = sorted(tables(), key=lambda table: table.name.partition(".")[0] != section)
-    elsewhere = {key: one.full_name(key) for one in reversed(first) for key in one.settings.known_keys()}
+    if section == "sinks" and (criterion := closest(name, PROPERTIES, similarity=0.9)):
+        return f"; did you mean where.{criterion}?"
     if far := closest(name, elsewhere, similarity=0.8):
         return f"; did you mean {elsewhere[far]}?"
-    return nearest(name, settings.known_keys())
+    return nearest(name, known) or (f"; expected {', '.join(known)}" if len(known) <= _FEW else "")
+
+
+def _keys_of_all(section: str) -> dict[str, str]:
+    """Return the full name of every key, and of every kind and format; where several have it, of this section."""
+    every = [Table(name=SINK, settings=SinkSettings), *tables()]
+    every.sort(key=lambda table: table.name.partition(".")[0] != section)
+    kinds = {one.condition.split('"')[-2]: f"[{one.name}]{one.condition}" for one in every if one.condition}
+    return kinds | {key: one.full_name(key) for one in reversed(every) for key in one.settings.known_keys()}
 
 
 def _name_variable(fault: str, variables: Mapping[str, str]) -> str:

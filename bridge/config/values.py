@@ -156,13 +156,17 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 
 
+_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}")
+
+
 def quote_path(path: Path) -> str:
     """Write the name of a file into an error, unless it may be a secret that was pasted in its place.
 
-    A secret is neither a file that exists nor one in a folder that exists.
+    A secret neither exists, nor begins with a folder that exists, nor consists of words after slashes.
     """
-    is_in_folder = len(path.parts) > 1 + bool(path.anchor) and os.path.isdir(path.parent)  # noqa: PTH112 - it raises nothing
-    if is_in_folder or os.path.exists(path):  # noqa: PTH110 - as above
+    first = Path(*path.parts[: 1 + bool(path.anchor)])
+    is_below = first != path and os.path.isdir(first)  # noqa: PTH112 - it raises nothing
+    if is_below or _PLAIN_PATH.fullmatch(str(path)) or os.path.exists(path):  # noqa: PTH110 - as above
         return json.dumps(str(path))
     return "a name that is not shown because it may be a secret"
 

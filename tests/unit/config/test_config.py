@@ -190,7 +190,7 @@ def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(t
         f'imds.api_version: given "latest", expected {versions}',
         "sink: unknown key; did you mean sinks?",
         kind,
-        "sinks.b.url_file: given a name that is not shown because it may be a secret, "
+        'sinks.b.url_file: given "/does/not/exist", '
         "expected a file that can be read: No such file or directory",
         "sinks.b.mode: given \"binari\", expected 'structured', 'binary' or 'batch'",
         'sinks.b.types: given "io.imdsbridge.*", expected a list, for example ["a", "b"]',
@@ -216,7 +216,7 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
     [
         ("sinks = 5", "sinks: expected tables such as [sinks.ops]"),
         (f'sinks = "{SECRET}"', "sinks: expected tables such as [sinks.ops]"),
-        (f'[sinks]\nops = "{SECRET}"', "sinks.ops: given a text, expected a table: [sinks.ops]"),
+        (f'[sinks]\nops = "{SECRET}"', "sinks.ops: given a text, expected a table: [sinks.NAME]"),
         ("imds = 5", "imds: given 5, expected a table"),
         ("metrics = 5", "metrics: given 5, expected a table"),
         ('[sinks.ops]\nurl = "x"', "sinks.ops.kind: given null, expected one of "),
@@ -279,7 +279,16 @@ RULES = "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { ev
         (RULES, ["approvals.policy.allow[1].event_typ: did you mean event_type?"]),
         ("[imds]\nlog_level = 'x'", ["imds.log_level: did you mean log_level before the first [table]?"]),
         ("poll_second = 2", ["poll_second: did you mean imds.poll_seconds?"]),
+        ("poll_seconds = 2", ["poll_seconds: did you mean imds.poll_seconds?"]),  # and not stop_seconds
+        (
+            "[[approvals.auto]]\ntimeout_seconds = 5",
+            ["approvals.auto[0].timeout_seconds: did you mean run_timeout_seconds?"],
+        ),
         ("[policy]", ["policy: did you mean approvals.policy?"]),
+        ("kind = 'exec'", ["kind: did you mean sinks.NAME.kind?"]),
+        ("[slack]", ['slack: did you mean [sinks.NAME] with kind = "webhook" and format = "slack"?']),
+        ("[metrics]\nport = 9464", ["metrics.port: expected listen"]),
+        (stdout(event_type=["Freeze"]), ["sinks.ops.event_type: did you mean where.EventType?"]),
         (
             stdout(session="x"),
             ['sinks.ops.session: did you mean sinks.NAME.session with kind = "servicebus"?'],
@@ -287,9 +296,7 @@ RULES = "[[approvals.auto]]\ngroup = true\n[approvals.policy]\nallow = [{}, { ev
         (stdout(scop="all", zzz=1), ["sinks.ops.scop: did you mean scope?", "sinks.ops.zzz: unknown key"]),
     ],
 )
-def test_an_unknown_key_is_compared_with_its_own_table_first(
-    tmp_path: Path, text: str, expected: list[str]
-) -> None:
+def test_an_unknown_key_is_compared_with_every_table(tmp_path: Path, text: str, expected: list[str]) -> None:
     assert [fault.replace(" unknown key;", "") for fault in faults(tmp_path, text)] == expected
 
 
@@ -307,6 +314,8 @@ def test_a_file_given_with_config_must_exist_and_be_valid_toml(tmp_path: Path) -
         with pytest.raises(ConfigError, match=reason) as raised:
             load(path, {})
         assert raised.value.source == str(path)
+    (bad,) = faults(tmp_path, "log_level = debug")
+    assert bad.endswith('; a text needs quotes: kind = "webhook"')
     (bad,) = faults(tmp_path, "[imds\npoll = 1")
     assert bad.startswith("is not valid TOML: ")
     assert "line 1" in bad
@@ -356,6 +365,12 @@ def test_a_secret_in_place_of_a_files_name_is_not_shown(tmp_path: Path, name: st
         assert f"{name}_file" in found
         assert "c2Vj" not in found
         assert "MfKQ" not in found
+
+
+@pytest.mark.parametrize("name", ["/secrets/ops-url", "/etc/imds-bridge/absent/url_2"])
+def test_the_name_of_a_missing_secret_file_is_shown(tmp_path: Path, name: str) -> None:
+    (found,) = faults(tmp_path, webhook(url=None, url_file=name))
+    assert found.startswith(f'sinks.ops.url_file: given "{name}", expected a file that can be read: No such')
 
 
 def test_a_secret_file_that_is_empty_or_not_text_is_an_error(tmp_path: Path) -> None:
