@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import logging
 import os
+import re
 import selectors
+import shutil
 import signal
 import stat
 import subprocess
@@ -204,9 +206,28 @@ def find_fault(program: str) -> str:
             return f"{program}: this user may not execute it"
         real = path.resolve()
         writable = next((part for part in (*path.parents, real, *real.parents) if _is_anyones(part)), None)
+        return f"{program}: any user may change {writable}" if writable else _fault_of_interpreter(path)
     except OSError as error:
         return f"{program}: {error.strerror}"
-    return f"{program}: any user may change {writable}" if writable else ""
+
+
+def _fault_of_interpreter(path: Path) -> str:
+    """Return why a script cannot be started although it may be executed."""
+    if not os.access(path, os.R_OK):  # which only a script needs
+        return ""
+    with path.open("rb") as file:
+        head = file.read(256)  # what Linux reads of a script
+    if b"\0" in head:  # a binary
+        return ""
+    named = re.match(rb"#![ \t]*([^ \t\n]+)[ \t]*([^ \t\n]*)", head)
+    if not named:
+        return f"{path}: it has no first line #! with its interpreter"
+    interpreter, argument = map(os.fsdecode, named.groups())
+    if not shutil.which(Path("/", interpreter)):
+        return f"{path}: its interpreter {interpreter!r} does not exist or may not be executed"
+    if interpreter.endswith("/env") and argument[:1] not in ("", "-") and not shutil.which(argument):
+        return f"{path}: its interpreter {argument!r} is not in PATH"
+    return ""
 
 
 def _is_anyones(path: Path) -> bool:

@@ -63,6 +63,7 @@ def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refuse
     assert find_fault(str(program)) == f"{program}: there is no such file"
     program.touch(0o600)
     assert "may not execute it" in find_fault(str(program))
+    program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     assert find_fault(str(program)) == ""
     program.chmod(0o757)
@@ -75,3 +76,30 @@ def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refuse
     assert find_fault(str(link)) == f"{link}: any user may change {tmp_path}"
     tmp_path.chmod(0o1777)
     assert find_fault(str(program)) == ""
+
+
+NO_LINE = "it has no first line #! with its interpreter"
+NO_FILE = "its interpreter %r does not exist or may not be executed"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"#!/bin/sh -e\n", ""),
+        (b"#! /usr/bin/env -S sh -e\n", ""),
+        (b"#!/usr/bin/env sh", ""),
+        (b"\x7fELF\x02\x01\x01\0", ""),
+        (b"#!/bin/absent\n", NO_FILE % "/bin/absent"),
+        (b"#!/bin/sh\r\n", NO_FILE % "/bin/sh\r"),
+        (b"#!sh\n", NO_FILE % "sh"),
+        (b"#!/etc/passwd\n", NO_FILE % "/etc/passwd"),
+        (b"#!/usr/bin/env pyhton3\n", "its interpreter 'pyhton3' is not in PATH"),
+        (b"echo\n", NO_LINE),
+        (b"", NO_LINE),
+    ],
+)
+def test_a_script_without_its_interpreter_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(content)
+    program.chmod(0o755)
+    assert find_fault(str(program)) == (fault and f"{program}: {fault}")
