@@ -49,6 +49,13 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
     (ValueError, Misconfigured, "the settings do not fit"),
 )
 
+_REQUIRED = "the queue or subscription requires sessions"
+_SESSIONS = {  # by what the service says: the SDK has no class of errors for it
+    "non-sessionful": _REQUIRED,
+    "SessionId was not set": _REQUIRED,
+    "sessionful": "the queue or subscription has no sessions",
+}
+
 # The broker refuses one transfer with these; the link stays usable.
 _REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
 
@@ -133,10 +140,9 @@ def delivery_error(error: BaseException, place: str) -> DeliveryError:
     inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
     if isinstance(inner, ClientAuthenticationError):
         error = inner
-    kind, advice = next(
-        ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign)),
-        (Unavailable, "the SDK failed"),
-    )
+    sessions = next((advice for text, advice in _SESSIONS.items() if text in str(error)), "")
+    known = ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign))
+    kind, advice = (Misconfigured, sessions) if sessions else next(known, (Unavailable, "the SDK failed"))
     detail = redact(" ".join(str(error).split()))[:300]
     return kind(
         f"{place}: {advice} ({type(error).__name__}: {detail})",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -22,7 +24,7 @@ from bridge.config.values import socket_address
 from bridge.errors import BridgeError, ConfigError, ImdsError
 from bridge.formats.samples import check_event
 from bridge.formats.text import table
-from bridge.imds.client import ImdsClient
+from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
 from bridge.imds.document import parse_document
 from bridge.outbox.inspect import waiting_counts
@@ -57,7 +59,7 @@ def configure(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_config(arguments)
-        show("asking IMDS (its very first answer may take two minutes) and each sink ...", stream=sys.stderr)
+        show("asking IMDS, for at most 15 s, and each sink ...", stream=sys.stderr)
         findings = check(config, send=arguments.send)
     except ConfigError as error:
         if arguments.json:
@@ -80,6 +82,7 @@ def _render(findings: Sequence[Finding]) -> list[str]:
 
 _TRIAL_BYTES = 1024 * 1024
 CLOCK_SECONDS = 30.0
+IMDS_SECONDS = 13.0  # and 2 s for instance data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +245,11 @@ def _metrics(config: Config) -> Iterator[Finding]:
         yield _ok("metrics", f"{listen} is free")
 
 
+_NO_IMDS = (
+    "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
+)
+
+
 def _imds(config: Config) -> Iterator[Finding]:
     if config.imds.endpoint == "discover":
         yield _discovery()
@@ -252,14 +260,21 @@ def _imds(config: Config) -> Iterator[Finding]:
 
 
 def _document(client: ImdsClient) -> Finding:
+    asked_at = time.monotonic()
     try:
-        document = parse_document(client.document())
-    except (ImdsError, ValueError) as error:
-        remedy = "on an Azure VM, look for a firewall or proxy before 169.254.169.254; elsewhere use imds-bridge lab"
-        return _fail("imds", error, remedy)
-    return _ok(
-        "imds", f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
-    )
+        document = parse_document(client.document(timeout_seconds=IMDS_SECONDS))
+    except NoAnswerError:
+        remedy = (
+            "a VM's first question turns Scheduled Events on, which may take two minutes: check again then; "
+            f"if still nothing answers, {_NO_IMDS}"
+        )
+        return _fail("imds", f"IMDS at {client.base}: no answer within {IMDS_SECONDS:g} s", remedy)
+    except ImdsError as error:
+        return _fail("imds", error, _NO_IMDS)
+    except ValueError as error:
+        return _fail("imds", f"IMDS at {client.base} sent no valid document: {error}", _NO_IMDS)
+    found = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
+    return _ok("imds", f"{found} in {time.monotonic() - asked_at:.2f} s")
 
 
 def _instance(client: ImdsClient) -> Finding:
@@ -313,6 +328,19 @@ def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
 _STORAGE = (
     "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
 )
+_BY_TEXT = {
+    "requires sessions": "set `session` in [{section}], or name one without sessions, as a relay needs",
+    "has no sessions": "leave `session` out of [{section}], or let the queue or subscription require sessions",
+    "(self.signed|local issuer)": (
+        "if it is the right certificate, name a file with it, or with its authority, as `ca_file` in [{section}]"
+    ),
+    "certificate (has expired|is not valid for)": "correct the host in [{section}], or renew the certificate",
+    "wrong.version.number": (
+        "this port speaks plain HTTP, not TLS: correct the port, or write http:// with allow_http = true"
+    ),
+    "invalid frame": "this port does not speak AMQP: correct the host in [{section}]",
+}
+"""How to fix an error, by what its text contains."""
 _REMEDIES: dict[tuple[int | str, ...], str] = {
     (errno.ENOSPC, errno.EDQUOT): (
         "free space on that disk, or raise the quota; until then events are kept in memory only"
@@ -341,8 +369,14 @@ def _remedy(error: object, section: str) -> str:
     status = getattr(error, "status", None)
     signs = {getattr(error, "errno", None), status, type(getattr(error, "__cause__", None)).__name__}
     signs |= {"answer" if status else "", *(kind.__name__ for kind in type(error).__mro__)}
-    found = (text for known, text in _REMEDIES.items() if signs.intersection(known))
-    return next(found, "check the settings of [{section}] and its secrets").format(section=section)
+    by_text = (text for said, text in _BY_TEXT.items() if re.search(f"(?i){said}", str(error)))
+    by_kind = (text for known, text in _REMEDIES.items() if signs.intersection(known))
+    found = (
+        *by_text,
+        *by_kind,
+        "check the settings of [{section}], and the secrets and files that they name",
+    )
+    return found[0].format(section=section)
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:

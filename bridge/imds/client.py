@@ -109,7 +109,7 @@ class ImdsClient:
         while (left := deadline - time.monotonic()) > self._late_seconds:
             try:
                 return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
-            except _NoAnswerError:
+            except NoAnswerError:
                 self._late_seconds *= 2
                 if waiting:
                     waiting()
@@ -175,7 +175,7 @@ class ImdsClient:
         try:
             answer, body = self._exchange(method, path, content, began + limit_seconds)
         except TimeoutError as error:
-            raise self._failed(f"no complete answer within {limit_seconds:.3g} s", _NoAnswerError) from error
+            raise self._failed(f"no complete answer within {limit_seconds:.3g} s", NoAnswerError) from error
         except OSError as error:
             raise self._failed(f"the exchange was interrupted: {_reason(error)}") from error
         except HTTPException as error:
@@ -285,7 +285,7 @@ class _Answer(HTTPResponse):
         return line.decode("latin-1").strip("\r\n")
 
 
-class _NoAnswerError(ImdsError):
+class NoAnswerError(ImdsError):
     """There was a connection, but no complete answer in time."""
 
 

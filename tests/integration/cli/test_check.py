@@ -17,14 +17,21 @@ from bridge.cli import check as probes
 from bridge.config.loader import load
 from bridge.config.models import Config, ImdsSettings
 from bridge.outbox.state_dir import StateFolder
+from tests.support.bus import FLEET, QUEUE
 from tests.support.cli import Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import event, open_outbox
 from tests.support.process import RawServer, answering, closed_port, toml
+from tests.support.servicebus import ServiceBusLab
+from tests.support.tls import Authority
 
 BUS = {"connection_string": "Endpoint=sb://127.0.0.1:9;SharedAccessKeyName=a;SharedAccessKey=b"}
 TEMPLATE = {"kind": "webhook", "format": "template", "url": "https://example.org", "template": {"a": "{{ b"}}
+
+
+def silent(server: RawServer, _: object) -> None:
+    server.ended.wait(60)
 
 
 def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
@@ -57,6 +64,19 @@ def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, lab
     assert done.code == 3
     for text in (f"IMDS at {url}: the connection failed: Connection refused", "-> on an Azure VM", "stdout"):
         assert text in done.out
+
+
+def test_an_imds_that_never_answers_ends_soon_and_says_what_that_means(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "IMDS_SECONDS", 0.2)
+    with RawServer(silent) as imds:
+        cli.write(imds={"endpoint": imds.url, "vm_name": "web-0"})
+        row = cli.check().row(check="imds", result="FAIL")
+    assert row["message"] == f"IMDS at {imds.url}: no answer within 0.2 s"
+    assert row["remedy"].startswith(
+        "a VM's first question turns Scheduled Events on, which may take two minutes"
+    )
 
 
 def test_an_invalid_answer_of_imds_fails(cli: Cli, lab: ImdsLab) -> None:
@@ -117,6 +137,46 @@ def test_an_answer_that_is_an_error_is_a_warning_and_a_failure_where_it_refuses_
     failure = done.row(check="sink ops", result="FAIL")
     assert (done.code, failure["remedy"].startswith(remedy)) == (3, True)
     assert "no such field" in failure["message"]
+
+
+def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
+    cli: Cli, lab: ImdsLab, inbox: Inbox, bus: ServiceBusLab, authority: Authority
+) -> None:
+    to_bus = {"connection_string": bus.connection_string}
+    with RawServer(lambda *_: None, tls=authority.server()) as secured:
+        cli.write(
+            imds={"endpoint": lab.url("web-0")},
+            sinks={
+                "unknown": {"kind": "webhook", "url": secured.url},
+                "plain": {"kind": "webhook", "url": inbox.url.replace("http:", "https:")},
+                "fleet": {"kind": "servicebus", **to_bus, "queue": FLEET},
+            },
+            approvals={**to_bus, "queue": QUEUE, "session": "x"},
+        )
+        done = cli.check("--send")
+    for name, message, remedy in (
+        ("sink unknown", "TLS failed: ", "as `ca_file` in [sinks.unknown]"),
+        ("sink plain", "TLS failed: ", "this port speaks plain HTTP, not TLS"),
+        ("sink fleet", "the queue or subscription requires sessions", "set `session` in [sinks.fleet]"),
+        ("approvals", "the queue or subscription has no sessions", "leave `session` out of [approvals]"),
+    ):
+        row = done.row(check=name, result="FAIL")
+        assert row["message"].partition(": ")[2].startswith(message)
+        assert remedy in row["remedy"]
+
+
+def test_a_program_without_its_interpreter_fails(cli: Cli, lab: ImdsLab, tmp_path: Path) -> None:
+    program = tmp_path / "drain"
+    program.write_text("#!/usr/bin/pyhton3\n")
+    program.chmod(0o755)
+    cli.write(
+        imds={"endpoint": lab.url("web-0")},
+        sinks={"own": {"kind": "exec", "run": [str(program)]}},
+        approvals={"auto": [{"event_type": ["Freeze"], "run": [str(program)]}]},
+    )
+    done = cli.check()
+    for name in ("sink own", "approvals.auto"):
+        assert "its interpreter '/usr/bin/pyhton3' does not" in done.row(check=name, result="FAIL")["message"]
 
 
 def test_with_send_each_sink_gets_a_message_marked_as_a_test(cli: Cli) -> None:
