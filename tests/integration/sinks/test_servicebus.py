@@ -378,25 +378,26 @@ def test_a_broker_that_gives_no_credit_or_answers_no_token_is_left_in_time(
 def test_a_send_that_succeeds_late_is_a_duplicate_of_the_same_id_and_sends_nothing_more(
     bus: ServiceBusLab, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.3)
     gate = threading.Event()
     events = [event(number, size=12_000) for number in range(4)]  # each a batch
-    sink = connect(timeout_seconds=3.0)
+    sink = connect(timeout_seconds=LIMIT_SECONDS)
     sink.send(events[:1])
     link = sink._link
     assert link is not None
     sender = link.open()
-    monkeypatch.setattr(link, "abort", lambda: None)  # as with an SDK that has been rebuilt
     send = sender.send_messages
 
     def slowly(message: Any, **given: Any) -> None:
         gate.wait(LIMIT_SECONDS)
         send(message, **given)
 
-    monkeypatch.setattr(sender, "send_messages", slowly)
-    with pytest.raises(Unavailable, match="has not returned"):
-        sink.send(events[1:])
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "abort", lambda: None)  # as with an SDK that has been rebuilt
+        patch.setattr(sender, "send_messages", slowly)
+        patch.setattr(module, "TRY_SECONDS", 2 * LIMIT_SECONDS)
+        patch.setattr(module, "GRACE_SECONDS", 0.2 - LIMIT_SECONDS)
+        with pytest.raises(Unavailable, match="has not returned"):
+            sink.send(events[1:])
     sink.send(events[1:])
     gate.set()
     wait_until(lambda: len(arrived(bus)) == 5, describe=lambda: arrived(bus))
