@@ -1,4 +1,4 @@
-"""Messages as clients send them, and a clock that tests move."""
+"""Messages as clients send them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from tests.support.amqp import (
     described,
     write,
 )
-
-
-class Clock:
-    """A clock that stands still until moved."""
-
-    def __init__(self) -> None:
-        self.at = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.at
-
-    def move(self, seconds: float) -> None:
-        self.at += seconds
 
 
 def encoded(

@@ -13,19 +13,11 @@ from hypothesis import strategies as st
 from bridge.events.envelope import MAX_BODY_BYTES, MAX_DEPTH, MAX_TEXT_CHARACTERS, Envelope, read_event
 from bridge.events.model import order_key
 from tests.support.diff import json_values, steady
+from tests.support.relay import TYPE, body_of
 from tests.support.samples import EVENT_ID, samples
 
 REQUIRED = ("specversion", "id", "source", "type")
 NO_IDS: list[Any] = ["", 7, "x" * 129, "größe", " x"]
-TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
-
-
-def body_of(name: str, **changes: Any) -> bytes:
-    """Return an event with the id `name`; an attribute given as None is left out."""
-    event = {"specversion": "1.0", "id": name, "source": "/s", "type": TYPE, "subject": "E", **changes}
-    attributes = {name: value for name, value in event.items() if value is not None}
-    return json.dumps({**attributes, "data": {"Text": f"größer {name}"}}, ensure_ascii=False).encode()
-
 
 # What is no JSON at all is tested in tests/unit/runtime/test_text.py.
 FAULTY: dict[str, tuple[bytes, str]] = {
@@ -61,7 +53,7 @@ def test_an_invalid_event_is_refused_with_a_short_reason(body: bytes, why: str) 
 def test_an_event_may_be_nested_deeper_than_a_document_of_imds_and_have_long_attributes() -> None:
     texts = {"flag": True, "number": 7, "nothing": None, "subject": "s" * MAX_TEXT_CHARACTERS}
     data = b'{"data": ' + b"[" * 150 + b"]" * 150
-    body = body_of("x" * 128, **texts).replace(b'{"specversion"', data + b', "specversion"')
+    body = body_of("x" * 128, **texts).replace(b"{", data + b",", 1)
     assert read_event(body) == Envelope(id="x" * 128, source="/s", type=TYPE)
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
 from tests.support.diff import json_values, thorough
+from tests.support.process import stored_event
 
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 DATA = {
@@ -29,8 +30,7 @@ DATA = {
 
 
 def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
-    envelope = {"id": "1", "type": event_type, "subject": "an-event", "data": {**DATA, **data}}
-    return StoredEvent(seq=1, id="1", type=event_type, stored_at=0.0, body=json.dumps(envelope).encode())
+    return stored_event(1, type_=event_type, subject="an-event", **{**DATA, **data})
 
 
 WHOLE = ["*", SCHEDULED, "io.imdsbridge.scheduledevent.*", "io.imdsbridge.*.v1", "*.scheduled.*", "**"]
@@ -93,8 +93,7 @@ def test_a_sink_receives_what_matches_both_types_and_where() -> None:
     json_values(),
 )
 def test_no_filter_fails_whatever_an_event_contains(where: dict[str, Any], data: Any) -> None:
-    body = json.dumps({"type": "t", "data": data}).encode()
-    event = StoredEvent(seq=1, id="1", type="t", stored_at=0.0, body=body)
+    event = replace(stored(), body=json.dumps({"type": "t", "data": data}).encode())
     assert Filter(where=where).matches(event) in (True, False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from bridge.http.client import Answer
 from bridge.sinks.eventgrid import event_grid_error
 from bridge.sinks.http import answer_error, post_batches, webhook_error
 from tests.support.diff import thorough
+from tests.support.process import stored_event
 
 URL = "https://hook.example/secret"
 
@@ -198,7 +200,7 @@ def test_retry_after_is_taken_over_and_bounded() -> None:
 
 
 def event_of(number: int, body: bytes) -> StoredEvent:
-    return StoredEvent(seq=number, id=str(number), type="t", stored_at=0.0, body=body)
+    return replace(stored_event(number), body=body)
 
 
 @thorough

@@ -17,26 +17,27 @@ from bridge.lab.servicebus.messages import (
     Refused,
 )
 from bridge.lab.servicebus.queues import Events, MessageQueue
-from tests.support.bus_messages import Clock, content
+from tests.support.bus_messages import content
+from tests.support.clock import MovedClock
 
 Owner = object
 DETECTION = {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": 20}
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> MovedClock:
+    return MovedClock()
 
 
 class Lab:
     """Hold a broker with one queue, and its notifications."""
 
-    def __init__(self, clock: Clock, **settings: Any) -> None:
+    def __init__(self, clock: MovedClock, **settings: Any) -> None:
         self.lost: list[object] = []
         self.changed: list[MessageQueue] = []
         self.broker = Broker(
             Namespace.model_validate({"Queues": [{"Name": "Q", "Properties": settings}]}),
-            Events(clock, self.changed.append, self.lost.append),
+            Events(clock.wall, self.changed.append, self.lost.append),
         )
         self.clock = clock
         self.queue = self.broker.source("q")
@@ -49,7 +50,7 @@ class Lab:
         self.broker.send("q", [content(body, **options) for body in bodies])
 
     def move(self, seconds: float) -> None:
-        self.clock.move(seconds)
+        self.clock.advance(seconds)
         self.broker.tick()
 
     def take(self, session_id: str | None = None) -> Message:
@@ -76,7 +77,9 @@ def refusal(work: Any, *arguments: Any, **options: Any) -> str:
 # --- peek-lock ---
 
 
-def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_refused(clock: Clock) -> None:
+def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_refused(
+    clock: MovedClock,
+) -> None:
     lab = Lab(clock, LockDuration=30)
     lab.send("1")
     first = token(lab.take())
@@ -91,7 +94,7 @@ def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_re
 
 
 @pytest.mark.parametrize("how", ["abandon", "expiry"])
-def test_after_the_last_delivery_a_message_is_dead(clock: Clock, how: str) -> None:
+def test_after_the_last_delivery_a_message_is_dead(clock: MovedClock, how: str) -> None:
     lab = Lab(clock, MaxDeliveryCount=3, LockDuration=10)
     lab.send("1")
     for _ in range(3):
@@ -111,7 +114,9 @@ def test_after_the_last_delivery_a_message_is_dead(clock: Clock, how: str) -> No
 
 
 @pytest.mark.parametrize("dead_letter", [True, False])
-def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(clock: Clock, dead_letter: bool) -> None:
+def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(
+    clock: MovedClock, dead_letter: bool
+) -> None:
     lab = Lab(clock, DefaultMessageTimeToLive=100, DeadLetteringOnMessageExpiration=dead_letter)
     lab.send("short", ttl_seconds=10)
     lab.send("long", ttl_seconds=1000)
@@ -124,7 +129,7 @@ def test_an_expired_message_is_dropped_or_dead_as_the_entity_says(clock: Clock, 
     assert lab.queue.counts["expired"] == 2
 
 
-def test_a_locked_message_outlives_its_time_until_it_is_settled(clock: Clock) -> None:
+def test_a_locked_message_outlives_its_time_until_it_is_settled(clock: MovedClock) -> None:
     lab = Lab(clock, LockDuration=60, DeadLetteringOnMessageExpiration=True)
     lab.send("1", "2", ttl_seconds=10)
     first, second = lab.take(), lab.take()
@@ -137,7 +142,7 @@ def test_a_locked_message_outlives_its_time_until_it_is_settled(clock: Clock) ->
 # --- duplicates ---
 
 
-def test_a_message_id_is_taken_once_within_the_window(clock: Clock) -> None:
+def test_a_message_id_is_taken_once_within_the_window(clock: MovedClock) -> None:
     lab = Lab(clock, **DETECTION)
     lab.send("1", message_id="a")
     lab.queue.complete(token(lab.take()))
@@ -154,7 +159,7 @@ def test_a_message_id_is_taken_once_within_the_window(clock: Clock) -> None:
 # --- sessions ---
 
 
-def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clock) -> None:
+def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: MovedClock) -> None:
     lab = Lab(clock, RequiresSession=True)
     for session_id in ("c", "a", "b"):
         lab.send("x", session_id=session_id)
@@ -162,7 +167,7 @@ def test_the_next_session_is_the_unlocked_one_with_the_oldest_message(clock: Clo
     assert accepted == ["c", "a", "b", None]
 
 
-def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(clock: Clock) -> None:
+def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(clock: MovedClock) -> None:
     lab = Lab(clock, RequiresSession=True, LockDuration=30)
     lab.send("1", session_id="a")
     owner = Owner()
@@ -176,7 +181,7 @@ def test_an_expired_session_lock_counts_its_messages_and_notifies_the_owner(cloc
     assert lab.take("a").delivery_count == 1
 
 
-def test_a_session_that_is_given_back_gives_its_messages_back_uncounted(clock: Clock) -> None:
+def test_a_session_that_is_given_back_gives_its_messages_back_uncounted(clock: MovedClock) -> None:
     lab = Lab(clock, RequiresSession=True)
     lab.send("1", session_id="a")
     owner = Owner()
@@ -187,20 +192,20 @@ def test_a_session_that_is_given_back_gives_its_messages_back_uncounted(clock: C
     assert lab.take("a").delivery_count == 0
 
 
-def test_a_renewed_session_holds_its_messages_for_another_period(clock: Clock) -> None:
+def test_a_renewed_session_holds_its_messages_for_another_period(clock: MovedClock) -> None:
     lab = Lab(clock, RequiresSession=True, LockDuration=30)
     lab.send("1", session_id="a")
     owner = Owner()
     lab.queue.accept_session("a", owner)
     message = lab.take("a")
     lab.move(20)
-    assert lab.queue.renew_session("a", owner) == clock.at + 30 == message.locked_until
+    assert lab.queue.renew_session("a", owner) == clock.wall() + 30 == message.locked_until
     lab.move(29)
     lab.queue.complete(token(message))
     assert lab.lost == []
 
 
-def test_another_owner_cannot_settle_the_messages_of_a_session(clock: Clock) -> None:
+def test_another_owner_cannot_settle_the_messages_of_a_session(clock: MovedClock) -> None:
     lab = Lab(clock, RequiresSession=True)
     lab.send("1", session_id="a")
     lab.queue.accept_session("a", Owner())
@@ -210,17 +215,17 @@ def test_another_owner_cannot_settle_the_messages_of_a_session(clock: Clock) -> 
 # --- topics ---
 
 
-def topic(clock: Clock) -> Broker:
+def topic(clock: MovedClock) -> Broker:
     subscriptions = [{"Name": "all"}, {"Name": "sessions", "Properties": {"RequiresSession": True}}]
     entry = {"Name": "t", "Subscriptions": subscriptions}
-    return Broker(Namespace.model_validate({"Topics": [entry]}), Events(clock))
+    return Broker(Namespace.model_validate({"Topics": [entry]}), Events(clock.wall))
 
 
 def held(broker: Broker, name: str) -> list[bytes]:
     return [message.content.body for message in broker.source(f"T/subscriptions/{name}").messages.values()]
 
 
-def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: Clock) -> None:
+def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: MovedClock) -> None:
     broker = topic(clock)
     broker.send("t", [content("1")])
     assert held(broker, "sessions") == []
@@ -231,7 +236,7 @@ def test_a_subscription_with_sessions_dead_letters_what_has_none(clock: Clock) -
 # --- entities ---
 
 
-def test_entities_are_found_in_any_letter_case_and_others_are_not(clock: Clock) -> None:
+def test_entities_are_found_in_any_letter_case_and_others_are_not(clock: MovedClock) -> None:
     broker = topic(clock)
     assert broker.target("T").name == "t"
     assert broker.source("t/SUBSCRIPTIONS/All/$deadLetterQueue") is not broker.source("t/Subscriptions/all")

@@ -17,7 +17,7 @@ from bridge.lab.servicebus.config import Namespace
 from bridge.lab.servicebus.messages import Refused
 from bridge.lab.servicebus.nodes import check_token, manage
 from bridge.lab.servicebus.queues import Events
-from tests.support.bus_messages import Clock
+from tests.support.clock import MovedClock
 
 KEY_NAME, KEY = "RootManageSharedAccessKey", "SAS_KEY_VALUE"
 
@@ -73,7 +73,7 @@ def test_any_other_token_is_taken_for_one_of_an_identity() -> None:
 @pytest.fixture
 def broker() -> Broker:
     queues = [{"Name": "q"}, {"Name": "s", "Properties": {"RequiresSession": True}}]
-    return Broker(Namespace.model_validate({"Queues": queues}), Events(Clock()))
+    return Broker(Namespace.model_validate({"Queues": queues}), Events(MovedClock().wall))
 
 
 def ask(broker: Broker, operation: str, body: Any, *, path: str = "q", owner: object | None = None) -> Any:
