@@ -8,9 +8,9 @@ from bridge.runtime.time import Clock
 class MovedClock(Clock):
     """A clock that `advance` moves; `jump` sets the wall clock alone."""
 
-    def __init__(self, wall: float = 1_800_000_000.0, monotonic: float = 1_000.0) -> None:
+    def __init__(self, wall: float = 1_800_000_000.0) -> None:
         self._wall = wall
-        self._monotonic = monotonic
+        self._monotonic = 1_000.0
         super().__init__()
 
     def wall(self) -> float:

@@ -14,7 +14,6 @@ from bridge.runtime.json import Json
 from tests.support.clock import MovedClock
 from tests.support.diff import FIRST, VM, entry
 
-BASE = "http://imds.invalid"
 WEB_0 = VM
 WEB_1 = replace(
     VM, name="web-1", vm_id="22222222-bd52-4150-9748-7190aae1ff21", resource_id=f"{VM.resource_id[:-1]}1"
@@ -45,18 +44,16 @@ class ImdsDouble(ImdsClient):
 
     Args:
         vm: the instance data.
-        document: the first answer; see `serve`.
     """
 
-    def __init__(self, *, vm: Vm = WEB_0, document: Mapping[str, Json] | bytes | None = None) -> None:
-        self.base = BASE
+    def __init__(self, *, vm: Vm = WEB_0) -> None:
+        self.base = "http://imds.invalid"
         self.vm = vm
         self.calls: list[ImdsCall] = []
         self.approved: list[str] = []
-        self.is_closed = False
         self._faults: list[_Fault] = []
         self._body = b""
-        self.serve({"DocumentIncarnation": 1, "Events": []} if document is None else document)
+        self.serve({"DocumentIncarnation": 1, "Events": []})
 
     def serve(self, document: Mapping[str, Json] | bytes) -> None:
         """Answer with this document from now on; bytes are sent as they are."""
@@ -76,12 +73,9 @@ class ImdsDouble(ImdsClient):
             methods: the names of the methods that fail.
             count: how many calls fail; None for every call until `restore`.
         """
-        raised = (
-            ImdsError(f"IMDS at {self.base} answered {error}", status=error)
-            if isinstance(error, int)
-            else error
-        )
-        self._faults.append(_Fault(error=raised, methods=tuple(methods), left=count))
+        if isinstance(error, int):
+            error = ImdsError(f"IMDS at {self.base} answered {error}", status=error)
+        self._faults.append(_Fault(error=error, methods=tuple(methods), left=count))
 
     def restore(self) -> None:
         """End all faults."""
@@ -106,11 +100,9 @@ class ImdsDouble(ImdsClient):
         self.approved += event_ids
 
     def close(self) -> None:
-        """Record that the connection was closed."""
-        self.is_closed = True
+        """Do nothing: there is no connection."""
 
     def _record(self, call: ImdsCall) -> None:
-        self.is_closed = False
         self.calls.append(call)
         for fault in self._faults:
             if call.method in fault.methods and fault.left != 0:

@@ -55,11 +55,10 @@ _IDLE = Refused(DETACH_FORCED, "The link is force detached. Code: publisher. Det
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault: for which entity with its subscriptions (None: all), until when, how often, and after how many."""
+    """A fault: for which entity with its subscriptions (None: all), how often, and after how many."""
 
     kind: str
     entity: str | None
-    until: float
     left: float
     skip: int
 
@@ -157,8 +156,7 @@ class FaultyBus(Bus):
         del self._stalled[connection]
 
     def _find(self, kind: str, path: str) -> Fault | None:
-        now = self.now()
-        self.faults = [one for one in self.faults if one.until > now and one.left > 0]
+        self.faults = [one for one in self.faults if one.left > 0]
         return next((one for one in self.faults if one.kind == kind and one.matches(path)), None)
 
     def _applies(self, kind: str, path: str) -> bool:
@@ -341,15 +339,9 @@ class ServiceBusLab(server.ServiceBusLab):
         return time.time() + self._ahead_seconds
 
     def fault(
-        self,
-        kind: str,
-        entity: str | None = None,
-        *,
-        seconds: float | None = None,
-        count: int | None = None,
-        after: int = 0,
+        self, kind: str, entity: str | None = None, *, count: int | None = None, after: int = 0
     ) -> None:
-        """Start a fault.
+        """Start a fault, which lasts until it is cleared.
 
             drop: close connections immediately
             detach: detach links immediately, with the error of an idle link
@@ -367,21 +359,13 @@ class ServiceBusLab(server.ServiceBusLab):
         Args:
             kind: one of the above.
             entity: a queue, or a topic with its subscriptions; None for all.
-            seconds: how long it lasts; None: until cleared.
             count: how often it applies; None: no limit. Not for no_credit and stall.
             after: how many operations pass first.
         """
         known = {*REFUSALS, *DROPS.values(), "drop", "detach", "stall", "silent", "silent_cbs", "no_credit"}
         assert kind in known, kind
-        infinite = float("inf")
-        fault = Fault(
-            kind=kind,
-            entity=entity,
-            until=infinite if seconds is None else self._now() + seconds,
-            left=infinite if count is None else count,
-            skip=after,
-        )
-        self.call(lambda: self._bus.begin(fault))
+        left = float("inf") if count is None else count
+        self.call(lambda: self._bus.begin(Fault(kind=kind, entity=entity, left=left, skip=after)))
 
     def applied(self, kind: str) -> int:
         """Return how often faults of a kind have applied, for the kinds that are counted, and stall."""
