@@ -81,7 +81,7 @@ class _Thread(threading.Thread):
     """A thread that is stalled if it reports no progress before `deadline` (monotonic)."""
 
     deadline = math.inf
-    progressed_at = math.inf
+    progressed_at = 0.0
 
 
 def report_progress() -> None:
@@ -111,12 +111,12 @@ def stalled_threads() -> list[str]:
 
 
 def progress_ages() -> dict[str, float]:
-    """Return how many seconds ago each thread that reports progress last did, by its name."""
+    """Return how many seconds ago each thread that has to report progress last did, by its name."""
     now = time.monotonic()
     return {
         thread.name: max(0.0, now - thread.progressed_at)
         for thread in threading.enumerate()
-        if isinstance(thread, _Thread) and thread.progressed_at < math.inf
+        if isinstance(thread, _Thread) and thread.deadline < math.inf
     }
 
 

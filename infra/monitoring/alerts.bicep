@@ -169,6 +169,24 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         actions: actions
       }
       {
+        alert: 'ImdsBridgeSinkLeft'
+        expression: 'imds_bridge_unconfigured_backlog_events > 0'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: '{{ $value }} event(s) on {{ $labels.instance }} wait for {{ $labels.sink }}, which is not configured'
+          description: 'Its name has changed, or it was removed. They become dead letters after a week.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeDeadLetters'
         expression: 'imds_bridge_dead_letters > 0'
         severity: 2

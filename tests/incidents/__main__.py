@@ -249,8 +249,8 @@ def late(rig: Rig) -> None:
 @incident("the outbox is damaged, which the start finds")
 def damaged(rig: Rig) -> None:
     rig.inbox.fault(503, count=None)
-    rig.start()
-    rig.process.kill()
+    rig.start(rig.make(stop_seconds=0))
+    rig.process.stop()
     with (rig.process.state / "outbox.db").open("r+b") as file:
         file.write(bytes(100_000))
     rig.inbox.clear_faults()
@@ -263,8 +263,8 @@ def other_vm(rig: Rig) -> None:
     rig.start(rig.make(stop_seconds=0))
     rig.process.stop()
     with closing(open_outbox(rig.process.state, sinks={"ops": (Filter(), True)}, clock=Clock())) as outbox:
-        known = {**outbox.record(STATE, VM), "boot_id": "another's", "vm_id": "another's"}
-        outbox.commit([], records={(STATE, VM): known})
+        vm = {**outbox.record(STATE, VM)["vm"], "vm_id": "another's"}
+        outbox.commit([], records={(STATE, VM): {"boot_id": "another's", "vm": vm}})
     rig.inbox.clear_faults()
     rig.start()
 

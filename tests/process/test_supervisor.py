@@ -16,7 +16,14 @@ import pytest
 
 from bridge.runtime import threads as runtime
 from bridge.runtime.sd_notify import Supervisor
-from bridge.runtime.threads import Stop, extend_deadline, report_progress, stalled_threads, start_thread
+from bridge.runtime.threads import (
+    Stop,
+    extend_deadline,
+    progress_ages,
+    report_progress,
+    stalled_threads,
+    start_thread,
+)
 from bridge.runtime.worker import Worker
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
@@ -147,6 +154,7 @@ def test_a_loop_that_hangs_is_named_until_it_ends_and_no_other_thread() -> None:
     report_progress()  # nor is the main thread, which is no loop
     extend_deadline(0.0)
     wait_until(lambda: stalled_threads() == ["hangs"])
+    assert sorted(progress_ages()) == ["announces an hour", "calls with a limit", "hangs"]
     goes_on.set()
     wait_until(lambda: not stalled_threads())
     stop.set()
