@@ -22,7 +22,7 @@ _BROKEN_SINKS = {"misconfigured", "gone", "rejecting"}
 # A notice that waits is urgent when so little time is left.
 NOTICE_SECONDS = 300.0
 # The process writes every 5 s at least.
-SILENT_SECONDS = 15.0
+SILENT_SECONDS = 12.0
 
 _RESPONSE_TEXTS = {
     "gone": "NOT RESPONDING: the process is gone without a stop, last updated {age} ago",

@@ -52,7 +52,7 @@ def rows(_folder: Path, progress: Progress) -> list[Row]:
             name="an event built, identified, encoded / `cloudevents`, CPU",
             measured=ours / package,
             unit="x",
-            limit=1.2,
+            limit=1.4,
             how=f"medians {ours:.1f} and {package:.1f} us, {BATCHES} batches of {BATCH}; "
             f"{len(json.dumps(whole))} bytes",
         ),

@@ -75,12 +75,11 @@ def test_the_readme_shows_the_columns_that_the_command_prints() -> None:
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
     figures = (
-        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures")[2].partition("\n\nSix")[0]
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures")[2].partition("\n## ")[0]
     )
-    numbers = re.findall(r"\d[\d.,]*\d", figures.partition("\n- ")[2])
+    numbers = re.findall(r"\d[\d.,]*\d", figures.partition("\n| --- ")[2])
     assert len(numbers) > 8
     measured = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
-    assert measured.count("**missed**") == 5  # as the README says
     assert [
         number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d,])", measured)
     ] == []

@@ -105,9 +105,9 @@ RECEIVING = {"from": "bus/approvals", "unsettled": 0, "last_error": "the SDK has
         ({"storage_error": "no space"}, False, "STORE UNAVAILABLE, events are buffered in memory: no space"),
         ({}, False, r"^NOT RESPONDING: the process is gone without a stop, last updated \d+ s ago"),
         (
-            {"silent_seconds": 16},
+            {"silent_seconds": 13},
             True,
-            rf"^NOT RESPONDING: process {os.getpid()} .*has not written for 16 s",
+            rf"^NOT RESPONDING: process {os.getpid()} .*has not written for 13 s",
         ),
         (
             {"commands": RECEIVING, "waiting_commands": 0, "dry_run": False},
