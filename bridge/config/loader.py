@@ -23,7 +23,7 @@ from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import closest, nearest, quote, quote_path
-from bridge.contract.types import PROPERTIES
+from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import ConfigError, SecretFault
 
 S = TypeVar("S", bound=Settings)
@@ -191,6 +191,8 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
     expected = details["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     expected = expected.replace("String should match", "expected a text that matches")
     expected = _PLAINER.get(details["type"], expected)
+    if details["type"] == "tuple_type" and not name:
+        expected = f"expected tables: [[{key}]]"
     # An error of the part as a whole, or of a secret in it.
     if not details["loc"]:
         return f"{key}: {expected}"
@@ -227,7 +229,7 @@ def _hint(settings: type[Settings], name: str, where: str) -> str:
     elsewhere = _keys_of_all(section)
     if near := closest(name, known, similarity=0.87 if name in elsewhere else 0.75):
         return f"; did you mean {near}?"
-    if section == "sinks" and (criterion := closest(name, PROPERTIES, similarity=0.9)):
+    if section == "sinks" and (criterion := closest(name, KNOWN_VALUES, similarity=0.9)):
         return f"; did you mean where.{criterion}?"
     if far := closest(name, elsewhere, similarity=0.8):
         return f"; did you mean {elsewhere[far]}?"

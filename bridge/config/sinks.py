@@ -46,6 +46,8 @@ def alternatives(wanted: Any) -> Sequence[Any]:
 
 
 def _check_wanted(value: Any) -> Any:
+    if isinstance(value, dict):
+        raise ValueError('expected no table; the name of an inner property needs quotes: "Vm.Name"')
     items = alternatives(value)
     if not items or not all(isinstance(item, str | bool | int | float) for item in items):
         raise ValueError("expected a text, a number, true or false, or a list of them")

@@ -40,7 +40,7 @@ def likely_meant(value: str, known: Collection[str]) -> str | None:
 
 _TOKEN = re.compile(r"[!-~]+")
 
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*(:\d+)?")
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)+(:\d+)?")
 
 
 def check_policy_value(value: str, known: tuple[str, ...]) -> str:

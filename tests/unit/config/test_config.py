@@ -247,7 +247,18 @@ BUS = '[approvals]\nnamespace = "contoso.servicebus.windows.net"\n'
             "sinks.ops.connection_string: expected Endpoint=sb:",
         ),
         (webhook(types=[]), "sinks.ops.types: given [], expected at least one value"),
-        (webhook(where={"a": {"b": 1}}), 'sinks.ops.where.a: given {"b": 1}, expected a text'),
+        (
+            webhook(where={"a": {"b": 1}}),
+            'sinks.ops.where.a: given {"b": 1}, expected no table; the name of an',
+        ),
+        (
+            "[approvals.auto]\ngroup = true",
+            'approvals.auto: given {"group": true}, expected tables: [[approvals.auto]]',
+        ),
+        (
+            '[approvals]\nnamespace = "contoso"\nqueue = "a"',
+            'approvals.namespace: given "contoso", expected NAME.',
+        ),
         (webhook(where={"a": []}), "sinks.ops.where.a: given [], expected a text"),
         (webhook(allow_http="perhaps"), 'sinks.ops.allow_http: given "perhaps", expected a valid boolean'),
         (webhook(max_age_seconds=-1), "sinks.ops.max_age_seconds: given -1, expected greater than 0"),
