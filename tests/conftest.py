@@ -89,15 +89,6 @@ def without_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def lab() -> Iterator[ImdsLab]:
-    """Return IMDS for one VM, without the limit on requests."""
-    from tests.support.imds_lab import ImdsLab  # noqa: PLC0415
-
-    with ImdsLab(rate_limit=None) as started:
-        yield started
-
-
-@pytest.fixture
 def imds() -> Iterator[ImdsLab]:
     """Return IMDS for two VMs of a group, without the limit on requests."""
     from tests.support.imds_lab import ImdsLab  # noqa: PLC0415
@@ -221,7 +212,7 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def cli(call: Call, config: Path, request: pytest.FixtureRequest) -> Cli:
-    """Run commands in this process with a configuration, for which `lab` is started when it is needed."""
+    """Run commands in this process with a configuration, for which `imds` is started when it is needed."""
     from tests.support.cli import Cli  # noqa: PLC0415
 
-    return Cli(call, config, lambda: request.getfixturevalue("lab"))
+    return Cli(call, config, lambda: request.getfixturevalue("imds"))

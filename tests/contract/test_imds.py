@@ -57,7 +57,7 @@ def client(lab: ImdsLab) -> Case:
 
 @pytest.fixture(params=["client", "double"])
 def case(request: pytest.FixtureRequest) -> Iterator[Case]:
-    made = double() if request.param == "double" else client(request.getfixturevalue("lab"))
+    made = double() if request.param == "double" else client(request.getfixturevalue("imds"))
     yield made
     made.imds.close()
 

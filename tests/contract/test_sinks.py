@@ -226,42 +226,42 @@ def eventgrid(place: Place, flavor: str) -> Case:
 
 
 def servicebus(place: Place) -> Case:
-    lab: ServiceBusLab = place("lab")
+    bus: ServiceBusLab = place("bus")
     given = {
         "kind": "servicebus",
         "queue": QUEUE,
         "timeout_seconds": place.limit_seconds,
-        "connection_string_file": place.write_secret(lab.connection_string),
+        "connection_string_file": place.write_secret(bus.connection_string),
     }
     sink = ServiceBusSink(ServiceBusSettings.model_validate(given))
 
     def fail(kind: str) -> None:
         sink.reload()  # an open link is not asked for the right to send
-        lab.fault(kind, count=1)
+        bus.fault(kind, count=1)
 
     def hang() -> Callable[[], None]:
-        lab.fault("stall")
-        return lambda: lab.clear_faults("stall")
+        bus.fault("stall")
+        return lambda: bus.clear_faults("stall")
 
     def rotate() -> str:
-        place.write_secret(lab.connection_string_with(NEW_SECRET))
+        place.write_secret(bus.connection_string_with(NEW_SECRET))
         sink.reload()
-        return lab.connection_string
+        return bus.connection_string
 
     later = dict.fromkeys(("busy", "quota", "drop_before_store"), Unavailable)
     return Case(
         sink=sink,
-        bodies=lambda: [message.body for message in lab.entity(QUEUE).messages],
+        bodies=lambda: [message.body for message in bus.entity(QUEUE).messages],
         failures={**later, **dict.fromkeys(("unauthorized", "missing", "refuse_cbs"), Misconfigured)},
         fail=fail,
-        fail_second=lambda: lab.fault("busy", count=1, after=1),
+        fail_second=lambda: bus.fault("busy", count=1, after=1),
         hang=hang,
         rotate=rotate,
     )
 
 
 @pytest.fixture
-def lab() -> Iterator[ServiceBusLab]:
+def bus() -> Iterator[ServiceBusLab]:
     with ServiceBusLab(entities(), key=SECRET, max_message_bytes=4000) as started:
         yield started
 

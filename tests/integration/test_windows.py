@@ -32,10 +32,10 @@ SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 class SimulatedForward(Forward):
     """`imds-bridge forward` without what Windows lacks."""
 
-    def __init__(self, folder: Path, lab: ImdsLab, inbox: Inbox) -> None:
+    def __init__(self, folder: Path, imds: ImdsLab, inbox: Inbox) -> None:
         sink = {"kind": "webhook", "url": inbox.url, "from_start": True}
-        imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
-        super().__init__(folder, {"imds": imds, "sinks": {"ops": sink}, "stop_seconds": LIMIT_SECONDS})
+        given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
+        super().__init__(folder, {"imds": given, "sinks": {"ops": sink}, "stop_seconds": LIMIT_SECONDS})
         self._command = [*SIMULATED, "forward", "--config", str(self.config)]
 
 
@@ -52,11 +52,11 @@ def simulated(*arguments: str, env: Mapping[str, str] | None = None) -> subproce
 
 @pytest.mark.parametrize("number", [signal.SIGINT, BREAK])
 def test_a_change_reaches_a_webhook_a_second_process_is_refused_and_ctrl_c_or_ctrl_break_ends_the_first(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
 ) -> None:
-    with SimulatedForward(tmp_path, lab, inbox) as forward:
+    with SimulatedForward(tmp_path, imds, inbox) as forward:
         forward.wait_for_status(lambda status: status["running"])
-        lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+        imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
         inbox.wait_for(lambda: SCHEDULED in {event["type"] for event in inbox.events()}, LIMIT_SECONDS)
         assert forward.process is not None
         second = simulated("forward", "--config", str(forward.config))

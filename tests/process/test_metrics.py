@@ -40,15 +40,15 @@ def scrape(url: str, **headers: str) -> str:
     return requests.get(f"{url}/metrics", headers=headers, timeout=30).text
 
 
-def test_a_change_is_counted_from_imds_to_the_receiver(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+def test_a_change_is_counted_from_imds_to_the_receiver(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     settings = {
         "metrics": {"listen": "127.0.0.1:0"},
-        "imds": {"endpoint": lab.url("web-0"), "poll_seconds": 0.2},
+        "imds": {"endpoint": imds.url("web-0"), "poll_seconds": 0.2},
         "sinks": {"ops": {"kind": "webhook", "url": inbox.url}},
     }
     with Forward(tmp_path, settings) as forward:
         url = served(forward)
-        lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=890)
+        imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=890)
         wait_until(lambda: samples(scrape(url))["deliveries_total", "delivered", "ops"] >= 3)
         text = scrape(url)
     found = samples(text)

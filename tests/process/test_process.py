@@ -29,23 +29,23 @@ def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
     return {"kind": "webhook", "url": inbox.url, "types": TYPES, "from_start": True, **more}
 
 
-def settings(lab: ImdsLab, sinks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
-    return {"imds": imds, "stop_seconds": LIMIT_SECONDS, "sinks": sinks, **more}
+def settings(imds: ImdsLab, sinks: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
+    return {"imds": given, "stop_seconds": LIMIT_SECONDS, "sinks": sinks, **more}
 
 
 def types_at(inbox: Inbox) -> list[str]:
     return [event["type"] for event in inbox.events()]
 
 
-def schedule(lab: ImdsLab) -> str:
-    return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+def schedule(imds: ImdsLab) -> str:
+    return imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
 
-def wait_for_polls(lab: ImdsLab, count: int = 2) -> None:
+def wait_for_polls(imds: ImdsLab, count: int = 2) -> None:
     """Wait until so many requests have come from now on."""
-    before = len(lab.requests())
-    lab.wait_for(lambda: len(lab.requests()) >= before + count, timeout=LIMIT_SECONDS)
+    before = len(imds.requests())
+    imds.wait_for(lambda: len(imds.requests()) >= before + count, timeout=LIMIT_SECONDS)
 
 
 # --- how it ends ---
@@ -53,72 +53,72 @@ def wait_for_polls(lab: ImdsLab, count: int = 2) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_event_that_appears_just_before_the_signal_is_delivered(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path, number: signal.Signals
 ) -> None:
-    slowly = {"endpoint": lab.url("web-0"), "poll_seconds": 60}  # the last poll comes at once all the same
-    with Forward(tmp_path, {**settings(lab, {"inbox": webhook(inbox)}), "imds": slowly}) as forward:
+    slowly = {"endpoint": imds.url("web-0"), "poll_seconds": 60}  # the last poll comes at once all the same
+    with Forward(tmp_path, {**settings(imds, {"inbox": webhook(inbox)}), "imds": slowly}) as forward:
         forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] == 0)
         inbox.wait_for(1, LIMIT_SECONDS)
-        schedule(lab)
+        schedule(imds)
         forward.signal(number)
         assert forward.wait() == 0, forward
     assert SCHEDULED in types_at(inbox)
 
 
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault("timeout", count=None)
     sinks = {"inbox": webhook(inbox, timeout_seconds=60)}
-    with Forward(tmp_path, settings(lab, sinks, stop_seconds=1)) as forward:
+    with Forward(tmp_path, settings(imds, sinks, stop_seconds=1)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         assert forward.stop() == 0, forward
         assert forward.status()["running"] is False
         assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
 
 
-def test_a_stdout_that_nobody_reads_does_not_keep_the_process(lab: ImdsLab, tmp_path: Path) -> None:
+def test_a_stdout_that_nobody_reads_does_not_keep_the_process(imds: ImdsLab, tmp_path: Path) -> None:
     with ExitStack() as stack:
         unread, output = os.pipe()
         stack.callback(os.close, unread)
-        lab.serve_document({"DocumentIncarnation": 1, "Events": [], "Filler": "x" * 200_000})
-        with Forward(tmp_path, settings(lab, {}, stop_seconds=0.5), stdout=output) as forward:
+        imds.serve_document({"DocumentIncarnation": 1, "Events": [], "Filler": "x" * 200_000})
+        with Forward(tmp_path, settings(imds, {}, stop_seconds=0.5), stdout=output) as forward:
             os.close(output)
             wait_until(lambda: os.read(unread, 1), describe=lambda: forward)
             assert forward.stop() == 0, forward
 
 
-def test_a_closed_stdout_pipe_does_not_end_the_process(lab: ImdsLab, tmp_path: Path) -> None:
-    with Forward(tmp_path, settings(lab, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
+def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: Path) -> None:
+    with Forward(tmp_path, settings(imds, {}, stop_seconds=0.5), stdout=subprocess.PIPE) as forward:
         assert forward.process is not None
         assert forward.process.stdout is not None
         json.loads(forward.process.stdout.readline())
         forward.process.stdout.close()
-        schedule(lab)
+        schedule(imds)
         forward.wait_for_log("standard output cannot be written")
         assert forward.stop() == 0, forward
 
 
-def test_a_process_without_standard_output_goes_on(lab: ImdsLab, tmp_path: Path) -> None:
-    forward = Forward(tmp_path, settings(lab, {}, stop_seconds=0.5))
+def test_a_process_without_standard_output_goes_on(imds: ImdsLab, tmp_path: Path) -> None:
+    forward = Forward(tmp_path, settings(imds, {}, stop_seconds=0.5))
     forward._command[:0] = ["/bin/sh", "-c", 'exec "$@" >&-', "sh"]
     with forward:
-        wait_for_polls(lab, 4)
+        wait_for_polls(imds, 4)
         assert forward.stop() == 0, forward
 
 
 def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     sinks = {"inbox": webhook(inbox)}
-    forward = Forward(tmp_path, settings(lab, sinks, log_level="debug", stop_seconds=5))
+    forward = Forward(tmp_path, settings(imds, sinks, log_level="debug", stop_seconds=5))
     unread, stderr = os.pipe()
     try:
         size = fcntl.fcntl(stderr, fcntl.F_SETPIPE_SZ, 4096)
         os.write(stderr, b"x" * size)
         with subprocess.Popen(forward._command, env=environment(), stderr=stderr) as process:
             for count in range(1, 4):
-                schedule(lab)
+                schedule(imds)
                 inbox.wait_for(lambda count=count: types_at(inbox).count(SCHEDULED) == count, LIMIT_SECONDS)  # type: ignore[misc]
             process.terminate()
             assert process.wait(LIMIT_SECONDS) == 0
@@ -128,9 +128,9 @@ def test_a_log_that_nothing_reads_blocks_neither_polls_nor_the_end(
         os.close(stderr)
 
 
-def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
+def test_a_second_signal_ends_it_at_once(imds: ImdsLab, inbox: Inbox, tmp_path: Path) -> None:
     inbox.fault("timeout", count=None)
-    patient = {**settings(lab, {"inbox": webhook(inbox, timeout_seconds=60)}), "stop_seconds": 600}
+    patient = {**settings(imds, {"inbox": webhook(inbox, timeout_seconds=60)}), "stop_seconds": 600}
     with Forward(tmp_path, patient) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         forward.signal(signal.SIGINT)
@@ -138,7 +138,7 @@ def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: P
         forward.signal(signal.SIGTERM)
         assert forward.wait() == 1
         forward.wait_for_log("second signal")
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})):
+    with Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)})):
         inbox.clear_faults()
         inbox.wait_for(1, LIMIT_SECONDS)
 
@@ -147,24 +147,24 @@ def test_a_second_signal_ends_it_at_once(lab: ImdsLab, inbox: Inbox, tmp_path: P
 
 
 def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault(503, count=None)
-    schedule(lab)
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}, stop_seconds=0.5)) as forward:
+    schedule(imds)
+    with Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)}, stop_seconds=0.5)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         assert forward.stop() == 0
     inbox.clear()
-    lab.fault("slow", seconds=130, count=None)
+    imds.fault("slow", seconds=130, count=None)
     with forward:
         inbox.wait_for(2, LIMIT_SECONDS)
         assert types_at(inbox)[0] == SCHEDULED
         assert forward.stop() == 0, forward
 
 
-def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp_path: Path) -> None:
-    event_id = schedule(lab)
-    with Forward(tmp_path, settings(lab, {})) as forward:
+def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(imds: ImdsLab, tmp_path: Path) -> None:
+    event_id = schedule(imds)
+    with Forward(tmp_path, settings(imds, {})) as forward:
         wait_until(lambda: DOCUMENT in forward.output.read_text(), describe=lambda: forward)
         assert forward.stop() == 0
     printed = map(json.loads, forward.output.read_text().splitlines())
@@ -174,17 +174,17 @@ def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(lab: ImdsLab, tmp
 
 
 def test_a_forwarder_with_only_a_webhook_loads_nothing_that_it_does_not_need_even_after_a_refusal(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault(400)
     code = "import sys; from bridge.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
-    forward = Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)}))
+    forward = Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)}))
     running = [sys.executable, "-c", code, "forward", "--config", str(forward.config)]
     with subprocess.Popen(
         running, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
-        schedule(lab)
+        schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
         process.terminate()
         modules = process.communicate(timeout=LIMIT_SECONDS)[0].split()
@@ -197,11 +197,11 @@ def test_a_forwarder_with_only_a_webhook_loads_nothing_that_it_does_not_need_eve
 
 
 def test_a_dead_letter_is_sent_again_while_the_process_runs(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     inbox.fault(422, body="no such channel")
-    with Forward(tmp_path, settings(lab, {"inbox": webhook(inbox)})) as forward:
-        schedule(lab)
+    with Forward(tmp_path, settings(imds, {"inbox": webhook(inbox)})) as forward:
+        schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
         ((sink, event_id, reason, detail),) = wait_until(lambda: read_outbox(forward.state).dead)
         assert (sink, reason) == ("inbox", "rejected")
@@ -225,7 +225,7 @@ SECRETS = {
 
 
 def test_no_secret_appears_in_any_output_even_at_debug_level(
-    lab: ImdsLab, inbox: Inbox, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
     url, token, headers = (tmp_path / name for name in ("url", "token", "headers"))
     url.write_text(f"{inbox.base_url}/services/{SECRETS['path']}?sig={SECRETS['query']}&v=1")
@@ -245,15 +245,15 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
     echo = json.dumps({"you sent": list(SECRETS.values()), "to": url.read_text()})
     for status in (401, 400, 503):
         inbox.fault(status, body=echo)
-    with Forward(tmp_path / "run", settings(lab, sinks, log_level="debug", stop_seconds=0.5)) as forward:
+    with Forward(tmp_path / "run", settings(imds, sinks, log_level="debug", stop_seconds=0.5)) as forward:
         inbox.wait_for(lambda: inbox.received, LIMIT_SECONDS)
         token.write_text(SECRETS["token"])
-        schedule(lab)
+        schedule(imds)
         inbox.wait_for(1, LIMIT_SECONDS)
         wait_until(lambda: read_outbox(forward.state).dead)
         token.unlink()
         inbox.fault(403, body=echo)
-        schedule(lab)
+        schedule(imds)
         forward.wait_for_log("a secret file cannot be used")
         forward.wait_for_status(lambda status: status["sinks"]["plain"]["state"] == "retrying")
         outputs = [
@@ -272,9 +272,9 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
 
 
 def test_what_everybody_may_write_is_logged_as_an_error_and_the_state_is_for_its_owner_alone(
-    lab: ImdsLab, tmp_path: Path
+    imds: ImdsLab, tmp_path: Path
 ) -> None:
-    forward = Forward(tmp_path, settings(lab, {}))
+    forward = Forward(tmp_path, settings(imds, {}))
     forward.config.chmod(0o666)
     forward.state.mkdir(parents=True)
     forward.state.chmod(0o777)

@@ -39,21 +39,15 @@ servicebus._Link.open = lambda _: time.sleep(3600)
 
 
 @pytest.fixture
-def imds() -> Iterator[ImdsLab]:
-    with ImdsLab(rate_limit=None) as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab() -> Iterator[ServiceBusLab]:
+def bus() -> Iterator[ServiceBusLab]:
     with ServiceBusLab(entities(), key=KEY) as started:
         yield started
         assert started.failures == ()
 
 
-def settings(imds: ImdsLab, bus: dict[str, Any], inbox: Inbox | None = None, **more: Any) -> dict[str, Any]:
+def settings(imds: ImdsLab, sink: dict[str, Any], inbox: Inbox | None = None, **more: Any) -> dict[str, Any]:
     common = {"types": TYPES, "from_start": True}
-    sinks: dict[str, Any] = {"bus": {"kind": "servicebus", "queue": QUEUE, **common, **bus}}
+    sinks: dict[str, Any] = {"bus": {"kind": "servicebus", "queue": QUEUE, **common, **sink}}
     if inbox:
         sinks["hook"] = {"kind": "webhook", "url": inbox.url, **common}
     given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
@@ -70,11 +64,11 @@ def wanted(forward: Forward) -> list[str]:
     return [row[1] for row in read_outbox(forward.state).events if row[2].startswith(prefixes)]
 
 
-def assert_all_arrived_in_order(lab: ServiceBusLab, forward: Forward) -> None:
+def assert_all_arrived_in_order(bus: ServiceBusLab, forward: Forward) -> None:
     """Check that the queue has every event that the sink takes, in the order that is promised."""
     ids_wanted = set(wanted(forward))
     stored = [json.loads(body) for _, id_, _, body in read_outbox(forward.state).events if id_ in ids_wanted]
-    arrived = [json.loads(message.body) for message in lab.entity(QUEUE).messages]
+    arrived = [json.loads(message.body) for message in bus.entity(QUEUE).messages]
     assert by_order_key(arrived) == by_order_key(stored)
 
 
@@ -86,17 +80,17 @@ def wrapped(forward: Forward, change: str) -> Forward:
 
 @pytest.mark.parametrize("kind", ["silent", "stall"])
 def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
-    imds: ImdsLab, inbox: Inbox, lab: ServiceBusLab, tmp_path: Path, kind: str
+    imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, tmp_path: Path, kind: str
 ) -> None:
     """The bus may take twice as long as the test waits for the process to end."""
-    patient = {"connection_string": lab.connection_string, "timeout_seconds": 2 * LIMIT_SECONDS}
+    patient = {"connection_string": bus.connection_string, "timeout_seconds": 2 * LIMIT_SECONDS}
     forward = Forward(tmp_path, settings(imds, patient, inbox))
     if kind == "silent":
-        lab.fault(kind)
+        bus.fault(kind)
     with forward:
         if kind == "stall":
             forward.wait_for_status(lambda status: status["sinks"]["bus"]["last_success_at"])
-            lab.fault(kind)
+            bus.fault(kind)
         inbox.wait_for(1, LIMIT_SECONDS)
         for number in range(3):
             schedule(imds)
@@ -107,51 +101,51 @@ def test_a_bus_that_does_not_answer_holds_up_neither_poll_nor_webhook_nor_stop(
             assert forward.stop() == 0, forward
         # else it is killed
     assert [event["id"] for event in inbox.events()] == wanted(forward)
-    lab.clear_faults()
+    bus.clear_faults()
     with forward:
-        wait_for_all(lab, forward)
+        wait_for_all(bus, forward)
         forward.wait_for_status(lambda status: status["sinks"]["bus"]["backlog"] == 0)
         assert forward.stop() == 0, forward
-    assert_all_arrived_in_order(lab, forward)
+    assert_all_arrived_in_order(bus, forward)
 
 
-def arrived(lab: ServiceBusLab) -> list[str]:
-    return [message.message_id for message in lab.entity(QUEUE).messages]
+def arrived(bus: ServiceBusLab) -> list[str]:
+    return [message.message_id for message in bus.entity(QUEUE).messages]
 
 
-def wait_for_all(lab: ServiceBusLab, forward: Forward) -> None:
+def wait_for_all(bus: ServiceBusLab, forward: Forward) -> None:
     """Wait until the queue has every event that the outbox has for it."""
-    wait_until(lambda: set(arrived(lab)) >= set(wanted(forward)), describe=forward.status)
+    wait_until(lambda: set(arrived(bus)) >= set(wanted(forward)), describe=forward.status)
 
 
 def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_next_run_goes_on(
-    imds: ImdsLab, inbox: Inbox, lab: ServiceBusLab, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, tmp_path: Path
 ) -> None:
-    bus = {"connection_string": lab.connection_string}
-    given = settings(imds, bus, inbox, stop_seconds=LIMIT_SECONDS)
+    sink = {"connection_string": bus.connection_string}
+    given = settings(imds, sink, inbox, stop_seconds=LIMIT_SECONDS)
     with wrapped(Forward(tmp_path, given), HANGING) as forward:
         assert forward.wait() == 1, forward
         assert "not returned" in forward.log.read_text()
     assert [event["id"] for event in inbox.events()] == wanted(forward)
     assert wanted(forward)
     with Forward(tmp_path, given) as forward:
-        wait_for_all(lab, forward)
+        wait_for_all(bus, forward)
         assert forward.stop() == 0, forward
-    assert arrived(lab) == wanted(forward)
+    assert arrived(bus) == wanted(forward)
     assert [event["id"] for event in inbox.events()] == wanted(forward)
 
 
 def test_no_secret_of_the_bus_is_in_log_status_or_check(
-    imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
+    imds: ImdsLab, bus: ServiceBusLab, tmp_path: Path
 ) -> None:
-    environment = {"IMDS_BRIDGE__SINKS__BUS__CONNECTION_STRING": lab.connection_string}
-    lab.fault("refuse_cbs")
+    environment = {"IMDS_BRIDGE__SINKS__BUS__CONNECTION_STRING": bus.connection_string}
+    bus.fault("refuse_cbs")
     with Forward(tmp_path, settings(imds, {}, log_level="debug"), env=environment) as forward:
         forward.wait_for_status(lambda status: status["sinks"]["bus"]["last_error"])
         status = run("status", "--config", forward.config, env=environment)
         checked = run("check", "--config", forward.config, env=environment)
-        lab.clear_faults()
-        wait_for_all(lab, forward)
+        bus.clear_faults()
+        wait_for_all(bus, forward)
         assert forward.stop() == 0, forward
     assert checked.returncode == 3
     assert "the key or identity is refused" in checked.stdout
@@ -167,16 +161,16 @@ def test_no_secret_of_the_bus_is_in_log_status_or_check(
 
 
 def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
-    imds: ImdsLab, lab: ServiceBusLab, tmp_path: Path
+    imds: ImdsLab, bus: ServiceBusLab, tmp_path: Path
 ) -> None:
     """Not the real thing: the token is made up and not checked, and TLS is off in the process's SDK."""
     with TokenEndpoint((500, 0.0)) as tokens:
-        given = settings(imds, {"namespace": f"127.0.0.1:{lab.port}"}, log_level="debug")
+        given = settings(imds, {"namespace": f"127.0.0.1:{bus.port}"}, log_level="debug")
         environment = {"AZURE_POD_IDENTITY_AUTHORITY_HOST": tokens.url}
         with wrapped(Forward(tmp_path, given, env=environment), NO_TLS) as forward:
-            wait_until(lambda: lab.entity(QUEUE).messages, describe=forward.status)
+            wait_until(lambda: bus.entity(QUEUE).messages, describe=forward.status)
             assert forward.stop() == 0, forward
-    assert arrived(lab) == wanted(forward)
+    assert arrived(bus) == wanted(forward)
     assert "no token for the identity" in forward.log.read_text()
     assert TOKEN not in forward.log.read_text()
     assert "ManagedIdentityCredential will use" not in forward.log.read_text()  # the libraries say nothing

@@ -182,32 +182,32 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def supervised(systemd: NotifySocket, folder: Path, lab: ImdsLab, **more: Any) -> Forward:
+def supervised(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) -> Forward:
     """Return the process under systemd with a watchdog of a second."""
-    imds = {"endpoint": lab.url("web-0"), "poll_seconds": 0.2}
+    given = {"endpoint": imds.url("web-0"), "poll_seconds": 0.2}
     env = {"NOTIFY_SOCKET": systemd.name, "WATCHDOG_USEC": "1000000"}
-    return Forward(folder, {"imds": imds, "stop_seconds": 5.0, **more}, env=env)
+    return Forward(folder, {"imds": given, "stop_seconds": 5.0, **more}, env=env)
 
 
-def blocking(systemd: NotifySocket, folder: Path, lab: ImdsLab) -> Forward:
+def blocking(systemd: NotifySocket, folder: Path, imds: ImdsLab) -> Forward:
     """Return the process with the sink that blocks while `folder` has a file `blocked`."""
-    forward = supervised(systemd, folder, lab)
+    forward = supervised(systemd, folder, imds)
     forward._command[1:3] = ["-c", BLOCKING, str(folder / "blocked")]
     return forward
 
 
-def schedule(lab: ImdsLab) -> str:
-    return lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
+def schedule(imds: ImdsLab) -> str:
+    return imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
 
 def test_the_process_reports_ready_alive_and_stopping(
-    lab: ImdsLab, inbox: Inbox, systemd: NotifySocket, tmp_path: Path
+    imds: ImdsLab, inbox: Inbox, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     sinks = {"inbox": {"kind": "webhook", "url": inbox.url}}
-    with supervised(systemd, tmp_path, lab, sinks=sinks) as forward:
+    with supervised(systemd, tmp_path, imds, sinks=sinks) as forward:
         systemd.wait_for("WATCHDOG=1", count=3)
         systemd.wait_for("STATUS=web-0: no events")
-        schedule(lab)
+        schedule(imds)
         wait_until(lambda: any("Reboot scheduled, not before" in line for line in systemd.lines))
         assert forward.stop() == 0, forward
     systemd.wait_for("EXTEND_TIMEOUT_USEC=35000000")
@@ -217,18 +217,18 @@ def test_the_process_reports_ready_alive_and_stopping(
 
 
 def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
-    lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
+    imds: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
-    lab.fault("slow", seconds=130, count=None)
-    with blocking(systemd, tmp_path, lab) as forward:
+    imds.fault("slow", seconds=130, count=None)
+    with blocking(systemd, tmp_path, imds) as forward:
         systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
         silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward
 
 
-def test_a_wrong_configuration_is_never_ready(lab: ImdsLab, systemd: NotifySocket, tmp_path: Path) -> None:
-    with supervised(systemd, tmp_path, lab, sinks={"ops": {"kind": "webhook"}}) as forward:
+def test_a_wrong_configuration_is_never_ready(imds: ImdsLab, systemd: NotifySocket, tmp_path: Path) -> None:
+    with supervised(systemd, tmp_path, imds, sinks={"ops": {"kind": "webhook"}}) as forward:
         assert forward.wait() == 2
         assert "sinks.ops.url: is missing (or url_file)" in forward.log.read_text()
     assert systemd.lines == []
@@ -236,16 +236,16 @@ def test_a_wrong_configuration_is_never_ready(lab: ImdsLab, systemd: NotifySocke
 
 
 def test_a_loop_that_hangs_keeps_the_watchdog_from_being_fed_until_it_goes_on(
-    lab: ImdsLab, systemd: NotifySocket, tmp_path: Path
+    imds: ImdsLab, systemd: NotifySocket, tmp_path: Path
 ) -> None:
     blocked = tmp_path / "blocked"
     blocked.touch()
-    with blocking(systemd, tmp_path, lab) as forward:
+    with blocking(systemd, tmp_path, imds) as forward:
 
         def main_thread_goes_round() -> None:
             """Wait until the process has written its status twice from now on."""
             for _ in range(2):
-                event_id = schedule(lab)
+                event_id = schedule(imds)
                 forward.wait_for_status(lambda status: event_id in json.dumps(status["document"]))  # noqa: B023 - called at once
 
         stalled = forward.wait_for_log("threads are stalled: sink-stdout")

@@ -38,15 +38,15 @@ def webhook(inbox: Inbox, **more: Any) -> dict[str, Any]:
     return {"kind": "webhook", "url": inbox.url, **more}
 
 
-def test_a_working_configuration_shows_each_part_and_exits_0(cli: Cli, lab: ImdsLab, inbox: Inbox) -> None:
-    lab.schedule(event_type="Reboot", resources=["web-0"])
+def test_a_working_configuration_shows_each_part_and_exits_0(cli: Cli, imds: ImdsLab, inbox: Inbox) -> None:
+    imds.schedule(event_type="Reboot", resources=["web-0"])
     cli.sinks(ops=webhook(inbox), screen={"kind": "stdout"})
     done = cli("check")
     assert done.code == 0
     lines = done.out.splitlines()
     assert lines[0].split() == ["CHECK", "RESULT", "MESSAGE"]
     assert [line.split()[0] for line in lines[1:]] == ["state", "imds", "instance", "sink", "sink"]
-    for text in (f"1 event(s) from {lab.url('web-0')}", "VM is web-0", f"{inbox.base_url}: reachable"):
+    for text in (f"1 event(s) from {imds.url('web-0')}", "VM is web-0", f"{inbox.base_url}: reachable"):
         assert text in done.out
     done = cli.check()
     parts = ["state forward", "imds", "instance", "sink ops", "sink screen"]
@@ -56,10 +56,10 @@ def test_a_working_configuration_shows_each_part_and_exits_0(cli: Cli, lab: Imds
     assert not cli.state().exists()
 
 
-def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, lab: ImdsLab) -> None:
+def test_an_imds_that_is_down_fails_with_the_reason_and_the_remedy(cli: Cli, imds: ImdsLab) -> None:
     cli.sinks()
-    url = lab.url("web-0")
-    lab.close()
+    url = imds.url("web-0")
+    imds.close()
     done = cli("check")
     assert done.code == 3
     for text in (f"IMDS at {url}: the connection failed: Connection refused", "-> on an Azure VM", "stdout"):
@@ -79,9 +79,9 @@ def test_an_imds_that_never_answers_ends_soon_and_says_what_that_means(
     )
 
 
-def test_an_invalid_answer_of_imds_fails(cli: Cli, lab: ImdsLab) -> None:
+def test_an_invalid_answer_of_imds_fails(cli: Cli, imds: ImdsLab) -> None:
     cli.sinks()
-    lab.fault("garbage")
+    imds.fault("garbage")
     done = cli.check()
     assert (done.code, done.row(check="imds")["result"]) == (3, "FAIL")
 
@@ -140,12 +140,12 @@ def test_an_answer_that_is_an_error_is_a_warning_and_a_failure_where_it_refuses_
 
 
 def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
-    cli: Cli, lab: ImdsLab, inbox: Inbox, bus: ServiceBusLab, authority: Authority
+    cli: Cli, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, authority: Authority
 ) -> None:
     to_bus = {"connection_string": bus.connection_string}
     with RawServer(lambda *_: None, tls=authority.server()) as secured:
         cli.write(
-            imds={"endpoint": lab.url("web-0")},
+            imds={"endpoint": imds.url("web-0")},
             sinks={
                 "unknown": {"kind": "webhook", "url": secured.url},
                 "plain": {"kind": "webhook", "url": inbox.url.replace("http:", "https:")},
@@ -165,12 +165,12 @@ def test_wrong_tls_and_wrong_sessions_have_remedies_of_their_own(
         assert remedy in row["remedy"]
 
 
-def test_a_program_without_its_interpreter_fails(cli: Cli, lab: ImdsLab, tmp_path: Path) -> None:
+def test_a_program_without_its_interpreter_fails(cli: Cli, imds: ImdsLab, tmp_path: Path) -> None:
     program = tmp_path / "drain"
     program.write_text("#!/usr/bin/pyhton3\n")
     program.chmod(0o755)
     cli.write(
-        imds={"endpoint": lab.url("web-0")},
+        imds={"endpoint": imds.url("web-0")},
         sinks={"own": {"kind": "exec", "run": [str(program)]}},
         approvals={"auto": [{"event_type": ["Freeze"], "run": [str(program)]}]},
     )
@@ -352,9 +352,9 @@ def test_events_that_wait_for_a_sink_that_left_the_configuration_are_a_warning(c
     assert cli.check().row(check="outbox forward", result="warn")["message"] == message
 
 
-def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, lab: ImdsLab, inbox: Inbox) -> None:
+def test_a_metrics_port_in_use_fails_unless_the_process_has_it(cli: Cli, imds: ImdsLab, inbox: Inbox) -> None:
     listen = urlsplit(inbox.base_url).netloc
-    cli.write(imds={"endpoint": lab.url("web-0")}, metrics={"listen": listen})
+    cli.write(imds={"endpoint": imds.url("web-0")}, metrics={"listen": listen})
     done = cli.check()
     message = f"{listen} cannot be listened on: Address already in use"
     assert (done.code, done.row(check="metrics", result="FAIL")["message"]) == (3, message)

@@ -30,9 +30,9 @@ ACTIONS = [
 
 
 @pytest.fixture
-def once(cli: Cli, lab: ImdsLab, inbox: Inbox) -> Cli:
+def once(cli: Cli, imds: ImdsLab, inbox: Inbox) -> Cli:
     sink = {"kind": "webhook", "url": inbox.url}
-    cli.write(stop_seconds=0.5, sinks={"ops": sink}, imds={"endpoint": lab.url("web-0")})
+    cli.write(stop_seconds=0.5, sinks={"ops": sink}, imds={"endpoint": imds.url("web-0")})
     return cli
 
 
@@ -40,9 +40,9 @@ def run_once(once: Cli) -> subprocess.CompletedProcess[str]:
     return run("forward", "--once", "--config", once.config)
 
 
-def test_forward_once_publishes_what_has_changed_and_exits_0(once: Cli, lab: ImdsLab, inbox: Inbox) -> None:
+def test_forward_once_publishes_what_has_changed_and_exits_0(once: Cli, imds: ImdsLab, inbox: Inbox) -> None:
     assert run_once(once).returncode == 0
-    lab.schedule(event_type="Reboot", resources=["web-0"])
+    imds.schedule(event_type="Reboot", resources=["web-0"])
     assert run_once(once).returncode == 0
     types = [event["type"].split(".", 2)[2] for event in inbox.events()]
     heartbeat, document = "bridge.heartbeat.v1", "document.changed.v1"
@@ -50,8 +50,8 @@ def test_forward_once_publishes_what_has_changed_and_exits_0(once: Cli, lab: Imd
     assert types[3:] == [heartbeat, "scheduledevent.scheduled.v1", document, heartbeat]
 
 
-def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(once: Cli, lab: ImdsLab) -> None:
-    lab.fault(500, count=None)
+def test_forward_once_without_an_answer_of_imds_exits_3_with_the_reason(once: Cli, imds: ImdsLab) -> None:
+    imds.fault(500, count=None)
     done = run_once(once)
     assert done.returncode == 3
     assert re.search(r"^imds-bridge: IMDS gave no usable answer: .*500", done.stderr, re.MULTILINE)

@@ -210,9 +210,9 @@ def test_with_watch_it_is_shown_again_until_it_is_interrupted(
     assert "\x1b" not in done.out
 
 
-def test_the_status_of_the_real_process_is_live(lab: ImdsLab, call: Call, tmp_path: Path) -> None:
-    lab.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
-    with Forward(tmp_path, {"imds": {"endpoint": lab.url("web-0")}}) as forward:
+def test_the_status_of_the_real_process_is_live(imds: ImdsLab, call: Call, tmp_path: Path) -> None:
+    imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=900)
+    with Forward(tmp_path, {"imds": {"endpoint": imds.url("web-0")}}) as forward:
         pid = forward.wait_for_status(lambda written: written["document"] and written["pid"])
         done = call("status", "--json", "--config", forward.config)
         assert (done.code, done.json["pid"], done.json["vm"]) == (0, pid, "web-0")

@@ -60,13 +60,13 @@ def failure(client: ImdsClient, *, timeout_seconds: float | None = None) -> Imds
 # Requests
 
 
-def test_the_request_is_as_imds_requires(lab: ImdsLab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_is_as_imds_requires(imds: ImdsLab, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    body = client(lab.url("web-0")).document()
+    body = client(imds.url("web-0")).document()
     assert json.loads(body) == {"DocumentIncarnation": 1, "Events": []}
-    client(lab.url("web-0"), api_version="2017-03-01").document()
-    request, other = lab.requests()
+    client(imds.url("web-0"), api_version="2017-03-01").document()
+    request, other = imds.requests()
     assert (request.method, request.path, request.query) == ("GET", EVENTS_PATH, "api-version=2020-07-01")
     assert other.query == "api-version=2017-03-01"
     assert request.headers["metadata"] == "true"
@@ -197,13 +197,13 @@ def test_an_approval_is_sent_once_on_a_connection_of_its_own() -> None:
     ],
 )
 def test_any_status_but_200_is_an_error(
-    lab: ImdsLab, fault: Any, asked: str | None, status: int, obeyed: float | None
+    imds: ImdsLab, fault: Any, asked: str | None, status: int, obeyed: float | None
 ) -> None:
-    lab.fault(fault, retry_after=asked)
-    error = failure(client(lab.url("web-0")))
+    imds.fault(fault, retry_after=asked)
+    error = failure(client(imds.url("web-0")))
     assert (error.status, error.retry_after_seconds) == (status, obeyed)
     assert f"answered {status}" in str(error)
-    assert len(lab.requests()) == 1
+    assert len(imds.requests()) == 1
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,12 @@ def test_any_status_but_200_is_an_error(
     ],
 )
 def test_the_call_after_a_broken_connection_or_a_huge_answer_succeeds(
-    lab: ImdsLab, kind: str, reason: str
+    imds: ImdsLab, kind: str, reason: str
 ) -> None:
-    lab.fault(kind, count=1)
-    imds = client(lab.url("web-0"))
-    assert re.search(reason, str(failure(imds)))
-    imds.document()
+    imds.fault(kind, count=1)
+    asking = client(imds.url("web-0"))
+    assert re.search(reason, str(failure(asking)))
+    asking.document()
 
 
 def test_an_address_that_cannot_be_used_is_an_error() -> None:
@@ -273,11 +273,11 @@ def test_an_answer_that_cannot_be_read_is_an_error(answer: bytes) -> None:
 # Instance data
 
 
-def test_instance_data_identifies_this_vm_unless_the_settings_name_it(lab: ImdsLab) -> None:
-    assert client(lab.url("web-0"), vm_name="other_7").instance() == Vm(name="other_7")
-    vm = client(lab.url("web-0")).instance()
+def test_instance_data_identifies_this_vm_unless_the_settings_name_it(imds: ImdsLab) -> None:
+    assert client(imds.url("web-0"), vm_name="other_7").instance() == Vm(name="other_7")
+    vm = client(imds.url("web-0")).instance()
     assert (vm.name, vm.scale_set, vm.location, vm.tags) == ("web-0", "web", "westeurope", {"env": "lab"})
-    assert [request.headers["metadata"] for request in lab.requests()] == ["true"]
+    assert [request.headers["metadata"] for request in imds.requests()] == ["true"]
 
 
 @pytest.mark.parametrize(

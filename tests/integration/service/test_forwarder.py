@@ -36,15 +36,15 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_a_whole_life_is_published_in_every_api_version(lab: ImdsLab, start: Start, version: str) -> None:
-    settings = {"endpoint": lab.url("web-0"), "api_version": version}
+def test_a_whole_life_is_published_in_every_api_version(imds: ImdsLab, start: Start, version: str) -> None:
+    settings = {"endpoint": imds.url("web-0"), "api_version": version}
     station = start(ImdsSettings.model_validate(settings))
     station.poll()
-    lab.schedule(event_type="Reboot", resources=["web-0"], event_id=FIRST)
+    imds.schedule(event_type="Reboot", resources=["web-0"], event_id=FIRST)
     station.poll()
-    lab.start(FIRST)
+    imds.start(FIRST)
     station.poll()
-    lab.complete(FIRST)
+    imds.complete(FIRST)
     station.poll()
     events = station.events()
     assert [name_of(event) for event in events] == [
@@ -63,10 +63,10 @@ def test_a_whole_life_is_published_in_every_api_version(lab: ImdsLab, start: Sta
 @pytest.mark.parametrize(
     "kind", [302, 400, 404, 408, 410, 429, 500, 503, "empty", "garbage", "huge", "drop", "lost_answer"]
 )
-def test_after_every_failure_imds_is_asked_again(lab: ImdsLab, start: Start, kind: str | int) -> None:
-    station = start(ImdsSettings(endpoint=lab.url("web-0")))
+def test_after_every_failure_imds_is_asked_again(imds: ImdsLab, start: Start, kind: str | int) -> None:
+    station = start(ImdsSettings(endpoint=imds.url("web-0")))
     # A connection that was kept may have ended for any reason, so its request is sent once more at once.
-    lab.fault(kind, path=EVENTS_PATH, count=2 if kind in ("drop", "lost_answer") else 1)
+    imds.fault(kind, path=EVENTS_PATH, count=2 if kind in ("drop", "lost_answer") else 1)
     station.poll()
     assert station.forwarder.status()["last_error"]
     assert station.poll() is None
@@ -81,17 +81,17 @@ def test_an_imds_that_is_not_there_is_asked_again(start: Start) -> None:
 
 
 def test_a_request_that_hangs_is_reported_and_repeated_on_another_connection(
-    lab: ImdsLab, start: Start
+    imds: ImdsLab, start: Start
 ) -> None:
-    station = start(ImdsSettings(endpoint=lab.url("web-0")))
+    station = start(ImdsSettings(endpoint=imds.url("web-0")))
     station.settle()
     station.imds._late_seconds = 0.2
-    lab.fault("slow", seconds=600, path=EVENTS_PATH)
+    imds.fault("slow", seconds=600, path=EVENTS_PATH)
     assert station.polled(after=6) == ["imds.unreachable", "imds.recovered"]
 
 
-def test_bytes_before_the_json_are_not_an_outage(lab: ImdsLab, start: Start) -> None:
-    station = start(ImdsSettings(endpoint=lab.url("web-0")))
-    lab.fault("junk_prefix", count=None, path=EVENTS_PATH)
+def test_bytes_before_the_json_are_not_an_outage(imds: ImdsLab, start: Start) -> None:
+    station = start(ImdsSettings(endpoint=imds.url("web-0")))
+    imds.fault("junk_prefix", count=None, path=EVENTS_PATH)
     assert station.poll() is None
     assert station.story() == ["document.changed"]
