@@ -8,7 +8,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from bridge.cli import check as probes
 from bridge.config.loader import load
 from bridge.config.models import Config, ImdsSettings
+from bridge.imds.client import ImdsClient
 from bridge.outbox.state_dir import StateFolder
 from tests.support.bus import FLEET, QUEUE
 from tests.support.cli import Cli
@@ -77,6 +79,20 @@ def test_an_imds_that_never_answers_ends_soon_and_says_what_that_means(
     assert row["remedy"].startswith(
         "a VM's first question turns Scheduled Events on, which may take two minutes"
     )
+
+
+def test_how_long_an_answer_takes_counts_from_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Imds:
+        base = "http://imds"
+
+        def document(self, *, waiting: Callable[[], object], **_: object) -> bytes:
+            waiting()
+            return b'{"DocumentIncarnation": 1, "Events": []}'
+
+    clock = SimpleNamespace(monotonic=iter([10.0, 12.0, 13.5]).__next__)
+    monkeypatch.setattr("bridge.cli.check.time", clock)
+    message = "document 1 with 0 event(s) from http://imds in 1.50 s"
+    assert probes._document(cast("ImdsClient", Imds())).message == message
 
 
 def test_an_invalid_answer_of_imds_fails(cli: Cli, imds: ImdsLab) -> None:
