@@ -15,6 +15,8 @@ from bridge.cli import main
 from bridge.cli.config import check_parts
 from bridge.config.loader import load
 from bridge.contract.types import EVENT_TYPES
+from bridge.formats import pagerduty
+from tests.support.monitoring import read_rules
 from tests.support.pages import (
     PAGES,
     Block,
@@ -90,6 +92,20 @@ def test_the_readme_lists_every_type_that_is_published() -> None:
     listed = re.findall(r"`([a-z]+\.[a-z]+\.v1)`", section.partition("\n## ")[0])
     published = set(EVENT_TYPES) - {"io.imdsbridge.command.approve.v1"}
     assert {f"io.imdsbridge.{name}" for name in listed} == published
+
+
+def test_the_page_of_events_says_what_pagerduty_and_the_alerts_do() -> None:
+    text = (ROOT / "docs/events.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line]
+    severities = {row[0].lower(): row[4] for row in rows if len(row) == 6}
+    assert {name: severities[name] for name in pagerduty._SEVERITIES} == pagerduty._SEVERITIES
+    said = {row[0]: row[2] for row in rows if len(row) == 4}
+    for name, action in pagerduty.ACTIONS.items():
+        family, _, kind = name.partition(".")
+        (what,) = (what for types, what in said.items() if f"`{family}." in types and f".{kind}.v1" in types)
+        assert action in what, name
+    known = {rule["alert"] for rule in read_rules()}
+    assert set(re.findall(r"ImdsBridge\w+", text)) <= known
 
 
 def test_every_dependency_has_a_reason() -> None:
