@@ -193,7 +193,10 @@ def test_an_event_that_fits_alone_but_in_no_batch_is_sent_alone(bus: ServiceBusL
     events = [event(0), event(1, size=size), event(2)]
     with pytest.raises(MessageSizeExceededError):
         sink._open().create_message_batch().add_message(to_message(events[1]))
-    sink.send(events)
+    bus.fault("busy", count=1, after=2)
+    error = failure(sink, *events)
+    assert (type(error), error.delivered) == (Unavailable, 2)
+    sink.send(events[2:])
     assert arrived(bus) == ids(events)
 
 

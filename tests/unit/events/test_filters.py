@@ -34,7 +34,7 @@ def stored(event_type: str = SCHEDULED, **data: Any) -> StoredEvent:
 
 
 WHOLE = ["*", SCHEDULED, "io.imdsbridge.scheduledevent.*", "io.imdsbridge.*.v1", "*.scheduled.*", "**"]
-PARTS = ["io.imdsbridge.scheduledevent", "scheduledevent.*", "io.imdsbridge.imds.*", ""]
+PARTS = ["io.imdsbridge.scheduledevent", "scheduledevent.*", "io.imdsbridge.imds.*", "io.*started*.v1", ""]
 NO_WILDCARDS = ["io.imdsbridge.scheduledevent.SCHEDULED.v1", "io?imdsbridge?*", "[a-z.0-9]+"]
 
 

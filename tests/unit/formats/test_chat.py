@@ -9,7 +9,7 @@ import pytest
 
 from bridge.formats.teams import MESSAGE_BYTES
 from tests.support.receivers import SPACE, check_slack, check_teams, slack, strings, teams
-from tests.support.samples import EVENTS, NOW, scheduled, updated, with_data
+from tests.support.samples import EVENTS, NOW, scheduled, updated, with_data, written
 
 SCHEDULED = EVENTS["scheduledevent.scheduled"]
 TITLE = "🟧 Reboot of web-0, web-1 in 15 min (13:18 UTC)"
@@ -36,6 +36,8 @@ def test_slack_has_a_header_a_command_to_copy_and_no_attachments_which_discord_s
     assert message["blocks"][0]["text"]["text"] == TITLE
     assert "*Approve*\n```imds-bridge approve 602d9444-" in blocks_text(message)
     assert "attachments" not in message
+    labels = [field.label for field in written(SCHEDULED).fields]
+    assert not [label for label in labels if f"*{label}*" not in blocks_text(message)]
 
 
 @pytest.mark.parametrize(
