@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients import go_program
-from tests.support.consumers import APPROVER, TOPIC, Listen, bus_config, settings
+from tests.support.consumers import APPROVER, TOPIC, bus_config, settings
 from tests.support.imds_lab import ImdsLab
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
@@ -60,7 +60,7 @@ def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the
         ImdsLab(vms=("web-0", "web-1"), rate_limit=None) as imds,
         ServiceBusLab(bus_config()) as bus,
         Forward(tmp_path / "forward", settings(imds, bus)),
-        Listen(tmp_path / "listen", settings(imds, bus)),
+        Forward(tmp_path / "listen", settings(imds, bus), role="listen"),
     ):
         entity = bus.entity(f"{TOPIC}/Subscriptions/{APPROVER}")
         wait_until(lambda: entity.counts.enqueued >= 1, describe=lambda: entity.messages)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.bus import SECRET
-from tests.support.consumers import APPROVALS, OWN, TOPIC, Listen, Script, bus_config, run_script, settings
+from tests.support.consumers import APPROVALS, OWN, TOPIC, Script, bus_config, run_script, settings
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward, wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -29,7 +29,7 @@ def test_it_prepares_approves_with_a_signature_and_recovers(tmp_path: Path) -> N
         secrets = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string, "SIGNING_SECRET": SECRET}
         with (
             Forward(tmp_path / "forward", given),
-            Listen(tmp_path / "listen", given),
+            Forward(tmp_path / "listen", given, role="listen"),
             Script(tmp_path / "worker", "worker/worker.py", arguments, env=secrets) as worker,
         ):
             event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)

@@ -61,13 +61,6 @@ def settings(imds: ImdsLab, bus: ServiceBusLab, vm: str = "web-0", **approvals: 
     }
 
 
-class Listen(Forward):
-    """`imds-bridge listen` as a separate process."""
-
-    def __init__(self, folder: Path, given: Mapping[str, Any]) -> None:
-        super().__init__(folder, given, role="listen")
-
-
 class Script(Forward):
     """A consumer's script as a separate process, with a plain-text log."""
 

@@ -20,15 +20,6 @@ class ImdsLab(imds.ImdsLab):
     fault_class = Fault
     _served: dict[str, Any] | bytes | None = None
 
-    def __init__(self, *, approvals: str = "immediate", **options: Any) -> None:
-        """Start the servers; with the approvals "hold", an approved event starts only after `release`."""
-        self._holds = approvals == "hold"
-        super().__init__(**options)
-
-    def schedule(self, *, hold: bool = False, **values: Any) -> str:
-        """Add an event."""
-        return super().schedule(hold=hold or self._holds, **values)
-
     def serve_document(self, document: dict[str, Any] | bytes | None) -> None:
         """Serve exactly this document; None serves the events again."""
         with self._changed:

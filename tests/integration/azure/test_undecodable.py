@@ -61,14 +61,15 @@ def test_the_listener_dead_letters_and_answers_each_and_approves_the_command_beh
     assert {one.delivery_count for one in dead} == {0}
 
 
-def test_the_command_behind_any_message_is_answered(tmp_path: Path, bus: ServiceBusLab) -> None:
+def test_the_command_behind_any_message_is_answered(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
+) -> None:
     accepted: list[bytes] = []
+    event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, hold=True)
     with (
-        ImdsLab(vms=("web-0",), approvals="hold") as imds,
         Sender(bus, FLEET) as sender,
         Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig,
     ):
-        event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400)
 
         @settings(
             max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.explicit, Phase.generate]

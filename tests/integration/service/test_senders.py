@@ -26,13 +26,12 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("language", ["node", "go", "java"])
-def test_a_command_is_understood_in_every_form(tmp_path: Path, bus: ServiceBusLab, language: str) -> None:
+def test_a_command_is_understood_in_every_form(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, language: str
+) -> None:
     send = client(language)
-    with (
-        ImdsLab(vms=["web-0"], approvals="hold", rate_limit=None) as imds,
-        Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig,
-    ):
-        events = {variant: imds.schedule(event_type="Reboot", resources=["web-0"]) for variant in VARIANTS}
+    events = {name: imds.schedule(event_type="Reboot", resources=["web-0"], hold=True) for name in VARIANTS}
+    with Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig:
         order = {"queue": FLEET, "session": "web-0", "type": "io.imdsbridge.command.approve.v1"}
         assert send("send", bus.connection_string, {**order, "events": events}) == "sent"
         receipts = rig.receipts_of(*VARIANTS)
