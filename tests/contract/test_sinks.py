@@ -178,7 +178,7 @@ def over_http(sink: Sink, inbox: Inbox, refusals: Mapping[str, type[DeliveryErro
         inbox.fault("slow", seconds=600)
         return inbox.clear_faults
 
-    common = {"503": Unavailable, "401": Misconfigured, "drop": Unavailable, "redirect": Misconfigured}
+    common = {"503": Unavailable, "401": Misconfigured, "drop": Unavailable, "302": Misconfigured}
     return Case(
         sink=sink,
         bodies=lambda: [one.body for one in inbox.accepted],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Self
 
 from bridge.lab import httpd
 from bridge.lab.httpd import Answer, json_answer
@@ -16,12 +15,7 @@ HUGE_BODY_BYTES = 5 * 1024 * 1024
 class Fault(httpd.Fault):
     """A wrong answer, with the kinds that tests need."""
 
-    kinds = (*httpd.Fault.kinds, "lost_answer", "empty", "junk_prefix", "huge", "redirect")
-
-    @classmethod
-    def of(cls, kind: str | int, *, seconds: float | None = None, **rest: Any) -> Self:
-        """Return the fault."""
-        return super().of(302 if kind == "redirect" else kind, seconds=seconds, **rest)
+    kinds = (*httpd.Fault.kinds, "lost_answer", "empty", "junk_prefix", "huge")
 
     def answer(self, right: Callable[[], Answer]) -> Answer:
         """Return the wrong answer."""

@@ -331,7 +331,7 @@ def test_an_answer_can_be_wrong_in_many_ways(imds: ImdsLab) -> None:
     assert [one.status_code for one in (empty, garbage, junk, huge)] == [200] * 4
     assert (empty.content, garbage.content[:6], junk.content) == (b"", b"<html>", b"\x00junk " + right)
     assert len(huge.content) > 4 * 1024 * 1024
-    imds.fault("redirect")
+    imds.fault(302)
     ask(imds)
     assert imds.requests()[-1].path == "/redirected"
 
