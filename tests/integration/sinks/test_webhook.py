@@ -23,7 +23,6 @@ from bridge.formats.slack import Slack
 from bridge.http.client import USER_AGENT
 from bridge.lab.httpd import HttpRequest
 from bridge.sinks.base import Inconclusive
-from bridge.sinks.http import MAX_BATCH_BYTES
 from tests.support.clock import MovedClock
 from tests.support.inbox import Inbox
 from tests.support.process import stored_event
@@ -129,17 +128,6 @@ def test_a_batch_is_a_list_of_the_stored_events_byte_by_byte(inbox: Inbox, webho
 def test_only_batch_mode_takes_several_events_at_once(webhook: MakeWebhook) -> None:
     forms: list[dict[str, Any]] = [{"mode": "batch"}, {"mode": "structured"}, {"format": "slack"}]
     assert [webhook(**form).max_batch for form in forms] == [MAX_BATCH_EVENTS, 1, 1]
-
-
-def test_what_is_too_much_for_one_request_is_cut_and_keeps_its_order(
-    inbox: Inbox, webhook: MakeWebhook
-) -> None:
-    events = [stored_event(number, Filling="x" * 300_000) for number in range(7)]
-    events.append(stored_event(7, Filling="x" * MAX_BATCH_BYTES))
-    webhook(mode="batch").send(events)
-    assert sizes(inbox) == [3, 3, 1, 1]
-    assert all(len(one.body) <= MAX_BATCH_BYTES for one in inbox.accepted[:-1])
-    assert arrived(inbox) == ids(events)
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])

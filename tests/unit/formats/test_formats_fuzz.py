@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
-from tests.support.diff import json_values
+from tests.support.diff import json_values, steady
 from tests.support.receivers import (
     FORMATS,
     ROUTING_KEY,
@@ -79,7 +79,7 @@ EVENT = st.builds(
 TYPES = st.sampled_from([event["type"] for event in EVENTS.values()])
 NONSENSE = st.fixed_dictionaries({}, optional={**ATTRIBUTES, "data": JSON, "type": TYPES | JSON})
 NOWS = st.timedeltas(min_value=timedelta(days=-30), max_value=timedelta(days=30)).map(lambda away: NOW + away)
-FUZZ = settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+FUZZ = settings(steady, max_examples=250, suppress_health_check=list(HealthCheck))
 
 
 def is_shown(event: dict[str, Any]) -> bool:
