@@ -5,12 +5,13 @@ Simulators are imported when a test asks for one, so that unit tests start witho
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,6 @@ import pytest
 from bridge.runtime import text
 
 if TYPE_CHECKING:
-    from bridge.http.client import HttpClient
-    from bridge.runtime.time import Clock
-    from bridge.sinks.servicebus import ServiceBusSink
-    from bridge.sinks.webhook import WebhookSink
     from tests.support.cli import Call, Cli
     from tests.support.http_client import MakeClient
     from tests.support.imds_lab import ImdsLab
@@ -107,6 +104,15 @@ def inbox() -> Iterator[Inbox]:
 
 
 @pytest.fixture
+def any_inbox() -> Iterator[Inbox]:
+    """Return an inbox that takes anything."""
+    from tests.support.inbox import Inbox  # noqa: PLC0415
+
+    with Inbox() as started:
+        yield started
+
+
+@pytest.fixture
 def bus() -> Iterator[ServiceBusLab]:
     """Return a Service Bus with the entities of tests.support.bus; it must not fail itself."""
     from tests.support.bus import bus_config  # noqa: PLC0415
@@ -125,17 +131,18 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
+def made(build: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Yield a function that builds things, and close them at the end."""
+    with ExitStack() as stack:
+        yield lambda *given, **named: stack.enter_context(closing(build(*given, **named)))
+
+
 @pytest.fixture
 def make_client() -> Iterator[MakeClient]:
     """Make HTTP clients with these settings."""
     from tests.support.http_client import http_client  # noqa: PLC0415
 
-    with ExitStack() as stack:
-
-        def make_client(**settings: Any) -> HttpClient:
-            return stack.enter_context(closing(http_client(**settings)))
-
-        yield make_client
+    yield from made(http_client)
 
 
 @pytest.fixture
@@ -143,27 +150,16 @@ def webhook(inbox: Inbox, tmp_path: Path) -> Iterator[MakeWebhook]:
     """Make webhook sinks with these settings, for the inbox or another URL."""
     from tests.support.webhook import sink  # noqa: PLC0415
 
-    with ExitStack() as stack:
-
-        def webhook(url: str = inbox.url, **settings: Any) -> WebhookSink:
-            return stack.enter_context(closing(sink(tmp_path, url, **settings)))
-
-        yield webhook
+    yield from made(lambda url=inbox.url, **settings: sink(tmp_path, url, **settings))
 
 
 @pytest.fixture
-def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
-    """Make Service Bus sinks with these settings for `bus` of the test's file."""
+def connect(bus: ServiceBusLab) -> Iterator[Connect]:
+    """Make Service Bus sinks with these settings for `bus`, which the test's file gives what it needs."""
     from bridge.sinks.servicebus import ServiceBusSink  # noqa: PLC0415
     from tests.support.sink import settings  # noqa: PLC0415
 
-    bus = request.getfixturevalue("bus")
-    with ExitStack() as stack:
-
-        def connect(*, clock: Clock | None = None, **more: Any) -> ServiceBusSink:
-            return stack.enter_context(closing(ServiceBusSink(settings(bus, **more), clock=clock)))
-
-        yield connect
+    yield from made(lambda clock=None, **more: ServiceBusSink(settings(bus, **more), clock=clock))
 
 
 @pytest.fixture
@@ -171,13 +167,8 @@ def make_listener(tmp_path: Path) -> Iterator[MakeListener]:
     """Make listeners on doubles, each with a state of its own."""
     from tests.support.listener import ListenerRig  # noqa: PLC0415
 
-    with ExitStack() as stack:
-
-        def make(**options: Any) -> ListenerRig:
-            number = len(list(tmp_path.glob("state-*")))
-            return stack.enter_context(closing(ListenerRig(tmp_path / f"state-{number}", **options)))
-
-        yield make
+    numbers = itertools.count()
+    yield from made(lambda **options: ListenerRig(tmp_path / f"state-{next(numbers)}", **options))
 
 
 @pytest.fixture

@@ -267,13 +267,6 @@ def bus() -> Iterator[ServiceBusLab]:
 
 
 @pytest.fixture
-def any_inbox() -> Iterator[Inbox]:
-    """Return an inbox that takes chat messages, too."""
-    with Inbox() as started:
-        yield started
-
-
-@pytest.fixture
 def event_grid() -> Iterator[EventGridLab]:
     with EventGridLab(keys=[SECRET]) as started:
         yield started

@@ -57,12 +57,6 @@ def sender(bus: ServiceBusLab) -> Iterator[Sender]:
         yield one
 
 
-@pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    with Inbox(strict=True) as started:
-        yield started
-
-
 def names(count: int, start: int = 0) -> list[str]:
     return [f"e{number:03}" for number in range(start, start + count)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,13 +33,6 @@ TOKEN = "secret-token"  # noqa: S105 - a test's
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
 NEXT = "whsec_" + "QUJD" * 8
 SIGNING_SECRETS = [secret.removeprefix("whsec_") for secret in (SECRET, NEXT)]
-
-
-@pytest.fixture
-def any_inbox() -> Iterator[Inbox]:
-    """Return an inbox that takes chat messages, too."""
-    with Inbox() as started:
-        yield started
 
 
 def is_signed_by(secret: str, received: HttpRequest) -> bool:
