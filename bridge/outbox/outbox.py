@@ -198,8 +198,8 @@ class Outbox:
         )
 
     def newest_waiting(self, sink: str, limit: int, *, before: float, pattern: str) -> list[StoredEvent]:
-        """Return the newest events that wait, stored before `before` (steady seconds), of types like a pattern."""
-        values = (sink, before, pattern, limit)
+        """Return which of the newest that wait are of types like a pattern, stored before `before` (steady)."""
+        values = (sink, limit, before, pattern)
         return self._storage.run(
             lambda database: [stored_event(row) for row in database.execute("newest-waiting", *values)]
         )

@@ -77,8 +77,8 @@ SELECT 1 FROM event WHERE stored_at > ? AND (type GLOB ? OR type GLOB ?)
 AND EXISTS (SELECT 1 FROM waiting WHERE sink = ? AND seq = event.seq) LIMIT 1;
 
 -- name: newest-waiting
-SELECT event.* FROM waiting JOIN event ON event.seq = waiting.seq
-WHERE waiting.sink = ? AND stored_at < ? AND type GLOB ? ORDER BY waiting.seq DESC LIMIT ?;
+SELECT * FROM event WHERE seq IN (SELECT seq FROM waiting WHERE sink = ? ORDER BY seq DESC LIMIT ?)
+AND stored_at < ? AND type GLOB ?;
 
 -- name: oldest-waiting
 SELECT stored_at FROM event WHERE seq = (SELECT MIN(seq) FROM waiting WHERE sink = ?);

@@ -34,6 +34,7 @@ TRIES = 2  # different events that are tried before the sink as a whole waits
 MANY_FAILED = 8
 _SEQ = attrgetter("seq")
 NOTICES = "io.imdsbridge.scheduledevent.[su]*"  # scheduled, started and updated
+LOOKED_AT = 200  # of what waits, the newest are enough to find a notice that is still urgent
 NOTICE_WAIT_SECONDS = 5.0  # the status shows one that has waited longer
 # While a young notice or receipt waits, a sink is tried often.
 URGENT_TYPES = ("io.imdsbridge.scheduledevent.", "io.imdsbridge.approval.")
@@ -133,7 +134,7 @@ class Dispatcher:
         One without a NotBefore, as of a started event, is due since it was published.
         """
         before = self.clock.steady() - NOTICE_WAIT_SECONDS
-        found = self.outbox.newest_waiting(self.name, PAGE_EVENTS, before=before, pattern=NOTICES)
+        found = self.outbox.newest_waiting(self.name, LOOKED_AT, before=before, pattern=NOTICES)
         return min((iso_utc(_not_before(event)) for event in found), default=None)
 
     def step(self) -> float | None:

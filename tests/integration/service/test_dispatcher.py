@@ -75,7 +75,7 @@ def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_erro
     may_answer.set()
     thread.join(LIMIT_SECONDS)
     assert not thread.is_alive()
-    assert [record.levelname for record in caplog.records] == ["INFO"]
+    assert [record for record in caplog.records if record.levelno > logging.INFO] == []
     assert rig.received() == ["1"]
     with pytest.raises(Stopped):
         rig.outbox.pending("a", 1)
