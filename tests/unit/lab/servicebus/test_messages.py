@@ -63,11 +63,8 @@ def test_a_message_keeps_its_properties_and_body_on_the_way_to_a_receiver() -> N
     }
 
 
-@pytest.mark.parametrize("count", [0, 1, 200])
-def test_properties_that_are_set_replace_those_of_the_sender_and_the_others_keep_their_types(
-    count: int,
-) -> None:
-    properties = {f"name{number}": f"value{number}" for number in range(count)}
+def test_properties_that_are_set_replace_those_of_the_sender_and_the_others_keep_their_types() -> None:
+    properties = {f"name{number}": f"value{number}" for number in range(200)}
     given = proton.Message(body=b"1", properties={**properties, "small": proton.int32(5), "name": "old"})
     more = {"name": "new", "DeadLetterReason": "r"}
     changed = parse(given.encode()).with_properties(more)
