@@ -1,27 +1,21 @@
-"""An Event Grid for the lab: a custom topic and the topics of a namespace, with push delivery to webhooks.
+"""An Event Grid for the lab: a custom topic and the topics of a namespace, which keep what they accept.
 
 Statuses, limits and the words that clients look for follow Microsoft Learn (post-to-custom-topic, quotas-limits),
 azure-rest-api-specs, and answers in issues of azure-sdk-for-net (10684, 22831, 43371) and azure-sdk-for-java (15176).
-Not simulated: schemas other than CloudEvents, tokens, domains, filters, pull delivery, dead-letter storage and TLS.
+Not simulated: schemas other than CloudEvents, tokens, domains, subscriptions with their delivery, and TLS.
 """
 
 from __future__ import annotations
 
 import base64
-import queue
 import re
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.client import responses
-from typing import Any
 from uuid import uuid4
 
-import requests
-
-from bridge.lab.httpd import NO_ANSWER, Answer, HttpRequest, LabError, json_answer
+from bridge.lab.httpd import Answer, HttpRequest, json_answer
 from bridge.lab.inbox import Inbox, cloud_events, problem
 
 # Constant, so that a configuration written for one run works with the next.
@@ -30,18 +24,6 @@ KEYS = tuple(base64.b64encode(f"imds-bridge lab, key {number} of 2".encode()).de
 MAX_BODY_BYTES = 1024 * 1024
 CUSTOM_PATH = "/api/events"
 NAMESPACE_PATH = re.compile(r"/topics/([^/:]+)(:publish)?")
-
-ORIGIN = "eventgrid.azure.net"
-CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
-ANSWER_SECONDS = 10.0
-RETRY_SECONDS = (0.1, 0.3, 1.0)  # the service waits 10, 30, 60 seconds and longer
-SUCCESSES = range(200, 205)
-NOT_RETRIED = (
-    400,
-    401,
-    413,
-)  # Microsoft Learn, delivery-and-retry: a webhook that answers these gets no retry
-MAX_WAITING = 10_000  # events per subscription; further events are dropped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +80,11 @@ class EventGridLab(Inbox):
             port: 0 for any free port.
             topics: the names of the namespace's topics.
             keys: the access keys, two as in the service.
-            report: called with a sentence for each request, and for each delivery that failed.
+            report: called with a sentence for each request.
         """
         self.keys = tuple(keys)
         self._topics = tuple(topics)
-        self._lock = threading.Lock()
-        self._subscriptions: list[Subscription] = []
         super().__init__(port=port, report=report)
-
-    def close(self) -> None:
-        """Stop immediately, even while requests and deliveries hang. A second call does nothing."""
-        super().close()
-        with self._lock:
-            subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            subscription.close()
 
     @property
     def url(self) -> str:
@@ -128,15 +100,6 @@ class EventGridLab(Inbox):
         """Return the address of a topic of the namespace, without the api-version."""
         return f"{self.base_url}/topics/{topic}:publish"
 
-    def subscribe(self, url: str) -> None:
-        """Validate a webhook, then deliver each event to it that is accepted from now on.
-
-        Raises: LabError if the webhook does not consent.
-        """
-        subscription = Subscription(url, report=self._report)
-        with self._lock:
-            self._subscriptions.append(subscription)
-
     def _handle(self, request: HttpRequest) -> Answer:
         answer = super()._handle(request)
         if answer.status < HTTPStatus.BAD_REQUEST or answer.body:
@@ -148,11 +111,6 @@ class EventGridLab(Inbox):
             self._check(request, flavor_of(request.path))
         except Refusal as refusal:
             return _with_error_body(Answer(status=refusal.status), str(refusal))
-        events = cloud_events(request)
-        with self._lock:
-            for subscription in self._subscriptions:
-                for event in events:
-                    subscription.offer(event)
         return Answer() if flavor_of(request.path) is CUSTOM else json_answer({})
 
     def _check(self, request: HttpRequest, flavor: Flavor) -> None:
@@ -201,81 +159,3 @@ def _with_error_body(answer: Answer, message: str) -> Answer:
     error = {"code": code, "message": message, "tracking_id": number}
     body = json_answer({"error": error}, x_ms_request_id=number)
     return replace(answer, body=body.body, headers={**body.headers, **answer.headers})
-
-
-class Subscription:
-    """Deliver to one webhook, in order, on a separate thread. Every method may be called from any thread."""
-
-    def __init__(self, url: str, *, report: Callable[[str], None]) -> None:
-        """Validate the endpoint and start.
-
-        Args:
-            url: the webhook.
-            report: called with a sentence for each attempt that failed.
-
-        Raises:
-            LabError: the URL is invalid, or the endpoint did not consent.
-        """
-        self._url = url
-        self._shown = url.partition("?")[0]  # the query can be a secret
-        self._report = report
-        self._waiting: queue.Queue[dict[str, Any]] = queue.Queue(MAX_WAITING)
-        self._closed = threading.Event()
-        self._session = requests.Session()
-        self._session.trust_env = False  # no proxy of the environment stands before this machine
-        status, allowed = self._call("OPTIONS", {})
-        if allowed not in ("*", ORIGIN):
-            given = f"status {status}, WebHook-Allowed-Origin {allowed}" if status else "no answer"
-            raise LabError(
-                f"url given: {self._shown}, which answered the handshake with {given}; "
-                f"expected: WebHook-Allowed-Origin: {ORIGIN}"
-            )
-        threading.Thread(target=self._run, name="lab-deliver", daemon=True).start()
-
-    def offer(self, event: dict[str, Any]) -> None:
-        """Queue the event for delivery; never blocks."""
-        with suppress(queue.Full):
-            self._waiting.put_nowait(event)
-
-    def close(self) -> None:
-        """Stop: events that wait are dropped, and a delivery that hangs is left to its limit."""
-        self._closed.set()
-        self.offer({})
-
-    def _run(self) -> None:
-        while (event := self._waiting.get()) and not self._closed.is_set():
-            self._deliver(event)
-        self._session.close()
-
-    def _deliver(self, event: dict[str, Any]) -> None:
-        for count, pause_seconds in enumerate((*RETRY_SECONDS, 0.0)):
-            headers = {
-                "Content-Type": CONTENT_TYPE,
-                "aeg-event-type": "Notification",
-                "aeg-subscription-name": "WEBHOOK",
-                "aeg-delivery-count": str(count),
-                "aeg-metadata-version": event["specversion"],
-            }
-            status, _ = self._call("POST", headers, event)
-            if status in SUCCESSES:
-                return
-            self._report(
-                f"delivery {count + 1} of {event['type']} to {self._shown} -> {status or 'no answer'}"
-            )
-            if status in NOT_RETRIED or self._closed.wait(pause_seconds):
-                return
-
-    def _call(self, method: str, headers: Mapping[str, str], body: Any = None) -> tuple[int, str]:
-        """Return the answer's status, 0 for none, and its WebHook-Allowed-Origin."""
-        try:
-            answer = self._session.request(
-                method,
-                self._url,
-                headers={"WebHook-Request-Origin": ORIGIN, **headers},
-                json=body,
-                timeout=ANSWER_SECONDS,
-                allow_redirects=False,
-            )
-        except requests.RequestException:
-            return NO_ANSWER, ""
-        return answer.status_code, answer.headers.get("WebHook-Allowed-Origin", "")

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, Self
 from urllib.parse import unquote
 
-from bridge.lab.httpd import KEPT_REQUESTS, Answer, Fault, Faults, HttpRequest, Server, control, json_answer
+from bridge.lab.httpd import KEPT_REQUESTS, Answer, Fault, Faults, HttpRequest, Server, json_answer
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
 ATTRIBUTE_NAME = re.compile(r"[a-z0-9]{1,20}")
 REQUIRED = ("id", "source", "specversion", "type")
-CONTROL_PATH = "/lab/"
+RECEIVED_PATH = "/lab/received"
 
 
 def cloud_events(received: HttpRequest) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def _media_type(received: HttpRequest) -> str:
 class Inbox:
     """Receive webhooks on any path. Every method may be called from any thread.
 
-    Paths below /lab/ are the control API and are not recorded: GET /lab/received, POST /lab/fault.
+    GET /lab/received is not recorded, but answered with what was received.
     """
 
     fault_class = Fault
@@ -121,12 +121,6 @@ class Inbox:
         self._changed = threading.Condition()
         self._received: deque[HttpRequest] = deque(maxlen=KEPT_REQUESTS)
         self._faults = Faults()
-        self._control = control(
-            {
-                ("GET", "/lab/received"): lambda: [one.summary() for one in self.received],
-                ("POST", "/lab/fault"): self.fault,
-            }
-        )
         self._closed = False
         self._server = Server("inbox", self._handle, port=port)
 
@@ -186,8 +180,8 @@ class Inbox:
         self._faults.clear()
 
     def _handle(self, request: HttpRequest) -> Answer:
-        if request.path.startswith(CONTROL_PATH):
-            return self._control(request)
+        if request.path == RECEIVED_PATH:
+            return json_answer([one.summary() for one in self.received])
         answer = self._faults.apply(request, lambda: self._answer(request))
         with self._changed:
             self._received.append(replace(request, status=answer.status))

@@ -104,13 +104,8 @@ def compute_of(vm: str, scale_set: str, resource_group: str) -> dict[str, Any]:
     set_name, _, number = vm.rpartition("_")
     uniform = bool(scale_set) and set_name == scale_set and number.isalnum()
     return {
-        "azEnvironment": "AzurePublicCloud",
         "location": "westeurope",
         "name": vm,
-        "osType": "Linux",
-        "placementGroupId": str(uuid.uuid5(NAMES, f"placement/{scale_set}")) if scale_set else "",
-        "platformFaultDomain": "0",
-        "platformUpdateDomain": "0",
         "resourceGroupName": resource_group,
         "resourceId": (
             f"{group}/virtualMachineScaleSets/{scale_set}/virtualMachines/{number}"
@@ -118,11 +113,9 @@ def compute_of(vm: str, scale_set: str, resource_group: str) -> dict[str, Any]:
             else f"{group}/virtualMachines/{vm}"
         ),
         "subscriptionId": SUBSCRIPTION_ID,
-        "tags": "env:lab",
         "tagsList": [{"name": "env", "value": "lab"}],
         "vmId": str(uuid.uuid5(NAMES, f"vm/{vm}")),
         "vmScaleSetName": scale_set,
-        "vmSize": "Standard_D2s_v5",
         "zone": "1",
     }
 

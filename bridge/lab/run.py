@@ -23,7 +23,6 @@ BUS_OFFSET = 5
 GRID_OFFSET = 6
 CONTROL_OFFSET = 10
 CONTROL_URL = f"http://127.0.0.1:{PORT_BASE + CONTROL_OFFSET}"
-PUSH_PATH = "/eventgrid"  # the path of the inbox that Event Grid delivers to
 BUS_FILE = Path(__file__).with_name("servicebus.json")
 WAIT_SECONDS = 3600.0
 
@@ -48,22 +47,18 @@ def _serve(args: argparse.Namespace, signals: Signals) -> None:
         bus = _start_bus(stack, args)
         grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), report=_reporter("grid")))
         _print_addresses(lab, inbox, grid, bus)
-        grid.subscribe(f"{inbox.base_url}{PUSH_PATH}")
-        with ExitStack() as playing:
-            if scenario is not None:
-                _start_playing(playing, scenario, lab)
-            while signals.wait(WAIT_SECONDS) is None:
-                pass
-        _report("lab", "stopping")
+        stack.callback(_reporter("lab"), "stopping")
+        if scenario is not None:
+            _start_playing(stack, scenario, lab)
+        while signals.wait(WAIT_SECONDS) is None:
+            pass
 
 
 def _start_playing(stack: ExitStack, scenario: Scenario, lab: ImdsLab) -> None:
     """Play the scenario on a thread until the stack ends."""
-    _report("scenario", scenario.title)
-    stop = threading.Event()
-    player = threading.Thread(
-        target=play, args=(scenario, lab, stop, _reporter("scenario")), name="lab-scenario"
-    )
+    report, stop = _reporter("scenario"), threading.Event()
+    report(scenario.title)
+    player = threading.Thread(target=play, args=(scenario, lab, stop, report), name="lab-scenario")
     player.start()
     stack.callback(player.join)
     stack.callback(stop.set)
@@ -95,57 +90,65 @@ def _port(args: argparse.Namespace, offset: int) -> int:
 
 
 def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | None) -> None:
-    first = lab.vms[0]
-    at = "" if lab.control_url == CONTROL_URL else f" --control {lab.control_url}"
-    lines = ["A simulated IMDS for each VM of one group:"]
-    lines += [f"  {name:12} {lab.url(name)}" for name in lab.vms]
-    lines += [
-        f"control API:   {lab.control_url}",
-        f"webhook inbox: {inbox.url}",
-        f"Event Grid:    {grid.custom_endpoint} or {grid.namespace_endpoint('maintenance')}",
-        f"- its keys:    {' or '.join(grid.keys)}",
-        f"- delivers to: {inbox.base_url}{PUSH_PATH}",
-        f"Service Bus:   {bus or _NO_BUS}",
-        "",
-        f"To run as {first}, save this as lab.toml and run: imds-bridge forward --config lab.toml",
-        "",
-        '  state_dir = "lab-state"',
-        "",
-        "  [imds]",
-        f'  endpoint = "{lab.url(first)}"',
-        "",
-        "  [sinks.inbox]",
-        '  kind = "webhook"',
-        f'  url = "{inbox.url}"',
-        "",
-        "  [sinks.grid]",
-        '  kind = "eventgrid"',
-        f'  endpoint = "{grid.custom_endpoint}"',
-        f'  key = "{grid.keys[0]}"',
-        *(_BUS_SNIPPET.format(bus=bus, chat=f"{inbox.base_url}/chat").splitlines() if bus else ()),
-        "",
-        "Create events and faults from another terminal:",
-        f"  imds-bridge lab schedule --type Reboot --vm {first} --notice 60{at}",
-        f"  imds-bridge lab start EVENT_ID{at}",
-        f"  imds-bridge lab fault 503 --count 3{at}",
-        f"  imds-bridge lab state{at}",
-        *(["  imds-bridge approve EVENT_ID --wait --config lab.toml    # while listen runs"] if bus else ()),
-        f"Show what arrived: curl {inbox.base_url}/lab/received",
-        "",
-        f"Lab seconds in a real second: {lab.time_scale:g}. Ctrl-C stops the lab. What happens:",
-    ]
-    show(*lines)
+    show(
+        *_TEXT.format(
+            vms="\n".join(f"  {name:12} {lab.url(name)}" for name in lab.vms),
+            vm=lab.vms[0],
+            imds=lab.url(lab.vms[0]),
+            control=lab.control_url,
+            at="" if lab.control_url == CONTROL_URL else f" --control {lab.control_url}",
+            inbox=inbox.url,
+            received=f"{inbox.base_url}/lab/received",
+            grid=grid.custom_endpoint,
+            namespace=grid.namespace_endpoint("maintenance"),
+            key=grid.keys[0],
+            bus=bus or "not simulated: pip install 'imds-bridge[lab]'",
+            with_bus=_WITH_BUS.format(bus=bus) if bus else "",
+            time_scale=lab.time_scale,
+        ).splitlines()
+    )
 
 
-_NO_BUS = "not simulated: pip install 'imds-bridge[lab]'"
+_TEXT = """\
+A simulated IMDS for each VM of one group:
+{vms}
+control API:   {control}
+webhook inbox: {inbox}
+Event Grid:    {grid} or {namespace}
+Service Bus:   {bus}
 
-_BUS_SNIPPET = """
+To run as {vm}, save this as lab.toml and run: imds-bridge forward --config lab.toml
+
+  state_dir = "lab-state"
+
+  [imds]
+  endpoint = "{imds}"
+
+  [sinks.inbox]
+  kind = "webhook"
+  url = "{inbox}"
+
+  [sinks.grid]
+  kind = "eventgrid"
+  endpoint = "{grid}"
+  key = "{key}"
+{with_bus}
+Create events and faults from another terminal, and show what arrived:
+  imds-bridge lab schedule --type Reboot --vm {vm} --notice 60{at}
+  imds-bridge lab start EVENT_ID{at}
+  imds-bridge lab fault 503 --count 3{at}
+  imds-bridge lab state{at}
+  curl {received}
+
+Lab seconds in a real second: {time_scale:g}. Ctrl-C stops the lab. What happens:"""
+
+_WITH_BUS = """
   [sinks.bus]
   kind = "servicebus"
   connection_string = "{bus}"
   topic = "scheduled-events"
 
-  [approvals]                      # for imds-bridge listen --config lab.toml
+  [approvals]    # imds-bridge listen --config lab.toml; then imds-bridge approve EVENT_ID --wait --config lab.toml
   connection_string = "{bus}"
   queue = "approvals"
   session = "{{resource_group}}.{{vm}}"
@@ -154,26 +157,8 @@ _BUS_SNIPPET = """
 
   [approvals.policy]
   allow = [{{ event_type = ["Freeze", "Reboot"] }}]
-
-For one message per event, save this as relay.toml and run: imds-bridge relay --config relay.toml
-
-  state_dir = "lab-state"
-
-  [relay]
-  connection_string = "{bus}"
-  topic = "scheduled-events"
-  subscription = "chat"
-
-  [sinks.chat]
-  kind = "webhook"
-  format = "slack"
-  url = "{chat}"
 """
 
 
 def _reporter(who: str) -> Callable[[str], None]:
-    return lambda sentence: _report(who, sentence)
-
-
-def _report(who: str, sentence: str) -> None:
-    show(f"{time.strftime('%H:%M:%S')} {who:8} {sentence}")
+    return lambda sentence: show(f"{time.strftime('%H:%M:%S')} {who:8} {sentence}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
@@ -23,25 +21,19 @@ _TOKEN = "The access token presented with the incoming request"  # noqa: S105 - 
 class EventGridLab(eventgrid.EventGridLab, Inbox):
     """The lab's Event Grid, for tests."""
 
-    def __init__(
-        self, *, token: str | None = None, clock: Callable[[], float] = time.time, **options: Any
-    ) -> None:
+    def __init__(self, *, token: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.redirect_location = "/redirected"  # where a fault's 3xx points
-        self._clock = clock
         self.require_token(token)
 
-    def require_token(
-        self, token: str | None, *, expires: float = float("inf"), permitted: bool = True
-    ) -> None:
+    def require_token(self, token: str | None, *, permitted: bool = True) -> None:
         """Accept only this Bearer token from now on, besides the keys; None to accept no token.
 
         Args:
             token: the expected token.
-            expires: the Unix time from which it is refused.
             permitted: whether its owner has the role to send.
         """
-        self._access = (token, expires, permitted)
+        self._access = (token, permitted)
 
     def regenerate_key(self, number: int) -> str:
         """Replace key 1 or 2 and return the new value; the old one is refused from now on."""
@@ -73,11 +65,9 @@ class EventGridLab(eventgrid.EventGridLab, Inbox):
         if scheme.lower() != "bearer":
             super()._check_credential(request)
             return
-        token, expires, permitted = self._access
+        token, permitted = self._access
         if given != token:
             raise Refusal(401, f"{_TOKEN} is invalid.")
-        if expires <= self._clock():
-            raise Refusal(401, f"{_TOKEN} has expired.")
         if not permitted:  # 401, not 403, as issues of Microsoft's SDKs show
             raise Refusal(
                 401,

@@ -14,7 +14,6 @@ from bridge.lab.inbox import Inbox
 if TYPE_CHECKING:
     from bridge.lab.demo.bus import DemoBus
 
-GRID_PATH, CHAT_PATH = "/from-event-grid", "/chat"
 # The default types of a chat format.
 CHAT_FAMILIES = ("scheduledevent", "approval")
 
@@ -31,9 +30,8 @@ class Listeners:
         self.audit = stack.enter_context(Inbox(strict=True))
         self.is_audit_up = True
         self._bus = bus
-        self._readers = stack.enter_context(Inbox())
+        self._channel = stack.enter_context(Inbox())
         self._grid = stack.enter_context(EventGridLab())
-        self._grid.subscribe(f"{self._readers.base_url}{GRID_PATH}")
         self._narrated: set[str] = set()
         self._audited: set[str] = set()
         self._messages = 0
@@ -53,7 +51,7 @@ key = "{self._grid.keys[0]}"
 [sinks.chat]
 kind = "webhook"
 format = "slack"
-url = "{self._readers.base_url}{CHAT_PATH}"
+url = "{self._channel.url}"
 time_zone = "UTC"
 {self._bus.config() if self._bus else ""}"""
 
@@ -63,17 +61,15 @@ time_zone = "UTC"
         return {**places, "Service Bus": self._bus.received_ids()} if self._bus else places
 
     def events(self) -> dict[str, dict[str, Any]]:
-        """Return the events that Event Grid has delivered, by id."""
-        received = [one.json() for one in self._readers.accepted if one.path == GRID_PATH]
-        return {event["id"]: event for event in received}
+        """Return the events that Event Grid has accepted, by id."""
+        return {event["id"]: event for event in self._grid.events()}
 
     def chat(self) -> list[str]:
         """Return the first line of each message in the chat channel."""
-        posted = [one.json() for one in self._readers.accepted if one.path == CHAT_PATH]
-        return [message["text"].partition("\n")[0] for message in posted]
+        return [one.json()["text"].partition("\n")[0] for one in self._channel.accepted]
 
     def have_all(self) -> bool:
-        """Return whether every listener that works has what Event Grid has delivered."""
+        """Return whether every listener that works has what Event Grid has."""
         arrived = self.arrived()
         wanted = arrived["Event Grid"]
         if not self.is_audit_up:

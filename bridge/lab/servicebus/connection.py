@@ -8,12 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-try:
-    import proton as _proton
-except ImportError as error:
-    raise ImportError(
-        "the lab's Service Bus needs python-qpid-proton; install the extra `lab`: pip install 'imds-bridge[lab]'"
-    ) from error
+import proton as _proton
 
 if TYPE_CHECKING:
     from bridge.lab.servicebus.bus import Bus

@@ -47,16 +47,8 @@ HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUEN
 BODIES = (DATA, SEQUENCE, VALUE)
 SCHEDULED_TIME = "x-opt-scheduled-enqueue-time"
 PARTITION_KEY = "x-opt-partition-key"
-# The service sets these; values from a client are dropped.
-_OWN_ANNOTATIONS = (
-    "x-opt-enqueued-time",
-    "x-opt-sequence-number",
-    "x-opt-enqueue-sequence-number",
-    "x-opt-locked-until",
-    "x-opt-lock-token",
-    "x-opt-message-state",
-    "x-opt-deadletter-source",
-)
+# The service sets the annotations that begin so, and drops a client's except for the partition key.
+OWN_PREFIX = "x-opt-"
 _PROPERTY_NAMES = (
     "message_id",
     "user_id",
@@ -145,7 +137,7 @@ class Content:
 class _Section:
     code: int
     encoded: bytes
-    decoded: Any  # proton's decoder, at the value; None for data
+    decoded: Any  # proton's decoder, at the value
 
     def value(self, kind: type[Any]) -> Any:
         found = self.decoded.get_object()
@@ -154,47 +146,26 @@ class _Section:
         return found
 
     def data(self) -> bytes:
-        return self.encoded[5 if self.encoded[3] == _SMALL_BINARY else 8 :]
-
-
-_SMALL_BINARY, _BINARY = 0xA0, 0xB0
+        return bytes(self.decoded.get_binary())
 
 
 def _sections(data: bytes) -> Iterator[_Section]:
     """Yield the sections of a message; raise ValueError or a ProtonException if it is not one."""
     at = 0
     while at < len(data):
-        end = _end_of_data(data, at)
-        if end:
-            yield _Section(DATA, data[at:end], None)
-        else:
-            decoder = proton.Data()
-            end = at + decoder.decode(data[at:])
-            decoder.rewind()
-            if decoder.next() != proton.Data.DESCRIBED:
-                raise ValueError("no section")
-            decoder.enter()
-            decoder.next()
-            code = decoder.get_object()
-            decoder.next()
-            if not isinstance(code, int) or not HEADER <= code <= FOOTER or code == DATA:
-                raise ValueError(f"section given: {code!r}; expected: one of a message")
-            yield _Section(code, data[at:end], decoder)
+        decoder = proton.Data()
+        end = at + decoder.decode(data[at:])
+        decoder.rewind()
+        if decoder.next() != proton.Data.DESCRIBED:
+            raise ValueError("no section")
+        decoder.enter()
+        decoder.next()
+        code = decoder.get_object()
+        kind = decoder.next()
+        if code not in range(HEADER, FOOTER + 1) or (code == DATA and kind != proton.Data.BINARY):
+            raise ValueError(f"section given: {code!r}; expected: one of a message")
+        yield _Section(code, data[at:end], decoder)
         at = end
-
-
-def _end_of_data(data: bytes, at: int) -> int:
-    """Return where a data section ends, and 0 for another section: a batch has hundreds, found without copies."""
-    start = data[at : at + 4]
-    if start == bytes((0x00, 0x53, DATA, _SMALL_BINARY)):
-        end = at + 5 + data[at + 4]
-    elif start == bytes((0x00, 0x53, DATA, _BINARY)):
-        end = at + 8 + int.from_bytes(data[at + 4 : at + 8])
-    else:
-        return 0
-    if end > len(data):
-        raise ValueError("a section ends after its message")
-    return end
 
 
 def parse(data: bytes) -> Content:
@@ -287,14 +258,15 @@ class Message:
             own["x-opt-locked-until"] = proton.timestamp(int(self.locked_until * 1000))
         if self.dead_letter_source is not None:
             own["x-opt-deadletter-source"] = self.dead_letter_source
-        kept = {name: value for name, value in content.annotations.items() if name not in _OWN_ANNOTATIONS}
+        given = content.annotations.items()
+        kept = {name: one for name, one in given if name == PARTITION_KEY or not name.startswith(OWN_PREFIX)}
         annotations = {proton.symbol(name): value for name, value in (kept | own).items()}
         # Go's client looks for the lock token among the delivery annotations.
-        given = {proton.symbol("x-opt-lock-token"): token}
+        instructions = {proton.symbol("x-opt-lock-token"): token}
         return b"".join(
             (
                 encode(HEADER, [True, proton.ubyte(4), self._ttl(), False, proton.uint(self.delivery_count)]),
-                b"" if token is None else encode(DELIVERY_ANNOTATIONS, given),
+                b"" if token is None else encode(DELIVERY_ANNOTATIONS, instructions),
                 encode(ANNOTATIONS, annotations),
                 content.properties_bytes,
                 content.application_bytes,

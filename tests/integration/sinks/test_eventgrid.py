@@ -18,7 +18,6 @@ from bridge.lab import eventgrid as rules
 from bridge.sinks.eventgrid import EventGridSink
 from bridge.sinks.http import MAX_BATCH_BYTES
 from tests.support.eventgrid import EventGridLab
-from tests.support.inbox import Inbox
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import stored_event
@@ -99,18 +98,14 @@ def test_a_batch_arrives_byte_by_byte_with_the_key(grid: EventGridLab, make: Mak
 
 
 @pytest.mark.timeout(600)  # npm installs the package
-def test_npms_cloudevents_reads_what_was_published_and_delivered(grid: EventGridLab, make: Make) -> None:
+def test_npms_cloudevents_reads_what_was_published(grid: EventGridLab, make: Make) -> None:
     modules = node_modules("cloudevents")
     sent = [EVENT, *events(1)]
-    with Inbox() as inbox:
-        grid.subscribe(inbox.url)
-        for flavor in FLAVORS:
-            make(flavor).send(sent)
-        inbox.wait_for(4)
-        arrived = [*grid.accepted, *inbox.accepted]
-    given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in arrived]
+    for flavor in FLAVORS:
+        make(flavor).send(sent)
+    given = [{"headers": dict(one.headers), "body": one.body.decode()} for one in grid.accepted]
     read = run_script(READER, modules=modules, given=given)
-    assert read == [one.envelope for one in sent] * 4
+    assert read == [one.envelope for one in sent] * 2
 
 
 # --- batches ---
