@@ -33,8 +33,8 @@ from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 from tests.support.receivers import ROUTING_KEY
-from tests.support.servicebus import ServiceBusLab
-from tests.support.sink import QUEUE, entities
+from tests.support.servicebus import ServiceBusLab, entities
+from tests.support.sink import QUEUE
 from tests.support.webhook import MakeWebhook
 
 SECRET = ROUTING_KEY

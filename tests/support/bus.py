@@ -32,7 +32,7 @@ from bridge.service.listener import Listener
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import LIMIT_SECONDS, wait_until
-from tests.support.servicebus import ServiceBusLab
+from tests.support.servicebus import ServiceBusLab, entities
 
 T = TypeVar("T")
 
@@ -47,29 +47,18 @@ PREFIX = "io.imdsbridge.approval."
 _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 1000, "DefaultMessageTimeToLive": "PT1H"}
 
 
-def bus_config(**changes: Any) -> dict[str, Any]:
-    """Describe a namespace as the emulator's file does; `changes` are properties of the queues."""
+def bus_config(**changes: Any) -> Mapping[str, Any]:
+    """Describe a namespace; `changes` are properties of the queues."""
     properties = {**_LIVES, **changes}
-    return {
-        "UserConfig": {
-            "Namespaces": [
-                {
-                    "Name": "lab",
-                    "Queues": [
-                        {"Name": QUEUE, "Properties": properties},
-                        {"Name": FLEET, "Properties": {**properties, "RequiresSession": True}},
-                    ],
-                    "Topics": [
-                        {
-                            "Name": TOPIC,
-                            "Properties": {"DefaultMessageTimeToLive": "PT1H"},
-                            "Subscriptions": [{"Name": SUBSCRIPTION, "Properties": properties}],
-                        }
-                    ],
-                }
-            ]
-        }
-    }
+    return entities(
+        queues=[
+            {"Name": QUEUE, "Properties": properties},
+            {"Name": FLEET, "Properties": {**properties, "RequiresSession": True}},
+        ],
+        topic=TOPIC,
+        subscriptions=[{"Name": SUBSCRIPTION, "Properties": properties}],
+        DefaultMessageTimeToLive="PT1H",
+    )
 
 
 class Sender:

@@ -11,8 +11,7 @@ from typing import Any
 from tests.support.imds_lab import ImdsLab
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, environment, wait_until
-from tests.support.servicebus import ServiceBusLab
-from tests.support.sink import entities
+from tests.support.servicebus import ServiceBusLab, entities
 
 CONSUMERS = ROOT / "infra" / "consumers"
 TOPIC, APPROVALS = "scheduled-events", "approvals"

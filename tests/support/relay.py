@@ -28,7 +28,7 @@ from tests.support.forward import parts_of
 from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
-from tests.support.servicebus import Entity, ServiceBusLab
+from tests.support.servicebus import Entity, ServiceBusLab, entities
 
 TOPIC = "scheduled-events"
 SUBSCRIPTION = "chat"
@@ -41,8 +41,7 @@ def fleet_bus(**topic: Any) -> Mapping[str, Any]:
     """Describe a namespace with one topic that has properties, and one subscription."""
     properties = {"LockDuration": f"PT{LOCK_SECONDS}S", "MaxDeliveryCount": 1000}
     subscriptions = [{"Name": SUBSCRIPTION, "Properties": properties}]
-    topics = [{"Name": TOPIC, "Properties": topic, "Subscriptions": subscriptions}]
-    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Topics": topics}]}}
+    return entities(topic=TOPIC, subscriptions=subscriptions, **topic)
 
 
 def subscription(bus: ServiceBusLab) -> Entity:

@@ -269,6 +269,18 @@ def _counts(entity: MessageQueue | Topic) -> Counts:
     )
 
 
+def entities(
+    *,
+    queues: Sequence[Json] = ({"Name": "notices"},),
+    topic: str = "events",
+    subscriptions: Sequence[Json] = ({"Name": "all"},),
+    **properties: Any,
+) -> Json:
+    """Return a configuration of queues, and of one topic with subscriptions and properties."""
+    topics = [{"Name": topic, "Properties": properties, "Subscriptions": subscriptions}]
+    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues, "Topics": topics}]}}
+
+
 class ServiceBusLab(server.ServiceBusLab):
     """The lab's bus, for tests. Every method may be called from any thread."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from socket import socket
 from typing import Any
 
@@ -19,21 +19,8 @@ QUEUE = "notices"
 TOPIC = "events"
 TOKEN = "a-token-that-must-not-be-shown"  # noqa: S105 - a test's
 
-Json = Mapping[str, Any]
 # Makes a Service Bus sink for the lab with these settings, and `clock`.
 Connect = Callable[..., ServiceBusSink]
-
-
-def entities(
-    *,
-    queues: Sequence[Json] = ({"Name": QUEUE},),
-    topic: str = TOPIC,
-    subscriptions: Sequence[Json] = ({"Name": "all"},),
-    **properties: Any,
-) -> Json:
-    """Return a configuration of queues, and of one topic with subscriptions and properties."""
-    topics = [{"Name": topic, "Properties": properties, "Subscriptions": subscriptions}]
-    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues, "Topics": topics}]}}
 
 
 def settings(lab: ServiceBusLab, **more: Any) -> ServiceBusSettings:

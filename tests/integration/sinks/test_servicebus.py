@@ -33,8 +33,8 @@ from bridge.sinks.base import Sink
 from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
-from tests.support.servicebus import ServiceBusLab
-from tests.support.sink import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, entities, set_proxy, settings
+from tests.support.servicebus import ServiceBusLab, entities
+from tests.support.sink import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, set_proxy, settings
 from tests.support.webhook import failure
 
 EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
