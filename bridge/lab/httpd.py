@@ -161,9 +161,8 @@ class Faults:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: list[
-            list[Any]
-        ] = []  # faults, each with the number of requests that are left; None: no limit
+        # each with the number of requests that are left; None: no limit
+        self._queue: list[list[Any]] = []
         self._cleared = threading.Event()
         self._closed = False
 

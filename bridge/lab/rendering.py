@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.lab.httpd import Answer, HttpRequest, LabError, json_answer
+from bridge.lab.httpd import Answer, HttpRequest, json_answer
 from bridge.runtime.time import parse_instant
 
 EVENTS_PATH = "/metadata/scheduledevents"
@@ -47,15 +47,7 @@ def event_fields(
         description: any text.
         event_source: any text.
         duration_seconds: the value of DurationInSeconds.
-
-    Raises: LabError for a value of the wrong type.
     """
-    if not isinstance(resources, (list, tuple)) or not all(isinstance(name, str) for name in resources):
-        raise LabError(f"resources given: {resources!r}; expected: a list of VM names")
-    if not isinstance(event_type, str) or not event_type:
-        raise LabError(f"event_type given: {event_type!r}; expected: a text such as {', '.join(EVENT_TYPES)}")
-    if not isinstance(event_id, (str, type(None))):
-        raise LabError(f"event_id given: {event_id!r}; expected: a text or none")
     return {
         "EventId": event_id or str(uuid.uuid4()).upper(),
         "EventStatus": event_status,

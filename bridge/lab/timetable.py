@@ -104,8 +104,6 @@ class Timetable:
             fields: new values; `notice_seconds` sets NotBefore, and moves the start.
         """
         event = self._find(event_id)
-        if "EventId" in fields:
-            raise LabError("field given: EventId; expected: any other, since an event keeps its id")
         if "notice_seconds" in fields:
             check_seconds("notice_seconds", fields["notice_seconds"])
             self._give_notice(event, fields["notice_seconds"])

@@ -15,7 +15,6 @@ from azure.servicebus import (
     NEXT_AVAILABLE_SESSION,
     ServiceBusMessage,
     ServiceBusReceivedMessage,
-    ServiceBusReceiveMode,
 )
 from azure.servicebus.exceptions import (
     MessageAlreadySettled,
@@ -113,15 +112,6 @@ def test_an_unknown_entity_is_not_found(bus: Bus) -> None:
             pass
         with pytest.raises(MessagingEntityNotFoundError), client.get_queue_receiver("nowhere"):
             pass
-
-
-def test_receive_and_delete_leaves_nothing(bus: Bus) -> None:
-    bus.send("plain", ServiceBusMessage("1"))
-    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    with bus.receiving("plain", receive_mode=mode) as receiver:
-        assert str(only(receiver)) == "1"
-    with bus.receiving("plain") as receiver:
-        assert nothing(receiver)
 
 
 # --- settlement ---

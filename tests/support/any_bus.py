@@ -17,7 +17,6 @@ from azure.servicebus import (
     ServiceBusClient,
     ServiceBusMessage,
     ServiceBusReceivedMessage,
-    ServiceBusReceiveMode,
     ServiceBusReceiver,
     ServiceBusSender,
     ServiceBusSubQueue,
@@ -184,7 +183,7 @@ def empty(bus: Bus) -> None:
 
 
 def _empty(bus: Bus, name: str, **options: object) -> None:
-    mode = ServiceBusReceiveMode.RECEIVE_AND_DELETE
-    with bus.receiving(name, receive_mode=mode, **options) as receiver:
-        while receiver.receive_messages(100, max_wait_time=STALL_SECONDS):
-            pass
+    with bus.receiving(name, **options) as receiver:
+        while messages := receiver.receive_messages(100, max_wait_time=STALL_SECONDS):
+            for message in messages:
+                receiver.complete_message(message)

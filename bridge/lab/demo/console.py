@@ -183,11 +183,6 @@ class SimulatedGroup:
         self._events: dict[str, dict[str, Any]] = {}
         self._incarnation = 1
 
-    def free(self) -> list[str]:
-        """Return the VMs that no event names."""
-        named = {name for event in self._events.values() for name in event["Resources"]}
-        return [name for name in self.vms if name not in named]
-
     def change(self, event_id: str, fields: dict[str, Any] | None, at: float) -> None:
         """Set an event's fields, or remove it; every VM sees that within a second."""
         kept = {name: event for name, event in self._events.items() if name != event_id}
@@ -264,9 +259,9 @@ class SimulatedFleet:
     def _happen_in(self, group: SimulatedGroup, at: float) -> None:
         """Announce an event of the group, and again after a while."""
         is_past = at < self._starts_at - DAY
-        if (is_past or at >= self._starts_at) and (free := group.free()):
+        if is_past or at >= self._starts_at:
             kind = self._random.choice(group.kinds)
-            names = self._random.sample(free, min(len(free), self._random.choice((1, 1, 1, 2))))
+            names = self._random.sample([*group.vms], self._random.choice((1, 1, 1, 2)))
             # what was announced long ago has ended before the play begins
             notices = [one for one in kind.notices if one < DAY] if is_past else kind.notices
             self._announce(kind, names, self._random.choice(notices), at)

@@ -297,6 +297,6 @@ def find_faults(
 def _command() -> str:
     """Return how this program is called here."""
     path = Path(sys.argv[0])
-    if path.name != "imds-bridge":
+    if path.name != "imds-bridge" or shutil.which(path.name):
         return "imds-bridge"
-    return path.name if shutil.which(path.name) else os.path.relpath(path)
+    return os.path.relpath(path)

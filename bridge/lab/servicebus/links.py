@@ -169,11 +169,12 @@ class Consumer(Endpoint):
         super().__init__(bus, connection, link, path)
         self.queue: MessageQueue = bus.broker.source(path)
         self.session_id: str | None = None
-        self._destructive = link.remote_snd_settle_mode == proton.Link.SND_SETTLED
         filters = _object(link.remote_source.filter) or {}
         self._filter: Any = filters.get(SESSION_FILTER)
         wait = (link.remote_properties or {}).get(OPERATION_TIMEOUT)
         self._wait_until = bus.now() + (SESSION_WAIT_SECONDS if wait is None else wait / 1000)
+        if link.remote_snd_settle_mode == proton.Link.SND_SETTLED:
+            raise Refused(NOT_IMPLEMENTED, "The lab delivers no messages without a lock.")
         if self.queue.requires_session != (SESSION_FILTER in filters):
             asked = "non-sessionful" if self.queue.requires_session else "sessionful"
             raise Refused(NOT_ALLOWED, f"The entity '{path}' does not allow a {asked} message receiver.")
@@ -202,17 +203,13 @@ class Consumer(Endpoint):
         """Send the next message; return whether there was one."""
         if not self.opened or not self.connection.active or self.link.credit <= 0:
             return False
-        message = self.queue.take(self.session_id, destructive=self._destructive)
-        if message is None:
+        message = self.queue.take(self.session_id)
+        if message is None or message.lock_token is None:
             return False
-        token = message.lock_token
-        delivery = self.link.delivery((token or uuid.uuid4()).bytes_le)
+        delivery = self.link.delivery(message.lock_token.bytes_le)
         self.link.send(message.encode())
         self.link.advance()
-        if token is None:
-            delivery.settle()
-        else:
-            delivery.lab_token = token
+        delivery.lab_token = message.lock_token
         self.bus.send_later(self.connection)
         return True
 

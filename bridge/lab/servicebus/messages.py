@@ -172,14 +172,7 @@ def parse(data: bytes) -> Content:
     """Return a message; raise Refused if the bytes are not one."""
     try:
         return _parse(data)
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        OverflowError,
-        RecursionError,
-        proton.ProtonException,
-    ) as error:
+    except (ValueError, TypeError, LookupError, ArithmeticError, proton.ProtonException) as error:
         raise Refused(DECODE, f"{len(data)} bytes are no AMQP message ({error})") from error
 
 

@@ -139,16 +139,12 @@ class MessageQueue:
 
     # --- outgoing ---
 
-    def take(self, session_id: str | None = None, *, destructive: bool = False) -> Message | None:
-        """Lock (or with `destructive` remove) the first available message and return it; None if there is none."""
+    def take(self, session_id: str | None = None) -> Message | None:
+        """Lock the first available message and return it; None if there is none."""
         message = self._first(session_id)
         if message is None:
             return None
         heapq.heappop(self._ready[session_id])
-        if destructive:
-            self._remove(message)
-            self.counts["completed"] += 1
-            return message
         message.lock_token = uuid.uuid4()
         self._locked[message.lock_token] = message
         if session := self._sessions.get(session_id):
