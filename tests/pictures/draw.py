@@ -1,26 +1,28 @@
-"""Draw the messages of the README as Teams and Slack show them: `python -m tests.pictures.draw FOLDER`.
+"""Draw the chat messages and the console for README and docs: `python -m tests.pictures.draw FOLDER`.
 
-Teams cards are rendered by the npm package adaptivecards in headless Chromium; Slack has no such renderer, its blocks
-become plain HTML in their order. The pictures are for looking at; no test depends on them.
+Teams cards are rendered by the npm package adaptivecards; Slack has no such renderer, its blocks become plain HTML in
+their order. The console's pages are those of `imds-bridge demo --console`, a moment after its beginning. The pictures
+are for looking at; no test depends on them.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from playwright.sync_api import Browser, expect
+
 from bridge.formats.slack import Slack, SlackSettings
 from bridge.formats.teams import Teams, TeamsSettings
 from bridge.imds.diff import Change
 from bridge.runtime.time import iso_utc
+from tests.support.browser import chromium
 from tests.support.npm import node_modules
 from tests.support.samples import change_event, samples, scheduled_event, stored, with_data
 
@@ -38,11 +40,16 @@ main:has(> :only-child) { grid-template-columns: auto; }
 .slack .fields { display: grid; grid-template-columns: 1fr 1fr; gap: 4px 12px; margin: 8px 0; }
 .slack .context { color: #666; font-size: 12px; margin: 6px 0; }
 """
-# Chromium draws what fits into its window: it is opened twice, first to measure.
-MEASURE = """<script>
-const box = document.body.getBoundingClientRect();
-document.body.dataset.size = Math.ceil(box.width) + "," + Math.ceil(box.height);
-</script>"""
+CARDS = """
+([cards, host]) => cards.forEach(content => {
+  const card = new AdaptiveCards.AdaptiveCard();
+  card.hostConfig = new AdaptiveCards.HostConfig(host);
+  card.parse(content);
+  const box = document.createElement("div");
+  box.className = "card";
+  box.appendChild(card.render());
+  document.querySelector("main").appendChild(box);
+})"""
 HOST = {
     "fontFamily": "Segoe UI, Liberation Sans, sans-serif",
     "containerStyles": {
@@ -74,22 +81,6 @@ def _envelope(change: Change, at: datetime) -> dict[str, Any]:
     return stored(change_event(change, at)).envelope
 
 
-def teams(messages: list[Any]) -> str:
-    """Write a page in which the npm package renders the cards."""
-    script = node_modules("adaptivecards") / "adaptivecards" / "dist" / "adaptivecards.min.js"
-    cards = json.dumps([message["attachments"][0]["content"] for message in messages])
-    return f"""<main></main><script src="file://{script}"></script><script>
-for (const content of {cards}) {{
-  const card = new AdaptiveCards.AdaptiveCard();
-  card.hostConfig = new AdaptiveCards.HostConfig({json.dumps(HOST)});
-  card.parse(content);
-  const box = document.createElement("div");
-  box.className = "card";
-  box.appendChild(card.render());
-  document.querySelector("main").appendChild(box);
-}}</script>"""
-
-
 def slack(messages: list[Any]) -> str:
     """Write the blocks as plain HTML."""
     drawn = ("".join(map(_block, message["blocks"])) for message in messages)
@@ -116,41 +107,49 @@ def _words(text: dict[str, Any]) -> str:
     return re.sub(r"\*([^*]+)\*", r"<b>\1</b>", written)
 
 
-def pages() -> Iterator[tuple[str, str]]:
-    """Give each picture's name and page."""
+def draw_chat(browser: Browser, folder: Path) -> None:
+    """Draw the messages of the story."""
     settings: dict[str, Any] = {
         "kind": "webhook",
         "url": "https://example.org/",
         "time_zone": "Europe/Berlin",
     }
-    cards = Teams(TeamsSettings(**settings, format="teams"))
-    blocks = Slack(SlackSettings(**settings, format="slack"))
-    drawn = [cards.write(event, at + timedelta(seconds=1)) for at, event in story()]
-    yield "teams", teams(drawn)
-    yield "teams-card", teams(drawn[:1])
-    yield "slack", slack([blocks.write(event, at + timedelta(seconds=1)) for at, event in story()])
+    seen = [(event, at + timedelta(seconds=1)) for at, event in story()]
+    teams, blocks = (
+        Teams(TeamsSettings(**settings, format="teams")),
+        Slack(SlackSettings(**settings, format="slack")),
+    )
+    cards = [teams.write(event, at)["attachments"][0]["content"] for event, at in seen]
+    pictures: tuple[tuple[str, list[Any], str], ...] = (
+        ("teams", cards, "<main></main>"),
+        ("teams-card", cards[:1], "<main></main>"),
+        ("slack", [], slack([blocks.write(event, at) for event, at in seen])),
+    )
+    renderer = node_modules("adaptivecards") / "adaptivecards" / "dist" / "adaptivecards.min.js"
+    page = browser.new_page(viewport={"width": 1040, "height": 2000}, device_scale_factor=SCALE)
+    for name, shown, body in pictures:
+        page.set_content(f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{body}")
+        page.add_script_tag(path=renderer)
+        page.evaluate(CARDS, [shown, HOST])
+        page.locator("body").screenshot(path=folder / f"{name}.png")
 
 
-def draw(folder: Path) -> None:
-    """Write the pictures into a folder."""
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, page in pages():
-            file = Path(scratch) / f"{name}.html"
-            html_page = f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{page}{MEASURE}"
-            file.write_text(html_page, encoding="utf-8")
-            size = re.search(r'data-size="(\d+,\d+)"', _open(file, "--dump-dom", "--window-size=1040,2000"))
-            assert size
-            _open(file, f"--screenshot={folder / name}.png", f"--window-size={size[1]}")
-
-
-def _open(page: Path, *options: str) -> str:
-    """Open a page in Chromium without a window; return what is printed."""
-    offline = ("background-networking", "component-update", "sync", "quic", "gpu")
-    command = ["chromium", "--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars"]
-    command += [f"--force-device-scale-factor={SCALE}", f"--user-data-dir={page.parent}/profile"]
-    command += [*(f"--disable-{one}" for one in offline), *options, page.as_uri()]
-    return subprocess.run(command, check=True, capture_output=True, timeout=120, text=True).stdout
+def draw_console(browser: Browser, folder: Path) -> None:
+    """Draw the pages of the demo's console."""
+    command = [sys.executable, "-m", "bridge", "demo", "--console", "127.0.0.1:0", "--minutes", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found
+        for name, path in (("console-now", "/"), ("console-fleet", "/fleet")):
+            page = browser.new_page(viewport={"width": 1100, "height": 900}, timezone_id="Europe/Berlin")
+            page.goto(f"{found[0]}{path}")
+            expect(page.locator("#live")).to_have_text("Live")
+            page.screenshot(path=folder / f"{name}.png")
+        process.terminate()
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]).resolve())
+    with chromium() as chrome:
+        draw_chat(chrome, Path(sys.argv[1]).resolve())
+        draw_console(chrome, Path(sys.argv[1]).resolve())
