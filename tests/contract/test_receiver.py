@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from threading import Thread
 
 import pytest
@@ -26,36 +26,33 @@ from tests.support.servicebus import ServiceBusLab
 LOCK_SECONDS = 5
 
 
-class Station(ABC):
-    """A queue with a receiver of it, whose `run` runs on a thread."""
+@dataclass(kw_only=True)
+class Station:
+    """A queue with a receiver of it, whose `run` runs on a thread.
 
-    def __init__(self) -> None:
+    Attributes:
+        connect: makes a receiver.
+        send: sends a body, and maybe `message_id` and properties.
+        cut: cuts the receiver's connection.
+        counts: returns how many messages are left, completed and dead-lettered.
+        dead_letters: returns reason and description of each dead letter.
+        unlocked: returns how many messages are available to any receiver.
+    """
+
+    connect: Callable[[Stop], Receiver]
+    send: Callable[..., None]
+    cut: Callable[[], object]
+    counts: Callable[[], tuple[int, int, int]]
+    dead_letters: Callable[[], list[tuple[str, str]]]
+    unlocked: Callable[[], int]
+
+    def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         self.stop = Stop()
         self.receiver = self.connect(self.stop)
         self.thread = start_thread("receiver", self.receiver.run)
-
-    @abstractmethod
-    def connect(self, stop: Stop) -> Receiver: ...
-    @abstractmethod
-    def send(self, body: bytes, *, message_id: str = "", **properties: str) -> None: ...
-    @abstractmethod
-    def cut(self) -> None:
-        """Cut the receiver's connection."""
-
-    @abstractmethod
-    def counts(self) -> tuple[int, int, int]:
-        """Return how many messages are left, completed and dead-lettered."""
-
-    @abstractmethod
-    def dead_letters(self) -> list[tuple[str, str]]:
-        """Return reason and description of each dead letter."""
-
-    @abstractmethod
-    def unlocked(self) -> int:
-        """Return how many messages are available to any receiver."""
 
     def receive(self, count: int = 1) -> list[ReceivedMessage]:
         """Return `count` messages once they are there."""
@@ -81,83 +78,73 @@ class Station(ABC):
         assert not self.thread.is_alive()
 
 
-class MemoryStation(Station):
-    """The double."""
+def in_memory(_: ExitStack) -> Station:
+    """Make the double."""
+    queue, receivers = MemoryQueue(), list[MemoryReceiver]()
 
-    def __init__(self) -> None:
-        self.queue = MemoryQueue()
-        super().__init__()
+    def connect(stop: Stop) -> MemoryReceiver:
+        receivers.append(MemoryReceiver(queue, stop=stop))
+        return receivers[-1]
 
-    def connect(self, stop: Stop) -> MemoryReceiver:
-        self._receiver = MemoryReceiver(self.queue, stop=stop)
-        return self._receiver
+    def cut() -> None:
+        receivers[-1].disconnect()
 
-    def send(self, body: bytes, *, message_id: str = "", **properties: str) -> None:
-        self.queue.send(body, message_id=message_id, properties=properties)
-
-    def cut(self) -> None:
-        self._receiver.disconnect()
-
-    def counts(self) -> tuple[int, int, int]:
-        return len(self.queue.messages), len(self.queue.completed), len(self.queue.dead_letters)
-
-    def dead_letters(self) -> list[tuple[str, str]]:
-        settlements = [message.settlement for message in self.queue.dead_letters]
+    def dead_letters() -> list[tuple[str, str]]:
+        settlements = [message.settlement for message in queue.dead_letters]
         return [(one.dead_letter_reason, one.description) for one in settlements if one]
 
-    def unlocked(self) -> int:
-        return sum(message.locked_by is None for message in self.queue.messages)
+    return Station(
+        connect=connect,
+        send=lambda body, message_id="", **given: queue.send(body, message_id=message_id, properties=given),
+        cut=cut,
+        counts=lambda: (len(queue.messages), len(queue.completed), len(queue.dead_letters)),
+        dead_letters=dead_letters,
+        unlocked=lambda: sum(message.locked_by is None for message in queue.messages),
+    )
 
 
-class BusStation(Station):
-    """The real receiver on the lab's bus."""
+def on_bus(stack: ExitStack) -> Station:
+    """Make the real receiver on the lab's bus."""
+    bus = stack.enter_context(ServiceBusLab(bus_config(LockDuration=f"PT{LOCK_SECONDS}S")))
+    client = stack.enter_context(ServiceBusClient.from_connection_string(bus.connection_string))
+    sender = client.get_queue_sender(QUEUE)
+    close_socket_on_close(sender)  # `cut` cuts its connection, too
+    settings = ReceiverSettings(connection_string=Secret(bus.connection_string), queue=QUEUE)
 
-    def __init__(self, bus: ServiceBusLab, sender: ServiceBusClient) -> None:
-        self._bus = bus
-        self._sender = sender.get_queue_sender(QUEUE)
-        close_socket_on_close(self._sender)  # `cut` cuts its connection, too
-        super().__init__()
-
-    def connect(self, stop: Stop) -> BusReceiver:
-        settings = ReceiverSettings(connection_string=Secret(self._bus.connection_string), queue=QUEUE)
-        return BusReceiver(settings, what="messages", clock=Clock(), stop=stop)
-
-    def send(self, body: bytes, *, message_id: str = "", **properties: str) -> None:
+    def send(body: bytes, message_id: str = "", **properties: str) -> None:
         message = AmqpAnnotatedMessage(  # a ServiceBusMessage always has an id
             data_body=[body],
             properties=AmqpMessageProperties(message_id=message_id) if message_id else None,
             application_properties=properties,
         )
-        self._sender.send_messages(message, timeout=LIMIT_SECONDS)
+        sender.send_messages(message, timeout=LIMIT_SECONDS)
 
-    def cut(self) -> None:
-        self._bus.fault("drop")
-        self._bus.advance(LOCK_SECONDS)
+    def cut() -> None:
+        bus.fault("drop")
+        bus.advance(LOCK_SECONDS)
 
-    def counts(self) -> tuple[int, int, int]:
-        counts = self._bus.entity(QUEUE).counts
-        return counts.active, counts.completed, counts.dead_letters
+    def counts() -> tuple[int, int, int]:
+        found = bus.entity(QUEUE).counts
+        return found.active, found.completed, found.dead_letters
 
-    def dead_letters(self) -> list[tuple[str, str]]:
-        return [
-            (one.dead_letter_reason or "", one.dead_letter_description or "")
-            for one in self._bus.entity(QUEUE).dead_letters
-        ]
+    def dead_letters() -> list[tuple[str, str]]:
+        letters = bus.entity(QUEUE).dead_letters
+        return [(one.dead_letter_reason or "", one.dead_letter_description or "") for one in letters]
 
-    def unlocked(self) -> int:
-        return sum(not message.locked for message in self._bus.entity(QUEUE).messages)
+    return Station(
+        connect=lambda stop: BusReceiver(settings, what="messages", clock=Clock(), stop=stop),
+        send=send,
+        cut=cut,
+        counts=counts,
+        dead_letters=dead_letters,
+        unlocked=lambda: sum(not message.locked for message in bus.entity(QUEUE).messages),
+    )
 
 
-@pytest.fixture(params=["memory", "bus"])
+@pytest.fixture(params=[in_memory, on_bus])
 def station(request: pytest.FixtureRequest) -> Iterator[Station]:
     with ExitStack() as stack:
-        made: Station
-        if request.param == "memory":
-            made = MemoryStation()
-        else:
-            bus = stack.enter_context(ServiceBusLab(bus_config(LockDuration=f"PT{LOCK_SECONDS}S")))
-            client = ServiceBusClient.from_connection_string(bus.connection_string)
-            made = BusStation(bus, stack.enter_context(client))
+        made: Station = request.param(stack)
         stack.callback(made.end)
         yield made
 
@@ -172,15 +159,11 @@ def test_a_message_arrives_with_body_id_properties_and_times(station: Station) -
     assert nameless.message_id == f"sequence-number-{nameless.sequence_number}"
 
 
-def test_messages_arrive_in_their_order(station: Station) -> None:
+def test_messages_arrive_in_their_order_and_without_one_the_wait_ends(station: Station) -> None:
+    assert list(station.receiver.messages(0.0)) == list(station.receiver.messages(0.05)) == []
     for number in range(20):
         station.send(str(number).encode())
     assert [message.body for message in station.receive(20)] == [str(n).encode() for n in range(20)]
-
-
-def test_without_a_message_the_wait_ends(station: Station) -> None:
-    assert list(station.receiver.messages(0.0)) == []
-    assert list(station.receiver.messages(0.05)) == []
 
 
 def test_a_settled_message_is_completed_or_dead_with_its_reason(station: Station) -> None:
