@@ -119,7 +119,7 @@ def with_annotation(
     value: bytes, body: bytes, *, message_id: str = "bad", session_id: str | None = None
 ) -> bytes:
     """Encode a message with a value as an annotation of the sender's."""
-    annotations = write_compound(0xC1, 2, write(Symbol("x-opt-mine")) + value)
+    annotations = write_compound(0xC1, 2, write(Symbol("own-marker")) + value)
     return (
         described(MESSAGE_ANNOTATIONS, annotations)
         + _properties(message_id, session_id)

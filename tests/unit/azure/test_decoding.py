@@ -74,7 +74,7 @@ def test_an_id_that_the_sdk_cannot_decode_is_replaced() -> None:
 
 def test_a_sender_cannot_claim_the_fault() -> None:
     payload = with_annotation(write("text"), b"body")
-    assert fault_of(received(payload.replace(b"x-opt-mine", b"imds-bridg"))) == ""
+    assert fault_of(received(payload.replace(b"own-marker", b"imds-bridg"))) == ""
 
 
 @steady
