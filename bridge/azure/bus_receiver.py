@@ -23,7 +23,14 @@ from azure.servicebus.exceptions import (
     SessionCannotBeLockedError,
 )
 
-from bridge.azure.internals import close_socket_on_close, fault_of, is_shut_down, release, renew_locks
+from bridge.azure.internals import (
+    close_socket_on_close,
+    fault_of,
+    is_shut_down,
+    keep_what_arrives,
+    release,
+    renew_locks,
+)
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
@@ -39,7 +46,6 @@ T = TypeVar("T")
 MAX_UNSETTLED = 1000  # messages at a time; the others stay on the bus
 MAX_UNSETTLED_BYTES = 16 * 1024 * 1024
 RECEIVE_MESSAGES = 200
-PREFETCH_MESSAGES = 50  # that the SDK keeps for the next call, where the order counts
 SETTLE_MESSAGES = 50
 RENEW_MESSAGES = 100
 # How long one receive call waits: while nothing is unsettled, while messages are being decided, and for a
@@ -69,8 +75,6 @@ class BusReceiver:
         session: returns the session id, "" for none, None while it is not known yet.
         clock: for locks and pauses.
         stop: ends `run`.
-        is_ordered: whether messages have to arrive in their order. The SDK gives back what comes between two of its
-            receive calls, and gets it again behind others, unless it may keep it for the next call.
     """
 
     settings: ReceiverSettings
@@ -79,10 +83,8 @@ class BusReceiver:
     session: Callable[[], str | None] = lambda: ""
     clock: Clock
     stop: Stop
-    is_ordered: bool = False
 
     def __post_init__(self) -> None:
-        self._prefetch = PREFETCH_MESSAGES if self.is_ordered else 0
         self._address = address_of(self.settings)
         self._worker = Worker(f"servicebus-{self.what}", stop=self.stop, stop_seconds=STOP_SECONDS)
         self._credential: Any = None
@@ -186,8 +188,9 @@ class BusReceiver:
     def _open(self, session: str) -> None:
         self._credential = self._credential or make_credential(self.settings)
         self._client = connect(self.settings, credential=self._credential)
-        receiver = _receiver(self._client, self.settings, session, prefetch=self._prefetch)
+        receiver = _receiver(self._client, self.settings, session)
         close_socket_on_close(receiver)
+        keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
         self._renew_session_at = None
@@ -263,9 +266,9 @@ class BusReceiver:
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
         message = convert(received, self._generation)
         locked_until = _try(lambda: received.locked_until_utc)
-        self._unsettled[message] = self._renew_at(locked_until)
-        if not self._prefetch:  # a kept message's lock may have ended meanwhile
+        if not self._unsettled:  # else it may have been kept for a while
             self._check_clock(locked_until)
+        self._unsettled[message] = self._renew_at(locked_until)
         self._active_at = self.clock.monotonic()
         self._arrived.put(message)
 
@@ -393,13 +396,8 @@ def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
         raise Unavailable(f"{address}: the SDK has closed its receiver")
 
 
-def _receiver(
-    client: ServiceBusClient, settings: ReceiverSettings, session: str, *, prefetch: int = 0
-) -> ServiceBusReceiver:
-    options: dict[str, Any] = {
-        "receive_mode": ServiceBusReceiveMode.PEEK_LOCK,
-        "prefetch_count": prefetch,
-    }
+def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str) -> ServiceBusReceiver:
+    options: dict[str, Any] = {"receive_mode": ServiceBusReceiveMode.PEEK_LOCK}
     if session:
         options["session_id"] = session
     if settings.subscription:

@@ -207,9 +207,7 @@ class Console:
             return None
         from bridge.azure.bus_receiver import BusReceiver  # noqa: PLC0415 - it loads the Azure packages
 
-        self._receiver = BusReceiver(
-            self.settings.bus, what="events", clock=self._clock, stop=self._settled, is_ordered=True
-        )
+        self._receiver = BusReceiver(self.settings.bus, what="events", clock=self._clock, stop=self._settled)
         return BusInput(
             receiver=self._receiver,
             writer=self.writer,

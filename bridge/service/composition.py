@@ -512,6 +512,6 @@ def _relay(parts: Parts, settings: RelaySettings) -> Flow:
     from bridge.service.relay import Relay  # noqa: PLC0415
 
     settled = Stop()
-    receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled, is_ordered=True)
+    receiver = BusReceiver(settings, what="events", clock=parts.clock, stop=settled)
     relay = Relay(parts, receiver, settled)
     return Flow(loops={"relay": relay.run, "events": receiver.run}, status=lambda: {"relay": relay.status()})

@@ -128,7 +128,7 @@ class RelayRig:
             retain_seconds=3600.0,
         )
         self.stopping, settled = Stop(), Stop()
-        self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled, is_ordered=True)
+        self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
         identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock)
         parts = parts_of(outbox=self.outbox, clock=self._clock, stop=self.stopping, identity=identity)
         self.relay = Relay(parts, self.receiver, settled)

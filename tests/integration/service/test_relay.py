@@ -170,7 +170,6 @@ def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
     tmp_path: Path, bus: ServiceBusLab, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_receiver, "RECEIVE_MESSAGES", 1)
-    monkeypatch.setattr(bus_receiver, "PREFETCH_MESSAGES", 1)
     monkeypatch.setattr(bus_receiver, "MAX_UNSETTLED_BYTES", 5 * len(body_of("e000")))
     rig = RelayRig(tmp_path, bus)
     die(*rig.sinks)
@@ -180,7 +179,7 @@ def test_without_a_disk_only_a_limited_number_of_bytes_is_received(
         rig.wait_for_status(uncompleted=5)
         first = max(rig.receiver._unsettled.values())
         wait_until(lambda: min(rig.receiver._unsettled.values()) > first)  # every lock was renewed meanwhile
-        assert subscription(bus).counts.locked <= 7  # the SDK keeps up to two more for the next call
+        assert subscription(bus).counts.locked <= 7  # up to two more are kept for the next call
         live(*rig.sinks)
         rig.wait_until_settled()
         disk.recover()
