@@ -21,7 +21,7 @@ from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
-from bridge.runtime.time import Clock
+from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,9 @@ class VmIdentity:
     _losses_at: float = field(default=-math.inf, init=False)
     _name: str = field(default="", init=False)
 
+    def __post_init__(self) -> None:
+        self._log_limit = RepeatLimit(self.clock)
+
     def settle(self, wait: Callable[[float], object]) -> None:
         """Find out whose the state is, before anything is committed or delivered; another VM's is moved aside.
 
@@ -103,7 +106,8 @@ class VmIdentity:
         try:
             vm = self.imds.instance()
         except ImdsError as error:
-            log.warning("the VM's identity is not available yet: %s", error)
+            if self._log_limit.is_due(str(error)):
+                log.warning("the VM's identity is not available yet: %s", error)
             return False
         was = self.vm.vm_id if self.vm else ""
         if was and vm.vm_id and was.lower() != vm.vm_id.lower():

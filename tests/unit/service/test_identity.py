@@ -129,7 +129,11 @@ def test_a_stop_ends_the_wait_for_instance_data(imds: ImdsDouble, start: Start) 
 
 @pytest.mark.parametrize("boots", [("1", "2"), ("1", ""), ("", "")])
 def test_without_instance_data_a_start_waits_five_seconds_and_then_the_state_counts_as_this_vms(
-    start: Start, imds: ImdsDouble, clock: MovedClock, boots: tuple[str, str]
+    start: Start,
+    imds: ImdsDouble,
+    clock: MovedClock,
+    boots: tuple[str, str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     start(boot_id=boots[0])
     imds.fail(500, methods=["instance"])
@@ -139,6 +143,7 @@ def test_without_instance_data_a_start_waits_five_seconds_and_then_the_state_cou
     assert identity.vm == WEB_0
     assert identity.reporter().name == "web-0"
     assert not identity.resolved
+    assert len(caplog.messages) == 1
 
 
 def test_a_restart_on_the_same_boot_needs_no_instance_data(start: Start, imds: ImdsDouble) -> None:
