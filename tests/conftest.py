@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from tests.support.inbox import Inbox
     from tests.support.listener import MakeListener
     from tests.support.servicebus import ServiceBusLab
-    from tests.support.sink import Connect
+    from tests.support.sinks import Connect, MakeWebhook
     from tests.support.tls import Authority
-    from tests.support.webhook import MakeWebhook
 
 TESTS = Path(__file__).parent
 WITH_SDK = ("contract", "infra", "integration")  # suites in whose process the SDK of Service Bus runs
@@ -148,18 +147,18 @@ def make_client() -> Iterator[MakeClient]:
 @pytest.fixture
 def webhook(inbox: Inbox, tmp_path: Path) -> Iterator[MakeWebhook]:
     """Make webhook sinks with these settings, for the inbox or another URL."""
-    from tests.support.webhook import sink  # noqa: PLC0415
+    from tests.support.sinks import webhook_sink  # noqa: PLC0415
 
-    yield from made(lambda url=inbox.url, **settings: sink(tmp_path, url, **settings))
+    yield from made(lambda url=inbox.url, **settings: webhook_sink(tmp_path, url, **settings))
 
 
 @pytest.fixture
 def connect(bus: ServiceBusLab) -> Iterator[Connect]:
     """Make Service Bus sinks with these settings for `bus`, which the test's file gives what it needs."""
     from bridge.sinks.servicebus import ServiceBusSink  # noqa: PLC0415
-    from tests.support.sink import settings  # noqa: PLC0415
+    from tests.support.sinks import bus_settings  # noqa: PLC0415
 
-    yield from made(lambda clock=None, **more: ServiceBusSink(settings(bus, **more), clock=clock))
+    yield from made(lambda clock=None, **more: ServiceBusSink(bus_settings(bus, **more), clock=clock))
 
 
 @pytest.fixture

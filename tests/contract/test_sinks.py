@@ -34,8 +34,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 from tests.support.receivers import ROUTING_KEY
 from tests.support.servicebus import ServiceBusLab, entities
-from tests.support.sink import QUEUE
-from tests.support.webhook import MakeWebhook
+from tests.support.sinks import QUEUE, MakeWebhook
 
 SECRET = ROUTING_KEY
 NEW_SECRET = "not-to-be-shown-either"  # noqa: S105 - a test's

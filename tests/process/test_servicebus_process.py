@@ -15,7 +15,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, by_order_key, read_outbox, run, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
-from tests.support.sink import QUEUE, TOKEN, TokenEndpoint
+from tests.support.sinks import QUEUE, TOKEN, TokenEndpoint
 
 KEY = "a-key-that-must-not-be-shown"
 STOP_SECONDS = 2.0

@@ -13,7 +13,7 @@ from bridge.http import client as module
 from bridge.http.client import USER_AGENT, HttpClient
 from tests.support.http_client import OK, MakeClient, ask, failure
 from tests.support.process import RawServer, Serve, answering, closed_port, dripping, silent
-from tests.support.sink import set_proxy
+from tests.support.sinks import set_proxy
 
 LIMIT_BYTES = 1000
 

@@ -22,8 +22,7 @@ from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA
 from tests.support.process import stored_event
 from tests.support.settings import read_settings
-from tests.support.sink import TOKEN, TokenEndpoint, set_proxy
-from tests.support.webhook import failure
+from tests.support.sinks import TOKEN, TokenEndpoint, failure, set_proxy
 
 FLAVORS = {"custom": rules.CUSTOM, "namespace": rules.NAMESPACE}
 TOPIC = "maintenance"

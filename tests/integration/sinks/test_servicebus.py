@@ -34,8 +34,7 @@ from bridge.sinks.servicebus import ServiceBusSink, to_message
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
-from tests.support.sink import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, set_proxy, settings
-from tests.support.webhook import failure
+from tests.support.sinks import QUEUE, TOKEN, TOPIC, Connect, TokenEndpoint, bus_settings, failure, set_proxy
 
 EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
 KEY = "a-key-that-must-not-be-shown"
@@ -74,7 +73,7 @@ def event(number: int = 0, *, size: int = 0, **attributes: Any) -> StoredEvent:
 
 def sent(bus: ServiceBusLab, *events: StoredEvent, **more: Any) -> None:
     """Send with a sink that is closed then, and has no connection."""
-    with closing(ServiceBusSink(settings(bus, **more))) as sink:
+    with closing(ServiceBusSink(bus_settings(bus, **more))) as sink:
         sink.send(events)
     wait_until(lambda: bus.connections == 0)
 
@@ -414,7 +413,7 @@ def test_the_last_of_the_hung_calls_is_final(bus: ServiceBusLab, monkeypatch: py
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
     gate = threading.Event()
     monkeypatch.setattr(module._Link, "open", lambda _: gate.wait(LIMIT_SECONDS))
-    sink = ServiceBusSink(settings(bus))
+    sink = ServiceBusSink(bus_settings(bus))
     for expected in (Unavailable, Unavailable, HungError, HungError):
         with pytest.raises(expected):
             sink.send([event()])

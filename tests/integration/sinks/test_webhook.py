@@ -27,7 +27,7 @@ from tests.support.clock import MovedClock
 from tests.support.inbox import Inbox
 from tests.support.process import stored_event
 from tests.support.receivers import ROUTING_KEY
-from tests.support.webhook import EVENT, FORMS, MakeWebhook, failure
+from tests.support.sinks import EVENT, FORMS, MakeWebhook, failure
 
 TOKEN = "secret-token"  # noqa: S105 - a test's
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard

@@ -12,8 +12,8 @@ import pytest
 from bridge.errors import Misconfigured, Unavailable
 from bridge.sinks.webhook import WebhookSink
 from tests.support.process import RawServer, answering, closed_port
+from tests.support.sinks import EVENT, MakeWebhook, failure
 from tests.support.tls import Authority, proxying
-from tests.support.webhook import EVENT, MakeWebhook, failure
 
 TAKEN = answering(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 LOGIN = "user:secret-password"
