@@ -19,22 +19,16 @@ class Inbox(inbox.Inbox):
     fault_class = Fault
 
     def __init__(
-        self,
-        *,
-        token: str | None = None,
-        allowed_origin: str | None = "*",
-        allowed_rate: str = "120",
-        **options: Any,
+        self, *, allowed_origin: str | None = "*", allowed_rate: str = "120", **options: Any
     ) -> None:
         """Start the server.
 
         Args:
-            token: see require_token.
             allowed_origin: the origin that the handshake allows; None for no consent.
             allowed_rate: the deliveries per minute that the handshake allows, or "*".
             options: those of the lab's inbox.
         """
-        self._token = token
+        self._token: str | None = None
         self._consent = (allowed_origin, allowed_rate)
         super().__init__(**options)
 
