@@ -154,8 +154,7 @@ class EventGridLab(Inbox):
 
 def _with_error_body(answer: Answer, message: str) -> Answer:
     """Return the answer with a body as the service sends it for an error."""
-    number = str(uuid4())
     code = responses.get(answer.status, str(answer.status)).replace(" ", "")
-    error = {"code": code, "message": message, "tracking_id": number}
-    body = json_answer({"error": error}, x_ms_request_id=number)
+    error = {"code": code, "message": message, "tracking_id": str(uuid4())}
+    body = json_answer({"error": error})
     return replace(answer, body=body.body, headers={**body.headers, **answer.headers})

@@ -283,8 +283,6 @@ class _Handler(BaseHTTPRequestHandler):
     """Read whole requests of any method, and send answers with the faults they carry."""
 
     protocol_version = "HTTP/1.1"
-    server_version = "imds-bridge-lab"
-    sys_version = ""
     disable_nagle_algorithm = True
     server: Server
 

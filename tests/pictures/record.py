@@ -12,9 +12,10 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 COLUMNS, ROWS = 80, 30
@@ -31,8 +32,7 @@ text{fill:#d1d7e0;font:14px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monos
 .s1{font-weight:bold}.s2{fill:#8b949e}"""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """A line as it was printed, with its escape sequences, and when: seconds since the start."""
 
     at: float
@@ -58,14 +58,8 @@ def record(command: Sequence[str]) -> Iterator[Line]:
 
 
 def _lines(terminal: int) -> Iterator[str]:
-    with open(terminal, "rb") as output:
-        while True:
-            try:
-                line = output.readline()
-            except OSError:  # Linux reports the end of a terminal so
-                return
-            if not line:
-                return
+    with open(terminal, "rb") as output, suppress(OSError):  # Linux reports the end of a terminal so
+        for line in iter(output.readline, b""):
             yield line.decode().rstrip("\r\n")
 
 
@@ -77,14 +71,10 @@ def svg(title: str, lines: Sequence[Line]) -> str:
         lines: in the order of their times.
     """
     seconds = lines[-1].at + END_SECONDS
-    frames = (
-        f"{100 * line.at / seconds:.2f}%{{transform:translateY({_offset(number)}px)}}"
-        for number, line in enumerate(lines, start=1)
-    )
-    rows = (
-        f'<text x="{MARGIN}" y="{number * LINE_HEIGHT}">{_styled(line.text)}</text>'
-        for number, line in enumerate(lines, start=1)
-    )
+    frames, rows = [], []
+    for number, line in enumerate(lines, start=1):
+        frames.append(f"{100 * line.at / seconds:.2f}%{{transform:translateY({_offset(number)}px)}}")
+        rows.append(f'<text x="{MARGIN}" y="{number * LINE_HEIGHT}">{_styled(line.text)}</text>')
     colours = (f".s{code}{{fill:#{colour}}}" for code, colour in _COLOURS.items())
     end = f"translateY({_offset(len(lines))}px)"
     animation = f"g{{transform:{end};animation:up {seconds:.1f}s step-end infinite}}"
@@ -122,13 +112,9 @@ def _styled(text: str) -> str:
     return "".join(parts)
 
 
-def demo(options: Iterable[str]) -> str:
-    """Record the demonstration."""
-    shown = ["imds-bridge", "demo", *options]
-    lines = [Line(at=0.0, text=f"\x1b[1m$ {' '.join(shown)}\x1b[0m")]
-    lines += record([sys.executable, "-m", "bridge", *shown[1:]])
-    return svg(f"A recording of {' '.join(shown)}", lines)
-
-
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(demo(sys.argv[2:]), encoding="utf-8")
+    arguments = ["demo", *sys.argv[2:]]
+    shown = f"imds-bridge {' '.join(arguments)}"
+    recorded = record([sys.executable, "-m", "bridge", *arguments])
+    lines = [Line(at=0.0, text=f"\x1b[1m$ {shown}\x1b[0m"), *recorded]
+    Path(sys.argv[1]).write_text(svg(f"A recording of {shown}", lines), encoding="utf-8")

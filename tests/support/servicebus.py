@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from bridge.lab import servicebus as server
 from bridge.lab.servicebus.broker import Topic, missing
 from bridge.lab.servicebus.bus import Bus
-from bridge.lab.servicebus.config import Json, QueueSettings, TopicSettings
+from bridge.lab.servicebus.config import Json, QueueSettings
 from bridge.lab.servicebus.connection import Connection
 from bridge.lab.servicebus.links import Consumer, Endpoint, Producer
 from bridge.lab.servicebus.messages import ARGUMENT, BUSY, DETACH_FORCED, UNAUTHORIZED, Message, Refused
@@ -321,11 +321,6 @@ class ServiceBusLab(server.ServiceBusLab):
         """Create a queue, with properties as in the configuration file."""
         settings = QueueSettings.model_validate({"Name": name, "Properties": properties or {}})
         self.call(lambda: self._bus.broker.add_queue(settings))
-
-    def create_topic(self, name: str, subscriptions: Sequence[Json] = ()) -> None:
-        """Create a topic with subscriptions as in the configuration file."""
-        settings = TopicSettings.model_validate({"Name": name, "Subscriptions": list(subscriptions)})
-        self.call(lambda: self._bus.broker.add_topic(settings))
 
     def stop_listening(self) -> None:
         """Simulate an outage: close all connections and refuse new ones. Messages and locks stay."""

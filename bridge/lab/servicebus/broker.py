@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from bridge.lab.servicebus.config import Namespace, QueueSettings, TopicSettings
 from bridge.lab.servicebus.messages import NOT_ALLOWED, NOT_FOUND, Content, Refused
@@ -54,29 +54,14 @@ class Broker:
         self._queues: dict[str, MessageQueue] = {}
         for settings in namespace.queues:
             self.add_queue(settings)
-        for topic in namespace.topics:
-            self.add_topic(topic)
+        for topic in [Topic(settings, events) for settings in namespace.topics]:
+            self._targets[topic.name.lower()] = topic
+            self._queues.update({queue.name.lower(): queue for _, queue in topic.subscriptions})
 
     def add_queue(self, settings: QueueSettings) -> None:
         """Create a queue."""
         queue = MessageQueue(settings, self._events)
-        self._targets[queue.name.lower()] = queue
-        self._add(queue)
-
-    def add_topic(self, settings: TopicSettings) -> None:
-        """Create a topic with its subscriptions."""
-        topic = Topic(settings, self._events)
-        self._targets[topic.name.lower()] = topic
-        for _, queue in topic.subscriptions:
-            self._add(queue)
-
-    def _add(self, queue: MessageQueue) -> None:
-        self._queues[queue.name.lower()] = queue
-
-    @property
-    def queues(self) -> Iterator[MessageQueue]:
-        """Return the queues and subscriptions."""
-        return iter(self._queues.values())
+        self._targets[queue.name.lower()] = self._queues[queue.name.lower()] = queue
 
     def target(self, path: str) -> MessageQueue | Topic:
         """Return the entity that a client may send to; raise Refused if there is none."""

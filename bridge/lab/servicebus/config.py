@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.alias_generators import to_pascal
 
 from bridge.lab.httpd import LabError
@@ -80,24 +80,17 @@ class SubscriptionSettings(QueueSettings):
         return [rule.properties.compiled() for rule in self.rules] or [everything]
 
 
-def _each_once(entities: list[Any]) -> list[Any]:
-    names = [one.name.lower() for one in entities]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"given twice: {', '.join(repeated)}")
-    return entities
-
-
 class TopicSettings(QueueSettings):
     """A topic and its subscriptions."""
 
-    subscriptions: Annotated[list[SubscriptionSettings], AfterValidator(_each_once)] = []
+    subscriptions: list[SubscriptionSettings] = []
 
 
 class Namespace(_Model):
     """All entities."""
 
-    queues: Annotated[list[QueueSettings], AfterValidator(_each_once)] = []
-    topics: Annotated[list[TopicSettings], AfterValidator(_each_once)] = []
+    queues: list[QueueSettings] = []
+    topics: list[TopicSettings] = []
 
 
 class _UserConfig(_Model):

@@ -127,7 +127,6 @@ def topic(kind: str, **rule: Any) -> dict[str, Any]:
     [
         ([], "Namespaces"),
         ([{"Queues": [{"Name": ""}]}], "Name"),
-        ([{"Queues": [{"Name": "q"}, {"Name": "Q"}]}], "given twice: q"),
         ([queue(LockDuration="1 minute")], "LockDuration"),
         ([queue(LockDuration="PT5M1S")], "LockDuration"),
         ([queue(ForwardTo="other")], "ForwardTo"),
