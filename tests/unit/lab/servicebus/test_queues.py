@@ -96,6 +96,18 @@ def test_a_lock_that_ends_gives_the_message_to_the_next_and_its_settlement_is_re
         assert refusal(settle, first) == LOCK_LOST
 
 
+def test_a_renewed_lock_ends_later_and_does_not_keep_others_from_ending() -> None:
+    lab = Lab(LockDuration=30)
+    lab.send("1", "2")
+    renewed = lab.take_token()
+    lab.take()
+    lab.move(20)
+    assert lab.queue.renew(renewed) == lab.clock.wall() + 30
+    lab.move(10)
+    assert lab.take().content.body == b"2"
+    assert lab.queue.take() is None
+
+
 def test_after_the_last_lock_that_ends_a_message_is_dead() -> None:
     lab = Lab(MaxDeliveryCount=3, LockDuration=10)
     lab.send("1")
