@@ -22,8 +22,6 @@ from bridge.config.models import ApiVersion, Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock, iso_utc
 from bridge.service.composition import NoMeter
@@ -31,6 +29,7 @@ from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
+from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
 
@@ -190,13 +189,8 @@ class Rig:
         self.stopping = Stop()
         Rig.running += 1
         config = Config(imds=self._imds_settings, approvals=self.settings)
-        self.outbox = Outbox(
-            StateFolder(self.folder),
-            clock=self.clock,
-            sinks={"audit": (Filter(types=("io.imdsbridge.*",)), True)},
-            max_bytes=2**30,
-            retain_seconds=3600.0,
-        )
+        sinks = {"audit": (Filter(types=("io.imdsbridge.*",)), True)}
+        self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock)
         self.is_open = True
         self._imds = imds = ImdsClient(config.imds, clock=self.clock)
         identity = VmIdentity(config, "listen", imds=imds, outbox=self.outbox, clock=self.clock)

@@ -10,7 +10,6 @@ from bridge.config.models import Config
 from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.imds.instance import Vm
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
@@ -20,7 +19,7 @@ from bridge.service.identity import VmIdentity
 from tests.support.clock import MovedClock
 from tests.support.diff import BEFORE_START, envelope_of, faults_of
 from tests.support.imds import WEB_0, ScriptedImds
-from tests.support.outbox import committed
+from tests.support.outbox import committed, open_outbox
 
 DAY = 86_400.0
 HOUR = 3_600.0
@@ -59,13 +58,8 @@ class Station:
     def start(self) -> None:
         """Start a process on the state."""
         self._state_folder = StateFolder(self.folder)
-        self.outbox = Outbox(
-            self._state_folder,
-            clock=self.clock,
-            sinks={"all": (Filter(), True)},
-            max_bytes=2**30,
-            retain_seconds=7 * DAY,
-        )
+        sinks = {"all": (Filter(), True)}
+        self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock, retain_seconds=7 * DAY)
         self.identity = VmIdentity(
             self.config, "forward", imds=self.imds, outbox=self.outbox, clock=self.clock, boot_id=self.boot_id
         )

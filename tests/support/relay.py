@@ -16,8 +16,6 @@ from bridge.config.models import Config
 from bridge.errors import Gone, Unavailable
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
 from bridge.service.dispatcher import Dispatcher
@@ -27,6 +25,7 @@ from tests.support.bus import message, no_sdk_thread_runs
 from tests.support.forward import parts_of
 from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
+from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
 from tests.support.servicebus import Entity, ServiceBusLab, entities
 
@@ -107,39 +106,26 @@ class RelayRig:
     It can be stopped and started again on the same state, as a process that restarts.
     """
 
-    def __init__(
-        self, folder: Path, bus: ServiceBusLab, *, sinks: int = 1, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, folder: Path, bus: ServiceBusLab) -> None:
         self._folder = folder
         self._bus = bus
-        self._clock = clock or Clock()
-        self.sinks = [MortalSink() for _ in range(sinks)]
+        self._clock = Clock()
+        self.sinks = [MortalSink()]
         self._loops: list[Thread] = []
         self._senders: list[Thread] = []
 
     def __enter__(self) -> Self:
         settings = RelaySettings(**source(self._bus))  # type: ignore[arg-type]
         names = [f"sink{number}" for number in range(len(self.sinks))]
-        self.outbox = Outbox(
-            StateFolder(self._folder),
-            clock=self._clock,
-            sinks={name: (Filter(), True) for name in names},
-            max_bytes=2**30,
-            retain_seconds=3600.0,
-        )
+        sinks = dict.fromkeys(names, (Filter(), True))
+        self.outbox = open_outbox(self._folder, sinks=sinks, clock=self._clock)
         self.stopping, settled = Stop(), Stop()
         self.receiver = BusReceiver(settings, what="events", clock=self._clock, stop=settled)
         identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self._clock)
         parts = parts_of(outbox=self.outbox, clock=self._clock, stop=self.stopping, identity=identity)
         self.relay = Relay(parts, self.receiver, settled)
         self._dispatchers = [
-            Dispatcher(
-                name,
-                sink,
-                max_age_seconds=3600.0,
-                outbox=self.outbox,
-                clock=self._clock,
-            )
+            Dispatcher(name, sink, max_age_seconds=3600.0, outbox=self.outbox, clock=self._clock)
             for name, sink in zip(names, self.sinks, strict=True)
         ]
         self._loops = [start_thread("relay", self.relay.run), start_thread("events", self.receiver.run)]

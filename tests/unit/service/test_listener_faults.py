@@ -120,31 +120,24 @@ def test_a_restart_continues_where_only_some_events_were_decided(make_listener: 
     assert len(rig.queue.completed) == 1
 
 
-def test_an_event_that_was_posted_before_a_kill_and_is_gone_since_is_accepted(rig: ListenerRig) -> None:
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone since", "still scheduled"])
+def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_only_if_it_is_there(
+    rig: ListenerRig, is_gone: bool
+) -> None:
     event = rig.imds.schedule()
     rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
     rig.send(event)
     rig.run()
     assert rig.receipts() == []
     rig.restart()
-    rig.imds.remove(event)
+    if is_gone:
+        rig.imds.remove(event)
     rig.run(2)
     (receipt,) = rig.receipts()
-    assert (receipt["data"]["Outcome"], receipt["data"]["Detail"]) == ("Accepted", NOT_RECORDED_DETAIL)
-    assert len(rig.imds.posts) == 1
-
-
-def test_an_event_that_was_posted_before_a_kill_and_is_still_scheduled_is_posted_again(
-    rig: ListenerRig,
-) -> None:
-    event = rig.imds.schedule()
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    rig.send(event)
-    rig.run()
-    rig.restart()
-    rig.run(2)
-    assert rig.reasons() == ["approved"]
-    assert len(rig.imds.posts) == 2
+    data = receipt["data"]
+    assert (data["Outcome"], data["Reason"]) == ("Accepted", "approved")
+    assert (data["Detail"] == NOT_RECORDED_DETAIL) == is_gone
+    assert len(rig.imds.posts) == (1 if is_gone else 2)
 
 
 @pytest.mark.parametrize(

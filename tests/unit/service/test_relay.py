@@ -10,8 +10,6 @@ import pytest
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.config.models import Config
 from bridge.events.filters import Filter
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import REPEAT_LOG_SECONDS
 from bridge.service.identity import VmIdentity
@@ -19,7 +17,7 @@ from bridge.service.relay import Relay
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
-from tests.support.outbox import failing_disk
+from tests.support.outbox import failing_disk, open_outbox
 from tests.support.relay import body_of
 
 
@@ -34,13 +32,8 @@ class RelayOnDoubles:
         self.start()
 
     def start(self) -> None:
-        self.outbox = Outbox(
-            StateFolder(self.folder),
-            clock=self.clock,
-            sinks={name: (Filter(), True) for name in self._sinks},
-            max_bytes=2**30,
-            retain_seconds=3600.0,
-        )
+        sinks = dict.fromkeys(self._sinks, (Filter(), True))
+        self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock)
         self.stop, self.settled = Stop(), Stop()
         self.receiver = MemoryReceiver(self.queue, stop=self.settled)
         identity = VmIdentity(Config(), "relay", imds=None, outbox=self.outbox, clock=self.clock)

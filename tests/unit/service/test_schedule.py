@@ -22,6 +22,7 @@ from bridge.service.dispatcher import (
     Schedule,
     is_urgent_type,
 )
+from tests.support.diff import steady
 
 NOTICE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER = "io.imdsbridge.bridge.heartbeat.v1"
@@ -212,12 +213,14 @@ def test_tries_are_counted_from_the_start_once_no_other_event_was_left_to_try() 
 # When a failed delivery is tried again
 
 
+@steady
 @given(share=SHARES, count=COUNTS)
 def test_a_wait_is_a_share_of_a_limit_that_doubles_up_to_a_minute(share: float, count: int) -> None:
     wait_seconds = Failure(error=NO_ANSWER, count=count, at=100.0, share=share).retry_at(PACE) - 100.0
     assert wait_seconds == pytest.approx(share * min(60.0, 0.5 * 2 ** min(count - 1, 20)))
 
 
+@steady
 @given(share=SHARES, count=COUNTS)
 def test_an_urgent_event_is_retried_within_two_seconds_and_a_drain_within_half_of_one(
     share: float, count: int
