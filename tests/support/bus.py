@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self, TypeVar
@@ -23,7 +22,7 @@ from bridge.events.filters import Filter
 from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH
 from bridge.runtime.threads import Stop, start_thread
-from bridge.runtime.time import Clock, iso_utc
+from bridge.runtime.time import Clock
 from bridge.service.composition import NoMeter
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
@@ -135,11 +134,6 @@ def message(
     )
 
 
-def in_seconds(seconds: float) -> str:
-    """Write the instant in so many seconds."""
-    return iso_utc(datetime.now(UTC) + timedelta(seconds=seconds))
-
-
 class Rig:
     """The real listener on the lab's bus and the lab's IMDS, on threads of this process.
 
@@ -157,15 +151,12 @@ class Rig:
         vm: str = "web-0",
         policy: Mapping[str, Any] = ANY,
         queue: str = QUEUE,
-        dry_run: bool = False,
         api_version: ApiVersion = "2020-07-01",
-        clock: Clock | None = None,
         connection_string: str = "",
         **approvals: Any,
     ) -> None:
         self.folder = folder
-        self.clock = clock or Clock()
-        self._dry_run = dry_run
+        self.clock = Clock()
         self._imds_settings = ImdsSettings(endpoint=imds.url(vm), api_version=api_version)
         self.settings = ApprovalSettings(
             connection_string=Secret(connection_string or bus.connection_string),
@@ -209,7 +200,7 @@ class Rig:
             identity=identity,
             meter=NoMeter(),
         )
-        self.listener = Listener(parts, self.settings, self.commands, dry_run=self._dry_run)
+        self.listener = Listener(parts, self.settings, self.commands, dry_run=False)
         self._threads = [start_thread("decide", self.listener.run), start_thread("bus", self.commands.run)]
         return self
 
@@ -226,10 +217,6 @@ class Rig:
         Rig.running -= 1
         if not Rig.running:
             wait_until(no_sdk_thread_runs)
-
-    def is_alive(self) -> bool:
-        """Return whether both threads run."""
-        return all(thread.is_alive() for thread in self._threads)
 
     def events(self) -> list[dict[str, Any]]:
         """Return every event that was committed so far, also before a restart, repeated ones too."""
@@ -253,13 +240,12 @@ class Rig:
             lambda: predicate(self.receipts()), timeout_seconds=timeout_seconds, describe=self.receipts
         )
 
-    def receipts_of(self, *ids: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait for `count` receipts of each of the commands; return them."""
+    def receipts_of(self, *ids: str) -> list[dict[str, Any]]:
+        """Wait for receipts of each of the commands; return them."""
 
         def found(receipts: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
             by_command = [[one for one in receipts if one.get("causationid") == name] for name in ids]
-            is_complete = all(len(several) >= count for several in by_command)
-            return [one for several in by_command for one in several] if is_complete else None
+            return [one for several in by_command for one in several] if all(by_command) else None
 
         return self.wait_for(found) or []
 

@@ -43,7 +43,7 @@ class MemorySink(Sink):
                 return error
         return None
 
-    def wait_for(self, count: int, *, timeout_seconds: float = 10.0) -> list[StoredEvent]:
+    def wait_for(self, count: int, *, timeout_seconds: float = 60.0) -> list[StoredEvent]:
         """Return the received events once there are `count` of them.
 
         Raises:

@@ -48,6 +48,11 @@ def subscription(bus: ServiceBusLab) -> Entity:
     return bus.entity(PATH)
 
 
+def names(count: int, start: int = 0) -> list[str]:
+    """Return the ids of so many events."""
+    return [f"e{number:03}" for number in range(start, start + count)]
+
+
 def event_message(name: str, **changes: Any) -> ServiceBusMessage:
     """Make a message with an event; `changes` are attributes, None for none."""
     return message(body_of(name, **changes), message_id=name)

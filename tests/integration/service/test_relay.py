@@ -28,6 +28,7 @@ from tests.support.relay import (
     event_message,
     fleet_bus,
     live,
+    names,
     source,
     subscription,
 )
@@ -55,10 +56,6 @@ def bus() -> Iterator[ServiceBusLab]:
 def sender(bus: ServiceBusLab) -> Iterator[Sender]:
     with Sender(bus, TOPIC) as one:
         yield one
-
-
-def names(count: int, start: int = 0) -> list[str]:
-    return [f"e{number:03}" for number in range(start, start + count)]
 
 
 def warnings(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:

@@ -18,7 +18,7 @@ from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 from tests.support.outbox import failing_disk, open_outbox
-from tests.support.relay import body_of
+from tests.support.relay import body_of, names
 
 
 class RelayOnDoubles:
@@ -88,10 +88,6 @@ def two_sinks(tmp_path: Path) -> Iterator[RelayOnDoubles]:
     made = RelayOnDoubles(tmp_path, sinks=2)
     yield made
     made.outbox.close()
-
-
-def names(count: int, start: int = 0) -> list[str]:
-    return [f"e{number:03}" for number in range(start, start + count)]
 
 
 def test_events_are_committed_in_their_order_and_byte_for_byte_and_then_completed(
@@ -279,12 +275,6 @@ def test_messages_are_completed_although_a_sink_takes_nothing(two_sinks: RelayOn
     assert two_sinks.completed == 100
     two_sinks.restart()
     assert two_sinks.deliver(0) == names(100)
-
-
-def test_the_end_of_run_says_that_nothing_more_will_be_settled(rig: RelayOnDoubles) -> None:
-    rig.stop.set()
-    rig.relay.run()
-    assert rig.settled
 
 
 def test_the_status_shows_the_bus_the_counts_and_the_last_event(rig: RelayOnDoubles) -> None:
