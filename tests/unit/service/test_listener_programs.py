@@ -287,20 +287,22 @@ def test_programs_for_two_events_run_at_the_same_time(rig: ListenerRig, machine:
     assert len(machine.running) == 2
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["IMDS answers", "IMDS is down meanwhile"])
+@pytest.mark.parametrize("fails", [None, "document", "approve"])
 def test_a_program_may_take_longer_than_commands_wait_for_imds(
-    make_rig: MakeListener, machine: Machine, fails: bool
+    make_rig: MakeListener, machine: Machine, fails: str | None
 ) -> None:
     rig = make_rig(run_timeout_seconds=3600)
     event = rig.imds.schedule()
     rig.run()
     if fails:
-        rig.imds.fail(500, methods=["document"])
+        rig.imds.fail(429, methods=[fails])
     rig.run(700)
     machine.finish(code=0)
+    rig.run(5)
     rig.imds.restore()
-    rig.run(3)
+    rig.run(60)
     assert rig.imds.approved == [event]
+    assert rig.reasons() == ["approved"]
 
 
 def test_a_rule_has_to_match_also_when_its_program_has_ended(
