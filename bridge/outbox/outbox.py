@@ -289,7 +289,7 @@ class Outbox:
     # Maintenance
 
     def recover(self) -> None:
-        """Use a file again that failed, and notice what the command line has changed; call every second."""
+        """Use a file again that failed, and notice what the command line has changed; call every few seconds."""
         with self._changed:
             has_changed = self._storage.recover()
         while has_changed:

@@ -41,15 +41,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TICK_SECONDS = 2.0
+TICK_SECONDS = 5.0
 PRUNE_SECONDS = 60.0
-STATUS_AGE_SECONDS = 5.0  # how old an unchanged status file may become
 PROGRESS_SECONDS = 10.0
 # How long closing the state may take after stop_seconds.
 LAST_SECONDS = 30.0
 _JOIN_SECONDS = 0.02
-# What changes all the time although nothing happens.
-_VOLATILE = {"written_at", "last_good_at", "oldest_waits_seconds"}
 
 
 def build_sink(settings: SinkSettings, signing_secrets: Secret | None = None) -> Sink:
@@ -300,8 +297,6 @@ class Process:
         self._supervisor = Supervisor()
         self._stalled: list[str] = []
         self._dispatchers: list[Dispatcher] = []
-        self._written: dict[str, Any] = {}
-        self._write_at = -math.inf
 
     def run(self) -> int:
         """Run until a signal comes or a thread ends; return the exit code.
@@ -443,26 +438,15 @@ class Process:
         return {**self._status(), **sizes}
 
     def _write_status(self, status: dict[str, Any]) -> None:
-        """Replace the status file and the supervisor's line if something has changed, or the file is getting old."""
-        stable = _without_volatile(status)
-        if stable == self._written and self._clock.monotonic() < self._write_at:
-            return
-        if self._supervisor.is_there and stable != self._written:
+        """Replace the status file and the supervisor's line."""
+        if self._supervisor.is_there:
             from bridge.service.status import headline  # noqa: PLC0415 - only a supervisor needs it
 
             self._supervisor.report_status(headline(status))
-        self._written, self._write_at = stable, self._clock.monotonic() + STATUS_AGE_SECONDS
         try:
             self._parts.folder.write_status(status)
         except OSError as error:
             log.debug("the status file cannot be written: %s", error)
-
-
-def _without_volatile(status: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in status.items() if key not in _VOLATILE}
-    if "sinks" in kept:
-        kept["sinks"] = {name: _without_volatile(sink) for name, sink in kept["sinks"].items()}
-    return kept
 
 
 def _run(config: Config, role: Role, build: Callable[[Parts], Flow]) -> int:
