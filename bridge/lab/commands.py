@@ -32,12 +32,6 @@ examples:
   imds-bridge lab --vm web-0 --vm web-1 --time-scale 60
   imds-bridge lab --scenario user-reboot            play a scenario; imds-bridge lab scenarios lists them
   imds-bridge lab --scenario ./my-scenario.toml
-
-control a running lab from another terminal:
-  imds-bridge lab schedule --type Reboot --vm web-0 --notice 60
-  imds-bridge lab start EVENT_ID
-  imds-bridge lab fault 503 --count 3
-  imds-bridge lab state
 """
 SCHEDULE_EXAMPLES = (
     "imds-bridge lab schedule --type Reboot --vm web-0 --notice 60 --source User",

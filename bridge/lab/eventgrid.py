@@ -41,11 +41,7 @@ NAMESPACE = Flavor(api_version="2024-06-01", max_events=1000, too_large=403, inv
 
 
 class Refusal(Exception):
-    """A request is refused with this status and text."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    """A request is refused: a status and a text."""
 
 
 def flavor_of(path: str) -> Flavor:
@@ -110,7 +106,8 @@ class EventGridLab(Inbox):
         try:
             self._check(request, flavor_of(request.path))
         except Refusal as refusal:
-            return _with_error_body(Answer(status=refusal.status), str(refusal))
+            status, reason = refusal.args
+            return _with_error_body(Answer(status=status), reason)
         return Answer() if flavor_of(request.path) is CUSTOM else json_answer({})
 
     def _check(self, request: HttpRequest, flavor: Flavor) -> None:

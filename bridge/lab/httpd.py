@@ -164,7 +164,6 @@ class Faults:
         # each with the number of requests that are left; None: no limit
         self._queue: list[list[Any]] = []
         self._cleared = threading.Event()
-        self._closed = False
 
     def add(self, fault: Fault, *, count: int | None = 1) -> None:
         """Queue the fault for `count` requests; None for no limit."""
@@ -178,18 +177,12 @@ class Faults:
         with self._lock:
             self._queue.clear()
             self._cleared.set()
-            if not self._closed:
-                self._cleared = threading.Event()
-
-    def close(self) -> None:
-        """Remove all faults and accept no more: no request is delayed from now on."""
-        self._closed = True
-        self.clear()
+            self._cleared = threading.Event()
 
     def apply(self, request: HttpRequest, right: Callable[[], Answer]) -> Answer:
         """Return the right answer, or that of the first fault that matches."""
         with self._lock:
-            fault = None if self._closed else self._take(request)
+            fault = self._take(request)
             interrupt = self._cleared
         return right() if fault is None else replace(fault.answer(right), interrupt=interrupt)
 

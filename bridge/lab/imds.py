@@ -114,7 +114,7 @@ class ImdsLab:
         stack.callback(self._stop)
 
     def _stop(self) -> None:
-        self._faults.close()
+        self._faults.clear()
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -134,7 +134,7 @@ class Inbox:
         """Stop immediately, even while requests hang. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._faults.close()
+            self._faults.clear()
             self._server.close()
 
     @property

@@ -20,7 +20,6 @@ INSTANCE_VERSIONS = ("2021-02-01", "2021-12-13", "2023-11-15", "2025-04-07")  # 
 TYPE_SINCE = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 FIELD_SINCE = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-EARLIER_FIELD_ORDER = ("EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore")
 
 SUBSCRIPTION_ID = "00000000-0000-4000-8000-00000000001a"
 RESOURCE_GROUP = "lab"
@@ -80,9 +79,6 @@ def render_document(incarnation: int, events: Sequence[Mapping[str, Any]], versi
 
 def _render_event(event: Mapping[str, Any], version: str) -> dict[str, Any]:
     shown = {name: value for name, value in event.items() if version >= FIELD_SINCE.get(name, PREVIEW)}
-    if version < EVENT_VERSIONS[-1]:
-        first = {name: shown[name] for name in EARLIER_FIELD_ORDER if name in shown}
-        shown = first | shown
     if version == PREVIEW:
         instant = parse_instant(shown.get("NotBefore"))
         shown["Resources"] = ["_" + name for name in shown["Resources"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from bridge.lab.imds import ImdsLab
 from bridge.lab.inbox import Inbox
 from bridge.lab.scenario import Scenario, load_scenario, play
 from bridge.runtime.text import show
-from bridge.runtime.threads import STOP_SIGNALS, Signals
+from bridge.runtime.threads import Signals
 
 PORT_BASE = 8800
 # The inbox has the port base; the others are this much above it, and the VMs follow the control API.
@@ -28,20 +27,9 @@ WAIT_SECONDS = 3600.0
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Run the simulators until a signal; further signals change nothing, since the process is about to exit."""
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-    try:
-        with Signals() as signals:
-            _serve(args, signals)
-    except BaseException:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        raise
-
-
-def _serve(args: argparse.Namespace, signals: Signals) -> None:
+    """Run the simulators until a signal."""
     scenario = load_scenario(args.scenario) if args.scenario else None
-    with ExitStack() as stack:
+    with Signals() as signals, ExitStack() as stack:
         inbox = stack.enter_context(Inbox(port=args.port_base, report=_reporter("inbox")))
         lab = stack.enter_context(_imds(args, scenario))
         bus = _start_bus(stack, args)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
 
@@ -23,12 +24,8 @@ FORGED_SECRET = "whsec_Zm9yZ2VkIGZvcmdlZCBmb3JnZWQgZm9yZ2VkIQ=="  # noqa: S105 -
 class DemoBus:
     """A simulated Service Bus with a topic for events and a queue for commands."""
 
-    def __enter__(self) -> Self:
-        self._lab = ServiceBusLab(BUS_FILE).__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lab.__exit__(*error)
+    def __init__(self, stack: ExitStack) -> None:
+        self._lab = stack.enter_context(ServiceBusLab(BUS_FILE))
 
     def config(self) -> str:
         """Return the sections of the configuration that use the bus."""

@@ -29,7 +29,7 @@ from bridge.console.process import Console
 from bridge.errors import UsageError
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, structured
 from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, read_document
 from bridge.imds.instance import read_vm
@@ -49,7 +49,6 @@ STEP_SECONDS = 0.25
 _BATCH = 500
 _SEND_SECONDS = 30.0
 _STOP_SECONDS = 10.0
-_CONTENT_TYPE = "application/cloudevents-batch+json"
 
 
 class Kind(NamedTuple):
@@ -366,6 +365,6 @@ def _send(address: str, bodies: Sequence[bytes]) -> None:
             session.post(
                 f"{address}/ingest",
                 data=b"[" + b",".join(bodies[start : start + _BATCH]) + b"]",
-                headers={"Content-Type": _CONTENT_TYPE},
+                headers={"Content-Type": BATCH_CONTENT_TYPE},
                 timeout=_SEND_SECONDS,
             ).raise_for_status()

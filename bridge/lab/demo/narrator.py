@@ -1,4 +1,4 @@
-"""Print the demo in 80 columns, on a terminal in colour, at a speed that a person can read."""
+"""Print the demo in 80 columns, with bold words on a terminal, at a speed that a person can read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,6 @@ TEXT_WIDTH = WIDTH - len(INDENT) - 1  # an emoji takes two columns
 READ_LETTERS_PER_SECOND = 45.0
 READ_LINE_SECONDS = 0.3
 LOOK_SECONDS = 0.05
-_BOLD = "1"
-COLOURS = {
-    "IMDS": "33",
-    "CONSUMER": "36",
-    "CHAT": "34",
-    "AUDIT": "32",
-    "PROCESS": "31",
-    "COMMAND": "35",
-}
 
 
 class Narrator:
@@ -39,11 +30,11 @@ class Narrator:
         self._fast = fast
         self._started_at = time.monotonic()
         self._read_at = self._started_at
-        self._has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._is_terminal = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def heading(self, text: str) -> None:
         """Print a heading."""
-        self._print(f"\n{self._coloured(text, _BOLD)}")
+        self._print(f"\n{self._bold(text)}")
 
     def paragraphs(self, text: str) -> None:
         """Print paragraphs, which an empty line separates."""
@@ -54,14 +45,14 @@ class Narrator:
     def table(self, rows: dict[str, str]) -> None:
         """Print a heading for each row, and what it means."""
         for word, text in rows.items():
-            self._print(f"  {self._coloured(word.ljust(WORD_WIDTH), COLOURS[word])}  {text}")
+            self._print(f"  {self._bold(word.ljust(WORD_WIDTH))}  {text}")
         self._read_for(len(rows) * READ_LINE_SECONDS)
 
     def line(self, word: str, text: str) -> None:
         """Print what happened, with the time since the start, on several lines if it is long."""
         filled = textwrap.fill(escape(text), TEXT_WIDTH, break_on_hyphens=False)
         seconds = time.monotonic() - self._started_at
-        name = self._coloured(word.ljust(WORD_WIDTH), COLOURS[word])
+        name = self._bold(word.ljust(WORD_WIDTH))
         self._print(f"{seconds:5.1f} s  {name}  {filled}".replace("\n", "\n" + INDENT))
         self._read_for(READ_LINE_SECONDS)
 
@@ -74,8 +65,8 @@ class Narrator:
     def _read_for(self, seconds: float) -> None:
         self._read_at = max(self._read_at, time.monotonic()) + seconds
 
-    def _coloured(self, text: str, colour: str) -> str:
-        return f"\033[{colour}m{text}\033[0m" if self._has_colours else text
+    def _bold(self, text: str) -> str:
+        return f"\033[1m{text}\033[0m" if self._is_terminal else text
 
     def _print(self, text: str) -> None:
         print(text, flush=True)

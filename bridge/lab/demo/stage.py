@@ -242,7 +242,7 @@ def _demonstrate(stack: ExitStack, folder: Path, narrate: Narrator, *, with_bus:
     if with_bus:
         from bridge.lab.demo.bus import DemoBus  # noqa: PLC0415 - it needs the extra `lab`
 
-        bus = stack.enter_context(DemoBus())
+        bus = DemoBus(stack)
     stage = Stage(stack, folder, narrate, bus)
     narrate.paragraphs(f"{INTRODUCTION}\n\nThe left column:")
     narrate.table(LEGEND if with_bus else LEGEND_WITHOUT_BUS)

@@ -57,14 +57,14 @@ def test_what_is_missing_too_much_or_lost_is_named() -> None:
 # --- printing ---
 
 
-def test_a_terminal_gets_colours_unless_they_are_switched_off_and_nothing_from_outside(
+def test_a_terminal_gets_bold_words_unless_they_are_switched_off_and_nothing_from_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    for shown in ("\033[33mIMDS    \033[0m", "IMDS    "):
+    for shown in ("\033[1mIMDS    \033[0m", "IMDS    "):
         Narrator(fast=True).line("IMDS", "a\033[2Jb")
         assert terminal.getvalue().splitlines()[-1].endswith(f" s  {shown}  a\\u001b[2Jb")
         monkeypatch.setenv("NO_COLOR", "1")
