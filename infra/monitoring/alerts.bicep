@@ -1,4 +1,4 @@
-// Generated from rules.yaml: python -m tests.support.monitoring
+// Generated from rules.yaml: python -m infra.monitoring.generate
 metadata description = 'The alerts of imds-bridge for an Azure Monitor workspace that scrapes its metrics.'
 
 @description('Resource id of the Azure Monitor workspace.')

@@ -1,4 +1,4 @@
-"""Generate the JSON Schema of the configuration from its settings; tests/support/config_page.py writes it."""
+"""Generate the JSON Schema of the configuration from its settings; infra/packaging/config_page.py writes it."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ from bridge.events.filters import Filter
 from bridge.outbox.rows import STATE
 from bridge.runtime.time import Clock
 from bridge.service.identity import VM
+from infra.monitoring.generate import RULES
 from tests.support.bus import QUEUE, SECRET, Sender, bus_config, command
 from tests.support.console import ConsoleProcess, FleetVm
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.monitoring import RULES
 from tests.support.outbox import open_outbox
 from tests.support.process import Forward
 from tests.support.prometheus import Prometheus, free_port, prometheus

@@ -16,7 +16,7 @@ from bridge.cli.config import check_parts
 from bridge.config.loader import load
 from bridge.contract.types import EVENT_TYPES
 from bridge.formats import pagerduty
-from tests.support.monitoring import read_rules
+from infra.monitoring.generate import read_rules
 from tests.support.pages import (
     PAGES,
     Block,

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from pycep import BicepParser
 
 from bridge.service.metrics import Meter, StatusCollector
+from infra.monitoring.generate import BICEP, DASHBOARD, FOLDER, bicep, panels, read_rules
 from tests.support.clock import MovedClock
-from tests.support.monitoring import BICEP, DASHBOARD, FOLDER, bicep, panels, read_rules
 from tests.support.paths import ROOT
 from tests.support.programs import build, run_program
 
@@ -117,7 +117,7 @@ def test_the_rules_and_panels_name_metrics_and_labels_that_exist() -> None:
 
 def test_azure_monitor_gets_the_same_alerts() -> None:
     text = BICEP.read_text()
-    assert text == bicep(), "run python -m tests.support.monitoring"
+    assert text == bicep(), "run python -m infra.monitoring.generate"
     assert "alerts" in BicepParser().parse(text=text)["resources"]
     assert re.findall(r"alert: '(\w+)'", text) == NAMES
 

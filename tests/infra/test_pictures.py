@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.pictures.record import COLUMNS, Line, record, svg
+from infra.pictures.record import COLUMNS, Line, record, svg
 from tests.support.paths import ROOT
 
 PICTURES = ROOT / "infra" / "pictures"

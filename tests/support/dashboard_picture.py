@@ -16,10 +16,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
+from infra.monitoring.generate import FOLDER, Panel, panels
 from tests.support.bus import QUEUE, TOPIC, Sender, bus_config, command
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
-from tests.support.monitoring import FOLDER, Panel, panels
 from tests.support.process import Forward, wait_until
 from tests.support.prometheus import Prometheus, free_port, prometheus
 from tests.support.servicebus import ServiceBusLab

@@ -13,8 +13,8 @@ from jsonschema import Draft7Validator
 from bridge.config.registry import tables
 from bridge.config.sinks import check_pattern
 from bridge.contract.types import EVENT_TYPES
+from infra.packaging import config_page
 from infra.packaging.config_schema import FILE, config_schema, config_schema_text
-from tests.support import config_page
 from tests.support.pages import configurations
 from tests.support.process import toml
 from tests.support.settings import faults

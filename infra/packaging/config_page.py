@@ -1,6 +1,6 @@
 """The configuration's JSON Schema, and from it the reference in docs/configuration.md.
 
-`python -m tests.support.config_page` writes both. What stands above the mark on the page is written by hand.
+`python -m infra.packaging.config_page` writes both. What stands above the mark on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
 from bridge.config.sinks import HttpSettings, SinkSettings, WebhookSettings
 from bridge.formats.base import ChatSettings
 from infra.packaging.config_schema import FILE, config_schema, config_schema_text
-from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "configuration.md"
-MARK = "<!-- Generated from the docstrings in bridge/config by `python -m tests.support.config_page`. -->\n"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+MARK = "<!-- Generated from the docstrings in bridge/config by `python -m infra.packaging.config_page`. -->\n"
 SCHEMA = config_schema()
 # The tables that most configurations have come first.
 ORDER = ("", "sinks", "approvals", "relay", "console", "imds", "metrics")

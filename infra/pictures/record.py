@@ -1,4 +1,4 @@
-"""Record `imds-bridge demo` as an animated picture: `python -m tests.pictures.record FILE.svg [OPTION...]`.
+"""Record `imds-bridge demo` as an animated picture: `python -m infra.pictures.record FILE.svg [OPTION...]`.
 
 The options are those of the demo. Only the standard library draws: the picture is one column of text that moves up,
 so that the last line printed stands at the bottom. Without animation it shows the end.
@@ -49,7 +49,10 @@ def record(command: Sequence[str]) -> Iterator[Line]:
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
     started_at = time.monotonic()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    process = subprocess.Popen(  # noqa: S603 - what the caller records
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    )
+    with process:
         os.close(theirs)
         for text in _lines(ours):
             yield Line(at=time.monotonic() - started_at, text=text)

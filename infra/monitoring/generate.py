@@ -1,6 +1,6 @@
 """The rules and the dashboard as tests read them, and the alerts for Azure Monitor.
 
-`python -m tests.support.monitoring` writes the latter from the Prometheus rules.
+`python -m infra.monitoring.generate` writes the latter from the Prometheus rules.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.support.paths import ROOT
-
-FOLDER = ROOT / "infra" / "monitoring"
+FOLDER = Path(__file__).resolve().parent
 RULES = FOLDER / "rules.yaml"
 BICEP = FOLDER / "alerts.bicep"
 DASHBOARD = FOLDER / "dashboard.json"
@@ -24,7 +23,7 @@ DASHBOARD = FOLDER / "dashboard.json"
 SEVERITIES = {"critical": 1, "warning": 2}
 
 _HEAD = """\
-// Generated from rules.yaml: python -m tests.support.monitoring
+// Generated from rules.yaml: python -m infra.monitoring.generate
 metadata description = 'The alerts of imds-bridge for an Azure Monitor workspace that scrapes its metrics.'
 
 @description('Resource id of the Azure Monitor workspace.')
@@ -123,7 +122,8 @@ def _rule(rule: dict[str, Any]) -> Iterator[str]:
 
 def _iso8601(duration: str) -> str:
     found = re.fullmatch(r"(\d+)m", duration)
-    assert found, f"{duration}: expected minutes"
+    if not found:
+        raise ValueError(f"{duration}: expected minutes")
     return f"PT{found[1]}M"
 
 
