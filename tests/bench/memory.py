@@ -17,6 +17,8 @@ POLLS = 1000
 POLL_SECONDS = 0.01
 FAST = (sys.executable, "-m", "tests.bench.fast_forward", str(POLL_SECONDS))
 BARE_RUNS = 5
+# The first model loads most of pydantic, which a bare import leaves out.
+MODEL = "; pydantic.create_model('Model', field=(int, 1))()"
 EVENTS_OF_ONE_CHANGE = {
     f"io.imdsbridge.{name}.v1" for name in ("document.changed", "scheduledevent.scheduled")
 }
@@ -27,7 +29,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     progress.begin(f"memory: {POLLS} polls of the real process, without and with the metrics port")
     rss, peak = _after_polls(folder / "memory", progress)
     metrics_rss, metrics_peak = _after_polls(folder / "metrics", progress, scraped=True)
-    bare = [bare_imports_mib(IMPORTS) for _ in range(BARE_RUNS)]
+    bare, used = ([bare_imports_mib(code) for _ in range(BARE_RUNS)] for code in (IMPORTS, IMPORTS + MODEL))
     return [
         Row(
             name=f"memory after {POLLS:,} polls, RSS",
@@ -46,6 +48,12 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
         Row(
             name="  beside it: pydantic, requests, sqlite3 imported, RSS",
             measured=statistics.median(bare),
+            unit="MiB",
+            how=f"median of {BARE_RUNS} processes that do nothing else",
+        ),
+        Row(
+            name="  beside it: the same, and one model of one field made, RSS",
+            measured=statistics.median(used),
             unit="MiB",
             how=f"median of {BARE_RUNS} processes that do nothing else",
         ),
