@@ -150,7 +150,7 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
 
 
 def retry(folder: StateFolder, numbers: Sequence[int]) -> int:
-    """Have dead letters sent again, by the process within a second or two, or when it starts; return how many."""
+    """Have dead letters sent again, by the process within a few seconds, or when it starts; return how many."""
     return _change(folder, "mark-retry", [(number,) for number in numbers])
 
 

@@ -44,10 +44,10 @@ LOOK_SECONDS = 3
 VM_NAME = "web-0"
 
 
-class Rig:
+class Incident:
     """A VM with its IMDS, a receiver and a process, and what noticed that something is wrong."""
 
-    def __init__(self, folder: Path, title: str, play: Callable[[Rig], None], role: str) -> None:
+    def __init__(self, folder: Path, title: str, play: Callable[[Incident], None], role: str) -> None:
         self.folder, self.title, self.play, self.role = folder / play.__name__, title, play, role
         self.name = play.__name__.replace("_", "-")
         self.port = free_port()
@@ -127,13 +127,15 @@ def _after(seconds: float) -> str:
     return f"({seconds:.0f} s)" if seconds < 100 else f"({seconds / 60:.0f} min)"
 
 
-PLAYS: list[tuple[str, Callable[[Rig], None], str]] = []
+PLAYS: list[tuple[str, Callable[[Incident], None], str]] = []
 
 
-def incident(title: str, role: str = "forward") -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
+def incident(
+    title: str, role: str = "forward"
+) -> Callable[[Callable[[Incident], None]], Callable[[Incident], None]]:
     """Add an incident: its title, and a function that prepares it and returns once it has begun."""
 
-    def add(play: Callable[[Rig], None]) -> Callable[[Rig], None]:
+    def add(play: Callable[[Incident], None]) -> Callable[[Incident], None]:
         PLAYS.append((title, play, role))
         return play
 
@@ -141,13 +143,13 @@ def incident(title: str, role: str = "forward") -> Callable[[Callable[[Rig], Non
 
 
 @incident("nothing is wrong: a Freeze with 15 min of notice is delivered")
-def nothing_wrong(rig: Rig) -> None:
+def nothing_wrong(rig: Incident) -> None:
     rig.start()
     rig.announce("Freeze", seconds=900)
 
 
 @incident("IMDS has never answered, on a new VM")
-def never_answers(rig: Rig) -> None:
+def never_answers(rig: Incident) -> None:
     rig.imds.fault("timeout", count=None)
     rig.stack.callback(rig.imds.clear_faults)
     rig.stack.callback(rig.process.kill)
@@ -155,32 +157,32 @@ def never_answers(rig: Rig) -> None:
 
 
 @incident("IMDS answers no more")
-def stops_answering(rig: Rig) -> None:
+def stops_answering(rig: Incident) -> None:
     rig.start()
     rig.imds.fault(503, count=None)
 
 
 @incident("IMDS needs 9 s for each answer")
-def slow_imds(rig: Rig) -> None:
+def slow_imds(rig: Incident) -> None:
     rig.start()
     rig.imds.fault("slow", seconds=9, count=None)
     rig.stack.callback(rig.imds.clear_faults)
 
 
 @incident("the process is killed, and nothing starts it again")
-def killed(rig: Rig) -> None:
+def killed(rig: Incident) -> None:
     rig.start()
     rig.process.kill()
 
 
 @incident("the process hangs")
-def hangs(rig: Rig) -> None:
+def hangs(rig: Incident) -> None:
     rig.start()
     rig.process.signal(signal.SIGSTOP)
 
 
 @incident("the process is killed and started again every 20 s, four times")
-def restarts(rig: Rig) -> None:
+def restarts(rig: Incident) -> None:
     rig.start()
 
     def restart() -> None:
@@ -193,14 +195,14 @@ def restarts(rig: Rig) -> None:
 
 
 @incident("the receiver (or the console) is down, and a Redeploy with 10 min of notice comes")
-def receiver_down(rig: Rig) -> None:
+def receiver_down(rig: Incident) -> None:
     rig.start()
     rig.inbox.close()
     rig.announce("Redeploy", seconds=600)
 
 
 @incident("the receiver hangs, and a Preempt with 30 s of notice comes")
-def receiver_hangs(rig: Rig) -> None:
+def receiver_hangs(rig: Incident) -> None:
     rig.start()
     rig.inbox.fault("timeout", count=None)
     rig.stack.callback(rig.inbox.clear_faults)
@@ -208,28 +210,28 @@ def receiver_hangs(rig: Rig) -> None:
 
 
 @incident("the receiver answers 401, and a Freeze with 15 min of notice comes")
-def unauthorized(rig: Rig) -> None:
+def unauthorized(rig: Incident) -> None:
     rig.start()
     rig.inbox.fault(401, count=None)
     rig.announce("Freeze", seconds=900)
 
 
 @incident("the receiver answers 400 to an event")
-def refused(rig: Rig) -> None:
+def refused(rig: Incident) -> None:
     rig.start()
     rig.inbox.fault(400, count=None)
     rig.announce("Freeze", seconds=900)
 
 
 @incident("the receiver answers 410, and a Freeze with 15 min of notice comes")
-def gone(rig: Rig) -> None:
+def gone(rig: Incident) -> None:
     rig.start()
     rig.inbox.fault(410, count=None)
     rig.announce("Freeze", seconds=900)
 
 
 @incident("a sink leaves the configuration while events wait for it")
-def sink_left(rig: Rig) -> None:
+def sink_left(rig: Incident) -> None:
     rig.inbox.fault(503, count=None)
     rig.start(rig.make(sinks={"old": {"kind": "webhook", "url": rig.inbox.url}}, stop_seconds=0))
     rig.process.wait_for_status(lambda status: status["sinks"]["old"]["backlog"])
@@ -239,7 +241,7 @@ def sink_left(rig: Rig) -> None:
 
 
 @incident("a Reboot was announced while the process was down; 2 min are left at its start")
-def late(rig: Rig) -> None:
+def late(rig: Incident) -> None:
     rig.start()
     rig.process.stop()
     rig.announce("Reboot", seconds=120)
@@ -247,7 +249,7 @@ def late(rig: Rig) -> None:
 
 
 @incident("the outbox is damaged, which the start finds")
-def damaged(rig: Rig) -> None:
+def damaged(rig: Incident) -> None:
     rig.inbox.fault(503, count=None)
     rig.start(rig.make(stop_seconds=0))
     rig.process.stop()
@@ -258,7 +260,7 @@ def damaged(rig: Rig) -> None:
 
 
 @incident("the state is another VM's, which the start finds")
-def other_vm(rig: Rig) -> None:
+def other_vm(rig: Incident) -> None:
     rig.inbox.fault(503, count=None)
     rig.start(rig.make(stop_seconds=0))
     rig.process.stop()
@@ -270,7 +272,7 @@ def other_vm(rig: Rig) -> None:
 
 
 @incident("the disk is full")
-def disk_full(rig: Rig) -> None:
+def disk_full(rig: Incident) -> None:
     disk = rig.stack.enter_context(small_disk(rig.folder.parent / "disk"))
     process = rig.make(state_dir=disk.state)
     process.state = disk.state / "forward"
@@ -280,13 +282,13 @@ def disk_full(rig: Rig) -> None:
 
 
 @incident("the state folder is deleted")
-def folder_deleted(rig: Rig) -> None:
+def folder_deleted(rig: Incident) -> None:
     rig.start()
     shutil.rmtree(rig.process.state.parent)
 
 
 @incident("IMDS refuses an approval", "listen")
-def approval_fails(rig: Rig) -> None:
+def approval_fails(rig: Incident) -> None:
     bus = rig.listen()
     event_id = rig.announce("Reboot", seconds=900, hold=True)
     rig.imds.fault(400, method="POST", count=None)
@@ -295,7 +297,7 @@ def approval_fails(rig: Rig) -> None:
 
 
 @incident("a forged command arrives", "listen")
-def forged_command(rig: Rig) -> None:
+def forged_command(rig: Incident) -> None:
     secret = rig.folder.parent / "secret"
     secret.write_text(SECRET)
     bus = rig.listen(signing_secrets_file=secret)
@@ -305,12 +307,12 @@ def forged_command(rig: Rig) -> None:
 
 
 @incident("Service Bus cannot be reached", "listen")
-def bus_down(rig: Rig) -> None:
+def bus_down(rig: Incident) -> None:
     rig.listen().stop_listening()
 
 
 @incident("the console has heard nothing of a VM for two hours", "console")
-def vm_silent(rig: Rig) -> None:
+def vm_silent(rig: Incident) -> None:
     rig.start()
     assert isinstance(rig.process, ConsoleProcess)
     long_ago = datetime.now(UTC) - timedelta(hours=2)
@@ -332,7 +334,7 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="imds-bridge-incidents-") as place, ExitStack() as stack:
         folder = Path(place)
         chosen = [one for one in PLAYS if not names or one[1].__name__ in names]
-        rigs = [Rig(folder, *one) for one in chosen]
+        rigs = [Incident(folder, *one) for one in chosen]
         for rig in rigs:
             stack.enter_context(rig.stack)
         targets = {rig.name: rig.port for rig in rigs}

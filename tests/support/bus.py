@@ -134,7 +134,7 @@ def message(
     )
 
 
-class Rig:
+class BusRig:
     """The real listener on the lab's bus and the lab's IMDS, on threads of this process.
 
     It can be stopped and started again on the same state, as a process that restarts.
@@ -178,7 +178,7 @@ class Rig:
     def start(self) -> Self:
         """Start both threads on the state as it is."""
         self.stopping = Stop()
-        Rig.running += 1
+        BusRig.running += 1
         config = Config(imds=self._imds_settings, approvals=self.settings)
         sinks = {"audit": (Filter(types=("io.imdsbridge.*",)), True)}
         self.outbox = open_outbox(self.folder, sinks=sinks, clock=self.clock)
@@ -214,8 +214,8 @@ class Rig:
         self.is_open = False
         self.outbox.close()
         self._imds.close()
-        Rig.running -= 1
-        if not Rig.running:
+        BusRig.running -= 1
+        if not BusRig.running:
             wait_until(no_sdk_thread_runs)
 
     def events(self) -> list[dict[str, Any]]:

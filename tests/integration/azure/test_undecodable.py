@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings
-from tests.support.bus import FLEET, QUEUE, Rig, Sender, command, wait_settled
+from tests.support.bus import FLEET, QUEUE, BusRig, Sender, command, wait_settled
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -41,7 +41,7 @@ def test_the_listener_dead_letters_and_answers_each_and_approves_the_command_beh
         encoded.append(with_body(value, message_id=name, session_id=session))
     with (
         Sender(bus, queue) as sender,
-        Rig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig,
+        BusRig(tmp_path, imds, bus, queue=queue, session="{vm}" if session else "") as rig,
     ):
         for payload in encoded:
             send_encoded(sender, payload, session_id=session)
@@ -68,7 +68,7 @@ def test_the_command_behind_any_message_is_answered(
     event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, hold=True)
     with (
         Sender(bus, FLEET) as sender,
-        Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig,
+        BusRig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig,
     ):
 
         @settings(

@@ -18,7 +18,7 @@ from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
-from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, Rig, Sender, wait_settled
+from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, BusRig, Sender, wait_settled
 from tests.support.cli import Cli, CommandResult
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import COMMAND, LIMIT_SECONDS, Forward, environment, wait_until
@@ -107,7 +107,7 @@ def test_it_sends_a_signed_command_to_the_session_of_the_vm(
     assert (sent.message_id, sent.subject) == (envelope["id"], "io.imdsbridge.command.approve.v1")
     assert envelope["data"]["EventIds"] == [event]
     assert (envelope["data"]["Vm"], envelope["data"]["Reason"]) == ("web-1", "now")
-    rig = Rig(tmp_path / "state", imds, bus, vm="web-1", queue=FLEET, session=session)
+    rig = BusRig(tmp_path / "state", imds, bus, vm="web-1", queue=FLEET, session=session)
     rig.settings = load(cli.config, {}).approvals  # type: ignore[assignment]
     with rig:
         assert rig.receipt_of(envelope["id"])["Reason"] == "approved"

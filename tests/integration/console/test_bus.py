@@ -32,7 +32,7 @@ def fleet_topic() -> Iterator[ServiceBusLab]:
         assert lab.failures == ()
 
 
-class Rig:
+class ConsoleOnQueue:
     """The bus input on a queue in memory, with a writer that works when the test says so."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,7 +47,7 @@ class Rig:
 
 
 def test_a_message_is_completed_only_after_the_commit(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = ConsoleOnQueue(tmp_path)
     rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
     thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
     wait_until(lambda: rig.receiver.status()["unsettled"] == 1)
@@ -59,7 +59,7 @@ def test_a_message_is_completed_only_after_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_message_stays_on_the_bus_while_the_store_fails(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = ConsoleOnQueue(tmp_path)
     rig.store.close()
     rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
     thread = start_thread("bus", lambda: rig.bus.run_once(5.0))
@@ -72,7 +72,7 @@ def test_a_message_stays_on_the_bus_while_the_store_fails(tmp_path: Path) -> Non
 
 
 def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = ConsoleOnQueue(tmp_path)
     rig.queue.send(b"{", message_id="1")
     rig.bus.run_once(5.0)
     assert len(rig.queue.dead_letters) == 1
@@ -83,7 +83,7 @@ def test_a_message_that_is_no_event_is_dead_lettered(tmp_path: Path) -> None:
 def test_an_event_that_cannot_be_stored_is_dead_lettered_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = Rig(tmp_path)
+    rig = ConsoleOnQueue(tmp_path)
     for number in range(5):
         rig.queue.send(FleetVm(f"web-{number}").heartbeat(), message_id=str(number))
     add = tables.add
@@ -105,7 +105,7 @@ def test_an_event_that_cannot_be_stored_is_dead_lettered_and_the_others_are_kept
 
 
 def test_a_message_that_is_delivered_again_counts_once(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
+    rig = ConsoleOnQueue(tmp_path)
     rig.queue.send(FleetVm("web-0").heartbeat(), message_id="1")
     settle = rig.receiver.settle
     rig.receiver.settle = lambda *_: rig.receiver.disconnect()  # type: ignore[method-assign] # the lock is lost

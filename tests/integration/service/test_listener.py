@@ -21,7 +21,7 @@ from tests.support.bus import (
     SECRET,
     SUBSCRIPTION,
     TOPIC,
-    Rig,
+    BusRig,
     Sender,
     bus_config,
     command,
@@ -52,7 +52,7 @@ def test_an_approval_is_posted_answered_and_settled(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
     event = reboot(imds, "web-0", "web-1")
-    with Rig(tmp_path, imds, bus, policy={"scope": "self", "allow": [{"event_type": ["Reboot"]}]}) as rig:
+    with BusRig(tmp_path, imds, bus, policy={"scope": "self", "allow": [{"event_type": ["Reboot"]}]}) as rig:
         sender.send(command(event, id="c", Reason="now", RequestedBy="jo"))
         (receipt,) = rig.receipts_of("c")
         wait_settled(bus)
@@ -66,7 +66,7 @@ def test_the_oldest_api_version_gets_the_document_incarnation_as_it_came(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
     event = reboot(imds)
-    with Rig(tmp_path, imds, bus, api_version="2017-03-01") as rig:
+    with BusRig(tmp_path, imds, bus, api_version="2017-03-01") as rig:
         sender.send(command(event, id="c"))
         assert rig.receipt_of("c")["Reason"] == "approved"
     assert posts(imds) == [{"StartRequests": [{"EventId": event}], "DocumentIncarnation": "2"}]
@@ -77,7 +77,7 @@ def test_a_body_in_several_pieces_is_put_together(
 ) -> None:
     event = reboot(imds)
     text = json.dumps({"EventId": event}).encode()
-    with Rig(tmp_path, imds, bus) as rig:
+    with BusRig(tmp_path, imds, bus) as rig:
         sender.send(AmqpAnnotatedMessage(data_body=[text[:9], text[9:]], properties={"message_id": "m"}))
         assert rig.receipt_of("m")["Reason"] == "approved"
 
@@ -88,7 +88,7 @@ def test_a_signature_arrives_in_the_application_properties(
     given = command(reboot(imds), id="c")
     headers = sign([SECRET], "c", datetime.now(UTC), b"".join(given.body))
     signed = message(b"".join(given.body), message_id="c", properties=headers)
-    with Rig(tmp_path, imds, bus, signing_secrets=Secret(SECRET)) as rig:
+    with BusRig(tmp_path, imds, bus, signing_secrets=Secret(SECRET)) as rig:
         sender.send(signed)
         assert rig.receipt_of("c")["Reason"] == "approved"
 
@@ -107,7 +107,7 @@ def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
         unknown = [command(f"unknown-{n}", id=f"w{n}", session=session) for n in range(2 * MAX_WAITING)]
         sender.send(*unknown, command(event, id="c", session=session))
     options: dict[str, Any] = {"queue": queue, "session": "{vm}" if session else ""}
-    with Rig(tmp_path, imds, bus, grace_seconds=600, **options) as rig:
+    with BusRig(tmp_path, imds, bus, grace_seconds=600, **options) as rig:
         rig.wait_for(lambda found: "approved" in reasons(found), timeout_seconds=3 * LIMIT_SECONDS)
         assert rig.receipt_of("c")["Reason"] == "approved"
         wait_until(lambda: len(bus.entity(queue).messages) <= MAX_WAITING, timeout_seconds=3 * LIMIT_SECONDS)
@@ -123,7 +123,7 @@ def test_the_lock_of_a_session_is_renewed_while_commands_wait(tmp_path: Path, im
     with (
         ServiceBusLab(bus_config(LockDuration=f"PT{lock_seconds}S")) as bus,
         Sender(bus, FLEET) as sender,
-        Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}", grace_seconds=600) as rig,
+        BusRig(tmp_path, imds, bus, queue=FLEET, session="{vm}", grace_seconds=600) as rig,
     ):
         sender.send(command("unknown", id="c", session="web-0"))
         wait_until(lambda: bus.entity(FLEET).counts.locked == 1)
@@ -147,10 +147,10 @@ def test_commands_come_from_the_session_of_this_vm_alone(
         sender.send(command(events[1], id="other", session="lab.web-1"))
         sender.send(command(events[0], id="own", session="lab.web-0"))
         options: dict[str, Any] = {"queue": FLEET, "session": "{resource_group}.{vm}"}
-        with Rig(tmp_path / "0", imds, bus, **options) as rig:
+        with BusRig(tmp_path / "0", imds, bus, **options) as rig:
             assert rig.receipt_of("own")["Reason"] == "approved"
             wait_until(lambda: bus.entity(FLEET).counts.active == 1)
-            with Rig(tmp_path / "1", imds, bus, vm="web-1", **options) as other:
+            with BusRig(tmp_path / "1", imds, bus, vm="web-1", **options) as other:
                 assert other.receipt_of("other")["Reason"] == "approved"
                 wait_settled(bus, FLEET)
 
@@ -158,7 +158,7 @@ def test_commands_come_from_the_session_of_this_vm_alone(
 def test_commands_come_from_a_subscription(tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab) -> None:
     event = reboot(imds)
     with (
-        Rig(tmp_path, imds, bus, topic=TOPIC, subscription=SUBSCRIPTION) as rig,
+        BusRig(tmp_path, imds, bus, topic=TOPIC, subscription=SUBSCRIPTION) as rig,
         Sender(bus, TOPIC) as sender,
     ):
         sender.send(command(event, id="c"))
@@ -177,7 +177,7 @@ def test_of_three_listeners_on_a_queue_without_sessions_each_answers_the_command
         imds = stack.enter_context(ImdsLab(vms=names))
         bus = stack.enter_context(ServiceBusLab(bus_config(MaxDeliveryCount=2)))
         sender = stack.enter_context(Sender(bus))
-        rigs = [stack.enter_context(Rig(tmp_path / name, imds, bus, vm=name)) for name in names]
+        rigs = [stack.enter_context(BusRig(tmp_path / name, imds, bus, vm=name)) for name in names]
         expected: dict[str, list[str]] = {name: [] for name in names}
         for number in range(30):
             name = names[number * 7 % 3]

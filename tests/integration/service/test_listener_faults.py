@@ -10,7 +10,7 @@ import pytest
 
 from bridge.azure import bus_receiver
 from bridge.config.base import Secret
-from tests.support.bus import QUEUE, Rig, Sender, bus_config, command, posts, reasons, wait_settled
+from tests.support.bus import QUEUE, BusRig, Sender, bus_config, command, posts, reasons, wait_settled
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import RawServer, silent, wait_until
 from tests.support.servicebus import ServiceBusLab
@@ -45,7 +45,7 @@ def test_a_bus_that_is_down_at_the_start_is_used_as_soon_as_it_is_up(
     with Sender(bus) as sender:
         sender.send(command(schedule(imds), id="c"))
     bus.stop_listening()
-    with Rig(tmp_path, imds, bus) as rig:
+    with BusRig(tmp_path, imds, bus) as rig:
         wait_until(lambda: rig.commands._failures >= 3)
         assert rig.commands.status()["last_error"]
         bus.listen_again()
@@ -59,7 +59,7 @@ def test_a_bus_that_is_down_at_the_start_is_used_as_soon_as_it_is_up(
 def test_a_connection_that_is_cut_while_commands_wait_loses_none(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
 ) -> None:
-    with Rig(tmp_path, imds, bus, grace_seconds=600) as rig:
+    with BusRig(tmp_path, imds, bus, grace_seconds=600) as rig:
         with Sender(bus) as sender:
             sender.send(*[command(f"E-{number}", id=f"c{number}") for number in range(5)])
         wait_until(lambda: bus.entity(QUEUE).counts.locked == 5)
@@ -80,7 +80,7 @@ def test_a_settlement_that_is_cut_short_leads_to_no_second_answer(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, fault: str
 ) -> None:
     bus.fault(fault, count=2)
-    with Rig(tmp_path, imds, bus) as rig:
+    with BusRig(tmp_path, imds, bus) as rig:
         with Sender(bus) as sender:
             sender.send(*[command(schedule(imds), id=f"c{number}") for number in range(4)])
         wait_until(lambda: bus.applied(fault) >= 1)
@@ -99,7 +99,7 @@ def test_a_wrong_key_is_logged_once_and_a_new_one_is_used_without_a_restart(
 ) -> None:
     key = tmp_path / "key"
     key.write_text(bus.connection_string_with("d3Jvbmc="))
-    rig = Rig(tmp_path / "state", imds, bus)
+    rig = BusRig(tmp_path / "state", imds, bus)
     rig.settings = rig.settings.model_copy(update={"connection_string": Secret(file=key)})
     with rig:
         with Sender(bus) as sender:
@@ -117,7 +117,7 @@ def test_a_wrong_key_is_logged_once_and_a_new_one_is_used_without_a_restart(
 def test_a_missing_entity_is_received_from_once_it_is_there(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Rig(tmp_path, imds, bus, queue="later") as rig:
+    with BusRig(tmp_path, imds, bus, queue="later") as rig:
         wait_until(lambda: rig.commands._failures >= 2)
         bus.create_queue("later")
         with Sender(bus, "later") as sender:
@@ -131,7 +131,7 @@ def test_a_silent_peer_does_not_prevent_the_stop(tmp_path: Path, imds: ImdsLab, 
     with RawServer(silent) as peer:
         port = peer.url.rpartition(":")[2]
         text = bus.connection_string.replace(str(bus.port), port)
-        rig = Rig(tmp_path, imds, bus, connection_string=text).start()
+        rig = BusRig(tmp_path, imds, bus, connection_string=text).start()
         wait_until(lambda: peer.connections)
         assert_stops(rig)
     rig.stop()
@@ -143,7 +143,7 @@ def test_a_broker_that_stops_answering_does_not_prevent_the_stop(
 ) -> None:
     if fault == "silent_cbs":
         bus.fault(fault)
-    rig = Rig(tmp_path, imds, bus, grace_seconds=600).start()
+    rig = BusRig(tmp_path, imds, bus, grace_seconds=600).start()
     wait_until(lambda: bus.connections)
     if fault == "stall":
         with Sender(bus) as sender:
@@ -156,6 +156,6 @@ def test_a_broker_that_stops_answering_does_not_prevent_the_stop(
     rig.stop()
 
 
-def assert_stops(rig: Rig) -> None:
+def assert_stops(rig: BusRig) -> None:
     rig.stopping.set()
     wait_until(lambda: not any(thread.is_alive() for thread in rig._threads))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bus import FLEET, Rig, reasons, wait_settled
+from tests.support.bus import FLEET, BusRig, reasons, wait_settled
 from tests.support.clients import client
 from tests.support.imds_lab import ImdsLab
 from tests.support.servicebus import ServiceBusLab
@@ -31,7 +31,7 @@ def test_a_command_is_understood_in_every_form(
 ) -> None:
     send = client(language)
     events = {name: imds.schedule(event_type="Reboot", resources=["web-0"], hold=True) for name in VARIANTS}
-    with Rig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig:
+    with BusRig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig:
         order = {"queue": FLEET, "session": "web-0", "type": "io.imdsbridge.command.approve.v1"}
         assert send("send", bus.connection_string, {**order, "events": events}) == "sent"
         receipts = rig.receipts_of(*VARIANTS)

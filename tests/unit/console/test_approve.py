@@ -21,7 +21,7 @@ SESSION = "session"
 ROW = replace(AT_OTHER_TIME, event_id="4CAEA225-FCD853", key="4caea225-fcd853")
 
 
-class Rig:
+class RecordedApprovals:
     """Approvals that record what would be sent."""
 
     def __init__(self) -> None:
@@ -48,20 +48,20 @@ class Rig:
 
 
 def test_the_command_names_who_asks_why_and_the_listener() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     assert rig.approve(rig.fields()) == "command"
     assert rig.sent == [("4CAEA225-FCD853", "web-0", "shop", "drained", "ana")]
 
 
 def test_the_form_names_every_vm_that_is_released() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     form = rig.approvals.form(ROW, rig.vms, ANA, SESSION)
     assert form
     assert (form.names, form.vm) == (("web-0", "web-1"), "web-0")
 
 
 def test_the_command_goes_to_a_vm_that_is_heard_of() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     (vm,) = rig.vms
     rig.vms = [replace(vm, watch="silent"), replace(vm, name="web-1", folded="web-1")]
     rig.approve(rig.fields())
@@ -77,7 +77,7 @@ def test_the_command_goes_to_a_vm_that_is_heard_of() -> None:
     ],
 )
 def test_only_what_is_scheduled_can_be_approved(event: EventRow) -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     assert rig.approvals.form(event, rig.vms, ANA, SESSION) is None
     with pytest.raises(NotApproved):
         rig.approve(rig.fields(), event)
@@ -97,34 +97,34 @@ def test_only_what_is_scheduled_can_be_approved(event: EventRow) -> None:
     ],
 )
 def test_a_form_that_is_not_filled_in_sends_nothing(changes: dict[str, str], why: str) -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     with pytest.raises(NotApproved, match=why):
         rig.approve(rig.fields(**changes))
     assert not rig.sent
 
 
 def test_an_event_that_has_changed_meanwhile_is_not_approved() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     with pytest.raises(NotApproved, match="has changed"):
         rig.approve(rig.fields(), replace(ROW, resources=("web-0", "web-1", "db-0")))
 
 
 def test_the_form_of_another_person_or_session_does_not_count() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     for person, session in ((BEN, SESSION), (ANA, "another"), (ANA, "")):
         with pytest.raises(NotApproved, match="session has expired"):
             rig.approve(rig.fields(), person=person, session=session)
 
 
 def test_who_may_not_approve_gets_no_form_and_sends_nothing() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     assert rig.approvals.form(ROW, rig.vms, EVE, SESSION) is None
     with pytest.raises(NotApproved, match="none of the groups"):
         rig.approve(rig.fields(), person=EVE)
 
 
 def test_approvals_are_limited_in_a_minute() -> None:
-    rig = Rig()
+    rig = RecordedApprovals()
     for _ in range(20):
         rig.approve(rig.fields())
     with pytest.raises(NotApproved, match="wait a moment"):
