@@ -17,6 +17,10 @@ BUILD_SECONDS = 300
 BUILD_TRIES = 3  # the network may fail once
 RUN_SECONDS = 90
 
+OTHER_LANGUAGES = pytest.mark.skipif(
+    "TEST_CLIENTS" not in os.environ, reason="TEST_CLIENTS=1 asks for it, as .ci/run does"
+)
+
 Command = Sequence[str]
 
 
