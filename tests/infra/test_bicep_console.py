@@ -6,8 +6,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from bridge.console.process import STOP_SECONDS
 from tests.support.bicep import FOLDER, evaluate, properties, tree
 from tests.support.bus import SECRET
 from tests.support.console import ORIGIN, STRUCTURED, TOKEN, FleetVm, running_console
-from tests.support.process import LIMIT_SECONDS
 
 README = (FOLDER / "README.md").read_text()
 NAMESPACE, TOPIC, SUBSCRIPTION, QUEUE = (
@@ -66,17 +63,6 @@ def loaded(folder: Path, variables: Mapping[str, str]) -> Config:
     return load(file, variables)
 
 
-def signed_in(*roles: str, **claims: str) -> dict[str, str]:
-    """Return the header in which Container Apps says who is signed in."""
-    given = [
-        ("preferred_username", "ana@contoso.example"),
-        *claims.items(),
-        *(("roles", role) for role in roles),
-    ]
-    principal = {"auth_typ": "aad", "claims": [{"typ": kind, "val": value} for kind, value in given]}
-    return {"X-MS-CLIENT-PRINCIPAL": b64encode(json.dumps(principal).encode()).decode()}
-
-
 def test_the_environment_of_the_console_is_a_valid_configuration(tmp_path: Path) -> None:
     config = loaded(tmp_path, environment())
     assert config.console
@@ -106,15 +92,6 @@ def test_the_console_may_send_commands_only_if_somebody_may_approve(tmp_path: Pa
     assert tree(MODULE)["resources"]["sends"]["config"]["condition"] == "approves"
 
 
-def test_the_identity_signs_in_for_the_app_registration_which_accepts_only_its_own_tokens() -> None:
-    names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
-    auth = evaluate(properties(f"{APP}/authConfigs"), {**names, "environment": "", "tenant": ""})
-    entra = auth["identityProviders"]["azureActiveDirectory"]
-    [secret] = console()["configuration"]["secrets"]
-    assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
-    assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
-
-
 def test_the_secret_that_signs_commands_stays_in_the_key_vault() -> None:
     [_, secret] = console(**SIGNED)["configuration"]["secrets"]
     [container] = console(**SIGNED)["template"]["containers"]
@@ -132,54 +109,41 @@ def test_the_parameters_and_the_app_roles_of_the_readme_fit() -> None:
     assert [role["value"] for role in roles] == named
 
 
-def test_people_sign_in_before_they_reach_the_console_and_it_receives_and_sends_only_then() -> None:
-    auth = properties(f"{APP}/authConfigs")
-    assert auth["platform"] == {"enabled": True}
-    assert auth["httpSettings"] == {"requireHttps": True}
-    assert auth["globalValidation"] == {
-        "unauthenticatedClientAction": "RedirectToLoginPage",
-        "redirectToProvider": "azureactivedirectory",
-    }
+def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_or_send() -> None:
+    names = {"federated": tree(MODULE)["variables"]["federated"]["value"], "clientId": CLIENT_ID}
+    auth = evaluate(properties(f"{APP}/authConfigs"), {**names, "environment": "", "tenant": ""})
+    entra = auth["identityProviders"]["azureActiveDirectory"]
+    [secret] = console()["configuration"]["secrets"]
+    assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
+    assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
+    assert auth["platform"]["enabled"] is True
+    assert auth["globalValidation"]["unauthenticatedClientAction"] == "RedirectToLoginPage"
     assert console()["configuration"]["ingress"]["allowInsecure"] is False
     assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]
     assert tree(MODULE)["resources"]["sends"]["config"]["config"]["dependsOn"] == ["auth"]
 
 
-def test_one_replica_of_the_console_keeps_its_state_on_a_local_volume() -> None:
+def test_the_one_writer_of_a_store_is_given_the_time_to_end_and_a_volume_where_it_writes() -> None:
     template = console()["template"]
-    assert template["scale"] == {"minReplicas": 1, "maxReplicas": 1}
-    assert console()["configuration"]["activeRevisionsMode"] == "Single"
+    assert template["scale"]["maxReplicas"] == 1
     assert template["terminationGracePeriodSeconds"] > 2 * STOP_SECONDS
-    [volume] = template["volumes"]
-    [mount] = template["containers"][0]["volumeMounts"]
-    assert volume == {"name": mount["volumeName"], "storageType": "EmptyDir"}
-    assert mount["mountPath"] == str(Config().state_dir)
-    assert template["containers"][0]["args"] == ["console"]
+    assert template["containers"][0]["volumeMounts"][0]["mountPath"] == str(Config().state_dir)
 
 
-def test_who_is_signed_in_may_look_but_no_principal_is_believed_on_a_path_that_may_pass_the_sign_in(
+def test_a_forged_principal_does_not_pass_for_a_sender_and_one_without_its_groups_may_not_look(
     tmp_path: Path,
 ) -> None:
-    forged = signed_in("viewer", "approver")
-    settings: dict[str, Any] = {"auth": "easyauth", "public_url": ORIGIN, "ingest": {"bearer_token": TOKEN}}
-    with running_console(tmp_path, viewer_groups=["viewer"], **settings) as found:
-        too_many_groups = signed_in(_claim_names='{"groups":"src1"}', hasgroups="true")
-        answers = [
-            found.get("/", headers).status_code for headers in ({}, signed_in(), too_many_groups, forged)
+    def signed_in(**claims: str) -> dict[str, str]:
+        """Return the header in which Container Apps says who is signed in."""
+        given = [
+            {"typ": kind, "val": value} for kind, value in {"preferred_username": "ana", **claims}.items()
         ]
+        return {"X-MS-CLIENT-PRINCIPAL": b64encode(json.dumps({"claims": given}).encode()).decode()}
+
+    settings: dict[str, Any] = {"auth": "easyauth", "public_url": ORIGIN, "ingest": {"bearer_token": TOKEN}}
+    viewer = signed_in(roles="viewer")
+    too_many_groups = signed_in(_claim_names='{"groups":"src1"}', hasgroups="true")
+    with running_console(tmp_path, viewer_groups=["viewer"], **settings) as found:
+        answers = [found.get("/", one).status_code for one in ({}, signed_in(), too_many_groups, viewer)]
         assert answers == [401, 403, 403, 200]
-        assert found.post(FleetVm("web-0").heartbeat(), {**STRUCTURED, **forged}).status_code == 401
-        for path in ("/livez", "/readyz"):
-            assert found.get(path, forged).text == found.get(path).text
-        host = found.url.removeprefix("http://")
-        for path in (
-            "/ingest",
-            "/ingest/",
-            "/ingest/../fleet",
-            "/livez/..%2ffleet",
-            "//fleet",
-            "/livez;/fleet",
-        ):
-            with closing(HTTPConnection(host, timeout=LIMIT_SECONDS)) as connection:
-                connection.request("GET", path, headers=forged)
-                assert connection.getresponse().status in (307, 404, 405), path
+        assert found.post(FleetVm("web-0").heartbeat(), {**STRUCTURED, **viewer}).status_code == 401
