@@ -106,37 +106,30 @@ def test_each_process_loads_its_own_configuration_with_a_port_of_its_own(role: s
 # The two differ only in their role.
 
 
-def test_a_pod_reaches_imds_and_has_no_right_in_the_cluster() -> None:
-    spec = pod("forward")
+def test_a_pod_reaches_imds_is_not_root_has_no_right_in_the_cluster_and_writes_only_its_own_state() -> None:
+    spec, one = pod("forward"), container("forward")
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert spec["automountServiceAccountToken"] is False
     applied = [one for name in {*MANIFESTS} - {"drain.yaml"} for one in documents(name)]
-    accounts = [one["metadata"]["name"] for one in applied if one["kind"] == "ServiceAccount"]
-    assert spec["serviceAccountName"] in accounts
     assert {one["kind"] for one in applied} == {"DaemonSet", "Namespace", "ServiceAccount"}
-
-
-def test_the_process_is_not_root_and_can_write_only_its_own_state_which_outlives_the_pod() -> None:
-    security, user = container("forward")["securityContext"], pod("forward")["securityContext"]
+    names = [one["metadata"]["name"] for one in applied if one["kind"] == "ServiceAccount"]
+    assert spec["serviceAccountName"] in names
+    security, user = one["securityContext"], spec["securityContext"]
     assert user["runAsNonRoot"] is True
     assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
     assert security["capabilities"] == {"drop": ["ALL"]}
-    mounts = {mount["name"]: mount for mount in container("forward")["volumeMounts"]}
+    mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
     assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == ["state", "tmp"]
-    (state,) = [volume for volume in pod("forward")["volumes"] if volume["name"] == "state"]
+    (state,) = [volume for volume in spec["volumes"] if volume["name"] == "state"]
     assert state["hostPath"]["path"] == mounts["state"]["mountPath"] == f"{Config().state_dir}/forward"
-    (first,) = pod("forward")["initContainers"]
+    (first,) = spec["initContainers"]
     assert first["command"] == ["chown", f"{user['runAsUser']}:{user['runAsGroup']}", "/state"]
-    assert first["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
-
-
-def test_every_probe_asks_for_this_process_which_is_given_the_time_that_an_orderly_stop_may_take() -> None:
-    assert container("forward")["args"] == ["forward"]
+    assert one["args"] == ["forward"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        command = container("forward")[probe]["exec"]["command"]
+        command = one[probe]["exec"]["command"]
         assert command[:4] == ["python", "/opt/imds-bridge/health.py", "--role", "forward"]
-    assert "--ready" not in container("forward")["livenessProbe"]["exec"]["command"]
-    assert pod("forward")["terminationGracePeriodSeconds"] > Config().stop_seconds + LAST_SECONDS
+    assert "--ready" not in one["livenessProbe"]["exec"]["command"]
+    assert spec["terminationGracePeriodSeconds"] > Config().stop_seconds + LAST_SECONDS
 
 
 def test_the_two_daemon_sets_differ_only_in_their_role() -> None:
@@ -148,21 +141,18 @@ def test_the_two_daemon_sets_differ_only_in_their_role() -> None:
 def test_the_drain_is_both_processes_in_one_pod_with_a_token_and_the_name_of_its_node() -> None:
     account, _, binding, daemon_set = documents("drain.yaml")
     spec = daemon_set["spec"]["template"]["spec"]
-    changed = {"serviceAccountName", "automountServiceAccountToken", "containers", "volumes"}
-    kept = {name: value for name, value in pod("forward").items() if name not in changed}
-    assert {name: value for name, value in spec.items() if name not in changed} == kept
-    assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("imds-bridge-drain", True)
-    assert binding["roleRef"]["name"] == account["metadata"]["name"] == "imds-bridge-drain"
-    name, namespace = account["metadata"]["name"], read("namespace.yaml")["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": name, "namespace": namespace}]
+    name = account["metadata"]["name"]
+    assert (spec["serviceAccountName"], binding["roleRef"]["name"]) == (name, name)
+    assert [(one["name"], one["namespace"]) for one in binding["subjects"]] == [(name, "imds-bridge")]
     node = [{"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
-    for role, one in zip(ROLES, spec["containers"], strict=True):
-        assert one["volumeMounts"][0] == {"name": "state", "mountPath": str(Config().state_dir)}
-        mounts = [*container(role)["volumeMounts"][1:]]
-        assert one == {**container(role), "env": node, "volumeMounts": [one["volumeMounts"][0], *mounts]}
-    assert yaml.safe_dump(spec["volumes"]) == yaml.safe_dump(pod("forward")["volumes"]).replace(
-        "forward", "drain"
-    )
+    containers = []
+    for role in ROLES:
+        state, *mounts = container(role)["volumeMounts"]
+        state = {**state, "mountPath": str(Config().state_dir)}
+        containers.append({**container(role), "env": node, "volumeMounts": [state, *mounts]})
+    volumes = yaml.safe_load(yaml.safe_dump(pod("forward")["volumes"]).replace("forward", "drain"))
+    own = {"serviceAccountName": name, "automountServiceAccountToken": True}
+    assert spec == {**pod("forward"), **own, "containers": containers, "volumes": volumes}
 
 
 # The chart.
@@ -223,14 +213,8 @@ def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manife
     assert {one["image"] for one in template["spec"]["containers"]} == {"contoso.azurecr.io/x:7"}
     assert template["metadata"]["annotations"] != before  # so that the pods are replaced
     assert got["ConfigMap imds-bridge-forward"]["data"] == {"config.toml": "# mine"}
-    account = got["ServiceAccount imds-bridge-forward"]
-    assert (account["metadata"]["annotations"], account["metadata"]["namespace"]) == (
-        {"a": "b"},
-        "imds-bridge",
-    )
-
-
-def test_the_chart_refuses_values_that_it_does_not_know() -> None:
+    account = got["ServiceAccount imds-bridge-forward"]["metadata"]
+    assert (account["annotations"], account["namespace"]) == ({"a": "b"}, "imds-bridge")
     done = helm("template", ".", values={"drain": {"enable": True}, "forward": {"patch": {"daemonSet": {}}}})
     assert done.returncode != 0
     assert "'enable' not allowed" in done.stderr
