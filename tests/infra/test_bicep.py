@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from typing import Any
@@ -137,10 +137,10 @@ def test_each_subscription_receives_what_it_is_for_and_what_records_keeps_it_bey
     found = subscriptions()
     assert found.keys() == wanted.keys()
     for name, patterns in wanted.items():
-        takes = Sql(found[name]["filter"])
+        takes: Callable[[Any], bool] = Sql(found[name]["filter"])
         for message in messages:
             is_wanted = any(fnmatch(str(message.subject), f"io.imdsbridge.{one}") for one in patterns)
-            assert bool(takes(message)) == is_wanted, (name, message.subject)
+            assert takes(message) == is_wanted, (name, message.subject)
         assert found[name].get("deadLetterExpired", True) == (name in ("audit", "function")), name
 
 

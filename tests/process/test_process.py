@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, environment, read_outbox, run, wait_until
 
 TYPES = [f"io.imdsbridge.{name}.*" for name in ("scheduledevent", "document", "imds")]
-DOCUMENT = "io.imdsbridge.document.changed.v1"
 SCHEDULED = "io.imdsbridge.scheduledevent.scheduled.v1"
 
 
@@ -75,17 +73,6 @@ def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
         assert forward.stop() == 0, forward
         assert forward.status()["running"] is False
         assert forward.wait_for_log("stopped with events waiting")["waiting"] == {"inbox": 1}
-
-
-def test_a_stdout_that_nobody_reads_does_not_keep_the_process(imds: ImdsLab, tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        unread, output = os.pipe()
-        stack.callback(os.close, unread)
-        imds.serve_document({"DocumentIncarnation": 1, "Events": [], "Filler": "x" * 200_000})
-        with Forward(tmp_path, settings(imds, {}, stop_seconds=0.5), stdout=output) as forward:
-            os.close(output)
-            wait_until(lambda: os.read(unread, 1), describe=lambda: forward)
-            assert forward.stop() == 0, forward
 
 
 def test_a_closed_stdout_pipe_does_not_end_the_process(imds: ImdsLab, tmp_path: Path) -> None:
@@ -160,17 +147,6 @@ def test_a_silent_imds_holds_up_neither_the_backlog_nor_the_end(
         inbox.wait_for(2, LIMIT_SECONDS)
         assert types_at(inbox)[0] == SCHEDULED
         assert forward.stop() == 0, forward
-
-
-def test_without_a_sink_each_event_is_a_line_of_json_on_stdout(imds: ImdsLab, tmp_path: Path) -> None:
-    event_id = schedule(imds)
-    with Forward(tmp_path, settings(imds, {})) as forward:
-        wait_until(lambda: DOCUMENT in forward.output.read_text(), describe=lambda: forward)
-        assert forward.stop() == 0
-    printed = map(json.loads, forward.output.read_text().splitlines())
-    first, second = (event for event in printed if event["type"] in (SCHEDULED, DOCUMENT))
-    assert (first["type"], first["subject"]) == (SCHEDULED, event_id)
-    assert second["type"] == DOCUMENT
 
 
 def test_a_forwarder_with_only_a_webhook_loads_nothing_that_it_does_not_need_even_after_a_refusal(
