@@ -107,11 +107,6 @@ FOLDERS = ("bridge", "schemas", "infra/packaging", "infra/systemd", "requirement
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 
-def script(tree: Path) -> Path:
-    """Return install.sh in the copy of the checkout that the tree was installed from."""
-    return tree.parent / "checkout/infra/systemd/install.sh"
-
-
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a tree with everything installed, shared by all test processes of a run."""
@@ -127,8 +122,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(tree: Path, *options: str) -> str:
-    """Run the script for a tree; return its output."""
-    done = do(script(tree), "--root", tree, *options, timeout_seconds=INSTALL_SECONDS)
+    """Run install.sh of the copy of the checkout beside a tree; return its output."""
+    script = tree.parent / "checkout/infra/systemd/install.sh"
+    done = do(script, "--root", tree, *options, timeout_seconds=INSTALL_SECONDS)
     assert done.returncode == 0, done
     return done.stdout
 
@@ -160,45 +156,6 @@ def test_to_install_again_changes_nothing(installed: Path) -> None:
     assert entries(installed) == before
 
 
-def test_all_units_load_one_configuration_that_only_root_can_read(installed: Path) -> None:
-    etc = installed / "etc/imds-bridge"
-    modes = [oct(path.stat().st_mode & 0o777) for path in (etc, etc / "secrets", etc / "config.toml")]
-    assert modes == ["0o700", "0o700", "0o600"]
-    for role in ROLES:
-        loaded = f"/etc/imds-bridge/{role}.toml"
-        assert f"\nLoadCredential=config.toml:{loaded}\n" in unit(role).read_text()
-        assert (installed / loaded[1:]).readlink() == Path("config.toml")
-
-
-def test_an_upgrade_keeps_the_configuration_of_a_process_with_its_own_identity(copy: Path) -> None:
-    own = copy / "etc/imds-bridge/listen.toml"
-    own.unlink()
-    own.write_text("# its own\n")
-    done = do(FOLDER / "install.sh", "--root", copy, "--dry-run")
-    assert done.returncode == 0, done
-    assert "listen.toml" not in done.stdout
-    assert own.read_text() == "# its own\n"
-
-
-def test_nothing_of_the_tree_is_named_in_what_runs_later(installed: Path) -> None:
-    home = installed / "opt/imds-bridge"
-    for path in [*home.glob("bin/*"), home / "pyvenv.cfg"]:
-        if not path.is_symlink():
-            assert str(installed).encode() not in path.read_bytes(), path
-    assert (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python\n")
-    assert (installed / "usr/local/bin/imds-bridge").readlink() == Path("/opt/imds-bridge/bin/imds-bridge")
-
-
-def test_the_man_page_and_the_completion_are_found(installed: Path) -> None:
-    for link in (
-        *("man/man1/imds-bridge.1", "bash-completion/completions/imds-bridge"),
-        "zsh/site-functions/_imds-bridge",
-    ):
-        target = (installed / "usr/local/share" / link).readlink()
-        assert target == Path("/opt/imds-bridge/share") / link
-        assert "outbox" in (installed / str(target)[1:]).read_text()
-
-
 def test_the_installed_program_runs_with_its_own_packages_typed_and_no_others(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -214,6 +171,28 @@ def test_the_installed_program_runs_with_its_own_packages_typed_and_no_others(
     assert (packages / "bridge/py.typed").exists()
 
 
+def test_what_is_installed_is_found_named_as_it_runs_later_and_only_root_can_read_the_configuration(
+    installed: Path,
+) -> None:
+    home, etc = installed / "opt/imds-bridge", installed / "etc/imds-bridge"
+    for path in [*home.glob("bin/*"), home / "pyvenv.cfg"]:
+        if not path.is_symlink():
+            assert str(installed).encode() not in path.read_bytes(), path
+    assert (home / "bin/imds-bridge").read_text().startswith("#!/opt/imds-bridge/bin/python\n")
+    for link in (
+        *("bin/imds-bridge", "share/man/man1/imds-bridge.1"),
+        *("share/bash-completion/completions/imds-bridge", "share/zsh/site-functions/_imds-bridge"),
+    ):
+        target = (installed / "usr/local" / link).readlink()
+        assert target == Path("/opt/imds-bridge") / link
+        assert (installed / str(target)[1:]).stat().st_size
+    modes = [oct(path.stat().st_mode & 0o777) for path in (etc, etc / "secrets", etc / "config.toml")]
+    assert modes == ["0o700", "0o700", "0o600"]
+    for role in ROLES:
+        assert f"\nLoadCredential=config.toml:/etc/imds-bridge/{role}.toml\n" in unit(role).read_text()
+        assert (etc / f"{role}.toml").readlink() == Path("config.toml")
+
+
 @pytest.fixture
 def copy(installed: Path, tmp_path: Path) -> Path:
     """Return a separate tree, with everything but the packages."""
@@ -225,7 +204,7 @@ def copy(installed: Path, tmp_path: Path) -> Path:
     return tree
 
 
-def test_an_upgrade_keeps_the_version_before_and_a_rollback_exchanges_the_two(
+def test_an_upgrade_keeps_own_configurations_and_the_version_before_and_a_rollback_exchanges_the_two(
     installed: Path, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
@@ -234,24 +213,26 @@ def test_an_upgrade_keeps_the_version_before_and_a_rollback_exchanges_the_two(
     changed = tmp_path / "checkout/infra/systemd" / unit("forward").name
     changed.write_text(changed.read_text() + "# a newer unit\n")
     (tmp_path / "checkout/bridge/added.py").touch()
+    own = tree / "etc/imds-bridge/listen.toml"  # of a process with its own identity
+    own.unlink()
+    own.write_text("# its own\n")
 
-    def version(home: str) -> tuple[bool, bool]:
-        """Return whether a program is the newer one, and whether its unit is."""
-        added = list(tree.glob(f"opt/{home}/lib/*/site-packages/bridge/added.py"))
-        return bool(added), "newer" in (tree / f"opt/{home}/systemd" / changed.name).read_text()
-
-    def unit_is_newer() -> bool:
-        return "newer" in (tree / "etc/systemd/system" / changed.name).read_text()
+    def newer() -> list[bool]:
+        """Return for the program, the one before it, and the unit that systemd reads, whether it is the newer."""
+        found = []
+        for home in ("imds-bridge", "imds-bridge.previous"):
+            added = [*tree.glob(f"opt/{home}/lib/*/site-packages/bridge/added.py")]
+            assert bool(added) == ("newer" in (tree / f"opt/{home}/systemd" / changed.name).read_text())
+            found.append(bool(added))
+        return [*found, "newer" in (tree / "etc/systemd/system" / changed.name).read_text()]
 
     install(tree)
-    assert (version("imds-bridge"), version("imds-bridge.previous")) == ((True, True), (False, False))
-    assert unit_is_newer()
-    for newer in (False, True):
+    assert newer() == [True, False, True]
+    assert own.read_text() == "# its own\n"
+    for expected in ([False, True, False], [True, False, True]):
         kept_script = tree / "opt/imds-bridge/systemd/install.sh"  # no checkout is needed
         assert do(kept_script, "--rollback", "--root", tree).returncode == 0
-        assert version("imds-bridge") == (newer, newer)
-        assert version("imds-bridge.previous") == (not newer, not newer)
-        assert unit_is_newer() is newer
+        assert newer() == expected
 
 
 @pytest.mark.parametrize(
@@ -313,45 +294,35 @@ def test_a_dry_run_of_an_installation_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("systemd", "arguments", "fault"),
+    ("arguments", "fault"),
     [
-        (
-            "systemd 252",
-            ["--start", "no"],
-            "--start: given no, expected one of: console forward listen relay",
-        ),
-        ("systemd 252", ["--wheel"], "--wheel needs a value"),
-        ("systemd 252", ["--wheel", "/nowhere.whl"], "--wheel: there is no file /nowhere.whl"),
-        ("systemd 252", ["--root", "/nowhere"], "--root: there is no folder /nowhere"),
-        ("systemd 252", ["--root", "/tmp", "--start", "listen"], "--start: nothing runs in /tmp"),  # noqa: S108 - unused
-        ("systemd 252", ["--purge"], "--purge: only with --uninstall"),
-        (
-            "systemd 252",
-            ["--rollback", "--start", "listen"],
-            "--rollback: neither with --wheel nor with --start",
-        ),
-        ("systemd 252", ["--instal"], "unknown option --instal"),
-        ("systemd 251 (251.4-1ubuntu7)", ["--dry-run"], "systemd 252 or newer; here it is 251"),
-        ("", ["--dry-run"], "here it is not installed"),
+        ("--start no", "--start: given no, expected one of: console forward listen relay"),
+        ("--wheel", "--wheel needs a value"),
+        ("--wheel /nowhere.whl", "--wheel: there is no file /nowhere.whl"),
+        ("--root /nowhere", "--root: there is no folder /nowhere"),
+        ("--root /proc --start listen", "--start: nothing runs in /proc"),
+        ("--purge", "--purge: only with --uninstall"),
+        ("--rollback --start listen", "--rollback: neither with --wheel nor with --start"),
+        ("--instal", "unknown option --instal"),
+        ("--dry-run", "systemd 252 or newer; here it is 251"),
     ],
 )
 def test_what_cannot_be_installed_is_named_and_nothing_is_done(
-    tmp_path: Path, systemd: str, arguments: list[str], fault: str
+    tmp_path: Path, arguments: str, fault: str
 ) -> None:
     systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\necho '{systemd}'\n")
+    systemctl.write_text("#!/bin/sh\necho 'systemd 251 (251.4-1ubuntu7)'\n")
     systemctl.chmod(0o755)
-    done = do("env", f"PATH={tmp_path}:{os.environ['PATH']}", FOLDER / "install.sh", *arguments)
+    done = do("env", f"PATH={tmp_path}:{os.environ['PATH']}", FOLDER / "install.sh", *arguments.split())
     assert done.returncode == 2
     assert fault in done.stderr
 
 
-# --- cloud-init and the extension ---
+# --- cloud-init and the extension; tests/infra/test_docs.py loads their configurations ---
 
 
-def test_the_skeleton_of_the_configuration_is_valid_as_it_is_and_with_its_examples(tmp_path: Path) -> None:
+def test_the_skeleton_of_the_configuration_is_valid_with_its_examples(tmp_path: Path) -> None:
     text = (FOLDER / "config.toml").read_text()
-    assert load(FOLDER / "config.toml", {}).sinks == {}
     (tmp_path / "ops-url").write_text("https://example.org/hook")
     lines = [line.removeprefix("# ") for line in text.partition("# [sinks.ops]")[2].splitlines()]
     full = "[sinks.ops]\n" + "\n".join(line for line in lines if not line.startswith(("For ", "#")))
@@ -362,32 +333,23 @@ def test_the_skeleton_of_the_configuration_is_valid_as_it_is_and_with_its_exampl
     assert loaded.approvals is not None
 
 
-def test_cloud_init_writes_a_valid_configuration_and_runs_a_clean_script(tmp_path: Path) -> None:
+def test_cloud_init_and_the_extension_run_a_clean_script_with_an_identity_for_each_process(
+    tmp_path: Path,
+) -> None:
     text = (FOLDER / "cloud-init.yaml").read_text()
     assert text.startswith("#cloud-config\n")
     given = yaml.safe_load(text)
     files = {file["path"]: file for file in given["write_files"]}
-    identities: list[str] = []
-    for name in ("config", "listen"):
-        config = tmp_path / f"{name}.toml"
-        config.write_text(files[f"/etc/imds-bridge/{name}.toml"]["content"])
-        assert load(config, {}).approvals is not None
-        identities += {*re.findall(r'client_id = "(.*)"', config.read_text())}
-    assert identities == ["CLIENT ID OF imds-forward", "CLIENT ID OF imds-listen"]
+    for name, identity in (("config", "imds-forward"), ("listen", "imds-listen")):
+        content = files[f"/etc/imds-bridge/{name}.toml"]["content"]
+        assert {*re.findall(r'client_id = "(.*)"', content)} == {f"CLIENT ID OF {identity}"}
     ((path,),) = given["runcmd"]
     assert files[path]["permissions"] == "0755"
-    check_script(tmp_path, files[path]["content"])
-
-
-def test_the_extension_of_the_scale_set_runs_the_script_as_it_is(tmp_path: Path) -> None:
     extension = json.loads((FOLDER / "vmss-extension.json").read_text())["properties"]
-    check_script(tmp_path, f"#!/bin/sh\n{extension['protectedSettings']['commandToExecute']}\n")
-
-
-def check_script(folder: Path, text: str) -> None:
-    """Assert that a script is clean and calls install.sh with the right options."""
-    (folder / "install.sh").write_text(text)
-    done = do(tool("shellcheck"), folder / "install.sh")
-    assert done.returncode == 0, done.stdout
-    (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", text)
-    assert options == "--start forward --start listen"
+    command = extension["protectedSettings"]["commandToExecute"]
+    for script in (files[path]["content"], f"#!/bin/sh\n{command}\n"):
+        (tmp_path / "install.sh").write_text(script)
+        done = do(tool("shellcheck"), tmp_path / "install.sh")
+        assert done.returncode == 0, done.stdout
+        (options,) = re.findall(r"imds-bridge/infra/systemd/install\.sh ([^;\n]*)", script)
+        assert options == "--start forward --start listen"
