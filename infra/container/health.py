@@ -26,7 +26,7 @@ from bridge.runtime.text import show
 ROLES = ("forward", "listen", "relay", "console")
 STATE_DIR = "/var/lib/imds-bridge"
 CONSOLE_LISTEN = "127.0.0.1:8080"
-# The status is written at least every ten seconds.
+# The status is written every five seconds.
 STALE_SECONDS = 60.0
 CONFIG = Path("/etc/imds-bridge/config.toml")
 ASK_SECONDS = 3.0
