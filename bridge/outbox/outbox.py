@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,8 +18,17 @@ from bridge.config.base import DAY_SECONDS
 from bridge.events.envelope import Envelope
 from bridge.events.filters import Filter
 from bridge.events.model import CloudEvent, StoredEvent
-from bridge.outbox.retention import Freed, make_room
-from bridge.outbox.rows import OTHER_VM, RUN, SINKS, STATE, Ledger, Loss, stored_dead_letter, stored_event
+from bridge.outbox.rows import (
+    OTHER_VM,
+    RUN,
+    SINKS,
+    SIZE_LIMIT,
+    STATE,
+    Ledger,
+    Loss,
+    stored_dead_letter,
+    stored_event,
+)
 from bridge.outbox.sqlite import LOG_BYTES
 from bridge.outbox.state_dir import StateFolder
 from bridge.outbox.storage import Storage
@@ -37,6 +46,9 @@ LEFT_SECONDS = 7 * DAY_SECONDS
 # This much is buffered in memory while the file cannot be used.
 MEMORY_BYTES = 32 * 1024 * 1024
 CHUNK_ROWS = 1000
+FREED_ROWS = 200
+
+Freed = tuple[bool, Counter[str]]
 
 
 class Outbox:
@@ -385,3 +397,43 @@ def _append_retries(database: Ledger, last_seq: int, now: float) -> int:
         database.execute("save-waiting", sink, seq)
         database.execute("delete-dead-letter", number)
     return len(numbers)
+
+
+def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:
+    """Delete what is needed least until the limit holds; the caller holds the transaction.
+
+    Delivered events go first, then records of work that is done, then dead letters, and at last the oldest waiting
+    event, for every sink that waits for it.
+
+    Args:
+        database: the file, or memory.
+        max_bytes: the limit.
+        search: whether there may be events that no sink waits for.
+        is_stored: tells of an event's number whether the file has the event as well, so that it is not lost.
+
+    Returns:
+        Whether there may be such events left, and how many events each sink has lost.
+    """
+    lost: Counter[str] = Counter()
+    while database.used_bytes() > max_bytes:
+        if search:
+            search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
+        elif not (
+            database.execute("delete-done-records", FREED_ROWS).rowcount
+            or database.execute("delete-oldest-dead-letters", FREED_ROWS).rowcount
+        ):
+            found = database.execute("oldest-event").fetchone()
+            if found is None:
+                break
+            lost.update(_drop(database, *found, is_stored=is_stored(found[0])))
+    return search, lost
+
+
+def _drop(database: Ledger, seq: int, stored_at: float, *, is_stored: bool) -> list[str]:
+    """Delete an event that sinks wait for; return those that have lost it."""
+    sinks = [sink for (sink,) in database.execute("delete-waiting-for", seq).fetchall() if not is_stored]
+    database.execute("delete-event", seq)
+    database.note_losses(
+        Loss(reason=SIZE_LIMIT, count=1, sink=sink, oldest=stored_at, newest=stored_at) for sink in sinks
+    )
+    return sinks

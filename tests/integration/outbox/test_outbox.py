@@ -12,7 +12,6 @@ import pytest
 
 from bridge.events.filters import Filter
 from bridge.outbox import outbox as outbox_module
-from bridge.outbox import retention
 from bridge.outbox import rows as rows_module
 from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
 from bridge.outbox.rows import STATE, Ledger
@@ -401,7 +400,7 @@ def test_old_records_of_done_work_and_then_dead_letters_go_before_an_event_that_
             outbox.commit([], records={("kind", str(number)): value})
         assert outbox.dead_letter_counts() == {"a": 9}
         with monkeypatch.context() as patch:
-            patch.setattr(retention, "FREED_ROWS", 4)
+            patch.setattr(outbox_module, "FREED_ROWS", 4)
             while outbox.dead_letter_counts() == {"a": 9}:
                 commit(outbox, "new", size=3000)
         assert rows(tmp_path, "SELECT MIN(number), MAX(number) FROM dead_letter") == [(5, 9)], "the oldest go"
