@@ -189,9 +189,9 @@ def supervised(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) 
     return Forward(folder, {"imds": given, "stop_seconds": 5.0, **more}, env=env)
 
 
-def blocking(systemd: NotifySocket, folder: Path, imds: ImdsLab) -> Forward:
-    """Return the process with the sink that blocks while `folder` has a file `blocked`."""
-    forward = supervised(systemd, folder, imds)
+def blocking(systemd: NotifySocket, folder: Path, imds: ImdsLab, **more: Any) -> Forward:
+    """Return the process whose stdout blocks while `folder` has a file `blocked`."""
+    forward = supervised(systemd, folder, imds, **more)
     forward._command[1:3] = ["-c", BLOCKING, str(folder / "blocked")]
     return forward
 
@@ -216,15 +216,25 @@ def test_the_process_reports_ready_alive_and_stopping(
     assert "WATCHDOG=1" not in systemd.lines[systemd.lines.index("STOPPING=1") :]
 
 
-def test_it_is_ready_before_imds_has_answered_and_survives_a_slow_first_call(
-    imds: ImdsLab, systemd: NotifySocket, tmp_path: Path
+def test_a_silent_imds_holds_up_neither_ready_nor_the_watchdog_nor_the_backlog_nor_the_end(
+    imds: ImdsLab, inbox: Inbox, systemd: NotifySocket, tmp_path: Path
 ) -> None:
+    sinks = {"inbox": {"kind": "webhook", "url": inbox.url, "from_start": True}}
+    inbox.fault(503, count=None)
+    event_id = schedule(imds)
+    with blocking(systemd, tmp_path, imds, sinks=sinks, stop_seconds=0.5) as forward:
+        forward.wait_for_status(lambda status: status["sinks"]["inbox"]["backlog"] >= 2)
+        assert forward.stop() == 0, forward
+    inbox.clear()
+    systemd.lines.clear()
     imds.fault("slow", seconds=130, count=None)
-    with blocking(systemd, tmp_path, imds) as forward:
+    with forward:
+        inbox.wait_for(lambda: event_id in [event["subject"] for event in inbox.events()], LIMIT_SECONDS)
         systemd.wait_for("WATCHDOG=1", count=8)  # for longer than a loop may be silent without a word
         assert systemd.lines[0] == "READY=1"
         silent = [line for line in forward.lines() if "threads are stalled" in line["message"]]
         assert not [line for line in silent if "poll" in line["message"]], forward
+        assert forward.stop() == 0, forward
 
 
 def test_a_wrong_configuration_is_never_ready(imds: ImdsLab, systemd: NotifySocket, tmp_path: Path) -> None:
