@@ -1,7 +1,7 @@
-"""`python -m tests.incidents`: play every incident, and print what noticed it and when, for docs/operations.md.
+"""`python -m tests.incidents [WORD...]`: play every incident, or those with a word in their title.
 
-A real Prometheus with our rules scrapes a process for each incident, all at once, for 13 minutes. Needs Debian's
-package prometheus and the right to mount.
+It prints when what noticed each, for docs/operations.md. A real Prometheus with our rules scrapes a process for each,
+all at once, for 13 minutes. Needs Debian's package prometheus and the right to mount.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import requests
 
@@ -29,13 +30,13 @@ from bridge.runtime.time import Clock
 from bridge.service.identity import VM
 from infra.monitoring.generate import RULES
 from tests.support.bus import QUEUE, SECRET, Sender, bus_config, command
-from tests.support.console import ConsoleProcess, FleetVm
+from tests.support.console import STRUCTURED, ConsoleProcess, FleetVm
 from tests.support.disk import small_disk
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.outbox import open_outbox
 from tests.support.process import Forward
-from tests.support.prometheus import Prometheus, free_port, prometheus
+from tests.support.prometheus import free_port, prometheus
 from tests.support.servicebus import ServiceBusLab
 
 SECONDS = 780
@@ -47,13 +48,14 @@ VM_NAME = "web-0"
 class Incident:
     """A VM with its IMDS, a receiver and a process, and what noticed that something is wrong."""
 
-    def __init__(self, folder: Path, title: str, play: Callable[[Incident], None], role: str) -> None:
-        self.folder, self.title, self.play, self.role = folder / play.__name__, title, play, role
-        self.name = play.__name__.replace("_", "-")
-        self.port = free_port()
+    def __init__(self, folder: Path, role: str) -> None:
+        folder.mkdir()
+        self.folder, self.role, self.port = folder, role, free_port()
         self.stack = ExitStack()
         self.imds = self.stack.enter_context(ImdsLab(vms=[VM_NAME]))
         self.inbox = self.stack.enter_context(Inbox())
+        for simulator in (self.imds, self.inbox):
+            self.stack.callback(simulator.clear_faults)
         self.process = self.make()
         self.began_at = 0.0
         self.alerts: dict[str, float] = {}
@@ -71,7 +73,7 @@ class Incident:
             "sinks": {"ops": {"kind": "webhook", "url": self.inbox.url}},
             **settings,
         }
-        return Forward(self.folder, given, role=self.role)  # type: ignore[arg-type] # of the decorator
+        return Forward(self.folder, given, role=self.role)  # type: ignore[arg-type] # of the table
 
     def start(self, process: Forward | None = None) -> None:
         """Start the process, and wait until it works."""
@@ -80,6 +82,14 @@ class Incident:
         self.process.start()
         self.process.wait_for_status(lambda status: status.get("last_good_at") or self.role != "forward")
 
+    def stop_with_events_waiting(self, **settings: Any) -> None:
+        """Run the process beside a receiver that fails for as long as it runs."""
+        self.inbox.fault(503, count=None)
+        self.start(self.make(stop_seconds=0, **settings))
+        self.process.wait_for_status(lambda status: any(one["backlog"] for one in status["sinks"].values()))
+        self.process.stop()
+        self.inbox.clear_faults()
+
     def listen(self, **approvals: Any) -> ServiceBusLab:
         """Start a listener on a bus of its own."""
         bus = self.stack.enter_context(ServiceBusLab(bus_config()))
@@ -87,40 +97,37 @@ class Incident:
         self.start(self.make(approvals={**given, **approvals}))
         return bus
 
-    def announce(self, event_type: str, *, seconds: float, **more: Any) -> str:
+    def announce(self, event_type: str, seconds: float, **more: Any) -> str:
         """Let IMDS show an event with so much notice."""
         return self.imds.schedule(event_type=event_type, resources=[VM_NAME], notice_seconds=seconds, **more)
 
     def look(self, firing: set[str]) -> None:
         """Note what is noticed now for the first time."""
-        seconds = time.monotonic() - self.began_at
-        for alert in firing:
-            self.alerts.setdefault(alert, seconds)
-        if health := self._health():
-            self.health.setdefault(health, seconds)
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            code = command_line(
-                ["status", "--check", "--role", self.role, "--config", str(self.process.config)]
-            )
-        if code:
-            self.status.setdefault(str(code), seconds)
+            words = ["status", "--check", "--role", self.role, "--config", str(self.process.config)]
+            code = command_line(words)
+        seen = ((self.alerts, firing), (self.health, self._health()), (self.status, {code} - {0}))
+        for noted, now in seen:
+            for one in now:
+                noted.setdefault(str(one).removeprefix("ImdsBridge"), time.monotonic() - self.began_at)
 
-    def _health(self) -> str:
-        for path in ("livez", "readyz"):
-            try:
+    def _health(self) -> set[str]:
+        try:
+            for path in ("livez", "readyz"):
                 answer = requests.get(f"http://127.0.0.1:{self.port}/{path}", timeout=1)
-            except requests.RequestException:
-                return "no answer"
-            if answer.status_code != HTTPStatus.OK:
-                return f"`/{path}` 503"
-        return ""
+                if answer.status_code != HTTPStatus.OK:
+                    return {f"`/{path}` 503"}
+        except requests.RequestException:
+            return {"no answer"}
+        return set()
 
-    def row(self) -> str:
-        """Return the incident's row."""
-        cells = [self.title]
-        for found, nothing in ((self.alerts, "none"), (self.health, "200"), (self.status, "0")):
-            cells.append(", ".join(f"{what} {_after(seconds)}" for what, seconds in found.items()) or nothing)
-        return f"| {' | '.join(cells)} |"
+    def cells(self) -> str:
+        """Return what noticed the incident, as cells of a table."""
+        found = ((self.alerts, "none"), (self.health, "200"), (self.status, "0"))
+        return " | ".join(
+            ", ".join(f"{what} {_after(seconds)}" for what, seconds in noted.items()) or nothing
+            for noted, nothing in found
+        )
 
 
 def _after(seconds: float) -> str:
@@ -128,45 +135,32 @@ def _after(seconds: float) -> str:
 
 
 PLAYS: list[tuple[str, Callable[[Incident], None], str]] = []
+PREEMPT: dict[str, Any] = {"fault": "timeout", "event_type": "Preempt", "seconds": 30}
+Play = TypeVar("Play", bound=Callable[..., None])
 
 
-def incident(
-    title: str, role: str = "forward"
-) -> Callable[[Callable[[Incident], None]], Callable[[Incident], None]]:
+def incident(title: str, role: str = "forward", **given: Any) -> Callable[[Play], Play]:
     """Add an incident: its title, and a function that prepares it and returns once it has begun."""
 
-    def add(play: Callable[[Incident], None]) -> Callable[[Incident], None]:
-        PLAYS.append((title, play, role))
+    def add(play: Play) -> Play:
+        PLAYS.append((title, partial(play, **given), role))
         return play
 
     return add
 
 
-@incident("nothing is wrong: a Freeze with 15 min of notice is delivered")
-def nothing_wrong(rig: Incident) -> None:
-    rig.start()
-    rig.announce("Freeze", seconds=900)
-
-
 @incident("IMDS has never answered, on a new VM")
 def never_answers(rig: Incident) -> None:
     rig.imds.fault("timeout", count=None)
-    rig.stack.callback(rig.imds.clear_faults)
     rig.stack.callback(rig.process.kill)
     rig.process.start()
 
 
-@incident("IMDS answers no more")
-def stops_answering(rig: Incident) -> None:
+@incident("IMDS needs 9 s for each answer", kind="slow", seconds=9)
+@incident("IMDS answers no more", kind=503)
+def imds_fails(rig: Incident, **fault: Any) -> None:
     rig.start()
-    rig.imds.fault(503, count=None)
-
-
-@incident("IMDS needs 9 s for each answer")
-def slow_imds(rig: Incident) -> None:
-    rig.start()
-    rig.imds.fault("slow", seconds=9, count=None)
-    rig.stack.callback(rig.imds.clear_faults)
+    rig.imds.fault(**fault, count=None)
 
 
 @incident("the process is killed, and nothing starts it again")
@@ -198,45 +192,26 @@ def restarts(rig: Incident) -> None:
 def receiver_down(rig: Incident) -> None:
     rig.start()
     rig.inbox.close()
-    rig.announce("Redeploy", seconds=600)
+    rig.announce("Redeploy", 600)
 
 
-@incident("the receiver hangs, and a Preempt with 30 s of notice comes")
-def receiver_hangs(rig: Incident) -> None:
+@incident("the receiver answers 410, and a Freeze with 15 min of notice comes", fault=410)
+@incident("the receiver answers 400 to an event", fault=400)
+@incident("the receiver answers 401, and a Freeze with 15 min of notice comes", fault=401)
+@incident("the receiver hangs, and a Preempt with 30 s of notice comes", **PREEMPT)
+@incident("nothing is wrong: a Freeze with 15 min of notice is delivered", fault=None)
+def receiver_fails(
+    rig: Incident, fault: str | int | None, event_type: str = "Freeze", seconds: float = 900
+) -> None:
     rig.start()
-    rig.inbox.fault("timeout", count=None)
-    rig.stack.callback(rig.inbox.clear_faults)
-    rig.announce("Preempt", seconds=30)
-
-
-@incident("the receiver answers 401, and a Freeze with 15 min of notice comes")
-def unauthorized(rig: Incident) -> None:
-    rig.start()
-    rig.inbox.fault(401, count=None)
-    rig.announce("Freeze", seconds=900)
-
-
-@incident("the receiver answers 400 to an event")
-def refused(rig: Incident) -> None:
-    rig.start()
-    rig.inbox.fault(400, count=None)
-    rig.announce("Freeze", seconds=900)
-
-
-@incident("the receiver answers 410, and a Freeze with 15 min of notice comes")
-def gone(rig: Incident) -> None:
-    rig.start()
-    rig.inbox.fault(410, count=None)
-    rig.announce("Freeze", seconds=900)
+    if fault:
+        rig.inbox.fault(fault, count=None)
+    rig.announce(event_type, seconds)
 
 
 @incident("a sink leaves the configuration while events wait for it")
 def sink_left(rig: Incident) -> None:
-    rig.inbox.fault(503, count=None)
-    rig.start(rig.make(sinks={"old": {"kind": "webhook", "url": rig.inbox.url}}, stop_seconds=0))
-    rig.process.wait_for_status(lambda status: status["sinks"]["old"]["backlog"])
-    rig.process.stop()
-    rig.inbox.clear_faults()
+    rig.stop_with_events_waiting(sinks={"old": {"kind": "webhook", "url": rig.inbox.url}})
     rig.start(rig.make())
 
 
@@ -244,41 +219,35 @@ def sink_left(rig: Incident) -> None:
 def late(rig: Incident) -> None:
     rig.start()
     rig.process.stop()
-    rig.announce("Reboot", seconds=120)
+    rig.announce("Reboot", 120)
     rig.start()
 
 
 @incident("the outbox is damaged, which the start finds")
 def damaged(rig: Incident) -> None:
-    rig.inbox.fault(503, count=None)
-    rig.start(rig.make(stop_seconds=0))
-    rig.process.stop()
+    rig.stop_with_events_waiting()
     with (rig.process.state / "outbox.db").open("r+b") as file:
         file.write(bytes(100_000))
-    rig.inbox.clear_faults()
     rig.start()
 
 
 @incident("the state is another VM's, which the start finds")
 def other_vm(rig: Incident) -> None:
-    rig.inbox.fault(503, count=None)
-    rig.start(rig.make(stop_seconds=0))
-    rig.process.stop()
+    rig.stop_with_events_waiting()
     with closing(open_outbox(rig.process.state, sinks={"ops": (Filter(), True)}, clock=Clock())) as outbox:
         vm = {**outbox.record(STATE, VM)["vm"], "vm_id": "another's"}
         outbox.commit([], records={(STATE, VM): {"boot_id": "another's", "vm": vm}})
-    rig.inbox.clear_faults()
     rig.start()
 
 
 @incident("the disk is full")
 def disk_full(rig: Incident) -> None:
-    disk = rig.stack.enter_context(small_disk(rig.folder.parent / "disk"))
+    disk = rig.stack.enter_context(small_disk(rig.folder / "disk"))
     process = rig.make(state_dir=disk.state)
     process.state = disk.state / "forward"
     rig.start(process)
     disk.fill()
-    rig.announce("Freeze", seconds=900, description="x" * 20_000)
+    rig.announce("Freeze", 900, description="x" * 20_000)
 
 
 @incident("the state folder is deleted")
@@ -287,23 +256,17 @@ def folder_deleted(rig: Incident) -> None:
     shutil.rmtree(rig.process.state.parent)
 
 
-@incident("IMDS refuses an approval", "listen")
-def approval_fails(rig: Incident) -> None:
-    bus = rig.listen()
-    event_id = rig.announce("Reboot", seconds=900, hold=True)
-    rig.imds.fault(400, method="POST", count=None)
-    with Sender(bus) as sender:
-        sender.send(command(event_id, Vm=VM_NAME))
-
-
-@incident("a forged command arrives", "listen")
-def forged_command(rig: Incident) -> None:
-    secret = rig.folder.parent / "secret"
+@incident("IMDS refuses an approval", "listen", refusal=400)
+@incident("a forged command arrives", "listen", properties={"webhook-signature": "v1,forged"})
+def approval_fails(rig: Incident, refusal: int = 0, **more: Any) -> None:
+    secret = rig.folder / "secret"
     secret.write_text(SECRET)
-    bus = rig.listen(signing_secrets_file=secret)
-    event_id = rig.announce("Reboot", seconds=900, hold=True)
+    bus = rig.listen(**({"signing_secrets_file": secret} if more else {}))
+    if refusal:
+        rig.imds.fault(refusal, method="POST", count=None)
+    event_id = rig.announce("Reboot", 900, hold=True)
     with Sender(bus) as sender:
-        sender.send(command(event_id, Vm=VM_NAME, properties={"webhook-signature": "v1,forged"}))
+        sender.send(command(event_id, Vm=VM_NAME, **more))
 
 
 @incident("Service Bus cannot be reached", "listen")
@@ -315,46 +278,38 @@ def bus_down(rig: Incident) -> None:
 def vm_silent(rig: Incident) -> None:
     rig.start()
     assert isinstance(rig.process, ConsoleProcess)
-    long_ago = datetime.now(UTC) - timedelta(hours=2)
-    headers = {"Content-Type": "application/cloudevents+json"}
-    body = FleetVm(VM_NAME).heartbeat(long_ago)
-    requests.post(f"{rig.process.url}/ingest", data=body, headers=headers, timeout=30).raise_for_status()
+    body = FleetVm(VM_NAME).heartbeat(datetime.now(UTC) - timedelta(hours=2))
+    requests.post(f"{rig.process.url}/ingest", body, headers=STRUCTURED, timeout=30).raise_for_status()
 
 
-def firing(running: Prometheus) -> dict[str, set[str]]:
-    """Return the names of the alerts that fire, by instance."""
-    found: dict[str, set[str]] = {}
-    for one in running.ask("query", query='ALERTS{alertstate="firing"}'):
-        found.setdefault(one["metric"]["instance"], set()).add(one["metric"]["alertname"])
-    return found
-
-
-def main(names: list[str]) -> None:
-    """Play all incidents, or those that are named, and print the table."""
+def main(words: list[str]) -> None:
+    """Play all incidents, or those whose title has one of the words, and print the table."""
+    chosen = [one for one in PLAYS if not words or any(word in one[0] for word in words)]
     with tempfile.TemporaryDirectory(prefix="imds-bridge-incidents-") as place, ExitStack() as stack:
-        folder = Path(place)
-        chosen = [one for one in PLAYS if not names or one[1].__name__ in names]
-        rigs = [Incident(folder, *one) for one in chosen]
-        for rig in rigs:
+        rigs = {
+            title: Incident(Path(place) / str(number), role) for number, (title, _, role) in enumerate(chosen)
+        }
+        for rig in rigs.values():
             stack.enter_context(rig.stack)
-        targets = {rig.name: rig.port for rig in rigs}
+        targets = {rig.folder.name: rig.port for rig in rigs.values()}
         running = stack.enter_context(
-            prometheus(folder, targets, every_seconds=SCRAPE_SECONDS, rules=str(RULES))
+            prometheus(Path(place), targets, every_seconds=SCRAPE_SECONDS, rules=str(RULES))
         )
-        for rig in rigs:
-            rig.play(rig)
-            rig.began_at = time.monotonic()
-            print(f"{rig.name} has begun", file=sys.stderr, flush=True)
+        for title, play, _ in chosen:
+            play(rigs[title])
+            rigs[title].began_at = time.monotonic()
+            print(f"has begun: {title}", file=sys.stderr, flush=True)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
-            alerts = firing(running)
-            for rig in rigs:
-                rig.look(alerts.get(rig.name, set()))
+            alerts = [one["metric"] for one in running.ask("query", query='ALERTS{alertstate="firing"}')]
+            for rig in rigs.values():
+                rig.look({one["alertname"] for one in alerts if one["instance"] == rig.folder.name})
             time.sleep(LOOK_SECONDS)
-        print(
-            "| incident | alerts, after | health, after | exit code of `status`, after |\n| --- | --- | --- | --- |"
-        )
-        print(*(rig.row() for rig in rigs), sep="\n")
+    print(
+        "| incident | alerts, after | health, after | exit code of `status`, after |\n| --- | --- | --- | --- |"
+    )
+    for title, rig in rigs.items():
+        print(f"| {title} | {rig.cells()} |")
 
 
 if __name__ == "__main__":
