@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from tests.support.amqp import (
     APPLICATION,
     DATA,
-    DELIVERY_ANNOTATIONS,
-    FOOTER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    SEQUENCE,
     VALUE,
     Symbol,
     described,
@@ -76,30 +73,6 @@ any_value = st.recursive(
     max_leaves=12,
 )
 any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambda one: described(*one))
-
-
-_any_list = st.lists(any_value, max_size=4).map(_lists)
-_any_map = st.lists(st.tuples(any_value, any_value), max_size=3).map(_maps)
-_symbols = st.text("abc-", min_size=1, max_size=5).map(lambda name: write(Symbol(name)))
-_annotations = st.lists(st.tuples(_symbols, any_value), max_size=3).map(_maps)
-_BODIES = st.one_of(
-    st.binary(max_size=20).map(lambda data: described(DATA, write(data))),
-    _any_list.map(lambda items: described(SEQUENCE, items)),
-    any_value.map(lambda value: described(VALUE, value)),
-)
-
-
-def any_message(session_id: str) -> st.SearchStrategy[bytes]:
-    """Generate messages whose sections have the types that AMQP asks for, and any values in them."""
-    absent = st.just(b"")
-    return st.tuples(
-        _annotations.map(lambda pairs: described(DELIVERY_ANNOTATIONS, pairs)) | absent,
-        _annotations.map(lambda pairs: described(MESSAGE_ANNOTATIONS, pairs)) | absent,
-        st.just(_properties("any", session_id)),
-        _any_map.map(lambda pairs: described(APPLICATION, pairs)) | absent,
-        _BODIES | absent,
-        _annotations.map(lambda pairs: described(FOOTER, pairs)) | absent,
-    ).map(b"".join)
 
 
 def with_property(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from azure.servicebus.exceptions import ServiceBusError
-from hypothesis import Phase, given, settings
 
 from bridge.azure.bus_receiver import try_to_receive
 from bridge.config.base import Secret
@@ -19,14 +15,11 @@ from tests.support.process import wait_until
 from tests.support.servicebus import ServiceBusLab
 from tests.support.undecodable import (
     VALUES,
-    any_message,
     send_encoded,
     with_annotation,
     with_body,
     with_property,
 )
-
-EXAMPLES = 40
 
 
 @pytest.mark.parametrize("queue", [QUEUE, FLEET])
@@ -59,34 +52,6 @@ def test_the_listener_dead_letters_and_answers_each_and_approves_the_command_beh
     assert {one.dead_letter_reason for one in dead} == {"malformed"}
     assert sum("cannot decode" in (one.dead_letter_description or "") for one in dead) > len(VALUES)
     assert {one.delivery_count for one in dead} == {0}
-
-
-def test_the_command_behind_any_message_is_answered(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab
-) -> None:
-    accepted: list[bytes] = []
-    event = imds.schedule(event_type="Reboot", resources=["web-0"], notice_seconds=86_400, hold=True)
-    with (
-        Sender(bus, FLEET) as sender,
-        BusRig(tmp_path, imds, bus, queue=FLEET, session="{vm}") as rig,
-    ):
-
-        @settings(
-            max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.explicit, Phase.generate]
-        )
-        @given(payload=any_message("web-0"))
-        def check(payload: bytes) -> None:
-            with contextlib.suppress(ServiceBusError):  # the broker refuses it
-                send_encoded(sender, payload, session_id="web-0")
-                accepted.append(payload)
-            name = str(uuid4())
-            sender.send(command(event, id=name, session="web-0"))
-            rig.wait_for(lambda found: any(one.get("causationid") == name for one in found) or None)
-            assert rig.commands.status()["last_error"] is None
-
-        check()
-        wait_settled(bus, FLEET)
-    assert len(accepted) > EXAMPLES / 10
 
 
 def test_check_looks_at_a_queue_with_such_a_message(bus: ServiceBusLab) -> None:

@@ -146,6 +146,20 @@ def test_a_status_that_no_process_writes_exits_2_in_any_form(
     assert (done.code, "it is damaged" in done.err) == (2, True)
 
 
+def test_the_status_of_a_relay_has_its_counts_and_no_imds(cli: Cli) -> None:
+    process = Process(cli.state("relay"))
+    counts = {"relayed": 3, "malformed": 1, "uncompleted": 2, "last_event_at": "2026-01-01T00:00:07.000Z"}
+    relay = {"from": "bus/events", "last_error": None, **counts}
+    process.write(role="relay", without="imds", document=None, relay=relay, sinks={})
+    done = cli("status", "--role", "relay")
+    process.release()
+    assert (done.code, "IMDS" in done.out) == (0, False)
+    assert (
+        "bus/events, 3 event(s) relayed, the last 2026-01-01T00:00:07.000Z; 1 message(s) dead-l" in done.out
+    )
+    assert "2 event(s) stay on the bus" in done.out
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00\x00"])
 def test_a_damaged_file_exits_2_with_the_reason(process: Process, cli: Cli, text: str) -> None:
     (process.folder.path / "status.json").write_text(text)

@@ -84,14 +84,6 @@ def test_an_answer_that_comes_after_the_process_has_closed_the_outbox_is_no_erro
     again.close()
 
 
-def test_an_event_that_is_committed_while_it_waits_is_sent_at_once(make: Make) -> None:
-    rig = make()
-    rig.thread.start()
-    for number in range(20):
-        rig.commit(str(number))
-        assert len(rig.sink.wait_for(number + 1)) == number + 1
-
-
 # --- failures ---
 
 
@@ -287,16 +279,6 @@ def test_a_notice_that_comes_while_another_event_fails_is_sent_within_half_a_sec
         rig.deliver(seconds=300)
 
 
-def test_a_notice_behind_several_failing_events_is_sent_within_a_second(make: Make) -> None:
-    rig = make(max_age_seconds=FOREVER)
-    bad = [f"freeze {number}" for number in range(3)]
-    rig.sink.refuse = poison(*bad, "document")
-    rig.commit("document", type_=OTHER_TYPE)
-    rig.commit(*bad, "reboot")
-    rig.deliver(seconds=1)
-    assert rig.received() == ["reboot"]
-
-
 @pytest.mark.parametrize("status", [503, None])
 @pytest.mark.parametrize("max_batch", [1, 100])
 def test_an_outage_costs_few_requests_however_many_notices_wait(
@@ -477,15 +459,6 @@ def test_a_sink_that_hangs_holds_up_no_other(make: Make) -> None:
         run.stop_when_drained()
         thread.join(LIMIT_SECONDS)
         assert not thread.is_alive()
-
-
-def test_a_wait_ends_when_the_process_is_about_to_stop(make: Make) -> None:
-    rig = make(*(unavailable(status=None) for _ in range(12)), max_age_seconds=FOREVER)
-    rig.commit("1", "2", type_=OTHER_TYPE, subject="s")
-    rig.deliver(seconds=200)
-    rig.dispatcher.begin_drain()
-    assert max(rig.deliver(), default=0.0) <= 0.5
-    assert rig.received() == ["1", "2"]
 
 
 def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> None:

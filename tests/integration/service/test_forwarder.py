@@ -14,7 +14,6 @@ from tests.support.clock import MovedClock
 from tests.support.diff import FIRST
 from tests.support.forward import Station, name_of
 from tests.support.imds_lab import ImdsLab
-from tests.support.process import closed_port
 
 Start = Callable[[ImdsSettings], Station]
 
@@ -35,8 +34,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         station.imds.close()
 
 
-@pytest.mark.parametrize("version", EVENT_VERSIONS)
-def test_a_whole_life_is_published_in_every_api_version(imds: ImdsLab, start: Start, version: str) -> None:
+@pytest.mark.parametrize("version", [EVENT_VERSIONS[0], EVENT_VERSIONS[-1]])
+def test_a_whole_life_is_published_in_the_oldest_and_the_newest_api_version(
+    imds: ImdsLab, start: Start, version: str
+) -> None:
     settings = {"endpoint": imds.url("web-0"), "api_version": version}
     station = start(ImdsSettings.model_validate(settings))
     station.poll()
@@ -60,26 +61,6 @@ def test_a_whole_life_is_published_in_every_api_version(imds: ImdsLab, start: St
     assert events[1]["data"]["NotBeforeUtc"] is not None
 
 
-@pytest.mark.parametrize(
-    "kind", [302, 400, 404, 408, 410, 429, 500, 503, "empty", "garbage", "huge", "drop", "lost_answer"]
-)
-def test_after_every_failure_imds_is_asked_again(imds: ImdsLab, start: Start, kind: str | int) -> None:
-    station = start(ImdsSettings(endpoint=imds.url("web-0")))
-    # A connection that was kept may have ended for any reason, so its request is sent once more at once.
-    imds.fault(kind, path=EVENTS_PATH, count=2 if kind in ("drop", "lost_answer") else 1)
-    station.poll()
-    assert station.forwarder.status()["last_error"]
-    assert station.poll() is None
-    assert station.story() == ["document.changed"]
-
-
-def test_an_imds_that_is_not_there_is_asked_again(start: Start) -> None:
-    with closed_port() as url:
-        station = start(ImdsSettings(endpoint=url))
-        station.poll()
-        assert station.forwarder.status()["last_error"]
-
-
 def test_a_request_that_hangs_is_reported_and_repeated_on_another_connection(
     imds: ImdsLab, start: Start
 ) -> None:
@@ -88,10 +69,3 @@ def test_a_request_that_hangs_is_reported_and_repeated_on_another_connection(
     station.imds._late_seconds = 0.2
     imds.fault("slow", seconds=600, path=EVENTS_PATH)
     assert station.polled(after=6) == ["imds.unreachable", "imds.recovered"]
-
-
-def test_bytes_before_the_json_are_not_an_outage(imds: ImdsLab, start: Start) -> None:
-    station = start(ImdsSettings(endpoint=imds.url("web-0")))
-    imds.fault("junk_prefix", count=None, path=EVENTS_PATH)
-    assert station.poll() is None
-    assert station.story() == ["document.changed"]

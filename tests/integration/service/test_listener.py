@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
-from bridge.config.base import Secret
-from bridge.http.signing import sign
 from bridge.service.listener import MAX_WAITING
 from tests.support.bus import (
     FLEET,
     QUEUE,
-    SECRET,
     SUBSCRIPTION,
     TOPIC,
     BusRig,
     Sender,
     bus_config,
     command,
-    message,
-    posts,
     reasons,
     wait_settled,
 )
@@ -62,16 +56,6 @@ def test_an_approval_is_posted_answered_and_settled(
     assert bus.entity(QUEUE).counts.completed == 1
 
 
-def test_the_oldest_api_version_gets_the_document_incarnation_as_it_came(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
-) -> None:
-    event = reboot(imds)
-    with BusRig(tmp_path, imds, bus, api_version="2017-03-01") as rig:
-        sender.send(command(event, id="c"))
-        assert rig.receipt_of("c")["Reason"] == "approved"
-    assert posts(imds) == [{"StartRequests": [{"EventId": event}], "DocumentIncarnation": "2"}]
-
-
 def test_a_body_in_several_pieces_is_put_together(
     tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
 ) -> None:
@@ -80,17 +64,6 @@ def test_a_body_in_several_pieces_is_put_together(
     with BusRig(tmp_path, imds, bus) as rig:
         sender.send(AmqpAnnotatedMessage(data_body=[text[:9], text[9:]], properties={"message_id": "m"}))
         assert rig.receipt_of("m")["Reason"] == "approved"
-
-
-def test_a_signature_arrives_in_the_application_properties(
-    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
-) -> None:
-    given = command(reboot(imds), id="c")
-    headers = sign([SECRET], "c", datetime.now(UTC), b"".join(given.body))
-    signed = message(b"".join(given.body), message_id="c", properties=headers)
-    with BusRig(tmp_path, imds, bus, signing_secrets=Secret(SECRET)) as rig:
-        sender.send(signed)
-        assert rig.receipt_of("c")["Reason"] == "approved"
 
 
 # Many messages, locks and the stop

@@ -246,16 +246,6 @@ def test_while_the_signing_secrets_cannot_be_used_every_command_is_refused(
 # Floods
 
 
-def test_a_waiting_command_delays_no_other(make_listener: MakeListener) -> None:
-    rig = make_listener(grace_seconds=600)
-    for number in range(99):
-        rig.send(f"unknown-{number}", id=f"w{number}")
-    rig.run()
-    assert rig.decide(rig.imds.schedule(), id="c")["Reason"] == "approved"
-    assert len(rig.queue.completed) == 1
-    assert len(rig.queue.messages) == 99
-
-
 @pytest.mark.parametrize("stops", [False, True])
 def test_of_many_refused_messages_ten_a_minute_have_receipts_and_the_others_are_counted_then_or_at_the_stop(
     rig: ListenerRig, stops: bool
@@ -356,18 +346,3 @@ def test_a_command_without_a_receipt_leaves_no_record(make_listener: MakeListene
         rig.send(*[str(uuid4()).upper() for _ in range(100)], id=f"w{number}")
     rig.run(1)
     assert len(rig.records()) == 1
-
-
-def test_two_thousand_commands_half_of_them_nonsense_are_all_settled_and_answered(rig: ListenerRig) -> None:
-    events = [rig.imds.schedule() for _ in range(20)]
-    for number in range(1000):
-        rig.send(events[number % 20], id=f"c{number}")
-        rig.queue.send(number.to_bytes(4) + b"\xff nonsense", message_id=f"m{number}")
-    rig.run(62)
-    counted = Counter(rig.reasons())
-    assert rig.listener.status()["waiting_commands"] == 0
-    assert (len(rig.queue.completed), len(rig.queue.dead_letters)) == (1000, 1000)
-    assert {one.get("causationid") for one in rig.receipts()} >= {f"c{number}" for number in range(1000)}
-    assert counted["approved"] + counted["already_approved"] == 1000
-    assert counted["malformed"] == 11  # ten of the minute, and their count
-    assert sorted(rig.imds.approved) == sorted(events)
