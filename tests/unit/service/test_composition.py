@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,34 +12,16 @@ from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import ConfigError
 from bridge.service import composition
-from bridge.service import dispatcher as dispatcher_module
 from bridge.service.composition import Parts
 from tests.support.process import stored_event, toml
 
 
-class Built:
-    """What one constructor was called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def __call__(self, *positional: Any, **named: Any) -> Built:
-        self.calls.append((positional, named))
-        return self
-
-
-@pytest.fixture
-def outbox(monkeypatch: pytest.MonkeyPatch) -> Built:
-    built = Built()
-    monkeypatch.setattr(composition, "MeasuredOutbox", built)
-    return built
-
-
-@pytest.fixture
-def dispatchers(monkeypatch: pytest.MonkeyPatch) -> Built:
-    built = Built()
-    monkeypatch.setattr(dispatcher_module, "Dispatcher", built)
-    return built
+@pytest.fixture(autouse=True)
+def outbox(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Have no outbox opened."""
+    made = Mock()
+    monkeypatch.setattr(composition, "MeasuredOutbox", made)
+    return made
 
 
 def config(tmp_path: Path, **settings: Any) -> Config:
@@ -47,36 +30,32 @@ def config(tmp_path: Path, **settings: Any) -> Config:
     return load(file, {})
 
 
-def test_the_outbox_gets_its_limits(tmp_path: Path, outbox: Built) -> None:
-    Parts(config(tmp_path, max_outbox_mb=17.5, retain_seconds=77), "forward")
-    ((positional, named),) = outbox.calls
-    assert (named["max_bytes"], named["retain_seconds"]) == (18_350_080, 77)
-    assert positional[0].path == tmp_path / "state" / "forward"
-
-
-def test_the_outbox_gets_each_sinks_filter_and_start(tmp_path: Path, outbox: Built) -> None:
+def test_the_outbox_gets_its_limits_and_each_sinks_filter_and_start(tmp_path: Path, outbox: Mock) -> None:
     sinks = {"old": {"kind": "stdout", "from_start": True}, "new": {"kind": "stdout"}}
-    parts = Parts(config(tmp_path, sinks=sinks), "forward")
-    assert outbox.calls[0][1]["sinks"] == {
-        "old": (parts.filters["old"], True),
-        "new": (parts.filters["new"], False),
-    }
+    parts = Parts(config(tmp_path, max_outbox_mb=17.5, retain_seconds=77, sinks=sinks), "forward")
+    ((folder,), named) = outbox.call_args
+    assert folder.path == tmp_path / "state" / "forward"
+    assert (named["max_bytes"], named["retain_seconds"]) == (18_350_080, 77)
+    assert named["sinks"] == {"old": (parts.filters["old"], True), "new": (parts.filters["new"], False)}
 
 
-def test_each_dispatcher_gets_its_own_sinks_limits(tmp_path: Path, outbox: Built, dispatchers: Built) -> None:
-    sinks = {
-        "slow": {"kind": "stdout", "max_age_seconds": 11, "max_per_second": 0.5},
-        "other": {"kind": "stdout"},
-    }
-    parts = Parts(config(tmp_path, sinks=sinks), "forward")
-    parts.dispatchers()
-    named = {positional[0]: named for positional, named in dispatchers.calls}
-    assert (named["slow"]["max_age_seconds"], named["slow"]["max_per_second"]) == (11, 0.5)
-    assert (named["other"]["max_age_seconds"], named["other"]["max_per_second"]) == (604_800, None)
-    assert named["slow"]["outbox"] is outbox
+def test_each_dispatcher_gets_its_own_sinks_limits(tmp_path: Path, outbox: Mock) -> None:
+    slow = {"kind": "stdout", "max_age_seconds": 11, "max_per_second": 0.5}
+    made = Parts(config(tmp_path, sinks={"slow": slow, "other": {"kind": "stdout"}}), "forward").dispatchers()
+    limits = [(one.name, one.max_age_seconds, one.max_per_second) for one in made]
+    assert limits == [("slow", 11, 0.5), ("other", 604_800, None)]
+    assert made[0].outbox is outbox.return_value
 
 
-def test_a_faulty_template_is_refused_before_the_outbox_is_opened(tmp_path: Path, outbox: Built) -> None:
+def test_the_boot_of_the_machine_is_known_to_what_compares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(composition, "read_boot_id", lambda: "this boot")
+    parts = Parts(config(tmp_path), "forward")
+    assert (parts.boot_id, parts.identity.boot_id) == ("this boot", "this boot")
+
+
+def test_a_faulty_template_is_refused_before_the_outbox_is_opened(tmp_path: Path, outbox: Mock) -> None:
     chat = {
         "kind": "webhook",
         "url": "https://x/",
@@ -85,7 +64,7 @@ def test_a_faulty_template_is_refused_before_the_outbox_is_opened(tmp_path: Path
     }
     with pytest.raises(ConfigError, match=r"sinks\.chat: "):
         Parts(config(tmp_path, sinks={"chat": chat}), "forward")
-    assert outbox.calls == []
+    assert not outbox.called
 
 
 def test_a_relays_sinks_take_the_events_of_every_vm(tmp_path: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,35 +22,10 @@ from tests.support.forward import parts_of
 from tests.support.process import LIMIT_SECONDS
 
 
-class CountingOutbox:
-    """Counts the calls, and stores nothing."""
-
-    storage_error = None
-    damage: StateError | None = None
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.dead_letters: dict[str, int] = {}
-
-    def recover(self) -> None:
-        self.calls["recover"] += 1
-        if self.damage:
-            raise self.damage
-
-    def left_sinks(self) -> dict[str, int]:
-        return {}
-
-    def prune(self) -> None:
-        self.calls["prune"] += 1
-
-    def close(self) -> None:
-        self.calls["close"] += 1
-
-    def dead_letter_counts(self) -> dict[str, int]:
-        return {**self.dead_letters}
-
-    def backlog(self, _sink: str) -> tuple[int, float | None]:
-        return 0, None
+def make_outbox() -> Mock:
+    """Return an outbox that stores nothing."""
+    answers = {"left_sinks": {}, "dead_letter_counts": {}, "backlog": (0, None)}
+    return Mock(storage_error=None, **{f"{name}.return_value": answer for name, answer in answers.items()})
 
 
 class MovedSignals:
@@ -105,33 +79,20 @@ class Sender:
         self._stop.set()
 
 
-class Metrics:
-    """Notes whether the outbox was still open when the port was closed."""
-
-    def __init__(self, outbox: CountingOutbox) -> None:
-        self._outbox = outbox
-        self.was_open = False
-
-    def start(self, _status: Callable[[], Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        self.was_open = self._outbox.calls["close"] == 0
-
-
 class Doubles:
     """A process on doubles."""
 
     def __init__(self) -> None:
         self.clock = MovedClock()
-        self.outbox = CountingOutbox()
+        self.outbox = make_outbox()
         self.folder = Folder()
         self.stop = Stop()
         self.loop_ended = threading.Event()
-        self.metrics = Metrics(self.outbox)
+        self.metrics = Mock(**{"close.side_effect": self._note_closed})
         self.sinks: list[Any] = []
         self.status: dict[str, Any] = {"vm": "web-0", "document": None}
         self.jumps = 0
+        self.was_open_to_metrics = False
 
     def process(self, *, seconds: float, dispatchers: Any = None, faults: list[str] | None = None) -> Process:
         parts = parts_of(
@@ -160,6 +121,9 @@ class Doubles:
     def _note_jump(self) -> None:
         self.jumps += 1
 
+    def _note_closed(self) -> None:
+        self.was_open_to_metrics = not self.outbox.close.called
+
     def _loop(self) -> None:
         self.stop.wait(None)
         self.loop_ended.set()
@@ -168,8 +132,8 @@ class Doubles:
 def test_the_outbox_recovers_every_five_seconds_and_prunes_every_minute() -> None:
     rig = Doubles()
     assert rig.run(seconds=120.5) == 0
-    assert rig.outbox.calls["recover"] == 25
-    assert rig.outbox.calls["prune"] == 3
+    assert rig.outbox.recover.call_count == 25
+    assert rig.outbox.prune.call_count == 3
 
 
 @pytest.mark.parametrize("seconds", [7200.0, -7200.0])
@@ -184,14 +148,14 @@ def test_a_jump_of_the_wall_clock_is_logged_once(seconds: float, caplog: pytest.
 
 def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
     rig = Doubles()
-    rig.outbox.damage = StateError("the state is damaged")
+    rig.outbox.recover.side_effect = StateError("the state is damaged")
     assert rig.run(seconds=100) == 1
-    assert rig.outbox.calls["close"] == 1
+    assert rig.outbox.close.call_count == 1
 
 
 def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
     rig = Doubles()
-    rig.outbox.dead_letters = {"ops": 3}
+    rig.outbox.dead_letter_counts.return_value = {"ops": 3}
     process = rig.process(seconds=99, dispatchers=lambda: [Sender()])
     process.run()
     assert [status["running"] for status in rig.folder.statuses] == [True] * 20 + [False]
@@ -212,8 +176,8 @@ def test_a_signal_ends_the_loops_and_closes_the_metrics_port_and_then_the_outbox
     rig = Doubles()
     assert rig.run(seconds=1) == 0
     assert rig.loop_ended.wait(LIMIT_SECONDS)
-    assert rig.outbox.calls["close"] == 1
-    assert rig.metrics.was_open
+    assert rig.outbox.close.call_count == 1
+    assert rig.was_open_to_metrics
 
 
 @pytest.mark.parametrize(("faults", "code"), [(None, 1), ([], 0)])
@@ -223,7 +187,7 @@ def test_a_loop_that_ends_on_its_own_is_an_error_unless_the_flow_does(
     rig = Doubles()
     rig.stop.set()
     assert rig.run(seconds=3600, faults=faults) == code
-    assert rig.outbox.calls["close"] == 1
+    assert rig.outbox.close.call_count == 1
 
 
 def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_is_closed() -> None:
@@ -231,7 +195,7 @@ def test_the_faults_of_a_flow_that_ends_on_its_own_are_raised_after_the_outbox_i
     rig.stop.set()
     with pytest.raises(Incomplete, match="IMDS gave no usable answer"):
         rig.run(seconds=3600, faults=["IMDS gave no usable answer"])
-    assert rig.outbox.calls["close"] == 1
+    assert rig.outbox.close.call_count == 1
 
 
 def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
@@ -243,4 +207,4 @@ def test_a_sink_that_cannot_be_built_ends_the_process_in_order() -> None:
     with pytest.raises(ConfigError):
         rig.run(seconds=3600, dispatchers=refuse)
     assert rig.loop_ended.wait(LIMIT_SECONDS)
-    assert rig.outbox.calls["close"] == 1
+    assert rig.outbox.close.call_count == 1
