@@ -25,6 +25,7 @@ from tests.support.outbox import (
     commit,
     deliver,
     event,
+    failing_disk,
     kill,
     older_state,
     open_outbox,
@@ -89,14 +90,20 @@ def test_a_state_that_is_gone_or_went_back_is_one_loss_and_its_numbers_are_not_g
         assert outbox.losses() == []
 
 
-def test_an_old_copy_of_the_database_is_a_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fails", [False, True], ids=["the disk works", "the disk fails"])
+def test_an_old_copy_of_the_database_is_a_loss(tmp_path: Path, fails: bool) -> None:
     path = older_state(tmp_path / "state", "1", "2")
     shutil.copy(path / "outbox.db", tmp_path / "copy.db")
     with closing(open_outbox(path)) as outbox:
         deliver(outbox)
         commit(outbox, "3")
     shutil.copy(tmp_path / "copy.db", path / "outbox.db")
-    with closing(open_outbox(path)) as outbox:
+    with failing_disk() as failing:
+        if fails:
+            failing.fail()
+        outbox = open_outbox(path)
+    with closing(outbox):
+        assert (outbox.storage_error is not None) is fails
         assert (reasons(outbox), waiting(outbox)) == ([("Damage", None)], ["1", "2"])
         commit(outbox, "4")
         assert outbox.pending("a", 20)[-1].seq == 4
@@ -156,6 +163,16 @@ def test_damage_that_shows_while_the_process_runs_ends_it_and_the_next_start_goe
         commit(outbox, "5")
         assert outbox.pending("a", 10)[0].seq == 4
     assert len(list(tmp_path.glob("outbox.db.salvaged-*[0-9]"))) == 1
+
+
+def test_a_file_that_sqlite_only_reads_because_of_its_header_is_damaged(tmp_path: Path) -> None:
+    older_state(tmp_path, "1", "2")
+    content = bytearray((tmp_path / "outbox.db").read_bytes())
+    content[18:20] = 9, 1  # the versions of the format that a writer and a reader must know
+    (tmp_path / "outbox.db").write_bytes(content)
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert (reasons(outbox), outbox.storage_error) == ([("Damage", None)], None)
+        assert waiting(outbox) == ["1", "2"]
 
 
 def test_of_a_damaged_row_only_that_row_is_lost(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from bridge.events.filters import Filter
+from bridge.outbox import inspect, retention
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import rows as rows_module
 from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
 from bridge.outbox.rows import STATE, Ledger
 from bridge.outbox.sqlite import LOG_BYTES
+from bridge.outbox.state_dir import StateFolder
 from tests.support.clock import MovedClock
 from tests.support.outbox import (
     EVERYTHING,
@@ -85,6 +88,18 @@ def test_of_a_transaction_that_fails_nothing_is_stored() -> None:
         with pytest.raises(ZeroDivisionError):
             fail()
         assert database.record("kind", "key") is None
+
+
+def test_a_transaction_holds_the_file_from_its_start(tmp_path: Path) -> None:
+    file = older_state(tmp_path, "1") / "outbox.db"
+    with (
+        closing(Ledger(file, mode="write")) as one,
+        closing(Ledger(file, mode="write", busy_seconds=0)) as other,
+        one.transaction(),
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+        other.transaction(),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -330,16 +345,20 @@ def test_pruning_forgets_what_every_sink_has_had_once_it_is_old_and_nothing_else
         assert [row[0] for row in rows(tmp_path, "SELECT id FROM event")] == ["4"]
 
 
-def test_dead_letters_and_records_are_kept_for_thirty_days_and_the_state_for_ever(tmp_path: Path) -> None:
+def test_records_and_dead_letters_that_are_not_to_be_sent_again_are_kept_for_thirty_days_and_the_state_for_ever(
+    tmp_path: Path,
+) -> None:
     clock = MovedClock()
     with closing(open_outbox(tmp_path, clock=clock)) as outbox:
-        outbox.commit([event("1")], records={("kind", "key"): 1, (STATE, "vm"): 2})
+        outbox.commit([event("1"), event("2")], records={("kind", "key"): 1, (STATE, "vm"): 2})
         dead_letter(outbox)
-        for advance, left in ((DEAD_LETTER_SECONDS, 1), (1.0, None)):
+        dead_letter(outbox)
+        inspect.retry(StateFolder(tmp_path), [2])
+        for advance, record, numbers in ((DEAD_LETTER_SECONDS, 1, [(1,), (2,)]), (1.0, None, [(2,)])):
             clock.advance(advance)
             outbox.prune()
-            assert outbox.record("kind", "key") == left
-            assert len(rows(tmp_path, "SELECT number FROM dead_letter")) == (left or 0)
+            assert outbox.record("kind", "key") == record
+            assert rows(tmp_path, "SELECT number FROM dead_letter") == numbers
         assert outbox.record(STATE, "vm") == 2
 
 
