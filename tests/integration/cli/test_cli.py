@@ -148,7 +148,7 @@ def test_config_may_stand_before_or_after_the_command(call: Call, cli: Cli, argu
     assert (done.code, f"in {cli.state()}: " in done.err) == (2, True)
 
 
-@pytest.mark.parametrize("command", ["forward", "check", "status", "outbox list"])
+@pytest.mark.parametrize("command", ["forward", "check", "status", "outbox list", "render", "explain"])
 def test_every_command_exits_2_with_all_errors_of_the_configuration(cli: Cli, command: str) -> None:
     cli.config.write_text("a = 1\nb = 2")
     done = cli(*command.split())

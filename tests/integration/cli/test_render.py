@@ -1,4 +1,4 @@
-"""`render`, and settings that no command accepts."""
+"""`render`: each type of event as a sink would send it."""
 
 from __future__ import annotations
 
@@ -72,31 +72,3 @@ def test_an_unknown_sink_or_type_exits_2_with_the_known_ones(cli: Cli, arguments
     cli.sinks(ops={"kind": "stdout"}, it={"kind": "stdout"})
     done = cli("render", *arguments.split())
     assert (done.code, expected in done.err) == (2, True)
-
-
-ROUTING = {"format": "pagerduty", "routing_key": "R0UT1NGKEY0123456789abcdefABCDEF"}
-MISSPELLED = {"format": "template", "template": {"t": "{{ data.EvntType }}"}}
-
-
-@pytest.mark.parametrize(
-    ("command", "settings", "expected"),
-    [
-        ("forward", MISSPELLED, "did you mean EventType?"),
-        ("check", {"format": "teams", "time_zone": "Europe/Berln"}, "IANA time zone such as Europe/Berlin"),
-        ("render", {"format": "pagerduty"}, "routing_key: is missing (or routing_key_file)"),
-        ("forward", {"types": ["io.imdsbridge.scheduledevent.starte?.v1"]}, "expected existing event types"),
-        ("check", {"max_per_second": 1e-11}, "max_per_second: given 1e-11, expected"),
-        ("render", {"where": {"EventTyp": ["Reboot"]}}, "did you mean EventType?"),
-        ("forward", {"where": {"AffectsThisVm": "yes"}}, 'ThisVm: given "yes", expected true or false'),
-        ("check", {"ca_file": "/etc/nothing.pem"}, '"/etc/nothing.pem": No such file or directory'),
-        ("render", {**ROUTING, "types": ["*"]}, "document.changed"),
-    ],
-)
-def test_settings_that_a_sink_cannot_use_are_a_configuration_error_with_the_remedy(
-    cli: Cli, command: str, settings: dict[str, Any], expected: str
-) -> None:
-    cli.sinks(ops={**HOOK, **settings})
-    done = cli(command)
-    assert done.code == 2
-    assert "sinks.ops" in done.err
-    assert expected in done.err

@@ -415,21 +415,15 @@ def test_the_status_shows_until_when_a_notice_that_waits_is_one(make: Make) -> N
 # --- dead letters again ---
 
 
-def dead_lettered(rig: MovedDelivery, *names: str) -> None:
-    """Have events of these names rejected, and then ask for them to be sent again."""
-    rig.sink.failures.extend(Rejected("400") for _ in names)
-    rig.commit(*names)
-    rig.deliver()
-    assert [name for name, _, _ in rig.dead()] == list(names)
-    inspect.retry(rig.folder, [row["number"] for row in inspect.dead_letters(rig.folder)])
-    rig.outbox.recover()
-
-
 def test_dead_letters_are_sent_again_and_one_that_is_refused_again_stays_with_the_new_reason(
     make: Make,
 ) -> None:
-    rig = make()
-    dead_lettered(rig, "1", "2")
+    rig = make(Rejected("400"), Rejected("400"))
+    rig.commit("1", "2")
+    rig.deliver()
+    assert [name for name, _, _ in rig.dead()] == ["1", "2"]
+    inspect.retry(rig.folder, [row["number"] for row in inspect.dead_letters(rig.folder)])
+    rig.outbox.recover()
     rig.sink.failures.append(Rejected("422 this time"))
     rig.commit("3")
     rig.deliver()

@@ -46,20 +46,15 @@ def served() -> Iterator[Served]:
     served.server.close()
 
 
-def test_metrics_are_text_that_prometheus_reads(served: Served) -> None:
+def test_each_path_is_served_and_others_name_those_that_exist(served: Served) -> None:
     status, content_type, body = served.get("/metrics?name=x")
     assert status == 200
     assert content_type.startswith("text/plain; version=")
     assert b'imds_bridge_deliveries_total{result="delivered",sink="ops"} 0.0\n' in body
-
-
-def test_a_process_that_works_is_alive_and_ready(served: Served) -> None:
-    for path in ("/livez", "/readyz"):
-        assert served.get(path) == (
-            200,
-            "application/json",
-            b'{"ok": true, "role": "forward", "reasons": []}\n',
-        )
+    well = (200, "application/json", b'{"ok": true, "role": "forward", "reasons": []}\n')
+    assert (served.get("/livez"), served.get("/readyz")) == (well, well)
+    assert served.get("/")[::2] == (404, b"expected /metrics, /livez or /readyz\n")
+    assert served.get("/livez", "HEAD")[::2] == (200, b"")
 
 
 def test_what_is_not_ready_answers_503_with_the_reason_and_is_alive(served: Served) -> None:
@@ -79,12 +74,6 @@ def test_a_loop_without_progress_is_not_alive(served: Served, monkeypatch: pytes
     status, _, body = served.get("/livez")
     assert status == 503
     assert json.loads(body)["reasons"] == ["the loop poll makes no progress"]
-
-
-def test_other_paths_name_those_that_exist_and_head_has_no_body(served: Served) -> None:
-    status, _, body = served.get("/")
-    assert (status, body) == (404, b"expected /metrics, /livez or /readyz\n")
-    assert served.get("/livez", "HEAD")[::2] == (200, b"")
 
 
 def test_a_client_that_sends_nothing_blocks_no_other(served: Served) -> None:

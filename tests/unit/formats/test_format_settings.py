@@ -49,6 +49,13 @@ def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path:
         ),
         ({"template_file": "x"}, "template_file: ", 'with kind = "webhook" and format = "template"?'),
         (
+            {"format": "teams", "time_zone": "Europe/Berln"},
+            "time_zone: ",
+            "IANA time zone such as Europe/Berlin",
+        ),
+        ({"where": {"AffectsThisVm": "yes"}}, "where.AffectsThisVm: ", 'given "yes", expected true or false'),
+        ({"ca_file": "/etc/nothing.pem"}, "ca_file: ", "No such file or directory"),
+        (
             {"format": "team"},
             'format: given "team", expected one of cloudevents, pagerduty, ',
             "; did you mean teams?",

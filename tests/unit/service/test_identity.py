@@ -194,28 +194,16 @@ def note_loss(outbox: Outbox, *losses: Loss) -> None:
     outbox._storage.run(lambda database: database.note_losses(losses), synced=True)
 
 
+LOST_TIMES = {"OldestTime": "2001-09-09T01:46:40.000Z", "NewestTime": "2001-09-09T01:47:40.000Z"}
+NOTHING_KNOWN = dict.fromkeys(("Count", "Sink", "OldestTime", "NewestTime"))
+
+
 @pytest.mark.parametrize(
     ("loss", "data", "must_repeat"),
     [
-        (
-            SIZE_LIMIT,
-            {
-                "Reason": "SizeLimit",
-                "Count": 3,
-                "Sink": "a",
-                "OldestTime": "2001-09-09T01:46:40.000Z",
-                "NewestTime": "2001-09-09T01:47:40.000Z",
-            },
-            False,
-        ),
-        *(
-            (
-                Loss(reason=reason, count=None),
-                {"Reason": reason, "Count": None, "Sink": None, "OldestTime": None, "NewestTime": None},
-                True,
-            )
-            for reason in ("Damage", "StateFolderGone")
-        ),
+        (SIZE_LIMIT, {"Count": 3, "Sink": "a", **LOST_TIMES}, False),
+        (Loss(reason="Damage", count=None), NOTHING_KNOWN, True),
+        (Loss(reason="StateFolderGone", count=None), NOTHING_KNOWN, True),
     ],
     ids=["the size limit", "damage", "no state"],
 )
@@ -230,7 +218,7 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
     (event,) = published(outbox)
     assert event["type"] == "io.imdsbridge.bridge.loss.v1"
     assert event["reporterseq"] == "000000000001"
-    assert {name: event["data"][name] for name in data} == data
+    assert event["data"].items() >= {"Reason": loss.reason, **data}.items()
     assert event["data"]["Vm"]["Name"] == "web-0"
     assert outbox.losses() == []
 

@@ -402,40 +402,6 @@ def test_a_post_of_an_auto_rule_without_an_outcome_is_followed_up_after_a_restar
     assert len(rig.receipts()) == 1
 
 
-@pytest.mark.parametrize(
-    "changes", [{"NotBefore": "Tue, 20 Jan 2037 22:26:58 GMT"}, {"EventType": "Redeploy"}], ids=str
-)
-def test_an_auto_rule_approves_an_event_again_that_has_changed(
-    make_listener: MakeListener, changes: dict[str, Any]
-) -> None:
-    rig = make_listener(auto=[{}])
-    event = rig.imds.schedule()
-    rig.run(90)
-    assert rig.reasons() == ["approved"]
-    rig.imds.change(event, **changes)
-    rig.run(90)
-    assert rig.reasons() == ["approved", "approved"]
-    assert len({one["id"] for one in rig.receipts()}) == len(rig.imds.posts) == 2
-
-
-@pytest.mark.parametrize("restart", [True, False])
-def test_an_auto_rule_approves_an_event_again_that_has_started_and_is_scheduled_again(
-    make_listener: MakeListener, restart: bool
-) -> None:
-    rig = make_listener(auto=[{}])
-    event = rig.imds.schedule()
-    rig.run(90)
-    for _ in range(2):
-        rig.imds.change(event, EventStatus="Started")
-        rig.run(90)
-        if restart:
-            rig.restart()
-        rig.imds.change(event, EventStatus="Scheduled")
-        rig.run(90)
-    assert rig.reasons() == ["approved"] * 3
-    assert len({one["id"] for one in rig.receipts()}) == len(rig.imds.posts) == 3
-
-
 # Who this VM is
 
 

@@ -148,6 +148,12 @@ def start_and_return(rig: ListenerRig, event: str) -> None:
     rig.imds.show(*events)
 
 
+def start_and_be_scheduled_again(rig: ListenerRig, event: str) -> None:
+    rig.imds.change(event, EventStatus="Started")
+    rig.run(3)
+    rig.imds.change(event, EventStatus="Scheduled")
+
+
 def return_unseen(rig: ListenerRig, _event: str) -> None:
     """Have IMDS fail while the event is away."""
     rig.imds.fail(500, methods=["document"])
@@ -179,8 +185,8 @@ def change_and_restart(rig: ListenerRig, event: str) -> None:
 
 
 RETURNS = [
-    *(leave_and_return, start_and_return, return_unseen, return_during_a_restart),
-    *(return_later, change_in_place, change_and_restart),
+    *(leave_and_return, start_and_return, start_and_be_scheduled_again, return_unseen),
+    *(return_during_a_restart, return_later, change_in_place, change_and_restart),
 ]
 
 
