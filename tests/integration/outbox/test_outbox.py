@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.events.filters import Filter
-from bridge.outbox import inspect, retention
+from bridge.outbox import inspect
 from bridge.outbox import outbox as outbox_module
 from bridge.outbox import rows as rows_module
 from bridge.outbox.outbox import DEAD_LETTER_SECONDS, LEFT_SECONDS, REJECTED, Outbox
