@@ -6,12 +6,11 @@ fails, and a command approves an event; the panels are drawn from Prometheus' AP
 
 from __future__ import annotations
 
+import itertools
+import re
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -32,14 +31,7 @@ ROLES: tuple[Literal["forward", "listen"], ...] = ("forward", "listen")
 PORTS = {role: free_port() for role in ROLES}
 COLUMN, LINE, GAP = 45, 24, 6
 COLORS = ("#1f60c4", "#c4162a", "#37872d", "#e0b400", "#8f3bb8", "#fa6400", "#5794f2", "#96d98d")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One line of a graph: its legend, and its values by time."""
-
-    legend: str
-    points: Sequence[tuple[float, float]]
+Lines = dict[str, list[tuple[float, float]]]  # the times and values of each, by its legend
 
 
 def main() -> None:
@@ -79,50 +71,41 @@ def _settings(port: int, imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab) -> dic
 
 def _play(imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, *, until: float) -> None:
     """Let events come and go, send two commands, and let a receiver and then IMDS fail for a while."""
-    wait = threading.Event().wait
-    steps = (until - time.time()) / 11
-    wait(steps)
+    part = (until - time.time()) / 11
+    time.sleep(part)
     for event_type in ("Freeze", "Reboot"):
         imds.schedule(event_type=event_type, resources=["web-0"], notice_seconds=900)
-    wait(steps)
+    time.sleep(part)
     with Sender(bus) as sender:
         approved = imds.schedule(event_type="Redeploy", resources=["web-0"], event_source="User", hold=True)
-        wait(steps)
+        time.sleep(part)
         denied = imds.events[0]["EventId"]
         sender.send(command(approved, Vm="web-0"), command(denied, Vm="web-0"))
-        wait(steps)
+        time.sleep(part)
     imds.start(approved)
     inbox.fault(503, count=None)
-    wait(steps)
+    time.sleep(part)
     imds.complete(approved)
     imds.schedule(event_type="Preempt", resources=["web-0"], notice_seconds=30)
-    wait(2 * steps)
+    time.sleep(2 * part)
     inbox.clear_faults()
-    wait(steps)
+    time.sleep(part)
     imds.fault(503, count=None)
-    wait(steps)
+    time.sleep(part)
     imds.clear_faults()
-    wait(until - time.time())
+    time.sleep(until - time.time())
 
 
-def read(running: Prometheus, panel: Panel, start: float, end: float) -> list[Series]:
+def read(running: Prometheus, panel: Panel, start: float, end: float) -> Lines:
     """Return what Grafana would draw in a panel."""
     query = panel.expr.replace("$__rate_interval", "15s").replace("$instance", ".*")
-    found = running.ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS)
-    return [
-        Series(
-            legend=_legend(panel, one["metric"]),
-            points=[(at, float(value)) for at, value in one["values"] if value not in ("NaN", "+Inf")],
-        )
-        for one in found
-    ]
-
-
-def _legend(panel: Panel, labels: dict[str, str]) -> str:
-    text = panel.legend
-    for name, value in labels.items():
-        text = text.replace(f"{{{{{name}}}}}", value)
-    return text
+    found = {}
+    for one in running.ask("query_range", query=query, start=start, end=end, step=SCRAPE_SECONDS):
+        legend = re.sub(r"{{(\w+)}}", lambda label: one["metric"].get(label[1], label[0]), panel.legend)  # noqa: B023
+        points = [(at, float(value)) for at, value in one["values"] if value not in ("NaN", "+Inf")]
+        if points:
+            found[legend] = points
+    return found
 
 
 def draw(running: Prometheus, start: float, end: float) -> str:
@@ -134,8 +117,17 @@ def draw(running: Prometheus, start: float, end: float) -> str:
             parts.append(_text(x, y + 18, panel.title, size=16, weight="bold"))
             continue
         width, height = panel.place["w"] * COLUMN - GAP, panel.place["h"] * LINE - GAP
-        drawn = _draw_panel(panel, read(running, panel, start, end), width, height, (start, end))
-        parts.append(f'<g transform="translate({x},{y})">{drawn}</g>')
+        found = read(running, panel, start, end)
+        if not found:
+            drawn = _text(6, height / 2, "no data")
+        elif panel.kind == "stat":
+            value = next(iter(found.values()))[-1][1]
+            drawn = _text(10, height - 22, _amount(value, panel.unit), size=28, color=COLORS[2])
+        else:
+            drawn = _draw_graph(panel, found, width, height, (start, end))
+        frame = f'<rect width="{width}" height="{height}" fill="#fff" stroke="#ddd"/>'
+        title = _text(6, 15, panel.title, weight="bold")
+        parts.append(f'<g transform="translate({x},{y})">{frame}{title}{drawn}</g>')
     y = max(panel.place["y"] + panel.place["h"] for panel in panels()) * LINE + GAP
     size = f'width="{24 * COLUMN + GAP}" height="{y + GAP}"'
     style = 'font-family="sans-serif" font-size="11" fill="#333"'
@@ -143,49 +135,25 @@ def draw(running: Prometheus, start: float, end: float) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n<rect {size} fill="#f4f5f5"/>\n{body}\n</svg>\n'
 
 
-def _draw_panel(
-    panel: Panel, found: list[Series], width: int, height: int, time_range: tuple[float, float]
-) -> str:
-    frame = f'<rect width="{width}" height="{height}" fill="#fff" stroke="#ddd"/>'
-    title = _text(6, 15, panel.title, weight="bold")
-    if not any(series.points for series in found):
-        return frame + title + _text(6, height / 2, "no data")
-    if panel.kind == "stat":
-        return frame + title + _draw_stat(panel, found[0].points[-1][1], height)
-    return frame + title + _draw_graph(panel, found, width, height, time_range)
-
-
-def _draw_stat(panel: Panel, value: float, height: int) -> str:
-    return _text(10, height - 22, _amount(value, panel.unit), size=28, color=COLORS[2])
-
-
-def _draw_graph(
-    panel: Panel, found: list[Series], width: int, height: int, time_range: tuple[float, float]
-) -> str:
+def _draw_graph(panel: Panel, found: Lines, width: int, height: int, times: tuple[float, float]) -> str:
     left, top, bottom = 58, 26, height - 34
-    start, end = time_range
-    highest = max(value for series in found for _, value in series.points) or 1.0
+    start, end = times
+    highest = max(value for points in found.values() for _, value in points) or 1.0
+    across, down = (width - 8 - left) / (end - start), (bottom - top) / highest
     parts = []
     for share in (0.0, 0.5, 1.0):
         y = bottom - share * (bottom - top)
         parts.append(f'<path d="M{left} {y:.1f}H{width - 8}" stroke="#e8e8e8"/>')
         parts.append(_text(4, y + 4, _amount(highest * share, panel.unit), size=10))
     x = float(left)
-    shown = [series for series in found if series.points]
-    for series, color in zip(shown, COLORS * len(shown), strict=False):
-        placed = [
-            (
-                left + (at - start) / (end - start) * (width - 8 - left),
-                bottom - value / highest * (bottom - top),
-            )
-            for at, value in series.points
-        ]
-        points = " ".join(f"{across:.1f},{down:.1f}" for across, down in placed)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        across = 6.0 * len(series.legend) + 10
-        if x + across <= width + 20:
-            parts.append(_text(x, height - 10, series.legend, size=10, color=color))
-        x += across
+    for (legend, points), color in zip(found.items(), itertools.cycle(COLORS), strict=False):
+        placed = " ".join(
+            f"{left + (at - start) * across:.1f},{bottom - value * down:.1f}" for at, value in points
+        )
+        parts.append(f'<polyline points="{placed}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        if x + 6 * len(legend) <= width + 10:
+            parts.append(_text(x, height - 10, legend, size=10, color=color))
+        x += 6 * len(legend) + 10
     return "".join(parts)
 
 
