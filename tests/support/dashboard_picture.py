@@ -138,7 +138,7 @@ def draw(running: Prometheus, start: float, end: float) -> str:
 def _draw_graph(panel: Panel, found: Lines, width: int, height: int, times: tuple[float, float]) -> str:
     left, top, bottom = 58, 26, height - 34
     start, end = times
-    highest = max(value for points in found.values() for _, value in points) or 1.0
+    highest = max(0.0, *(value for points in found.values() for _, value in points)) or 1.0
     across, down = (width - 8 - left) / (end - start), (bottom - top) / highest
     parts = []
     for share in (0.0, 0.5, 1.0):
@@ -148,7 +148,7 @@ def _draw_graph(panel: Panel, found: Lines, width: int, height: int, times: tupl
     x = float(left)
     for (legend, points), color in zip(found.items(), itertools.cycle(COLORS), strict=False):
         placed = " ".join(
-            f"{left + (at - start) * across:.1f},{bottom - value * down:.1f}" for at, value in points
+            f"{left + (at - start) * across:.1f},{bottom - max(value, 0) * down:.1f}" for at, value in points
         )
         parts.append(f'<polyline points="{placed}" fill="none" stroke="{color}" stroke-width="1.5"/>')
         if x + 6 * len(legend) <= width + 10:
