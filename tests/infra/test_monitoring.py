@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from pycep import BicepParser
@@ -18,7 +16,7 @@ from bridge.service.metrics import Meter, StatusCollector
 from infra.monitoring.generate import BICEP, DASHBOARD, FOLDER, bicep, panels, read_rules
 from tests.support.clock import MovedClock
 from tests.support.paths import ROOT
-from tests.support.programs import build, run_program
+from tests.support.programs import build, run_program, tool
 
 RULES = read_rules()
 NAMES = [rule["alert"] for rule in RULES]
@@ -26,12 +24,8 @@ NAMES = [rule["alert"] for rule in RULES]
 
 def promtool(*arguments: str) -> None:
     """Run promtool in the folder of the rules; fail with what it prints."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool, of Debian's package prometheus, is not installed")
-    done = subprocess.run(
-        [program, *arguments], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [tool("promtool"), *arguments]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

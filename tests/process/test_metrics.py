@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,19 +12,15 @@ from tests.support.console import STRUCTURED, TOKEN, ConsoleProcess, FleetVm, be
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import Forward, wait_until
+from tests.support.programs import tool
 
-Samples = dict[tuple[str, ...], float]
 
-
-def samples(text: str) -> Samples:
+def samples(text: str) -> dict[tuple[str, ...], float]:
     """Return every sample by its name and the values of its labels."""
     return {
-        (
-            sample.name.removeprefix("imds_bridge_"),
-            *(sample.labels[name] for name in sorted(sample.labels)),
-        ): (sample.value)
+        (one.name.removeprefix("imds_bridge_"), *(one.labels[name] for name in sorted(one.labels))): one.value
         for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for one in family.samples
     }
 
 
@@ -62,12 +56,8 @@ def test_a_change_is_counted_from_imds_to_the_receiver(imds: ImdsLab, inbox: Inb
     assert found["outbox_bytes",] > 0
     assert found["storage_errors_total",] == 0
     assert "web-0" not in text
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool, of Debian's package prometheus, is not installed")
-    checked = subprocess.run(
-        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False, timeout=30
-    )
+    command = [tool("promtool"), "check", "metrics"]
+    checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False, timeout=30)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
