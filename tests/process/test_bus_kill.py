@@ -1,10 +1,11 @@
-"""kill -9 of `imds-bridge listen` at any instant: no command is lost, and none is answered in two ways."""
+"""kill -9 of `listen` and `relay` at any instant: no command and no event is lost, none is answered in two ways."""
 
 from __future__ import annotations
 
 import json
+import random
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.bus import QUEUE, Sender, bus_config, command, message
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, kills, random_instants, wait_until
+from tests.support.relay import TOPIC, RelayProcess, body_of, event_message, fleet_bus, subscription
 from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.usefixtures("without_coverage")
@@ -25,7 +27,7 @@ PREFIX = "io.imdsbridge.approval."
 
 @pytest.mark.timeout(0 if kills(0) else 600)
 @pytest.mark.parametrize(("hold", "count"), [(False, kills(10)), (True, kills(6))])
-def test_kill_9_at_random_instants_loses_no_command_and_answers_none_in_two_ways(
+def test_kill_9_of_listen_at_random_instants_loses_no_command_and_answers_none_in_two_ways(
     tmp_path: Path, hold: bool, count: int
 ) -> None:
     rng = random_instants()
@@ -124,3 +126,61 @@ def assert_answered(receipts: list[dict[str, Any]], expected: dict[str, set[str]
     assert all(len(texts) == 1 for texts in by_id.values()), "one id, two receipts"
     sequences = {(receipt["reporterepoch"], receipt["reporterseq"]) for receipt in receipts}
     assert len(sequences) == len(by_id), "a number was given twice"
+
+
+# --- the relay ---
+
+KILLS = kills(10)  # of the relay
+SENT_BEFORE_A_KILL = 60
+
+
+@pytest.mark.timeout(0 if KILLS > 30 else 600)
+def test_kill_9_of_relay_at_random_instants_loses_no_event_and_few_come_twice(tmp_path: Path) -> None:
+    rng = random_instants()
+    with Inbox(strict=True) as inbox, ServiceBusLab(fleet_bus()) as bus, Sender(bus, TOPIC) as sender:
+        relay = RelayProcess(tmp_path, bus, inbox)
+        sent: list[str] = []
+        for _ in range(KILLS):
+            names = [f"e{len(sent) + number:06}" for number in range(SENT_BEFORE_A_KILL)]
+            sender.send(*map(event_message, names))
+            sent += names
+            run_and_kill(relay, bus, inbox, rng)
+        with relay:
+            wait_until(
+                lambda: subscription(bus).counts.active == 0,
+                timeout_seconds=3 * LIMIT_SECONDS,
+                describe=lambda: relay,
+            )
+            relay.wait_until_relayed(bus)
+            assert relay.stop() == 0, relay
+        counts = subscription(bus).counts
+        arrived = Counter(one.body for one in inbox.accepted)
+        assert bus.failures == ()
+    assert set(arrived) == {body_of(name) for name in sent}
+    assert (counts.completed, counts.dead_letters) == (len(sent), 0)
+    # The webhook takes one event at a time, and each is acknowledged before the next is sent.
+    assert arrived.total() - len(arrived) <= KILLS
+
+
+def run_and_kill(relay: RelayProcess, bus: ServiceBusLab, inbox: Inbox, rng: random.Random) -> None:
+    """Kill a new process while it starts, or in the midst of its work; now and then the sink fails meanwhile."""
+    completed, came = subscription(bus).counts.completed, len(inbox.received)
+    is_failing = rng.random() < 0.3
+    if is_failing:
+        inbox.fault(503, count=None)
+    with relay:
+        if rng.random() < 0.9:
+            more = rng.randint(1, SENT_BEFORE_A_KILL)
+            wait_until(
+                lambda: (
+                    subscription(bus).counts.completed >= completed + more
+                    or len(inbox.received) >= came + more
+                ),
+                describe=lambda: relay,
+            )
+        threading.Event().wait(rng.uniform(0, 0.1))
+        assert relay.process is not None
+        assert relay.process.poll() is None, relay
+        relay.kill()
+    if is_failing:
+        inbox.clear_faults()
