@@ -43,12 +43,6 @@ class ConfigError(BridgeError):
         return self._lines
 
 
-class SecretFault(str):
-    """An error of the configuration that matters only to a command that uses the secret."""
-
-    __slots__ = ()
-
-
 class UsageError(BridgeError):
     """A command was given something that it cannot work with."""
 

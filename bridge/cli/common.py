@@ -11,10 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bridge.config.loader import DEFAULT_PATH, load, load_state_dir
+from bridge.config.loader import DEFAULT_PATH, load
 from bridge.config.models import Config
 from bridge.config.values import nearest
-from bridge.errors import ConfigError, SecretFault
 from bridge.outbox.state_dir import StateFolder
 
 OK = 0
@@ -81,11 +80,6 @@ def load_config(arguments: argparse.Namespace) -> Config:
 
 
 def state_folder(arguments: argparse.Namespace) -> StateFolder:
-    """Return the state folder of `--role`; reading the state does not need the secrets to be readable."""
-    try:
-        state_dir = load_config(arguments).state_dir
-    except ConfigError as error:
-        if not all(isinstance(fault, SecretFault) for fault in error.faults):
-            raise
-        state_dir = load_state_dir(arguments.config, os.environ)
-    return StateFolder(state_dir / arguments.role)
+    """Return the state folder of `--role`, which can be read whatever is wrong with sinks and secrets."""
+    config = load(arguments.config, os.environ, with_tables=False)
+    return StateFolder(config.state_dir / arguments.role)

@@ -81,10 +81,6 @@ def _one_a_line(value: Any) -> Any:
     return "\n".join(map(str, lines)) if isinstance(lines, list) else value
 
 
-class SecretUnreadable(ValueError):
-    """The file of a secret cannot be read, by this user or at all."""
-
-
 class Settings(BaseModel):
     """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`."""
 
@@ -119,7 +115,7 @@ class Settings(BaseModel):
             try:
                 text = value.read()
             except OSError as error:
-                raise SecretUnreadable(f"expected a file that can be read: {error.strerror}") from None
+                raise ValueError(f"expected a file that can be read: {error.strerror}") from None
             if check := cls.secret_checks.get(str(info.field_name)):
                 check(text)
         return value

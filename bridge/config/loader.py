@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Faults, Secret, SecretUnreadable, Settings, spellings
+from bridge.config.base import Faults, Secret, Settings, spellings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
 from bridge.config.sinks import SinkSettings
 from bridge.config.values import closest, nearest, quote, quote_path
 from bridge.contract.types import KNOWN_VALUES
-from bridge.errors import ConfigError, SecretFault
+from bridge.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
 DEFAULT_PATH = Path(
@@ -48,25 +48,18 @@ _PLAINER = {
 }
 
 
-def load_state_dir(path: Path | None, environ: Mapping[str, str]) -> Path:
-    """Load `state_dir` alone: reading the state does not need the secrets to be readable.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
-    _override(given, environ)
-    return Path(str(given.get("state_dir", Config.model_fields["state_dir"].default)))
-
-
-def load(path: Path | None, environ: Mapping[str, str]) -> Config:
+def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = True) -> Config:
     """Load the configuration from `path` (None: the default path, which may be missing) and `environ`.
+
+    Without its tables, which reading the state does not need, no secret has to be readable.
 
     Raises:
         ConfigError: with every error that was found.
     """
     given = _read_toml(path or DEFAULT_PATH, must_exist=path is not None)
     from_environment = _override(given, environ)
+    if not with_tables:
+        given = {key: value for key, value in given.items() if not isinstance(value, dict)}
     faults: list[str] = []
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
     for section, settings in SECTIONS.items():
@@ -76,7 +69,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Config:
     if faults or config is None:
         named = [_name_variable(fault, from_environment) for fault in faults]
         raise ConfigError(str(path or DEFAULT_PATH), named)
-    return config.read_from(path or DEFAULT_PATH, from_environment)
+    return config.read_from(path or DEFAULT_PATH)
 
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
@@ -169,15 +162,11 @@ def _kind(value: object) -> str:
 
 
 def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:
-    if isinstance(cause := _cause(details), Faults):
+    if isinstance(cause := details.get("ctx", {}).get("error"), Faults):
         for name, text in cause.found:
             yield f"{_key(where, [*details['loc'], *filter(None, [name])])}: {text}"
     else:
         yield _fault(model, where, details)
-
-
-def _cause(details: ErrorDetails) -> object:
-    return details.get("ctx", {}).get("error")
 
 
 def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
@@ -198,8 +187,7 @@ def _fault(model: type[Settings], where: str, details: ErrorDetails) -> str:
         return f"{key}: {expected}"
     given = details["input"]
     if isinstance(given, Secret) and given.file:
-        text = f"{key}_file: given {quote_path(given.file)}, {expected}"
-        return SecretFault(text) if isinstance(_cause(details), SecretUnreadable) else text
+        return f"{key}_file: given {quote_path(given.file)}, {expected}"
     shown = "***" if name in settings.secret_names() or name.endswith("_file") else quote(given)
     return f"{key}: given {shown}, {expected}"
 
@@ -249,4 +237,4 @@ def _name_variable(fault: str, variables: Mapping[str, str]) -> str:
     key = fault.partition(":")[0]
     while key and key not in variables:
         key = re.sub(r"(\[[^\[]*|(\A|\.)[^.\[]*)\Z", "", key)  # shorter in any case: a key may have brackets
-    return type(fault)(f"{fault} (from the environment variable {variables[key]})") if key else fault
+    return f"{fault} (from the environment variable {variables[key]})" if key else fault
