@@ -35,7 +35,7 @@ from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
 from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
 from bridge.service.identity import approval_session
-from bridge.service.status import SILENT_SECONDS, age_of, bus_error
+from bridge.service.status import SILENT_SECONDS, age_of, find_unready
 from bridge.sinks.base import Inconclusive, Sink
 
 _EPILOG = """\
@@ -63,7 +63,9 @@ def _run(arguments: argparse.Namespace) -> int:
         findings = check(config, send=arguments.send)
     except ConfigError as error:
         if arguments.json:
-            findings = [_fail("configuration", fault, f"correct {error.source}") for fault in error.faults]
+            findings = [
+                Finding("configuration", "FAIL", fault, f"correct {error.source}") for fault in error.faults
+            ]
             show(*json_lines([asdict(finding) for finding in findings]))
         raise
     show(*(json_lines([asdict(finding) for finding in findings]) if arguments.json else _render(findings)))
@@ -85,7 +87,7 @@ CLOCK_SECONDS = 30.0
 IMDS_SECONDS = 13.0  # and 2 s for instance data
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One line of the table: what was checked, whether it works, what was found, and how to fix it."""
 
@@ -95,18 +97,6 @@ class Finding:
     remedy: str = ""
 
 
-def _ok(name: str, message: str) -> Finding:
-    return Finding(check=name, result="ok", message=message)
-
-
-def _warn(name: str, message: str, remedy: str = "") -> Finding:
-    return Finding(check=name, result="warn", message=message, remedy=remedy)
-
-
-def _fail(name: str, message: object, remedy: str = "") -> Finding:
-    return Finding(check=name, result="FAIL", message=str(message), remedy=remedy)
-
-
 def check(config: Config, *, send: bool = False) -> list[Finding]:
     """Try everything that the configuration names; nothing changes, and only `send` publishes, a test message.
 
@@ -114,7 +104,7 @@ def check(config: Config, *, send: bool = False) -> list[Finding]:
         ConfigError: a sink cannot be built from its settings.
     """
     probes: dict[str, Iterable[Finding]] = {
-        "settings": (_warn(f"settings {name}", *texts) for name, *texts in warnings(config)),
+        "settings": (Finding(f"settings {name}", "warn", *texts) for name, *texts in warnings(config)),
         "permissions": _permissions(config),
         "state": _states(config),
         "outbox": _left_sinks(config),
@@ -135,7 +125,7 @@ def _guarded(name: str, section: str, probe: Iterable[Finding]) -> Iterator[Find
         raise
     except Exception as error:  # noqa: BLE001 - as the docstring says
         kind = "" if isinstance(error, BridgeError) else f"{type(error).__name__}: "
-        yield _fail(name, redact(f"{kind}{error}"), _remedy(error, section))
+        yield Finding(name, "FAIL", redact(f"{kind}{error}"), _remedy(error, section))
 
 
 def _needs_imds(config: Config) -> bool:
@@ -157,7 +147,7 @@ def _permissions(config: Config) -> Iterator[Finding]:
     exposed = [path for role in configured_roles(config) for path in find_exposed(config, role)]
     for path in dict.fromkeys(exposed):
         message = f"everybody may write {path}, and so change what the process does"
-        yield _fail("permissions", message, f"chmod o-w {path}")
+        yield Finding("permissions", "FAIL", message, f"chmod o-w {path}")
 
 
 def _states(config: Config) -> Iterator[Finding]:
@@ -172,29 +162,26 @@ def _state(folder: StateFolder) -> Finding:
         _try_to_write(folder)
         damage = _find_damage(folder)
     except (OSError, *ERRORS) as error:
-        return _fail(name, f"{folder.path}: {error}", _remedy(error, "state_dir"))
+        return Finding(name, "FAIL", f"{folder.path}: {error}", _remedy(error, "state_dir"))
     if damage:
         remedy = "restart the process: it takes over every row that can be read"
-        return _fail(name, f"{folder.database}: {damage}", remedy)
+        return Finding(name, "FAIL", f"{folder.database}: {damage}", remedy)
     holder = folder.holder()
     if holder is None:
-        return _ok(name, str(folder.path))
-    fault, remedy = _fault_of_process(folder.read_status() or {})
-    if fault:
-        return _fail(name, f"{folder.path}: {holder} {fault}", remedy)
-    return _ok(name, f"{folder.path}, locked by {holder}")
+        return Finding(name, "ok", str(folder.path))
+    if faults := list(_faults_of_process(folder.read_status() or {})):
+        remedy = "it tries again on its own; look into its log, and restart it if the cause is gone"
+        return Finding(name, "FAIL", f"{folder.path}: {holder}: {'; '.join(faults)}", remedy)
+    return Finding(name, "ok", f"{folder.path}, locked by {holder}")
 
 
-def _fault_of_process(status: dict[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a process, and how to fix it; two empty texts if nothing is."""
-    if status.get("storage_error"):
-        return f"cannot write: {status['storage_error']}", _STORAGE
-    if reason := bus_error(status):
-        remedy = "it tries again on its own; if the bus can be reached from here, restart it"
-        return f"cannot receive from the bus: {reason}", remedy
-    if (age_seconds := age_of(status.get("written_at"), datetime.now(UTC)) or 0) > SILENT_SECONDS:
-        return f"has not written its status for {age_seconds:.0f} s", "look into its log, and restart it"
-    return "", ""
+def _faults_of_process(status: dict[str, Any]) -> Iterator[str]:
+    """Yield why a process that runs cannot do its work; nothing is known before its first status."""
+    now = datetime.now(UTC)
+    if (age_seconds := age_of(status.get("written_at"), now) or 0) > SILENT_SECONDS:
+        yield f"has not written its status for {age_seconds:.0f} s"
+    if status:
+        yield from find_unready(status, now)
 
 
 def _try_to_write(folder: StateFolder) -> None:
@@ -221,28 +208,26 @@ def _left_sinks(config: Config) -> Iterator[Finding]:
         for name in sorted(waiting.keys() - sinks_of(config).keys()):
             remedy = f"imds-bridge outbox move --role {role} --from {name} --to ..., or outbox drop --waiting"
             message = f"{role}: {waiting[name]} event(s) wait for sink {name}, which is not configured"
-            yield _warn(f"outbox {role}", message, remedy)
+            yield Finding(f"outbox {role}", "warn", message, remedy)
 
 
 def _metrics(config: Config) -> Iterator[Finding]:
     listen = config.metrics.listen
     family, address = socket_address(listen)
     try:
-        with socket.socket(family) as trial:
-            if sys.platform != "win32":
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(address)
+        socket.create_server(address, family=family).close()
     except OSError as error:
         is_running = any(state_folder(config, role).holder() for role in configured_roles(config))
         if error.errno == errno.EADDRINUSE and is_running:
-            yield _ok("metrics", f"{listen} is in use, and imds-bridge runs")
+            yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
             return
+        reason = str(error.strerror).partition(" (while")[0]
         remedy = (
             "end the other program, or set another `listen` in [metrics]; until then there are no metrics"
         )
-        yield _fail("metrics", f"{listen} cannot be listened on: {error.strerror}", remedy)
+        yield Finding("metrics", "FAIL", f"{listen} cannot be listened on: {reason}", remedy)
     else:
-        yield _ok("metrics", f"{listen} is free")
+        yield Finding("metrics", "ok", f"{listen} is free")
 
 
 _NO_IMDS = (
@@ -272,13 +257,13 @@ def _document(client: ImdsClient) -> Finding:
             "a VM's first question turns Scheduled Events on, which may take two minutes: check again then; "
             f"if still nothing answers, {_NO_IMDS}"
         )
-        return _fail("imds", f"IMDS at {client.base}: no answer within {IMDS_SECONDS:g} s", remedy)
+        return Finding("imds", "FAIL", f"IMDS at {client.base}: no answer within {IMDS_SECONDS:g} s", remedy)
     except ImdsError as error:
-        return _fail("imds", error, _NO_IMDS)
+        return Finding("imds", "FAIL", str(error), _NO_IMDS)
     except ValueError as error:
-        return _fail("imds", f"IMDS at {client.base} sent no valid document: {error}", _NO_IMDS)
+        return Finding("imds", "FAIL", f"IMDS at {client.base} sent no valid document: {error}", _NO_IMDS)
     found = f"document {document.incarnation} with {len(document.events)} event(s) from {client.base}"
-    return _ok("imds", f"{found} in {took_seconds:.2f} s")
+    return Finding("imds", "ok", f"{found} in {took_seconds:.2f} s")
 
 
 def _instance(client: ImdsClient) -> Finding:
@@ -289,8 +274,8 @@ def _instance(client: ImdsClient) -> Finding:
             "events are published without AffectsThisVm, and with the host's name in source, and nothing is "
             "approved; where there is no instance data, set vm_name in [imds]"
         )
-        return _warn("instance", str(error), remedy)
-    return _ok("instance", f"this VM is {vm.name}{'' if vm.vm_id else ', named by [imds] vm_name'}")
+        return Finding("instance", "warn", str(error), remedy)
+    return Finding("instance", "ok", f"this VM is {vm.name}{'' if vm.vm_id else ', named by [imds] vm_name'}")
 
 
 def _clock(client: ImdsClient) -> Iterator[Finding]:
@@ -299,18 +284,16 @@ def _clock(client: ImdsClient) -> Iterator[Finding]:
     if ahead_seconds is not None and abs(ahead_seconds) > CLOCK_SECONDS:
         side = "ahead of" if ahead_seconds > 0 else "behind"
         message = f"this VM's clock is {abs(ahead_seconds):.0f} s {side} the Date of IMDS's answer"
-        yield _warn(
-            "clock", message, "set it, and see to its synchronisation with the host (chrony, w32time)"
-        )
+        remedy = "set it, and see to its synchronisation with the host (chrony, w32time)"
+        yield Finding("clock", "warn", message, remedy)
 
 
 def _discovery() -> Finding:
     if found := search(environ=os.environ):
-        return _ok("discovery", " from ".join(found))
+        return Finding("discovery", "ok", " from ".join(found))
     remedy = "inside a virtual network, leave out `endpoint`; otherwise set SCHEDULEDEVENTSIP"
-    return _fail(
-        "discovery", "no SCHEDULEDEVENTSIP and no lease with DHCP option 245 that can be read", remedy
-    )
+    message = "no SCHEDULEDEVENTSIP and no lease with DHCP option 245 that can be read"
+    return Finding("discovery", "FAIL", message, remedy)
 
 
 def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
@@ -323,15 +306,12 @@ def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
     if send:
         sink.send([check_event(Clock().now(), vm=socket.gethostname())])
     try:
-        yield _ok(f"sink {name}", "accepted a test message" if send else sink.check())
+        yield Finding(f"sink {name}", "ok", "accepted a test message" if send else sink.check())
     except Inconclusive as error:
         advice = f"{_remedy(error, f'sinks.{name}')}; " if error.status else ""
-        yield _warn(f"sink {name}", str(error), f"{advice}run check --send to be sure")
+        yield Finding(f"sink {name}", "warn", str(error), f"{advice}run check --send to be sure")
 
 
-_STORAGE = (
-    "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
-)
 _BY_TEXT = {
     "requires sessions": "set `session` in [{section}], or name one without sessions, as a relay needs",
     "has no sessions": "leave `session` out of [{section}], or let the queue or subscription require sessions",
@@ -361,7 +341,9 @@ _REMEDIES: dict[tuple[int | str, ...], str] = {
     ("Rejected",): "events that get this answer are dead-lettered; `imds-bridge render` shows what is sent",
     ("answer",): "look for the fault at the receiver; until then events wait in the outbox",
     ("Unavailable",): "check host, port, DNS and firewall; until then events wait in the outbox",
-    ("OSError",): _STORAGE,
+    ("OSError",): (
+        "make the folder writable for this user, or set state_dir; until then events are kept in memory only"
+    ),
     ("StateError",): "",
     ("UsageError",): "correct the sinks that it names",
 }
@@ -386,9 +368,9 @@ def _remedy(error: object, section: str) -> str:
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
     for fault in filter(None, {find_fault(rule.run[0]) for rule in settings.auto if rule.run}):
         remedy = "correct it, or `run` of the auto rule: its events would not be approved"
-        yield _fail("approvals.auto", fault, remedy)
+        yield Finding("approvals.auto", "FAIL", fault, remedy)
     if not settings.has_bus:
-        yield _ok("approvals", "only auto rules approve: there is no bus")
+        yield Finding("approvals", "ok", "only auto rules approve: there is no bus")
         return
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
@@ -397,12 +379,14 @@ def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
         vm = client.instance()
     session = approval_session(settings.session, vm)
     if session is None:
-        yield _warn("approvals", "the session id needs instance data of IMDS, which is not available")
+        yield Finding(
+            "approvals", "warn", "the session id needs instance data of IMDS, which is not available"
+        )
     else:
-        yield _ok("approvals", try_to_receive(settings, what="commands", session=session))
+        yield Finding("approvals", "ok", try_to_receive(settings, what="commands", session=session))
 
 
 def _relay(config: Config) -> Iterator[Finding]:
     from bridge.azure.bus_receiver import try_to_receive  # noqa: PLC0415 - it loads the Azure packages
 
-    yield _ok("relay", try_to_receive(relay_settings(config), what="events"))
+    yield Finding("relay", "ok", try_to_receive(relay_settings(config), what="events"))

@@ -312,9 +312,13 @@ def test_a_relay_alone_needs_no_imds_and_no_forwarders_state(cli: Cli) -> None:
     ("role", "status", "reason"),
     [
         ("forward", {"written_at": "2026-01-01T00:00:00+00:00"}, "has not written its status for "),
-        ("forward", {"storage_error": "disk I/O error"}, "cannot write: disk I/O error"),
-        ("listen", {"commands": {"last_error": "closed"}}, "cannot receive from the bus: closed"),
-        ("relay", {"relay": {"last_error": "closed"}}, "cannot receive from the bus: closed"),
+        ("forward", {"storage_error": "disk I/O error"}, "the state cannot be written: disk I/O error"),
+        (
+            "listen",
+            {"commands": {"from": "bus", "last_error": "closed"}},
+            "nothing is received from bus: closed",
+        ),
+        ("relay", {"relay": {"from": "bus", "last_error": "closed"}}, "nothing is received from bus: closed"),
     ],
 )
 def test_a_running_process_that_does_not_do_its_work_fails(
@@ -322,7 +326,8 @@ def test_a_running_process_that_does_not_do_its_work_fails(
 ) -> None:
     folder = StateFolder(tmp_path / role)
     folder.acquire()
-    folder.write_status({"written_at": datetime.now(UTC).isoformat(), **status})
+    now = datetime.now(UTC).isoformat()
+    folder.write_status({"role": role, "written_at": now, "last_good_at": now, **status})
     found = probes._state(folder)
     folder.release()
     assert (found.check, found.result) == (f"state {role}", "FAIL")
