@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
@@ -107,7 +107,7 @@ class ApprovalSettings(ReceiverSettings):
     `{vm}`, in lower case; above 128 characters, it ends with a hash. Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
     """How long a command waits for an event that IMDS does not show yet. Example: `60`."""
-    signing_secrets: Secret | None = None
+    signing_secrets: Annotated[Secret | None, check_signing_secrets] = None
     """If set, commands need a Standard Webhooks signature; while the file is empty or invalid, every command is
     refused. Example: `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
     receipts_topic: str = ""
@@ -119,7 +119,6 @@ class ApprovalSettings(ReceiverSettings):
     """What commands may approve."""
     auto: tuple[AutoSettings, ...] = ()
     """Rules by which events are approved without a command."""
-    secret_checks: ClassVar = {"signing_secrets": check_signing_secrets}
 
     @property
     def has_bus(self) -> bool:

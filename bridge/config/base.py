@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
@@ -82,14 +82,14 @@ def _one_a_line(value: Any) -> Any:
 
 
 class Settings(BaseModel):
-    """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`."""
+    """The base of every part: frozen, without unknown keys, and with `x_file` for every secret `x`.
+
+    A secret is annotated with the function that refuses a wrong one.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False, defer_build=True
     )
-
-    secret_checks: ClassVar[Mapping[str, Callable[[str], object]]] = {}
-    """Functions that refuse a wrong secret, by the setting's name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -116,7 +116,7 @@ class Settings(BaseModel):
                 text = value.read()
             except OSError as error:
                 raise ValueError(f"expected a file that can be read: {error.strerror}") from None
-            if check := cls.secret_checks.get(str(info.field_name)):
+            for check in cls.model_fields[str(info.field_name)].metadata:
                 check(text)
         return value
 

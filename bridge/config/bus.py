@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, field_validator
@@ -183,9 +183,8 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
     """The kind of topic, where `endpoint` does not show it."""
     topic: str = ""
     """The topic of a namespace. Example: `"maintenance"`."""
-    key: Secret | None = None
+    key: Annotated[Secret | None, check_token] = None
     """An access key; without one, the managed identity is used. Example: `"9Q3...="`."""
-    secret_checks: ClassVar = {**HttpSettings.secret_checks, "key": check_token}
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield an endpoint that is no topic's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -18,13 +18,12 @@ _HEADER = "^[A-Za-z0-9-]+$"
 class IngestSettings(Settings):
     """What a sender of events to `/ingest` has to show: a bearer token, or a signature."""
 
-    bearer_token: Secret | None = None
+    bearer_token: Annotated[Secret | None, check_token] = None
     """The token that senders show as `Authorization: Bearer`. Example:
     `"aVqN3yRkT7wEo5xUz1mHcB8g"`."""
-    signing_secrets: Secret | None = None
+    signing_secrets: Annotated[Secret | None, check_signing_secrets] = None
     """The Standard Webhooks secrets, one a line, of which one has to have signed each request. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
-    secret_checks: ClassVar = {"bearer_token": check_token, "signing_secrets": check_signing_secrets}
 
     @property
     def has_secret(self) -> bool:
@@ -36,10 +35,15 @@ class SourceSettings(ReceiverSettings):
     """The Service Bus subscription or queue that the console receives events from."""
 
 
+def _check_length(secret: str) -> None:
+    if len(secret) < _SECRET_CHARACTERS:
+        raise ValueError(f"expected at least {_SECRET_CHARACTERS} characters")
+
+
 class ProxySettings(Settings):
     """The headers in which an authenticating proxy says who is signed in, and the secret that proves the proxy."""
 
-    secret: Secret
+    secret: Annotated[Secret, _check_length]
     """The secret of at least 24 characters that only the proxy knows. Example:
     `"q8Zt2LmXv5Rn7KdYb3Wf9GhC"`."""
     secret_header: str = Field(default="X-Proxy-Secret", pattern=_HEADER)
@@ -48,13 +52,6 @@ class ProxySettings(Settings):
     """The header with the name of who is signed in. Example: `"X-Auth-Request-Email"`."""
     groups_header: str = Field(default="X-Forwarded-Groups", pattern=_HEADER)
     """The header with the groups, separated by commas. Example: `"X-Auth-Request-Groups"`."""
-
-    @field_validator("secret")
-    @classmethod
-    def _check_length(cls, value: Secret) -> Secret:
-        if len(value.read()) < _SECRET_CHARACTERS:
-            raise ValueError(f"expected at least {_SECRET_CHARACTERS} characters")
-        return value
 
 
 class ConsoleSettings(Settings):

@@ -111,12 +111,9 @@ class SinkSettings(Settings):
     """Whether a new sink also gets the events that are already stored."""
     max_per_second: Rate | None = None
     """The most requests a second, each of one event or one batch; by default without a limit. Example: `10`."""
+    is_chat_format: ClassVar[bool] = False
+    """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
     _check_types = field_validator("types")(values.check_some)
-
-    @property
-    def is_chat_format(self) -> bool:
-        """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
-        return False
 
     @field_validator("where")
     @classmethod
@@ -155,11 +152,10 @@ class HttpSettings(Settings):
     client_key_file: Path | None = None
     """A PEM file of the key, if it is not in the certificate's file. Example:
     `"/etc/imds-bridge/client-key.pem"`."""
-    proxy: Secret | None = None
+    proxy: Annotated[Secret | None, values.check_proxy] = None
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long a request may wait for the receiver each time, as from byte to byte of an answer. Example: `5`."""
-    secret_checks: ClassVar = {"proxy": values.check_proxy}
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""
@@ -183,20 +179,14 @@ class WebhookSettings(SinkSettings, HttpSettings):
     """The URL that events are sent to. Example: `"https://example.org/hook"`."""
     format: str
     """How the body of a request is written."""
-    bearer_token: Secret | None = None
+    bearer_token: Annotated[Secret | None, values.check_token] = None
     """The token of the `Authorization` header; its file is read again when the receiver refuses it. Example:
     `"eyJhbGciOi..."`."""
-    headers: Secret | None = None
+    headers: Annotated[Secret | None, values.parse_headers] = None
     """Headers of each request; in a file one `Name: value` a line. Example: `{ X-Team = "ops" }`."""
-    signing_secrets: Secret | None = None
+    signing_secrets: Annotated[Secret | None, values.check_signing_secrets] = None
     """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
-    secret_checks: ClassVar = {
-        **HttpSettings.secret_checks,
-        "bearer_token": values.check_token,
-        "headers": values.parse_headers,
-        "signing_secrets": values.check_signing_secrets,
-    }
 
     @field_validator("url")
     @classmethod

@@ -58,10 +58,7 @@ class ChatSettings(WebhookSettings):
     """The IANA name of the time zone; by default each reader's own in Teams and Slack, else UTC. Example:
     `"Europe/Berlin"`."""
 
-    @property
-    def is_chat_format(self) -> bool:
-        """Whether people read it."""
-        return True
+    is_chat_format: ClassVar = True
 
     @field_validator("time_zone")
     @classmethod

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from hashlib import sha256
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from bridge.config.base import Secret
 from bridge.config.sinks import Pattern, Rate
@@ -66,11 +66,10 @@ class PagerDutySettings(ChatSettings):
 
     format: Literal["pagerduty"]
     url: Secret = Secret("https://events.pagerduty.com/v2/enqueue")
-    routing_key: Secret
+    routing_key: Annotated[Secret, check_routing_key]
     """The integration key of an Events v2 integration. Example: `"0123456789abcdef0123456789abcdef"`."""
     types: tuple[Pattern, ...] = ("io.imdsbridge.scheduledevent.*",)
     max_per_second: Rate | None = 2.0
-    secret_checks: ClassVar = {**ChatSettings.secret_checks, "routing_key": check_routing_key}
 
 
 class PagerDuty(ChatFormat):
