@@ -34,7 +34,7 @@ from bridge.azure.internals import (
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
 from bridge.config.bus import ReceiverSettings
-from bridge.errors import DeliveryError, HungError, Unavailable
+from bridge.errors import BridgeError, DeliveryError, HungError, Unavailable
 from bridge.runtime.text import redact
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, full_jitter
@@ -315,7 +315,7 @@ class BusReceiver:
 
     def _note_failure(self, error: BaseException) -> float:
         """Say what is wrong, once and then rarely; return how long to wait."""
-        text = str(error) if isinstance(error, HungError) else str(delivery_error(error, self._address))
+        text = str(error) if isinstance(error, BridgeError) else str(delivery_error(error, self._address))
         if self._log_limit.is_due():
             log.error("no %s can be received: %s; trying again", self.what, redact(text))
         self.last_error = redact(text)

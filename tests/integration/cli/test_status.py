@@ -235,8 +235,8 @@ def test_the_status_of_the_real_process_is_live(imds: ImdsLab, call: Call, tmp_p
     assert call("status", "--config", forward.config).code == 3
 
 
-def test_the_state_is_read_without_readable_secrets(cli: Cli) -> None:
-    cli.sinks(a={"kind": "webhook", "url_file": cli.config.parent / "none"})
+def test_the_state_is_read_whatever_is_wrong_with_sinks_and_secrets(cli: Cli) -> None:
+    cli.sinks(a={"kind": "webhook", "url_file": cli.config.parent / "none"}, b={"kind": "unknown"})
     done = cli("status")
     assert (done.code, f"no status in {cli.state()}" in done.err) == (2, True)
     assert cli("check").code == 2

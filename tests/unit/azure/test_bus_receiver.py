@@ -145,6 +145,7 @@ def test_after_an_error_of_the_sdk_or_a_receiver_that_it_has_shut_the_connection
     for error, expected in zip(shown, ["", "unexpected", "the SDK has closed its receiver", ""], strict=True):
         assert expected in error
         assert bool(expected) == bool(error)
+    assert shown[2].endswith("its receiver")  # an error of imds-bridge's own is shown as it is
     assert "unexpected" in caplog.text
 
 
