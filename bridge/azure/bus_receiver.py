@@ -98,6 +98,7 @@ class BusReceiver:
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
         self._log_limit = RepeatLimit(self.clock)
+        self._clock_log = RepeatLimit(self.clock)
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
 
@@ -193,6 +194,8 @@ class BusReceiver:
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
         self._renew_session_at = None
+        if receiver.session:
+            self._check_clock(receiver.session.locked_until_utc)
 
     def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
         received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
@@ -262,7 +265,10 @@ class BusReceiver:
 
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
         message = convert(received, self._generation)
-        self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
+        locked_until = _try(lambda: received.locked_until_utc)
+        if not self._unsettled:  # else it may have been kept for a while
+            self._check_clock(locked_until)
+        self._unsettled[message] = self._renew_at(locked_until)
         self._active_at = self.clock.monotonic()
         self._arrived.put(message)
 
@@ -304,6 +310,16 @@ class BusReceiver:
         left_seconds = (locked_until - datetime.now(UTC)).total_seconds() if locked_until else math.inf
         wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
         return self.clock.monotonic() + wait_seconds
+
+    def _check_clock(self, locked_until: datetime | None) -> None:
+        """Log a lock that was just given and has ended: the SDK gives up such locks by the VM's clock, too."""
+        over_seconds = (datetime.now(UTC) - locked_until).total_seconds() if locked_until else 0.0
+        if over_seconds > 0 and self._clock_log.is_due():
+            log.warning(
+                "a lock on the %s ended %.0f s before it was given: this VM's clock seems to be wrong",
+                self.what,
+                over_seconds,
+            )
 
     def _note_success(self) -> None:
         if self._failures:

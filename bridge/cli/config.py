@@ -82,6 +82,9 @@ def warnings(config: Config) -> Iterator[tuple[str, str, str]]:
             yield name, f"sinks.{name}.{text}", "correct it, unless it is a value that Azure has added"
     for text in config.approvals.warnings() if config.approvals else ():
         yield "approvals", f"approvals.{text}", "change it, unless this is what you want"
+    for variable in config.policy_variables if config.approvals else ():
+        text = f"approvals: the environment variable {variable} sets what may be approved"
+        yield "approvals", text, "set it in the configuration file, unless this is what you want"
     for part, key, event_type in _event_types(config):
         if lack := config.imds.lack(event_type.capitalize()):
             yield part, f"{key}: {lack}", "set a newer api_version in [imds], or leave the value out"

@@ -69,7 +69,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = T
     if faults or config is None:
         named = [_name_variable(fault, from_environment) for fault in faults]
         raise ConfigError(str(path or DEFAULT_PATH), named)
-    return config.read_from(path or DEFAULT_PATH)
+    return config.read_from(path or DEFAULT_PATH, from_environment)
 
 
 def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:

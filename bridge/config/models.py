@@ -119,6 +119,7 @@ class Config(Settings):
     console: ConsoleSettings | None = None
     """Where `imds-bridge console` listens, where its events come from, and who may look."""
     _path: Path | None = PrivateAttr(default=None)
+    _policy_variables: tuple[str, ...] = PrivateAttr(default=())
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield criteria that no document of the api-version can meet, and sinks that send to what is received."""
@@ -141,9 +142,19 @@ class Config(Settings):
         """The file that the settings were read from, None if there was none."""
         return self._path
 
-    def read_from(self, path: Path) -> Self:
-        """Remember the file that the settings were read from."""
+    @property
+    def policy_variables(self) -> tuple[str, ...]:
+        """The environment variables that set parts of the policy for approvals."""
+        return self._policy_variables
+
+    def read_from(self, path: Path, variables: Mapping[str, str]) -> Self:
+        """Remember the file that the settings were read from, and by key the variables that replaced some."""
         self._path = path
+        self._policy_variables = tuple(
+            variable
+            for key, variable in variables.items()
+            if f"{key}.".startswith("approvals.policy.") or key in ("approvals", "approvals.auto")
+        )
         return self
 
 

@@ -473,6 +473,8 @@ def _listen(parts: Parts, settings: ApprovalSettings, *, dry_run: bool) -> Flow:
     from bridge.service.listener import Listener  # noqa: PLC0415 - only `listen` needs it
 
     identity = parts.identity
+    for variable in parts.config.policy_variables:
+        log.warning("the environment variable %s sets what may be approved", variable)
 
     def session() -> str | None:
         return approval_session(settings.session, identity.vm if identity.resolved else None)

@@ -229,3 +229,13 @@ def test_aborting_shuts_the_socket_down() -> None:
     connection = SimpleNamespace(_transport=SimpleNamespace(sock=sock))
     abort_connection(SimpleNamespace(_handler=SimpleNamespace(_connection=connection)))
     assert shut == [socket.SHUT_RDWR]
+
+
+def test_a_lock_that_ended_before_it_was_given_is_logged_with_the_difference(
+    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
+) -> None:
+    sdk.session = SimpleNamespace(locked_until_utc=datetime.now(UTC) - timedelta(hours=1))
+    sdk.on_receive = stop.set
+    receiver.run()
+    (line,) = [line for line in caplog.messages if "clock seems to be wrong" in line]
+    assert line.startswith("a lock on the commands ended 36")

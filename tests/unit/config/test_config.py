@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bridge.azure.servicebus import connect
+from bridge.cli.config import warnings
 from bridge.config import loader as loader_module
 from bridge.config.base import Secret
 from bridge.config.bus import ReceiverSettings, ServiceBusSettings
@@ -81,6 +82,18 @@ def test_the_environment_overrides_the_file_key_by_key_in_any_letter_case(tmp_pa
     assert (config.imds.poll_seconds, config.imds.api_version, config.stop_seconds) == (3, "2019-08-01", 8)
     assert list(config.sinks) == ["OpsRoom"]
     assert (only_sink(config).url.read(), only_sink(config).mode) == ("https://other.example.org", "binary")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("POLICY__ALLOW", "[{}]"), ("POLICY", '{"allow": [{}]}'), ("AUTO", "[{}]"), ("GRACE_SECONDS", "5")],
+)
+def test_variables_that_set_what_may_be_approved_are_named(tmp_path: Path, name: str, value: str) -> None:
+    variable = f"IMDS_BRIDGE__APPROVALS__{name}"
+    text = "[approvals]\nnamespace = 'contoso.servicebus.windows.net'\nqueue = 'approvals'\n"
+    config = read(tmp_path, text, {variable: value})
+    assert config.policy_variables == (() if name == "GRACE_SECONDS" else (variable,))
+    assert any(variable in text for _, text, _ in warnings(config)) == (name != "GRACE_SECONDS")
 
 
 def test_a_secret_of_the_environment_replaces_a_file_and_a_file_a_secret(tmp_path: Path) -> None:
