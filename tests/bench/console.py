@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 import sqlite3
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
 from pathlib import Path
@@ -37,7 +34,6 @@ from tests.support.console import (
     signed_in,
     web_of,
 )
-from tests.support.process import wait_until
 
 VMS = 5_000
 OPEN = 500
@@ -76,12 +72,10 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     progress.begin(f"console: {VMS:,} VMs are prepared")
     store = Store(folder / "pages.db", clock=Clock())
     _fill(store)
-    medians: dict[int, dict[str, float]] = {}
     for size in (FEW, EVENTS):
         progress.begin(f"console: pages with {size:,} events")
         _grow(folder / "pages.db", size)
-        medians[size] = _render(store)
-        found += [_page_row(name, size, median) for name, median in medians[size].items()]
+        found += [_page_row(name, size, median) for name, median in _render(store).items()]
     store.close()
     progress.begin("console: the process")
     return [*found, *_process_rows(folder / "process")]
@@ -128,13 +122,13 @@ def _store_row(folder: Path) -> Row:
             database.execute("COMMIT")
             bare.append(time.perf_counter() - began)
     return Row(
-        name="console store, rate / bare insert",
-        measured=statistics.median(bare) / statistics.median(ours),
-        unit="x",
+        "console store, rate / bare insert",
+        statistics.median(bare) / statistics.median(ours),
+        "x",
+        f"medians of {BATCHES} commits of {BATCH_EVENTS} events in turn; bare: the same rows of all tables; "
+        f"{BATCH_EVENTS / statistics.median(ours):,.0f} events a second",
         limit=0.5,
         at_least=True,
-        how=f"medians of {BATCHES} commits of {BATCH_EVENTS} events in turn; bare: the same rows of all tables; "
-        f"{BATCH_EVENTS / statistics.median(ours):,.0f} events a second",
     )
 
 
@@ -182,8 +176,8 @@ def _grow(path: Path, size: int) -> None:
 
 
 def _render(store: Store) -> dict[str, float]:
-    """Return the median milliseconds of each page; the CSV is asked for once."""
-    paths = {"Now": "/", "Fleet": "/fleet", "History": "/history?days=90", "CSV": "/history.csv?days=90"}
+    """Return the median milliseconds of each page."""
+    paths = {"Now": "/", "Fleet": "/fleet", "History": "/history?days=90"}
     web = web_of(store, Clock())
 
     def measure(path: str) -> float:
@@ -191,19 +185,16 @@ def _render(store: Store) -> dict[str, float]:
         asyncio.run(ask(web, [path]))
         return 1000 * (time.perf_counter() - began)
 
-    return {
-        name: statistics.median(measure(path) for _ in range(RENDERS if name != "CSV" else 1))
-        for name, path in paths.items()
-    }
+    return {name: statistics.median(measure(path) for _ in range(RENDERS)) for name, path in paths.items()}
 
 
 def _page_row(name: str, size: int, median: float) -> Row:
     return Row(
-        name=f"console, page {name}, {size:,} events",
-        measured=median,
-        unit="ms",
-        limit={"History": 500, "CSV": None}.get(name, 150),
-        how=f"median of {RENDERS}; {VMS:,} VMs, {OPEN} open events",
+        f"console, page {name}, {size:,} events",
+        median,
+        "ms",
+        f"median of {RENDERS}; {VMS:,} VMs, {OPEN} open events",
+        limit=500 if name == "History" else 150,
     )
 
 
@@ -215,69 +206,24 @@ def _process_rows(folder: Path) -> list[Row]:
         visible = [_visible_ms(console.url, number) for number in range(LIVE_ROUNDS)]
         assert console.process
         rss = memory_mib(pid=console.process.pid)
-        page = _page_bytes(console.url)
-        now = [_ms(_get, console.url, "ana") for _ in range(RENDERS)]
-    with _bare_app(page) as url:
-        bare_rate = 50 * _posts_per_second(url, batches)
-        bare_page = [_ms(_get, url, "ana") for _ in range(RENDERS)]
     return [
         Row(
-            name="console ingest over HTTP, batches of 50",
-            measured=rate,
-            unit="/s",
+            "console ingest over HTTP, batches of 50",
+            rate,
+            "/s",
+            f"{len(bodies):,} events from {SENDERS} senders on this machine, answered after their commit",
             limit=2000,
             at_least=True,
-            how=f"{len(bodies):,} events from {SENDERS} senders on this machine, answered after their commit",
         ),
         Row(
-            name="console ingest, rate / bare Starlette",
-            measured=rate / bare_rate,
-            unit="x",
-            how=f"an app that reads the same bodies and keeps nothing: {bare_rate:,.0f} events a second",
-        ),
-        Row(
-            name="console, page Now over HTTP",
-            measured=statistics.median(now),
-            unit="ms",
-            how=f"median of {RENDERS}; {VMS:,} VMs, {page / 1024:.0f} KiB; "
-            f"a static page of a bare Starlette app: {statistics.median(bare_page):.1f} ms",
-        ),
-        Row(
-            name="console, sent to visible",
-            measured=statistics.median(visible),
-            unit="ms",
+            "console, sent to visible",
+            statistics.median(visible),
+            "ms",
+            f"median of {LIVE_ROUNDS}: an event is posted, an open stream is notified, the page is fetched again",
             limit=300,
-            how=f"median of {LIVE_ROUNDS}: an event is posted, an open stream is notified, the page is fetched again",
         ),
-        Row(
-            name="console, RSS",
-            measured=rss,
-            unit="MiB",
-            limit=120,
-            how="after these events, without Service Bus",
-        ),
+        Row("console, RSS", rss, "MiB", "after these events, without Service Bus", limit=120),
     ]
-
-
-@contextmanager
-def _bare_app(page_bytes: int) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "tests.bench.bare_app", str(port), str(page_bytes)]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command) as process:
-        try:
-            wait_until(lambda: _answers(url))
-            yield url
-        finally:
-            process.terminate()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return _page_bytes(url) > 0
-    except requests.ConnectionError:
-        return False
 
 
 def _posts_per_second(url: str, bodies: Sequence[bytes]) -> float:
@@ -287,23 +233,9 @@ def _posts_per_second(url: str, bodies: Sequence[bytes]) -> float:
         return sent / (time.perf_counter() - began)
 
 
-def _ms(act: Callable[..., object], *arguments: object) -> float:
-    began = time.perf_counter()
-    act(*arguments)
-    return 1000 * (time.perf_counter() - began)
-
-
 def _post(url: str, body: bytes) -> bool:
     headers = {**BATCH, "Authorization": f"Bearer {TOKEN}"}
     return requests.post(f"{url}/ingest", body, headers=headers, timeout=30).ok
-
-
-def _get(url: str, name: str) -> str:
-    return requests.get(url, headers=signed_in(name), timeout=30).text
-
-
-def _page_bytes(url: str) -> int:
-    return len(requests.get(url, headers=signed_in("ana"), timeout=30).content)
 
 
 def _visible_ms(url: str, number: int) -> float:
@@ -316,5 +248,5 @@ def _visible_ms(url: str, number: int) -> float:
         at = datetime.now(UTC)
         _post(url, batch([FleetVm(name).change("scheduled", event(name, at=at, vms=[name]), at)]))
         next(lines)
-        assert name in _get(url, "ana")
+        assert name in requests.get(url, headers=signed_in("ana"), timeout=30).text
         return 1000 * (time.perf_counter() - began)

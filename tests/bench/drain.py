@@ -53,7 +53,7 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     webhook: dict[int, list[_Drain]] = {size: [] for size in SIZES}
     memory: dict[int, list[_Drain]] = {size: [] for size in SIZES}
     with simulators.inbox() as inbox:
-        url = inbox("hook_url", "/hook")
+        url = inbox("base_url") + "/hook"
         for number in range(ROUNDS):
             progress.begin(f"drain: round {number + 1} of {ROUNDS} over {len(SIZES)} sizes")
             for size, target in folders.items():
@@ -68,32 +68,29 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
     return [
         _rate_row("webhook", webhook, f"medians of {ROUNDS} rounds, {WEBHOOKS:,} sent in each"),
         _rate_row("memory", memory, f"all, or {ROUND_SECONDS:g} s; the ceiling: nothing is sent"),
-        _memory_row(webhook, memory, long),
+        _memory_row([*webhook[MANY], *memory[MANY], long]),
     ]
 
 
 def _rate_row(sink: str, drains: dict[int, list[_Drain]], how: str) -> Row:
-    middle = {size: statistics.median(drain.rate for drain in drains[size]) for size in SIZES}
+    few, many = (statistics.median(drain.rate for drain in drains[size]) for size in SIZES)
     return Row(
-        name=f"drain rate, {MANY:,} / {FEW:,} waiting, {sink} sink",
-        measured=middle[MANY] / middle[FEW],
-        unit="x",
+        f"drain rate, {MANY:,} / {FEW:,} waiting, {sink} sink",
+        many / few,
+        "x",
+        f"{few:,.0f} and {many:,.0f} events a second with {FEW:,} and {MANY:,} waiting; {how}",
         limit=0.8,
         at_least=True,
-        how=f"{middle[FEW]:,.0f} and {middle[MANY]:,.0f} events a second with {FEW:,} and {MANY:,} waiting; {how}",
     )
 
 
-def _memory_row(webhook: dict[int, list[_Drain]], memory: dict[int, list[_Drain]], long: _Drain) -> Row:
-    grown = {size: max(drain.grown_mib for drain in (*webhook[size], *memory[size])) for size in SIZES}
-    grown[MANY] = max(grown[MANY], long.grown_mib)
+def _memory_row(drains: Sequence[_Drain]) -> Row:
     return Row(
-        name=f"memory grown with {MANY:,} waiting, RSS",
-        measured=grown[MANY],
-        unit="MiB",
+        f"memory grown with {MANY:,} waiting, RSS",
+        max(drain.grown_mib for drain in drains),
+        "MiB",
+        "the highest peak over what was there before the outbox was opened",
         limit=8,
-        how=f"the highest peak over what was there before the outbox was opened; {grown[FEW]:.1f} with "
-        f"{FEW:,}; one of them sent {long.events:,} webhooks, {long.rate:,.0f} a second",
     )
 
 

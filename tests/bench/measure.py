@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 KIB = 1024
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
     """One line of the table.
 
@@ -31,10 +31,10 @@ class Row:
 
     name: str
     measured: float | None
-    unit: str = ""
+    unit: str
+    how: str
     limit: float | None = None
     at_least: bool = False
-    how: str
 
     @property
     def met(self) -> bool | None:

@@ -7,13 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
-from tests.bench.measure import BenchError, memory_mib
-from tests.bench.simulators import Remote
+from tests.bench.measure import BenchError, Row, memory_mib
+from tests.bench.simulators import VM, Remote
 from tests.support.process import Forward, wait_until
 
 REAL_POLL_SECONDS = 0.2  # the shortest that a configuration may ask for
+BARE_RUNS = 5
 PAGE_BYTES = resource.getpagesize()
 INSTALLED = (str(Path(sys.executable).with_name("imds-bridge")),)
 
@@ -65,19 +67,17 @@ class Bridge(Forward):
         return memory_mib("VmRSS", self.pid), memory_mib("VmHWM", self.pid)
 
 
-def settings(
-    imds: Remote, inbox: Remote, *, poll_seconds: float = REAL_POLL_SECONDS, **more: Any
-) -> Mapping[str, Any]:
-    """Return settings with one webhook sink, and more tables."""
-    sink = {"kind": "webhook", "url": inbox("hook_url", "/hook")}
+def settings(imds: Remote, inbox: Remote, *, poll_seconds: float = REAL_POLL_SECONDS) -> Mapping[str, Any]:
+    """Return settings with one webhook sink."""
     return {
-        "imds": {"endpoint": imds("base_url"), "poll_seconds": poll_seconds},
-        "sinks": {"bench": sink},
-        **more,
+        "imds": {"endpoint": imds("url", VM), "poll_seconds": poll_seconds},
+        "sinks": {"bench": {"kind": "webhook", "url": inbox("base_url") + "/hook"}},
     }
 
 
-def bare_imports_mib(imports: str) -> float:
-    """Return the RSS of a process that imports and does nothing else."""
-    code = f"{imports}; print(open('/proc/self/statm').read().split()[1])"
-    return int(subprocess.check_output([sys.executable, "-c", code], timeout=20)) * PAGE_BYTES / 2**20
+def bare_mib(what: str, code: str) -> Row:
+    """Measure processes that only import, or run other code."""
+    command = [sys.executable, "-c", f"{code}; print(open('/proc/self/statm').read().split()[1])"]
+    sizes = [int(subprocess.check_output(command, timeout=20)) * PAGE_BYTES / 2**20 for _ in range(BARE_RUNS)]
+    how = f"median of {BARE_RUNS} processes that do nothing else"
+    return Row(f"  beside it: {what}, RSS", median(sizes), "MiB", how)

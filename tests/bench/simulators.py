@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from bridge.lab.imds import EVENTS_PATH
 from tests.bench.measure import BenchError
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
@@ -19,60 +16,8 @@ VM = "web-0"
 ANSWER_SECONDS = 30.0
 
 
-class _Imds(ImdsLab):
-    """IMDS without a limit of requests, and what the benchmark asks of it."""
-
-    def __init__(self) -> None:
-        super().__init__(vms=(VM,), rate_limit=None)
-
-    def base_url(self) -> str:
-        return self.url(VM)
-
-    def count(self) -> int:
-        """Return how many requests came."""
-        return len(self.requests())
-
-    def polls_after(self, at: float) -> list[float]:
-        """Return when each request for the document came, from `at` on (time.monotonic())."""
-        return [one.at for one in self.requests() if one.path == EVENTS_PATH and one.at >= at]
-
-    def approved(self) -> dict[str, float]:
-        """Return when each approval came that was answered by 200 (time.monotonic()), by EventId."""
-        return {one.event_id: one.at for one in self.approvals}
-
-
-class _Inbox(Inbox):
-    """A receiver, and what the benchmark asks of it."""
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(port=port)
-        self._began_at = time.monotonic()
-
-    def began_at(self) -> float:
-        """Return since when it listens (time.monotonic())."""
-        return self._began_at
-
-    def hook_url(self, path: str) -> str:
-        return self.base_url + path
-
-    def arrivals(self, path: str) -> list[tuple[float, dict[str, Any]]]:
-        """Return when each request to `path` was received (time.monotonic()), and what it said."""
-        return [(one.at, json.loads(one.body)) for one in self.received if one.path == path]
-
-    def first_arrivals(self, type_: str) -> dict[str, float]:
-        """Return when the first event of a type was received, by path."""
-        found: dict[str, float] = {}
-        for one in self.received:
-            if json.loads(one.body)["type"] == type_:
-                found.setdefault(one.path, one.at)
-        return found
-
-    def bodies(self, path: str) -> list[bytes]:
-        return [one.body for one in self.received if one.path == path]
-
-
 def _serve(connection: Connection, build: Callable[[], Any]) -> None:
-    """Run a simulator and call its methods on demand, until the other end is gone."""
+    """Run a simulator, call its methods and read its attributes on demand, until the other end is gone."""
     with build() as simulator:
         while True:
             try:
@@ -80,13 +25,14 @@ def _serve(connection: Connection, build: Callable[[], Any]) -> None:
             except (EOFError, KeyboardInterrupt):
                 return
             try:
-                connection.send((True, getattr(simulator, name)(*arguments, **named)))
+                value = getattr(simulator, name)
+                connection.send((True, value(*arguments, **named) if callable(value) else value))
             except Exception as error:  # noqa: BLE001 - the caller raises it
                 connection.send((False, f"{type(error).__name__}: {error}"))
 
 
 class Remote:
-    """A simulator in another process; its methods are called as if it were here. Use as a context manager.
+    """A simulator in another process, called and read as if it were here. Use as a context manager.
 
     The clock that dates its requests, time.monotonic(), is one for all processes on Linux.
     """
@@ -115,7 +61,7 @@ class Remote:
         return self._process.pid
 
     def __call__(self, name: str, *arguments: Any, **named: Any) -> Any:
-        """Call the simulator's method `name`.
+        """Call the simulator's method `name`, or read that attribute.
 
         Raises:
             BenchError: it failed, or did not answer.
@@ -130,10 +76,25 @@ class Remote:
 
 
 def imds() -> Remote:
-    """Start a simulated IMDS."""
-    return Remote(_Imds)
+    """Start a simulated IMDS of one VM, without a limit of requests."""
+    return Remote(partial(ImdsLab, vms=(VM,), rate_limit=None))
 
 
-def inbox(port: int = 0) -> Remote:
+def inbox() -> Remote:
     """Start a receiver of webhooks."""
-    return Remote(partial(_Inbox, port))
+    return Remote(Inbox)
+
+
+def freeze(imds: Remote, **options: Any) -> str:
+    """Schedule an event for the VM; return its EventId."""
+    return str(imds("schedule", event_type="Freeze", resources=[VM], notice_seconds=86_400, **options))
+
+
+def bodies(inbox: Remote, path: str) -> list[tuple[float, bytes]]:
+    """Return when each request to `path` came (time.monotonic()), and its body."""
+    return [(one.at, one.body) for one in inbox("received") if one.path == path]
+
+
+def approved(imds: Remote) -> dict[str, float]:
+    """Return when each approval came that was answered by 200 (time.monotonic()), by EventId."""
+    return {one.event_id: one.at for one in imds("approvals")}

@@ -287,17 +287,19 @@ Serve = Callable[["RawServer", socket.socket], None]
 
 
 class RawServer:
-    """A TCP server on 127.0.0.1 that answers exactly as `serve` does, one thread a connection.
+    """A TCP server on `address` that answers exactly as `serve` does, one thread a connection.
 
     `serve` gets the socket; what it raises because the peer left is passed over. With a `tls` context the
     handshake comes first. `requests` holds the head of each request that `read_head` took.
     """
 
-    def __init__(self, serve: Serve, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, serve: Serve, *, tls: ssl.SSLContext | None = None, address: tuple[str, int] = ("127.0.0.1", 0)
+    ) -> None:
         self._serve = serve
         self._tls = tls
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server(address)
+        self.url = f"{'https' if tls else 'http'}://{address[0]}:{self._listener.getsockname()[1]}"
         self._open: list[socket.socket] = []
         self.connections = 0
         self.requests: list[str] = []

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, Self
 
 import requests
-from azure.servicebus import ServiceBusClient, ServiceBusSender
+from azure.servicebus import ServiceBusClient
 
 from bridge.approvals.approver import READ_EVERY_SECONDS
 from bridge.imds.client import EVENTS_PATH
 from tests.bench import bus, simulators
-from tests.bench.bus_commands import command
 from tests.bench.measure import BenchError, Progress, Row, paced, percentile
 from tests.bench.process import Bridge
 from tests.bench.simulators import Remote
@@ -50,45 +48,33 @@ API_VERSION = {"api-version": "2020-07-01"}
 def rows(folder: Path, progress: Progress) -> list[Row]:
     """Schedule an event and send its approval, at each pace; then the same with nothing but the SDK."""
     with bus.lab() as lab, simulators.imds() as imds:
-        address = lab("address")
+        address, url = lab("connection_string"), imds("url", simulators.VM)
         found: list[Row] = []
         for number, (what, auto) in enumerate(AUTO.items()):
-            chosen = _settings(imds("base_url"), address, auto)
-            with Bridge(folder / f"listen{number}", chosen, role="listen") as listener:
-                listener.until(lambda: lab("receivers", bus.SESSION_QUEUE))
+            with Bridge(folder / str(number), _settings(url, address, auto), role="listen") as listener:
+                listener.until(lambda: lab("receivers", bus.QUEUE))
                 for pace in PACES:
                     found += _rows(pace, what, _send(address, imds, pace, progress))
                 listener.check_alive()
-            wait_until(lambda: not lab("receivers", bus.SESSION_QUEUE))
-        with Remote(partial(_Bare, address, imds("base_url"))) as bare:
-            wait_until(lambda: lab("receivers", bus.SESSION_QUEUE))
+            wait_until(lambda: not lab("receivers", bus.QUEUE))
+        with Remote(partial(_Bare, address, url)) as bare:
+            wait_until(lambda: lab("receivers", bus.QUEUE))
             theirs = _send(address, imds, BARE, progress)
             if error := bare("error"):
                 raise BenchError(f"the bare receiver failed: {error}")
-        bus.check(lab)
-    return [
-        *found,
-        Row(
-            name="  beside it: a bare receiver, GET and POST",
-            measured=statistics.median(theirs),
-            unit="ms",
-            how=f"median of {BARE.commands}, {BARE.seconds:g} s apart: the SDK and requests.Session, nothing is "
-            "judged or kept",
-        ),
-    ]
+    how = f"median of {BARE.commands}, {BARE.seconds:g} s apart: the SDK and requests.Session, nothing is judged"
+    return [*found, Row("  beside it: a bare receiver, GET and POST", median(theirs), "ms", how)]
 
 
 def _rows(pace: Pace, what: str, took: list[float]) -> list[Row]:
+    name = f"a command put on the bus to its POST at IMDS, one every {pace.seconds:g} s{what}"
+    how = (
+        f"median of {pace.commands}, each for a new event; from before the SDK's send to the request at the "
+    )
+    how += f"simulator, by the real `imds-bridge listen`; 90th percentile {percentile(took, 90):.1f}"
     return [
-        Row(
-            name=f"a command put on the bus to its POST at IMDS, one every {pace.seconds:g} s{what}",
-            measured=statistics.median(took),
-            unit="ms",
-            limit=MEDIAN_MS,
-            how=f"median of {pace.commands}, each for a new event; from before the SDK's send to the request at the "
-            f"simulator, by the real `imds-bridge listen`; 90th percentile {percentile(took, 90):.1f}",
-        ),
-        Row(name="  the longest of them", measured=max(took), unit="ms", limit=LONGEST_MS, how="as above"),
+        Row(name, median(took), "ms", how, limit=MEDIAN_MS),
+        Row("  the longest of them", max(took), "ms", "as above", limit=LONGEST_MS),
     ]
 
 
@@ -97,36 +83,21 @@ def _send(address: str, imds: Remote, pace: Pace, progress: Progress) -> list[fl
     count = WARM_UP + pace.commands
     progress.begin(f"approve-latency: {count} commands, {pace.seconds:g} s apart")
     sent_at: dict[str, float] = {}
-    with (
-        ServiceBusClient.from_connection_string(address, retry_total=0) as client,
-        client.get_queue_sender(bus.SESSION_QUEUE) as sender,
-    ):
+    with bus.sending(address) as sender:
         for number in paced(count, pace.seconds):
-            event_id = imds(
-                "schedule",
-                event_type="Freeze",
-                resources=[simulators.VM],
-                notice_seconds=86_400,
-                completes=True,
-                impact_seconds=IMPACT_SECONDS,
-            )
-            sent_at[event_id] = _send_one(sender, event_id)
+            event_id = simulators.freeze(imds, completes=True, impact_seconds=IMPACT_SECONDS)
+            message = bus.approval(event_id)
+            sent_at[event_id] = time.monotonic()
+            sender.send_messages(message, timeout=bus.TRY_SECONDS)
             progress.step(f"{number} of {count}")
-        wait_until(lambda: sent_at.keys() <= imds("approved").keys(), timeout_seconds=10, apart_seconds=0.1)
-    posted_at = imds("approved")
+        wait_until(lambda: sent_at.keys() <= simulators.approved(imds).keys(), apart_seconds=0.1)
+    posted_at = simulators.approved(imds)
     return [(posted_at[event_id] - at) * 1000 for event_id, at in list(sent_at.items())[WARM_UP:]]
-
-
-def _send_one(sender: ServiceBusSender, event_id: str) -> float:
-    message = command(event_id)
-    at = time.monotonic()
-    sender.send_messages(message, timeout=bus.TRY_SECONDS)
-    return at
 
 
 def _settings(imds_url: str, address: str, auto: Mapping[str, Any]) -> Mapping[str, Any]:
     policy = {"allow": [{"event_type": ["Freeze"]}]}
-    queue = {"connection_string": address, "queue": bus.SESSION_QUEUE, "session": "{vm}"}
+    queue = {"connection_string": address, "queue": bus.QUEUE, "session": "{vm}"}
     return {
         "imds": {"endpoint": imds_url},
         "sinks": {"bench": {"kind": "servicebus", "connection_string": address, "topic": bus.TOPIC}},
@@ -140,7 +111,7 @@ class _Bare:
     def __init__(self, address: str, imds_url: str) -> None:
         self._address = address
         self._url = imds_url + EVENTS_PATH
-        self._error = ""
+        self.error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bare", daemon=True)
 
@@ -152,24 +123,18 @@ class _Bare:
         self._stop.set()
         self._thread.join(timeout=4)
 
-    def error(self) -> str:
-        return self._error
-
     def _run(self) -> None:
         try:
             self._receive()
         except Exception as error:  # noqa: BLE001 - the main thread asks for it
-            self._error = f"{type(error).__name__}: {error}"
+            self.error = f"{type(error).__name__}: {error}"
 
     def _receive(self) -> None:
-        with ExitStack() as stack:
-            client = stack.enter_context(
-                ServiceBusClient.from_connection_string(self._address, retry_total=0)
-            )
-            receiver = stack.enter_context(
-                client.get_queue_receiver(bus.SESSION_QUEUE, session_id=simulators.VM)
-            )
-            session = stack.enter_context(requests.Session())
+        with (
+            ServiceBusClient.from_connection_string(self._address, retry_total=0) as client,
+            client.get_queue_receiver(bus.QUEUE, session_id=simulators.VM) as receiver,
+            requests.Session() as session,
+        ):
             session.headers["Metadata"] = "true"
             while not self._stop.is_set():
                 for message in receiver.receive_messages(max_message_count=1, max_wait_time=1):
