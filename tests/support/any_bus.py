@@ -95,12 +95,10 @@ class Bus:
         wait_until(lambda: not receiver.peek_messages(1, sequence_number=1, timeout=WAIT_SECONDS))
 
 
-def collect(
-    receiver: ServiceBusReceiver, count: int, seconds: float = WAIT_SECONDS
-) -> list[ServiceBusReceivedMessage]:
+def collect(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
     """Receive a number of messages; fewer where no more come in time."""
     messages: list[ServiceBusReceivedMessage] = []
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + WAIT_SECONDS
     while len(messages) < count and (rest := deadline - time.monotonic()) > 0:
         messages += receiver.receive_messages(count - len(messages), max_wait_time=rest)
     return messages

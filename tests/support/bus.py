@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self, TypeVar
@@ -28,6 +26,7 @@ from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
+from tests.support.listener import PREFIX, command_body
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
@@ -40,7 +39,6 @@ TOPIC = "receipts"
 SUBSCRIPTION = "audit"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the vector of the standard
 ANY: Mapping[str, Any] = {"allow": [{}]}
-PREFIX = "io.imdsbridge.approval."
 
 _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 1000, "DefaultMessageTimeToLive": "PT1H"}
 
@@ -106,16 +104,8 @@ def command(
 ) -> ServiceBusMessage:
     """Make a command as a CloudEvent; `data` adds Vm, Reason, ExpiresAt and so on."""
     command_id = id or str(uuid4())
-    envelope = {
-        "specversion": "1.0",
-        "id": command_id,
-        "source": "urn:test",
-        "type": "io.imdsbridge.command.approve.v1",
-        "data": {"EventIds": list(event_ids), **data},
-    }
-    return message(
-        json.dumps(envelope).encode(), message_id=command_id, session_id=session, properties=properties
-    )
+    body = command_body(*event_ids, id=command_id, **data)
+    return message(body, message_id=command_id, session_id=session, properties=properties)
 
 
 def message(
@@ -267,11 +257,11 @@ def wait_settled(bus: ServiceBusLab, queue: str = QUEUE) -> None:
     wait_until(lambda: bus.entity(queue).counts.active == 0, describe=lambda: bus.entity(queue).messages)
 
 
-def posts(imds: ImdsLab, vm: str | None = None) -> list[dict[str, Any]]:
+def posts(imds: ImdsLab) -> list[dict[str, Any]]:
     """Return the bodies of the approvals that IMDS was sent, whatever it answered."""
     return [
         dict(request.json())
-        for request in imds.requests(vm)
+        for request in imds.requests()
         if request.method == "POST" and request.path.startswith(EVENTS_PATH)
     ]
 
@@ -279,11 +269,3 @@ def posts(imds: ImdsLab, vm: str | None = None) -> list[dict[str, Any]]:
 def reasons(receipts: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the reasons of receipts in their order."""
     return [receipt["data"]["Reason"] for receipt in receipts]
-
-
-def world(stack: ExitStack, vms: Sequence[str] = ("web-0",), **options: Any) -> tuple[ImdsLab, ServiceBusLab]:
-    """Start an IMDS and a bus that end with the stack."""
-    return (
-        stack.enter_context(ImdsLab(vms=vms, **options)),
-        stack.enter_context(ServiceBusLab(bus_config())),
-    )

@@ -27,6 +27,7 @@ from bridge.service.answers import COMMAND
 from bridge.service.identity import VmIdentity
 from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
+from tests.support.diff import entry
 from tests.support.forward import parts_of
 from tests.support.imds import ImdsDouble
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
@@ -47,17 +48,12 @@ class ImdsOfGroup(ImdsDouble):
     def schedule(self, *resources: str, event_id: str = "", **changes: Json) -> str:
         """Add an event for `resources`, web-0 by default; return its EventId."""
         event_id = event_id or str(uuid4()).upper()
-        event = {
-            "EventId": event_id,
-            "EventType": "Reboot",
-            "ResourceType": "VirtualMachine",
-            "Resources": list(resources or ["web-0"]),
-            "EventStatus": "Scheduled",
+        shown = {
+            "Resources": [*resources] or ["web-0"],
             "NotBefore": "Mon, 19 Jan 2037 22:26:58 GMT",
-            "EventSource": "Platform",
-            "DurationInSeconds": 9,
             **changes,
         }
+        event = entry(event_id, **{"DurationInSeconds": 9, **shown})
         self.show(*self.events, event)
         return event_id
 

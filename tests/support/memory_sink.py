@@ -43,6 +43,10 @@ class MemorySink(Sink):
                 return error
         return None
 
+    def ids(self) -> list[str]:
+        """Return the ids of what came."""
+        return [event.id for event in self.received]
+
     def wait_for(self, count: int, *, timeout_seconds: float = 60.0) -> list[StoredEvent]:
         """Return the received events once there are `count` of them.
 

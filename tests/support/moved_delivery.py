@@ -59,7 +59,7 @@ class MovedDelivery:
 
     def received(self) -> list[str]:
         """Return the ids of what the sink has accepted."""
-        return [one.id for one in self.sink.received]
+        return self.sink.ids()
 
     def dead(self) -> list[tuple[str, str, str]]:
         """Return the id, the reason and the detail of each dead letter."""

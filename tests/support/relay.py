@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any, Self
@@ -87,22 +87,21 @@ def source(bus: ServiceBusLab) -> dict[str, str]:
     }
 
 
-class MortalSink(MemorySink):
-    """A sink that takes nothing while it is dead."""
+def dead(_: StoredEvent) -> Unavailable:
+    """Refuse every event."""
+    return Unavailable("it is dead")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.retry_limit_seconds = 0.1
-        self.death: Exception | None = None
 
-    def send(self, events: Sequence[StoredEvent]) -> None:
-        if self.death:
-            raise self.death
-        super().send(events)
+def die(*sinks: MemorySink) -> None:
+    """Let sinks take nothing from now on."""
+    for sink in sinks:
+        sink.refuse, sink.retry_limit_seconds = dead, 0.1
 
-    def ids(self) -> list[str]:
-        """Return the ids of what came."""
-        return [event.id for event in self.received]
+
+def live(*sinks: MemorySink) -> None:
+    """Let sinks take everything again."""
+    for sink in sinks:
+        sink.refuse = lambda _: None
 
 
 class RelayRig:
@@ -115,7 +114,7 @@ class RelayRig:
         self._folder = folder
         self._bus = bus
         self._clock = Clock()
-        self.sinks = [MortalSink()]
+        self.sinks = [MemorySink()]
         self._loops: list[Thread] = []
         self._senders: list[Thread] = []
 
@@ -140,8 +139,8 @@ class RelayRig:
     def __exit__(self, *_: object) -> None:
         self.stopping.set()
         for sink in self.sinks:
-            if sink.death:
-                sink.death = Gone("it stays dead")  # so that its thread ends
+            if sink.refuse is dead:
+                sink.refuse = lambda _: Gone("it stays dead")  # so that its thread ends
         self._join(self._loops)
         for dispatcher in self._dispatchers:
             dispatcher.stop_when_drained()
@@ -164,15 +163,3 @@ class RelayRig:
             lambda: subscription(self._bus).counts.active == 0,
             describe=lambda: subscription(self._bus).messages,
         )
-
-
-def die(*sinks: MortalSink) -> None:
-    """Let sinks take nothing from now on."""
-    for sink in sinks:
-        sink.death = Unavailable("it is dead")
-
-
-def live(*sinks: MortalSink) -> None:
-    """Let sinks take everything again."""
-    for sink in sinks:
-        sink.death = None

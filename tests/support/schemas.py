@@ -205,9 +205,7 @@ def _approve(listen: Forward, event_id: str) -> None:
 
 def _printed(process: Forward, *names: str) -> list[Envelope]:
     """Return what it printed so far, of these types or of all."""
-    text = process.output.read_text() if process.output.exists() else ""
-    events = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [envelope for envelope in events if not names or name_of(envelope) in names]
+    return [envelope for envelope in process.printed() if not names or name_of(envelope) in names]
 
 
 def _wait(process: Forward, *names: str, more_than: int = 0) -> None:

@@ -6,107 +6,75 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import proton
 import pytest
 from azure.servicebus import ServiceBusMessage
 from azure.servicebus._pyamqp import sender as sdk_sender
 from hypothesis import strategies as st
 
-from tests.support.amqp import (
+from tests.support.bus import Sender
+from tests.support.bus_messages import (
     APPLICATION,
     DATA,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     VALUE,
-    Symbol,
-    described,
-    write,
-    write_compound,
+    section,
 )
-from tests.support.bus import Sender
-
-CHAR = b"\x73\x00\x00\x00\x41"
-DECIMALS = {32: b"\x74" + bytes(4), 64: b"\x84" + bytes(8), 128: b"\x94\x2f\xff" + b"\xff" * 14}
-ARRAY_OF_CHARS = b"\xe0\x06\x01\x73\x00\x00\x00\x41"
 
 
-def nested_list(depth: int) -> bytes:
-    """Encode a list in a list in a list."""
-    value = b"\x45"
-    for _ in range(depth - 1):
-        value = write_compound(0xC0, 1, value)
-    return value
+def nested_list(depth: int) -> list[Any]:
+    """Put a list into a list in a list."""
+    return [nested_list(depth - 1)] if depth > 1 else []
 
 
-VALUES = {
+ARRAY: Any = proton.Array
+CHAR: Any = proton.char("A")
+VALUES: dict[str, Any] = {
     "a char": CHAR,
-    "a decimal32": DECIMALS[32],
-    "a decimal64": DECIMALS[64],
-    "a decimal128": DECIMALS[128],
+    "a decimal32": proton.decimal32(0),
+    "a decimal64": proton.decimal64(0),
+    "a decimal128": proton.decimal128(b"\x2f\xff" + b"\xff" * 14),
     "a list nested 65 deep": nested_list(65),
-    "an array of chars": ARRAY_OF_CHARS,
-    "a described char": b"\x00\xa3\x01x" + CHAR,
+    "an array of chars": ARRAY(proton.UNDESCRIBED, proton.Data.CHAR, CHAR),
+    "a described char": proton.Described(proton.symbol("x"), CHAR),
 }
 
-
-simple_values = st.sampled_from([b"\x40", b"\x41", b"\x43", b"\x45", CHAR, *VALUES.values()]) | st.one_of(
-    st.integers(-(2**31), 2**31 - 1).map(write),
-    st.text(max_size=5).map(write),
-    st.binary(max_size=5).map(write),
-)
-
-
-def _lists(items: list[bytes]) -> bytes:
-    return write_compound(0xC0, len(items), b"".join(items))
-
-
-def _maps(pairs: list[tuple[bytes, bytes]]) -> bytes:
-    return write_compound(0xC1, 2 * len(pairs), b"".join(key + value for key, value in pairs))
-
-
+_plain = st.sampled_from([None, True, False, proton.uint(0), CHAR, proton.decimal32(0)])
+_names = _plain | st.integers(-(2**31), 2**31 - 1) | st.text(max_size=5) | st.binary(max_size=5)
 any_value = st.recursive(
-    simple_values,
+    _names | st.sampled_from([[], *VALUES.values()]),
     lambda inner: (
-        st.lists(inner, max_size=4).map(_lists)
-        | st.lists(st.tuples(inner, inner), max_size=3).map(_maps)
-        | st.tuples(inner, inner).map(lambda pair: b"\x00" + pair[0] + pair[1])
+        st.lists(inner, max_size=4)
+        | st.dictionaries(_names, inner, max_size=3)
+        | st.builds(proton.Described, inner, inner)
     ),
     max_leaves=12,
 )
-any_section = st.tuples(st.sampled_from(range(0x70, 0x79)), any_value).map(lambda one: described(*one))
+any_section = st.builds(section, st.sampled_from(range(0x70, 0x79)), any_value)
 
 
 def with_property(
-    value: bytes, body: bytes, *, message_id: str = "bad", session_id: str | None = None
+    value: Any, body: bytes, *, message_id: str = "bad", session_id: str | None = None
 ) -> bytes:
     """Encode a message with a value as an application property."""
-    return (
-        _properties(message_id, session_id)
-        + described(
-            APPLICATION, write_compound(0xC1, 4, write("good") + write("text") + write("bad") + value)
-        )
-        + described(DATA, write(body))
-    )
+    properties = section(APPLICATION, {"good": "text", "bad": value})
+    return _properties(message_id, session_id) + properties + section(DATA, body)
 
 
-def with_annotation(
-    value: bytes, body: bytes, *, message_id: str = "bad", session_id: str | None = None
-) -> bytes:
+def with_annotation(value: Any, body: bytes, *, session_id: str | None = None) -> bytes:
     """Encode a message with a value as an annotation of the sender's."""
-    annotations = write_compound(0xC1, 2, write(Symbol("own-marker")) + value)
-    return (
-        described(MESSAGE_ANNOTATIONS, annotations)
-        + _properties(message_id, session_id)
-        + described(DATA, write(body))
-    )
+    annotations = section(MESSAGE_ANNOTATIONS, {proton.symbol("own-marker"): value})
+    return annotations + _properties("bad", session_id) + section(DATA, body)
 
 
-def with_body(value: bytes, *, message_id: str = "bad", session_id: str | None = None) -> bytes:
+def with_body(value: Any, *, message_id: str = "bad", session_id: str | None = None) -> bytes:
     """Encode a message whose body is a value."""
-    return _properties(message_id, session_id) + described(VALUE, value)
+    return _properties(message_id, session_id) + section(VALUE, value)
 
 
 def _properties(message_id: str, session_id: str | None) -> bytes:
-    return described(PROPERTIES, write([message_id, *[None] * 9, session_id]))
+    return section(PROPERTIES, [message_id, *[None] * 9, session_id])
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from bridge.lab.servicebus.messages import (
     parse,
     parse_transfer,
 )
-from tests.support.amqp import DATA, described, write
-from tests.support.bus_messages import content, encoded
+from tests.support.bus_messages import DATA, content, encoded, section
 
 
 def decoded(message: Message) -> Any:
@@ -76,7 +75,7 @@ def test_properties_that_are_set_replace_those_of_the_sender_and_the_others_keep
 
 
 def test_a_batch_is_taken_apart() -> None:
-    batch = b"".join(described(DATA, write(encoded(str(number) * 300))) for number in range(9))
+    batch = b"".join(section(DATA, encoded(str(number) * 300)) for number in range(9))
     assert [one.body for one in parse_transfer(batch)] == [str(number).encode() * 300 for number in range(9)]
 
 
@@ -84,7 +83,7 @@ def test_a_batch_is_taken_apart() -> None:
     "body", [b"", b"{}", b"\x00", b"\x00\x53", b"\x00Spdata", b"\x00\x53\x75\xa0\x09short", b"\x00\x80"]
 )
 def test_a_single_message_is_not_a_batch_whatever_its_body(body: bytes) -> None:
-    (only,) = parse_transfer(described(DATA, write(body)))
+    (only,) = parse_transfer(section(DATA, body))
     assert only.body == body
 
 
