@@ -15,11 +15,20 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import LIMIT_SECONDS, Forward, by_order_key, read_outbox, run, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
-from tests.support.sinks import QUEUE
+from tests.support.sinks import QUEUE, TOKEN, TokenEndpoint
 
 KEY = "a-key-that-must-not-be-shown"
 TYPES = ["io.imdsbridge.scheduledevent.*", "io.imdsbridge.document.*"]
 
+# The process with an SDK that uses no TLS, which the lab has not.
+PLAIN = """
+import sys
+from functools import partial
+from bridge.azure import servicebus as bus
+from bridge.cli import main as cli
+bus.ServiceBusClient = partial(bus.ServiceBusClient, use_tls=False)
+sys.exit(cli.main())
+"""
 # The process with an SDK whose calls never return.
 HANGING = """
 import sys, time
@@ -108,3 +117,21 @@ def test_after_three_hung_calls_it_exits_1_with_everything_committed_and_the_nex
     with forward:
         end_once_all_arrived(bus, forward)
     assert inbox.events() == wanted(forward)
+
+
+def test_with_the_identity_of_the_vm_no_token_is_shown_and_everything_arrives(
+    imds: ImdsLab, inbox: Inbox, bus: ServiceBusLab, tmp_path: Path
+) -> None:
+    """Not the real thing: the token is made up and not checked, and TLS is off in the process's SDK."""
+    given = settings(imds, bus, inbox)
+    del given["sinks"]["bus"]["connection_string"]
+    given["sinks"]["bus"]["namespace"] = f"127.0.0.1:{bus.port}"
+    with TokenEndpoint((500, 0.0)) as tokens:
+        forward = Forward(tmp_path, given, env={"AZURE_POD_IDENTITY_AUTHORITY_HOST": tokens.url})
+        forward._command = [sys.executable, "-c", PLAIN, "forward", "--config", str(forward.config)]
+        with forward:
+            end_once_all_arrived(bus, forward)
+    log = forward.log.read_text()
+    assert "no token for the identity" in log
+    assert TOKEN not in log
+    assert "ManagedIdentityCredential will use" not in log  # the libraries say nothing
