@@ -96,15 +96,28 @@ def test_every_module_gets_the_parameters_that_it_has_and_has_the_outputs_that_a
     assert required("main.bicep") <= example.keys() <= tree("main.bicep")["parameters"].keys()
 
 
-def test_no_key_is_accepted_and_the_queue_and_topic_have_what_approvals_and_repeats_need() -> None:
-    for type_ in (BUS, "Microsoft.EventGrid/topics"):
-        assert properties(type_)["disableLocalAuth"] is True
-    storage = properties(STORAGE)
-    assert (storage["allowSharedKeyAccess"], storage["allowBlobPublicAccess"]) == (False, False)
-    assert properties(f"{BUS}/topics")["requiresDuplicateDetection"] is True
-    assert properties(f"{BUS}/queues")["requiresSession"] is True
+@pytest.mark.parametrize(
+    ("type_", "expected"),
+    [
+        (BUS, {"disableLocalAuth": True, "minimumTlsVersion": "1.2"}),
+        ("Microsoft.EventGrid/topics", {"disableLocalAuth": True, "minimumTlsVersionAllowed": "1.2"}),
+        (STORAGE, {"allowSharedKeyAccess": False, "allowBlobPublicAccess": False}),
+        (f"{BUS}/topics", {"requiresDuplicateDetection": True}),
+        (f"{BUS}/queues", {"requiresSession": True, "deadLetteringOnMessageExpiration": True}),
+        (f"{BUS}/topics/subscriptions", {"deadLetteringOnMessageExpiration": "deadLetterExpired"}),
+        (f"{BUS}/topics/subscriptions/rules", {"sqlFilter": {"sqlExpression": "filter"}}),
+    ],
+)
+def test_no_key_is_accepted_nothing_expires_unseen_and_repeats_are_found(
+    type_: str, expected: dict[str, Any]
+) -> None:
+    assert expected.items() <= properties(type_).items()
+
+
+def test_the_only_rule_of_a_subscription_is_its_filter() -> None:
     [(_, _, rule)] = resources(f"{BUS}/topics/subscriptions/rules")
     assert rule["name"] == "$Default"  # another name would leave the default rule, which matches everything
+    assert tree("modules/subscription.bicep")["parameters"]["deadLetterExpired"]["default"] is True
 
 
 def subscriptions() -> dict[str, dict[str, Any]]:

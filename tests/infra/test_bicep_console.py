@@ -116,7 +116,7 @@ def test_people_sign_in_with_tokens_for_this_app_before_the_console_may_receive_
     [secret] = console()["configuration"]["secrets"]
     assert secret == {"name": entra["registration"]["clientSecretSettingName"], "value": CLIENT_ID}
     assert entra["validation"]["defaultAuthorizationPolicy"] == {"allowedApplications": [CLIENT_ID]}
-    assert auth["platform"]["enabled"] is True
+    assert auth["platform"]["enabled"] is auth["httpSettings"]["requireHttps"] is True
     assert auth["globalValidation"]["unauthenticatedClientAction"] == "RedirectToLoginPage"
     assert console()["configuration"]["ingress"]["allowInsecure"] is False
     assert tree(MODULE)["modules"]["subscribed"]["config"]["dependsOn"] == ["auth"]

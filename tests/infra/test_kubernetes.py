@@ -309,6 +309,7 @@ def test_the_pod_may_run_in_a_namespace_that_is_restricted_and_has_no_right_in_t
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for one in spec["containers"]:
         assert one["securityContext"]["allowPrivilegeEscalation"] is False
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
         assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     account = manifest("ServiceAccount")
     assert spec["serviceAccountName"] == account["metadata"]["name"]
