@@ -18,7 +18,8 @@ from bridge.runtime.json import Json
 Encoded = tuple[dict[str, str], bytes]
 """Headers, the content type among them, and a body."""
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+encode_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+"""Writes JSON as chat formats send it."""
 
 
 class Format(ABC):
@@ -93,7 +94,7 @@ class ChatFormat(Format):
     def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
         """Write the one event."""
         (event,) = events
-        return {"Content-Type": "application/json"}, _encode(self.write(event.envelope, now)).encode()
+        return {"Content-Type": "application/json"}, encode_json(self.write(event.envelope, now)).encode()
 
     def check(self, events: Iterable[Mapping[str, Json]], now: datetime) -> None:
         """Write each of the events."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
-from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.formats.base import ChatFormat, ChatSettings, encode_json
 from bridge.formats.notice import Field, Notice, notice
 from bridge.formats.text import truncate
 from bridge.runtime.json import Json
@@ -23,7 +22,6 @@ _TEXT_LENGTH = 1_000
 _SHORT_TEXT_LENGTH = 150
 # `{{DATE(...)}}` is evaluated in every text of a card, `<at>` makes a mention.
 _ACTIVE = re.compile(r"\{(?=\{)|<(?=/?at)", re.IGNORECASE)
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TeamsSettings(ChatSettings):
@@ -42,7 +40,7 @@ class Teams(ChatFormat):
         """Return the message."""
         message = notice(event, now=now, zone=self._zone)
         card = self._card(message, _TEXT_LENGTH)
-        return card if len(_encode(card)) <= MESSAGE_BYTES else self._card(message, _SHORT_TEXT_LENGTH)
+        return card if len(encode_json(card)) <= MESSAGE_BYTES else self._card(message, _SHORT_TEXT_LENGTH)
 
     def _card(self, message: Notice, max_length: int) -> Json:
         lines = [self._field(field, max_length) for field in message.fields]

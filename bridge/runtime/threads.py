@@ -100,24 +100,22 @@ def extend_deadline(seconds: float | None) -> None:
         thread.deadline = time.monotonic() + limit_seconds + STALL_SECONDS
 
 
+def _watched() -> list[_Thread]:
+    """Return the threads that have to report progress now."""
+    threads = (thread for thread in threading.enumerate() if isinstance(thread, _Thread))
+    return [thread for thread in threads if thread.deadline < math.inf]
+
+
 def stalled_threads() -> list[str]:
     """Return the names of the threads that have passed their deadline without progress."""
     now = time.monotonic()
-    return sorted(
-        thread.name
-        for thread in threading.enumerate()
-        if isinstance(thread, _Thread) and thread.deadline < now
-    )
+    return sorted(thread.name for thread in _watched() if thread.deadline < now)
 
 
 def progress_ages() -> dict[str, float]:
     """Return how many seconds ago each thread that has to report progress last did, by its name."""
     now = time.monotonic()
-    return {
-        thread.name: max(0.0, now - thread.progressed_at)
-        for thread in threading.enumerate()
-        if isinstance(thread, _Thread) and thread.deadline < math.inf
-    }
+    return {thread.name: max(0.0, now - thread.progressed_at) for thread in _watched()}
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
