@@ -19,17 +19,18 @@ from bridge.runtime.text import UNSAFE
 from tests.support.cli import Call, Cli
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import Forward
+from tests.support.status import process_status, sink_status
 
-OPS = {
-    "state": "retrying",
-    "backlog": 3,
-    "oldest_waits_seconds": 65.0,
-    "last_success_at": None,
-    "next_retry_at": "2026-01-01T00:00:07.000Z",
-    "last_error": "503",
-    "last_error_at": "2026-01-01T00:00:00.000Z",
-    "dead_letters": 2,
-}
+OPS = sink_status(
+    state="retrying",
+    backlog=3,
+    oldest_waits_seconds=65.0,
+    last_success_at=None,
+    next_retry_at="2026-01-01T00:00:07.000Z",
+    last_error="503",
+    last_error_at="2026-01-01T00:00:00.000Z",
+    dead_letters=2,
+)
 REBOOT = {
     "EventId": "4CAEA225",
     "EventType": "Reboot",
@@ -53,14 +54,13 @@ class Process:
         now = datetime.now(UTC)
         soon = format_datetime(now + timedelta(minutes=15, seconds=30), usegmt=True)
         status = {
+            **process_status(now),
             "version": __version__,
-            "role": "forward",
             "pid": os.getpid(),
             "running": True,
             "written_at": (now - timedelta(seconds=silent_seconds)).isoformat(),
             "vm": "web-0",
             "imds": "http://169.254.169.254",
-            "last_good_at": now.isoformat(),
             "document": {"DocumentIncarnation": 7, "Events": [{**REBOOT, "NotBefore": soon}, FREEZE]},
             "sinks": {"ops": OPS},
             **changes,

@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from bridge.approvals.policy import not_recorded
 from bridge.errors import ImdsError
 from bridge.imds.instance import Vm
 from tests.support.listener import ListenerRig, MakeListener, command_body
-
-NOT_RECORDED_DETAIL = not_recorded(None).detail
 
 
 @pytest.fixture
@@ -378,28 +375,6 @@ def test_an_event_that_no_auto_rule_matches_any_more_is_not_posted_again(make_li
     assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "imds_unavailable")
     assert "the outcome is not known" in receipt["data"]["Detail"]
     assert rig.imds.approved == []
-
-
-@pytest.mark.parametrize("has_started", [True, False])
-def test_a_post_of_an_auto_rule_without_an_outcome_is_followed_up_after_a_restart(
-    make_listener: MakeListener, has_started: bool
-) -> None:
-    rig = make_listener(auto=[{}])
-    rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    event = rig.imds.schedule()
-    rig.run()
-    assert len(rig.imds.posts) == 1
-    rig.restart()
-    if has_started:
-        rig.imds.change(event, EventStatus="Started")
-    rig.run(2)
-    (receipt,) = rig.receipts()
-    assert (receipt["subject"], receipt["data"]["Outcome"]) == (event, "Accepted")
-    assert (receipt["data"]["Detail"] == NOT_RECORDED_DETAIL) == has_started
-    assert len(rig.imds.posts) == 1 + (not has_started)
-    rig.restart()
-    rig.run(2)
-    assert len(rig.receipts()) == 1
 
 
 # Who this VM is

@@ -120,24 +120,32 @@ def test_a_restart_continues_where_only_some_events_were_decided(make_listener: 
     assert len(rig.queue.completed) == 1
 
 
-@pytest.mark.parametrize("is_gone", [True, False], ids=["gone since", "still scheduled"])
-def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_only_if_it_is_there(
-    rig: ListenerRig, is_gone: bool
+@pytest.mark.parametrize("auto", [False, True], ids=["command", "auto rule"])
+@pytest.mark.parametrize("since", ["gone", "started", "still scheduled"])
+def test_an_event_that_was_posted_before_a_kill_is_accepted_and_posted_again_only_if_it_is_scheduled(
+    make_listener: MakeListener, since: str, auto: bool
 ) -> None:
+    rig = make_listener(auto=[{}]) if auto else make_listener()
     event = rig.imds.schedule()
     rig.imds.fail(ImdsError("killed here"), methods=["approve"], count=1)
-    rig.send(event)
+    if not auto:
+        rig.send(event)
     rig.run()
-    assert rig.receipts() == []
+    assert (rig.receipts(), len(rig.imds.posts)) == ([], 1)
     rig.restart()
-    if is_gone:
+    if since == "gone":
         rig.imds.remove(event)
+    elif since == "started":
+        rig.imds.change(event, EventStatus="Started")
     rig.run(2)
     (receipt,) = rig.receipts()
     data = receipt["data"]
-    assert (data["Outcome"], data["Reason"]) == ("Accepted", "approved")
-    assert (data["Detail"] == NOT_RECORDED_DETAIL) == is_gone
-    assert len(rig.imds.posts) == (1 if is_gone else 2)
+    assert (receipt["subject"], data["Outcome"], data["Reason"]) == (event, "Accepted", "approved")
+    assert (data["Detail"] == NOT_RECORDED_DETAIL) == (since != "still scheduled")
+    assert len(rig.imds.posts) == 1 + (since == "still scheduled")
+    rig.restart()
+    rig.run(2)
+    assert len(rig.receipts()) == 1
 
 
 @pytest.mark.parametrize(
