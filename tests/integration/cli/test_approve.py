@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.servicebus import ServiceBusClient, ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage
 
 from bridge.cli.approve import parse_duration
 from bridge.config.loader import load
 from bridge.errors import ConfigError
 from bridge.http.signing import sign
-from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, BusRig, Sender, wait_settled
+from tests.support.bus import FLEET, QUEUE, SECRET, SUBSCRIPTION, TOPIC, BusRig, Sender, message, wait_settled
 from tests.support.cli import Cli, CommandResult
 from tests.support.imds_lab import ImdsLab
 from tests.support.process import COMMAND, LIMIT_SECONDS, Forward, environment, wait_until
@@ -82,16 +81,6 @@ def receipt(command_id: str, event_id: str, *, outcome: str = "Accepted", **data
     )
 
 
-def send_receipts(bus: ServiceBusLab, *bodies: str, **message: Any) -> None:
-    """Put messages onto the topic of receipts."""
-    with (
-        ServiceBusClient.from_connection_string(bus.connection_string) as client,
-        client.get_topic_sender(TOPIC) as sender,
-    ):
-        for body in bodies:
-            sender.send_messages(ServiceBusMessage(body, **message))
-
-
 def test_it_sends_a_signed_command_to_the_session_of_the_vm(
     tmp_path: Path, cli: Cli, imds: ImdsLab, bus: ServiceBusLab
 ) -> None:
@@ -122,9 +111,10 @@ def test_with_wait_it_ends_at_the_signed_receipt_and_believes_no_other(
     cli.write(**given)
     event = imds.schedule(event_type="Reboot", resources=["web-0", "web-1"])
     with waiting_command(cli, bus, event) as (command_id, finish):
-        for properties in ({}, sign(["whsec_" + "A" * 32], "forged", datetime.now(UTC), b"")):
-            forged = {"message_id": "forged\x1b[2J", "application_properties": properties}
-            send_receipts(bus, receipt(command_id, event), **forged)
+        with Sender(bus, TOPIC) as sender:
+            for properties in ({}, sign(["whsec_" + "A" * 32], "forged", datetime.now(UTC), b"")):
+                body = receipt(command_id, event)
+                sender.send(message(body, message_id="forged\x1b[2J", properties=properties))
         with Forward(tmp_path, given, role="listen"):
             done = finish()
     assert done.code == 0, done
@@ -146,8 +136,10 @@ def test_what_does_not_match_the_command_or_cannot_be_decoded_is_ignored(
             send_encoded(sender, with_body(value))
         for body in (7, {"a": 1}, None):
             sender.send_one(AmqpAnnotatedMessage(value_body=body))
-        send_receipts(bus, receipt("another", "E-1"), receipt(command_id, "E-2"), *NONSENSE)
-        send_receipts(bus, receipt(command_id, "e-1", outcome="Rejected", Detail="\x1b[31m\nforged"))
+        last = receipt(command_id, "e-1", outcome="Rejected", Detail="\x1b[31m\nforged")
+        sender.send(
+            *map(message, (receipt("another", "E-1"), receipt(command_id, "E-2"), *NONSENSE)), message(last)
+        )
         done = finish()
     assert (done.code, done.err) == (3, "")
     assert done.out.splitlines()[1:] == [r"rejected: e-1: approved (\u001b[31m\nforged)"]
