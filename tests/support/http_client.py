@@ -35,12 +35,11 @@ def failure(
     client: HttpClient,
     url: str,
     *,
-    method: str = "POST",
     body: bytes | None = None,
 ) -> str:
     """Send a request that fails; return what the error says, which is no secret."""
     with pytest.raises(DeliveryError) as raised:
-        ask(client, url, method=method, body=body)
+        ask(client, url, body=body)
     assert type(raised.value) is kind
     assert "secret" not in str(raised.value)
     return str(raised.value)

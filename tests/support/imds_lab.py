@@ -1,17 +1,40 @@
-"""The lab's IMDS, on which tests can wait, and which serves any document."""
+"""The lab's IMDS for tests: waiting, any document, and the wrong answers that only tests ask for."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from bridge.lab import imds
+from bridge.lab import httpd, imds
 from bridge.lab.httpd import JSON_TYPE, Answer, HttpRequest, json_answer
-from tests.support.http_faults import Fault
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 T = TypeVar("T")
+HUGE_BODY_BYTES = 5 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault(httpd.Fault):
+    """A wrong answer, with the kinds that tests need."""
+
+    kinds = (*httpd.Fault.kinds, "lost_answer", "empty", "junk_prefix", "huge")
+
+    def answer(self, right: Callable[[], Answer]) -> Answer:
+        """Return the wrong answer."""
+        match self.kind:
+            case "lost_answer":
+                return replace(right(), drop=True)
+            case "empty":
+                return Answer()
+            case "junk_prefix":
+                answer = right()
+                return replace(answer, body=b"\x00junk " + answer.body)
+            case "huge":
+                return json_answer({"DocumentIncarnation": 1, "Filler": "x" * HUGE_BODY_BYTES, "Events": []})
+            case _:
+                return super().answer(right)
 
 
 class ImdsLab(imds.ImdsLab):

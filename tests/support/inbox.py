@@ -9,7 +9,7 @@ from typing import Any
 from bridge.lab import inbox
 from bridge.lab.httpd import Answer, HttpRequest
 from bridge.lab.inbox import problem, subject_of
-from tests.support.http_faults import Fault
+from tests.support.imds_lab import Fault
 from tests.support.process import LIMIT_SECONDS, wait_until
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +99,6 @@ class Forward:
         *,
         role: Literal["forward", "listen", "relay"] = "forward",
         env: Mapping[str, str] | None = None,
-        arguments: Sequence[str] = (),
         stdout: int | None = None,
     ) -> None:
         """Name its files: `folder` gets the configuration, the log and the state."""
@@ -112,7 +111,7 @@ class Forward:
         self.config.write_text(
             toml({"state_dir": folder / "state", "log_format": "json", **(settings or {})})
         )
-        self._command = [*COMMAND, role, "--config", str(self.config), *arguments]
+        self._command = [*COMMAND, role, "--config", str(self.config)]
         self._environment = environment(env)
         self._stdout = stdout
         self.process: subprocess.Popen[bytes] | None = None
