@@ -101,6 +101,19 @@ def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> N
     assert document_event().id == document_event().id
 
 
+def test_a_receipt_has_an_id_by_command_event_and_outcome_whatever_the_letter_case_of_the_event() -> None:
+    def receipt_id(outcome: str, key: str, event_id: str) -> str:
+        given: dict[str, Any] = {"command_id": "c", "resources": [], "sequence": 1, "at": AT, "data": {}}
+        return REPORTER.receipt(outcome=outcome, key=key, event_id=event_id, **given).id
+
+    one = receipt_id("accepted", "k", "ABC")
+    assert one == receipt_id("accepted", "k", "abc")
+    others = [
+        receipt_id(*of) for of in (("failed", "k", "a"), ("accepted", "l", "a"), ("accepted", "k", "a"))
+    ]
+    assert len({one, *others}) == 4
+
+
 # Attributes
 
 
