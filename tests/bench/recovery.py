@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +16,7 @@ from tests.bench.measure import Progress, Row, percentile
 from tests.bench.parts import DatingImds
 from tests.bench.process import Bridge
 from tests.support.inbox import Inbox
-from tests.support.process import wait_until
+from tests.support.process import closed_port, wait_until
 
 SINKS = 100
 AWAY_SECONDS = 20
@@ -37,18 +36,15 @@ def rows(folder: Path, progress: Progress) -> list[Row]:
 def _receiver_back(folder: Path, progress: Progress) -> Row:
     progress.begin(f"recovery: {SINKS} sinks, their receiver away for {AWAY_SECONDS} s")
     with simulators.imds() as imds, ExitStack() as stack:
-        with _reserved_port() as port:
-            hooks = {
-                f"s{number}": {"kind": "webhook", "url": f"http://127.0.0.1:{port}/{number}"}
-                for number in range(SINKS)
-            }
+        with closed_port() as url:
+            hooks = {f"s{number}": {"kind": "webhook", "url": f"{url}/{number}"} for number in range(SINKS)}
             settings = {"imds": {"endpoint": imds("url", simulators.VM)}, "sinks": hooks}
             running = stack.enter_context(Bridge(folder / "receiver-back", settings))
             running.until(lambda: imds("requests"), limit_seconds=LIMIT_SECONDS)
             imds("schedule", event_type="Preempt", resources=[simulators.VM], notice_seconds=60)
             time.sleep(AWAY_SECONDS)
             running.check_alive()
-        inbox = stack.enter_context(simulators.Remote(partial(_DatedInbox, port)))
+        inbox = stack.enter_context(simulators.Remote(partial(_DatedInbox, int(url.rpartition(":")[2]))))
         back_at: float = inbox("began_at")
         running.until(lambda: len(_arrivals(inbox)) == SINKS, limit_seconds=LIMIT_SECONDS)
         arrivals = _arrivals(inbox)
@@ -120,15 +116,6 @@ def _forwarders(folder: Path, imds_url: str) -> Iterator[list[DatingImds]]:
             clients.append(stack.enter_context(parts.forwarder(state, imds_url, polls=True))[1])
             time.sleep(1 / FORWARDERS)
         yield clients
-
-
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """Yield a port that refuses connections and that nothing else gets."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield held.getsockname()[1]
 
 
 def _row(name: str, delays: Sequence[float], how: str, *, limit_seconds: float) -> Row:
