@@ -455,13 +455,27 @@ def test_a_sink_that_hangs_holds_up_no_other(make: Make) -> None:
         assert not thread.is_alive()
 
 
+def test_an_event_that_is_committed_just_before_a_wait_ends_it(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    assert rig.dispatcher.step() == NOTHING_WAITS
+    rig.commit("1")
+    seen: list[int] = []
+    monkeypatch.setattr(rig.outbox, "wait", lambda changes, _: seen.append(changes))
+    rig.dispatcher._pause(NOTHING_WAITS)
+    assert seen[0] < rig.outbox.changes
+
+
 def test_a_running_dispatcher_notices_the_stop_while_it_waits(make: Make) -> None:
     rig = make(*(unavailable(status=None) for _ in range(12)), max_age_seconds=FOREVER)
     rig.commit("1", type_=OTHER_TYPE)
     rig.deliver(seconds=200)
     rig.sink.failures.clear()
     rig.thread.start()
+    changes = rig.outbox.changes
     rig.dispatcher.begin_drain()
+    assert rig.outbox.changes > changes, "who waits is woken"
     assert [one.id for one in rig.sink.wait_for(1)] == ["1"]
     assert rig.thread.is_alive()
     rig.commit("2")

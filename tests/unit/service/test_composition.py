@@ -15,6 +15,9 @@ from bridge.service import composition
 from bridge.service.composition import Parts
 from tests.support.process import stored_event, toml
 
+CHAT = {"kind": "webhook", "url": "https://x/", "format": "slack"}
+PROGRAM = {"kind": "exec", "run": ["/bin/true"]}
+
 
 @pytest.fixture(autouse=True)
 def outbox(monkeypatch: pytest.MonkeyPatch) -> Mock:
@@ -56,29 +59,25 @@ def test_the_boot_of_the_machine_is_known_to_what_compares_it(
 
 
 def test_a_faulty_template_is_refused_before_the_outbox_is_opened(tmp_path: Path, outbox: Mock) -> None:
-    chat = {
-        "kind": "webhook",
-        "url": "https://x/",
-        "format": "template",
-        "template": {"a": "{{ data.Typo }}"},
-    }
+    chat = {**CHAT, "format": "template", "template": {"a": "{{ data.Typo }}"}}
     with pytest.raises(ConfigError, match=r"sinks\.chat: "):
         Parts(config(tmp_path, sinks={"chat": chat}), "forward")
     assert not outbox.called
 
 
-def test_a_relays_sinks_take_the_events_of_every_vm(tmp_path: Path) -> None:
-    chat = {"kind": "webhook", "url": "https://x/", "format": "slack"}
-    settings = config(tmp_path, sinks={"chat": chat}).sinks["chat"]
+@pytest.mark.parametrize(
+    ("sink", "role", "takes"),
+    [
+        (CHAT, "forward", False),
+        (CHAT, "relay", True),
+        (PROGRAM, "forward", False),
+        (PROGRAM, "relay", True),
+        ({**PROGRAM, "scope": "all"}, "forward", True),
+    ],
+)
+def test_chat_and_programs_get_events_of_other_vms_from_a_relay_or_if_the_scope_is_set(
+    tmp_path: Path, sink: dict[str, Any], role: str, takes: bool
+) -> None:
     others = stored_event(1, Resources=["web-1"], Vm={"Name": "web-0", "VmId": "v"})
-    assert composition.filter_of(settings, "relay").matches(others)
-    assert not composition.filter_of(settings, "forward").matches(others)
-
-
-def test_a_program_gets_only_events_that_may_affect_this_vm_unless_scope_is_set(tmp_path: Path) -> None:
-    program = {"kind": "exec", "run": ["/bin/true"]}
-    sinks = config(tmp_path, sinks={"mine": program, "every": {**program, "scope": "all"}}).sinks
-    others = stored_event(1, Resources=["web-1"], Vm={"Name": "web-0", "VmId": "v"})
-    assert not composition.filter_of(sinks["mine"], "forward").matches(others)
-    assert composition.filter_of(sinks["mine"], "relay").matches(others)
-    assert composition.filter_of(sinks["every"], "forward").matches(others)
+    settings = config(tmp_path, sinks={"it": sink}).sinks["it"]
+    assert composition.filter_of(settings, role).matches(others) is takes

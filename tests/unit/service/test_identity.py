@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,10 @@ from bridge.errors import StateError
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
-from bridge.runtime.time import iso_utc
 from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
-from tests.support.outbox import commit, deliver, open_outbox, waiting
+from tests.support.outbox import commit, open_outbox, waiting
 
 
 @pytest.fixture
@@ -58,26 +56,6 @@ def published(outbox: Outbox) -> list[dict[str, Any]]:
     return [event.envelope for event in outbox.pending("a", 100)]
 
 
-def test_a_heartbeat_states_its_own_number_as_the_last_one(start: Start, outbox: Outbox) -> None:
-    identity = start()
-    identity.emit_started()
-    outbox.next_number()
-    identity.emit_stopping()
-    numbers = [(event["reporterseq"], event["data"]["LastReporterSeq"]) for event in published(outbox)]
-    assert numbers == [("000000000001", 1), ("000000000003", 3)]
-
-
-def test_heartbeats_are_an_hour_apart(start: Start, outbox: Outbox, clock: MovedClock) -> None:
-    identity = start()
-    identity.emit_started()
-    clock.advance(3599)
-    identity.emit_heartbeat()
-    assert len(published(outbox)) == 1
-    clock.advance(1)
-    identity.emit_heartbeat()
-    assert [event["data"]["Reason"] for event in published(outbox)] == ["Started", "Hourly"]
-
-
 @pytest.mark.parametrize(
     ("vm", "is_other"),
     [
@@ -97,28 +75,6 @@ def test_only_another_vm_id_means_another_vm(
     imds.vm = vm
     assert start().vm == vm
     assert waiting(outbox) == ([] if is_other else ["kept"])
-
-
-@pytest.mark.parametrize("left", [2, 0])
-def test_a_clone_publishes_what_waits_of_the_original_as_a_loss_and_nothing_of_it(
-    start: Start, imds: ImdsDouble, outbox: Outbox, clock: MovedClock, left: int
-) -> None:
-    start(boot_id="1")
-    commit(outbox, "delivered", "kept 1", "kept 2")
-    deliver(outbox, limit=3 - left)
-    clock.advance(60)
-    imds.vm = WEB_1
-    identity = start(boot_id="2")
-    identity.emit_losses()
-    assert outbox.previous_run == (None, None)
-    if not left:
-        assert published(outbox) == []
-        return
-    (loss,) = published(outbox)
-    data = loss["data"]
-    assert (data["Reason"], data["Count"], data["Sink"]) == ("OtherVm", 2, "a")
-    assert data["OldestTime"] == iso_utc(clock.now() - timedelta(seconds=60))
-    assert data["Vm"]["Name"] == "web-1"
 
 
 def test_a_stop_ends_the_wait_for_instance_data(imds: ImdsDouble, start: Start) -> None:

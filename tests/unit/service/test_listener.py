@@ -127,18 +127,6 @@ def test_an_unknown_event_is_rejected_when_its_grace_is_over_since_the_broker_ac
     assert rig.queue.messages == []
 
 
-@pytest.mark.parametrize(("grace_seconds", "reason"), [(30, "approved"), (0, "unknown_event")])
-def test_an_event_that_appears_within_the_grace_is_approved(
-    make_listener: MakeListener, grace_seconds: float, reason: str
-) -> None:
-    rig = make_listener(grace_seconds=grace_seconds)
-    rig.send("E-1")
-    rig.run(1)
-    rig.imds.schedule(event_id="E-1")
-    rig.run(2)
-    assert rig.reasons() == [reason]
-
-
 def test_an_event_is_not_unknown_because_of_a_document_from_before_the_command(
     make_listener: MakeListener,
 ) -> None:

@@ -57,26 +57,17 @@ class Folder(StateFolder):
         self.statuses.append(status)
 
 
-class Sender:
-    """A dispatcher that ends once it is drained."""
-
-    name = "ops"
-    dead_lettered = 0
-
-    def __init__(self) -> None:
-        self._stop = Stop()
-
-    def status(self) -> dict[str, Any]:
-        return {"state": "retrying"}
-
-    def run(self) -> None:
-        self._stop.wait(None)
-
-    def begin_drain(self) -> None:
-        pass
-
-    def stop_when_drained(self) -> None:
-        self._stop.set()
+def make_sender() -> Any:
+    """Return a dispatcher that ends once it is drained."""
+    stop = Stop()
+    return SimpleNamespace(
+        name="ops",
+        dead_lettered=0,
+        begin_drain=lambda: None,
+        status=lambda: {"state": "retrying"},
+        run=lambda: stop.wait(None),
+        stop_when_drained=stop.set,
+    )
 
 
 class Doubles:
@@ -156,7 +147,7 @@ def test_damage_that_a_task_finds_ends_the_process_for_its_supervisor() -> None:
 def test_the_status_is_written_every_five_seconds_and_at_the_end() -> None:
     rig = Doubles()
     rig.outbox.dead_letter_counts.return_value = {"ops": 3}
-    process = rig.process(seconds=99, dispatchers=lambda: [Sender()])
+    process = rig.process(seconds=99, dispatchers=lambda: [make_sender()])
     process.run()
     assert [status["running"] for status in rig.folder.statuses] == [True] * 20 + [False]
     assert rig.folder.statuses[0]["sinks"] == {"ops": {"state": "retrying", "dead_letters": 3}}
