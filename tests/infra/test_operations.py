@@ -19,7 +19,7 @@ def section(title: str) -> str:
 
 
 def test_each_line_of_check_has_a_row() -> None:
-    printed = set(re.findall(r'(?:_(?:ok|warn|fail)\(\s*|name = |row = .*?, )f?"([a-z.]+)', PROBES))
+    printed = set(re.findall(r'(?:Finding\(\s*|name = |row = .*?, )f?"([a-z.]+)', PROBES))
     rows = set(re.findall(r"^\| `([a-z.]+)", section("Lines of check"), re.MULTILINE))
     assert {"state", "imds", "sink", "relay"} <= printed
     assert rows == printed
