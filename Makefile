@@ -97,7 +97,7 @@ $(VENV)/.release-ready: requirements/release.lock $(VENV)/.ready
 	@$(PIP) install --quiet --require-hashes --no-deps -r requirements/release.lock
 	@touch $@
 
-$(VERSION): $(wildcard .git/logs/HEAD)
+$(VERSION): $(wildcard $(shell git rev-parse --git-path logs/HEAD 2>/dev/null))
 	@[ ! -x $(BIN)/hatchling ] || { $(BIN)/hatchling build --target wheel --hooks-only && touch $@; }
 
 define install

@@ -27,7 +27,7 @@ def errors(given: Any) -> list[str]:
 
 
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
-    assert FILE.read_text() == config_schema_text()
+    assert FILE.read_text() == config_schema_text(), "run infra.packaging.config_page"
     Draft7Validator.check_schema(json.loads(FILE.read_text()))
 
 
@@ -183,7 +183,9 @@ def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() ->
 
 
 def test_the_page_has_the_current_reference_of_every_key() -> None:
-    assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page()
+    assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page(), (
+        "run infra.packaging.config_page"
+    )
     for table in tables():
         on_page = {
             key

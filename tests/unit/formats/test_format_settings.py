@@ -57,7 +57,7 @@ def test_each_format_has_its_own_defaults_and_the_limits_of_every_sink(tmp_path:
         ({"ca_file": "/etc/nothing.pem"}, "ca_file: ", "No such file or directory"),
         (
             {"format": "team"},
-            'format: given "team", expected one of cloudevents, pagerduty, ',
+            'format: given "team", expected one of cloudevents, ',
             "; did you mean teams?",
         ),
     ],
