@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bridge.console import fleet, history, rows
 from bridge.imds.diff import ChangeKind
 from tests.support.console import NOW, FleetVm, event, event_id, shown
+from tests.support.diff import steady
 
 LATER = NOW + timedelta(hours=6)
 NAMES = ("E", "F")
@@ -75,7 +76,7 @@ def shown_after(batches: Sequence[Sequence[bytes]]) -> dict[str, Any]:
 
 
 @given(fleets(), st.data())
-@settings(deadline=None, max_examples=60)
+@settings(steady, max_examples=60)
 def test_every_order_repetition_and_grouping_of_events_shows_the_same(
     bodies: list[bytes], data: st.DataObject
 ) -> None:

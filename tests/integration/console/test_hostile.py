@@ -16,6 +16,7 @@ from bridge.console import rows
 from bridge.console.ingest import BATCH, read_events
 from bridge.contract.types import EVENT_NAMES, type_of
 from tests.support.console import NOW, ask, shown, web_of
+from tests.support.diff import steady
 
 PATHS = (
     *("/", "/fleet", "/fleet?view=table", "/history", "/history.csv", "/metrics", "/?vm=%00&tag=%EF%BF%BF"),
@@ -64,7 +65,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(st.lists(events(), min_size=1, max_size=8))
-@settings(deadline=None, max_examples=30, phases=set(Phase) - {Phase.explain})
+@settings(steady, max_examples=30, phases=set(Phase) - {Phase.explain})
 def test_whatever_an_event_holds_it_is_stored_and_every_page_is_shown(
     given_events: list[dict[str, Any]],
 ) -> None:

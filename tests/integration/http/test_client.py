@@ -166,7 +166,7 @@ def test_a_status_counts_when_the_time_is_over_before_the_body_ends(
     make_client: MakeClient, serve: Serve
 ) -> None:
     with RawServer(serve) as server:
-        assert ask(make_client(timeout_seconds=1), server.url).status == 200
+        assert ask(make_client(timeout_seconds=3), server.url).status == 200
 
 
 # --- what goes wrong ---
