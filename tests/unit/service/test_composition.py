@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from bridge.cli.main import main
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.errors import ConfigError
 from bridge.service import composition
-from bridge.service.composition import Parts
+from bridge.service.composition import Flow, Parts
+from bridge.service.identity import Role
 from tests.support.process import stored_event, toml
 
 CHAT = {"kind": "webhook", "url": "https://x/", "format": "slack"}
@@ -48,6 +51,27 @@ def test_each_dispatcher_gets_its_own_sinks_limits(tmp_path: Path, outbox: Mock)
     limits = [(one.name, one.max_age_seconds, one.max_per_second) for one in made]
     assert limits == [("slow", 11, 0.5), ("other", 604_800, None)]
     assert made[0].outbox is outbox.return_value
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
+def test_a_dry_run_of_the_command_reaches_the_listener(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    flows: list[Flow] = []
+
+    def build(given: Config, role: Role, make: Callable[[Parts], Flow]) -> int:
+        flows.append(make(Parts(given, role)))
+        return 0
+
+    monkeypatch.setattr(composition, "_run", build)
+    config(tmp_path, approvals={"auto": [{}]})
+    assert main(["listen", "--config", str(tmp_path / "config.toml"), *options]) == 0
+    assert flows[0].status()["dry_run"] is bool(options)
+
+
+def test_what_is_committed_is_counted(tmp_path: Path) -> None:
+    parts = Parts(config(tmp_path), "forward")
+    assert parts.outbox.meter is parts.imds.meter is parts.meter
 
 
 def test_the_boot_of_the_machine_is_known_to_what_compares_it(

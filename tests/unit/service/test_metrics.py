@@ -120,6 +120,14 @@ def test_an_event_that_became_too_old_is_counted_as_expired(scrape: Scrape, deli
     assert scrape.value("deliveries_total", sink="ops", result="delivered") == 0
 
 
+def test_losses_are_counted_also_where_their_number_is_unknown(scrape: Scrape) -> None:
+    for count in (3, None):
+        data = {"Reason": "SizeLimit", "Count": count}
+        scrape.meter.committed([event("l")[0]._replace(type="io.imdsbridge.bridge.loss.v1", data=data)])
+    assert scrape.value("losses_total", reason="SizeLimit") == 2
+    assert scrape.value("lost_events_total", reason="SizeLimit") == 3
+
+
 def test_unknown_types_and_statuses_share_one_series(scrape: Scrape) -> None:
     entries = [{"EventType": f"New{number}", "EventStatus": "Odd"} for number in range(10_000)]
     before = scrape.series()
