@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from hashlib import sha1, sha256
+from hashlib import sha256
 from typing import Literal
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from bridge.contract.types import schema_id, session_id, type_of
 from bridge.events.model import CloudEvent
@@ -25,7 +25,6 @@ from bridge.runtime.json import Json
 from bridge.runtime.time import iso_utc
 
 NAMESPACE = UUID("6f0f3f4e-6f7b-5d59-9d0e-1d2f0a3c7a51")
-_NAMESPACE_HASH = sha1(NAMESPACE.bytes, usedforsecurity=False)
 
 # EventStatus of an event that is gone; Microsoft's preview of Event Grid uses the same values.
 END_STATUS = {"completed": "Completed", "canceled": "Canceled", "ended": "Ended"}
@@ -97,18 +96,14 @@ class Reporter:
             sequence: this event's `reporterseq`.
             at: when it was seen.
         """
-        return self._own(
-            "document.changed",
-            sequence=sequence,
-            at=at,
-            data={
-                "Document": document.raw,
-                "DocumentIncarnation": document.incarnation,
-                "PreviousIncarnation": previous.incarnation if previous else None,
-                "CloudEventIds": list(event_ids),
-                "Unreadable": len(document.invalid_entries),
-            },
-        )
+        data = {
+            "Document": document.raw,
+            "DocumentIncarnation": document.incarnation,
+            "PreviousIncarnation": previous.incarnation if previous else None,
+            "CloudEventIds": list(event_ids),
+            "Unreadable": len(document.invalid_entries),
+        }
+        return self._own("document.changed", data, sequence=sequence, at=at)
 
     def unreachable(
         self, *, since: datetime | None, reason: str, cause: GapCause, sequence: int, at: datetime
@@ -122,12 +117,8 @@ class Reporter:
             sequence: this event's `reporterseq`.
             at: now.
         """
-        return self._own(
-            "imds.unreachable",
-            sequence=sequence,
-            at=at,
-            data={"Since": _iso(since), "Reason": reason, "Cause": cause},
-        )
+        data = {"Since": _iso(since), "Reason": reason, "Cause": cause}
+        return self._own("imds.unreachable", data, sequence=sequence, at=at)
 
     def recovered(
         self, *, since: datetime | None, cause: GapCause, sequence: int, at: datetime
@@ -140,17 +131,13 @@ class Reporter:
             sequence: this event's `reporterseq`.
             at: the time of the first usable answer after the gap.
         """
-        return self._own(
-            "imds.recovered",
-            sequence=sequence,
-            at=at,
-            data={
-                "BlindFrom": _iso(since),
-                "BlindTo": iso_utc(at),
-                "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
-                "Cause": cause,
-            },
-        )
+        data = {
+            "BlindFrom": _iso(since),
+            "BlindTo": iso_utc(at),
+            "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
+            "Cause": cause,
+        }
+        return self._own("imds.recovered", data, sequence=sequence, at=at)
 
     def receipt(
         self,
@@ -176,23 +163,36 @@ class Reporter:
             at: when it was decided.
             data: further properties of the receipt.
         """
-        receipt = self._own(
-            f"approval.{outcome}",
-            sequence=sequence,
-            at=at,
-            data={
-                "Outcome": outcome.capitalize(),
-                "EventId": event_id or None,
-                "Resources": [*resources],
-                **data,
-            },
-        )
-        attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": command_id}
-        return receipt._replace(
-            id=_uuid5(f"{key}:{event_id.lower()}:{outcome}"),
-            subject=event_id or receipt.subject,
-            extensions={**receipt.extensions, **{name: value for name, value in attributes.items() if value}},
-        )
+        known = {
+            "Outcome": outcome.capitalize(),
+            "EventId": event_id or None,
+            "Resources": [*resources],
+        }
+        receipt = self._own(f"approval.{outcome}", {**known, **data}, sequence=sequence, at=at)
+        new_id = _uuid5(f"{key}:{event_id.lower()}:{outcome}")
+        return _about(receipt, event_id, new_id=new_id, causationid=command_id)
+
+    def prepared(
+        self, event: ScheduledEvent, *, key: str, seconds: float, sequence: int, at: datetime
+    ) -> CloudEvent:
+        """Build the event that reports that this VM is prepared for an event.
+
+        Args:
+            event: as it was when its program began.
+            key: of the stay and the rule, which decides about the id.
+            seconds: how long the program took.
+            sequence: this event's `reporterseq`.
+            at: when it ended.
+        """
+        data: dict[str, Json] = {
+            "EventId": event.event_id,
+            "EventType": event.raw.get("EventType"),
+            "Resources": [*event.resources],
+            "NotBeforeUtc": _iso(event.not_before),
+            "DurationSeconds": round(seconds, 3),
+        }
+        prepared = self._own("approval.prepared", data, sequence=sequence, at=at)
+        return _about(prepared, event.event_id, new_id=_uuid5(f"{key}:prepared"))
 
     def heartbeat(
         self,
@@ -203,6 +203,8 @@ class Reporter:
         sequence: int,
         at: datetime,
         previous: tuple[str | None, int | None] | None = None,
+        event_ids: Sequence[str] = (),
+        more: Mapping[str, Json] | None = None,
     ) -> CloudEvent:
         """Build the event that reports that the process is running.
 
@@ -213,12 +215,16 @@ class Reporter:
             sequence: this event's `reporterseq`.
             at: now.
             previous: the epoch of the run before and its last committed number; only Started has them.
+            event_ids: the ids of CloudEvents that no document event lists.
+            more: properties of the process's role.
         """
         data: dict[str, Json] = {"Reason": reason, "Version": version, "LastReporterSeq": sequence}
-        data["Backlog"] = dict(backlog)
+        data |= {"Backlog": {**backlog}, **(more or {})}
         if previous:
             data["PreviousEpoch"], data["PreviousLastReporterSeq"] = previous
-        return self._own("bridge.heartbeat", sequence=sequence, at=at, data=data)
+        if event_ids:
+            data["CloudEventIds"] = [*event_ids]
+        return self._own("bridge.heartbeat", data, sequence=sequence, at=at)
 
     def loss(
         self,
@@ -249,25 +255,21 @@ class Reporter:
             "OldestTime": _iso(oldest),
             "NewestTime": _iso(newest),
         }
-        return self._own("bridge.loss", sequence=sequence, at=at, data=data)
+        return self._own("bridge.loss", data, sequence=sequence, at=at)
 
     def test(self, *, version: str, at: datetime) -> CloudEvent:
         """Build an event that only tests a sink; it is not counted by `reporterseq`."""
-        event = self._own(
-            "bridge.test",
-            sequence=0,
-            at=at,
-            data={"Message": "This is a test of imds-bridge; nothing is scheduled.", "Version": version},
-        )
+        message = "This is a test of imds-bridge; nothing is scheduled."
+        event = self._own("bridge.test", {"Message": message, "Version": version}, sequence=0, at=at)
         return event._replace(id=_uuid5(f"{event.source}:test:{iso_utc(at)}"), extensions={})
 
-    def _own(self, name: str, *, sequence: int, at: datetime, data: Mapping[str, Json]) -> CloudEvent:
+    def _own(self, name: str, data: Mapping[str, Json], *, sequence: int, at: datetime) -> CloudEvent:
         """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
         place = f"{self._vm_data['VmId']}:{self.epoch}:{sequence}"
         content = json.dumps([name, iso_utc(at), data], sort_keys=True)
         return CloudEvent(
             id=_uuid5(f"{place}:{sha256(content.encode()).hexdigest()}"),
-            source=self._vm_source,
+            source=self.own_source,
             type=type_of(name),
             subject=self.name,
             time=at,
@@ -295,12 +297,13 @@ class Reporter:
             data["VmRebooted"] = change.vm_rebooted
         if change.kind == "ended":
             data["EndReason"] = change.end_reason
-        data["AffectsThisVm"] = self._affects(event)
+        data["AffectsThisVm"] = self.affects(event)
         data["ApprovalSession"] = self._approval_session(event)
         data["Vm"] = self._vm_data
         return data
 
-    def _affects(self, event: ScheduledEvent) -> bool | None:
+    def affects(self, event: ScheduledEvent) -> bool | None:
+        """Return whether an event names this VM; None if that is unknown."""
         if not event.resources or self.vm is None or not self.vm.name:
             return None
         return fold_name(self.vm.name) in event.content["Resources"]
@@ -310,14 +313,21 @@ class Reporter:
         if not self.session or self.vm is None:
             return None
         first = (*event.resources, self.vm.name)[0]
-        return session_id(self.session, vm=fold_name(first), resource_group=self.vm.resource_group.lower())
+        return session_id(self.session, vm=first.removeprefix("_"), resource_group=self.vm.resource_group)
 
     @cached_property
     def _group_source(self) -> str:
-        return self.group_source or _group_source(self.vm) or self._vm_urn
+        """The ARM id of the scale set or resource group, which VMs that see the same events share."""
+        vm = self.vm
+        if self.group_source or vm is None or not (vm.subscription_id and vm.resource_group):
+            return self.group_source or self._vm_urn
+        group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
+        scale_set = f"/providers/Microsoft.Compute/virtualMachineScaleSets/{vm.scale_set}"
+        return _reference(group + (scale_set if vm.scale_set else ""))
 
     @cached_property
-    def _vm_source(self) -> str:
+    def own_source(self) -> str:
+        """The source of the VM's own events."""
         return self.vm_source or _reference(self.vm.resource_id if self.vm else "") or self._vm_urn
 
     @cached_property
@@ -338,17 +348,15 @@ class Reporter:
         }
 
 
+def _about(own: CloudEvent, event_id: str, *, new_id: str, causationid: str = "") -> CloudEvent:
+    """Return one of the VM's own events with the attributes of one about a Scheduled Event."""
+    attributes = {"correlationid": event_id, "partitionkey": event_id, "causationid": causationid}
+    given = {name: value for name, value in attributes.items() if value}
+    return own._replace(id=new_id, subject=event_id or own.subject, extensions={**own.extensions, **given})
+
+
 def _iso(instant: datetime | None) -> str | None:
     return iso_utc(instant) if instant else None
-
-
-def _group_source(vm: Vm | None) -> str:
-    """Return the ARM id of the scale set or resource group, which VMs that see the same events share."""
-    if vm is None or not vm.subscription_id or not vm.resource_group:
-        return ""
-    group = f"/subscriptions/{vm.subscription_id}/resourceGroups/{vm.resource_group}"
-    scale_set = f"/providers/Microsoft.Compute/virtualMachineScaleSets/{vm.scale_set}" if vm.scale_set else ""
-    return _reference(group + scale_set)
 
 
 def _reference(resource_id: str) -> str:
@@ -357,9 +365,4 @@ def _reference(resource_id: str) -> str:
 
 
 def _uuid5(name: str) -> str:
-    """Return uuid.uuid5(NAMESPACE, name) as text, which that takes three times as long to make."""
-    named = _NAMESPACE_HASH.copy()
-    named.update(name.encode())
-    digits = named.hexdigest()
-    variant = "89ab"[int(digits[16], 16) & 3]
-    return f"{digits[:8]}-{digits[8:12]}-5{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:32]}"
+    return str(uuid5(NAMESPACE, name))

@@ -6,10 +6,10 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import NoReturn
 
+from bridge.events.model import StoredEvent
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 
 EXPECTED = "one CloudEvent 1.0 as a JSON object (structured mode)"
@@ -30,27 +30,20 @@ _NAME = re.compile(r"[a-z0-9]+")
 _INVALID = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Envelope:
-    """What identifies a CloudEvent: two with the same `source` and `id` are the same event."""
-
-    id: str
-    source: str
-    type: str
-
-    @property
-    def key(self) -> str:
-        """The event's key in the records of the relay."""
-        return sha256(json.dumps([self.source, self.id]).encode()).hexdigest()
-
-
-def read_event(body: bytes) -> Envelope:
-    """Read what identifies an event, and check that every sink can send it.
+def read_event(body: bytes) -> StoredEvent:
+    """Read an event, and check that every sink can send it.
 
     Raises:
         ValueError: it is not a structured CloudEvent; the text says why.
     """
-    return check_event(decode_event(body))
+    given = decode_event(body)
+    check_event(given)
+    return StoredEvent(id=given["id"], type=given["type"], body=body)
+
+
+def event_key(event: StoredEvent) -> str:
+    """Return a key of an event: two with the same `source` and `id` are the same event."""
+    return sha256(json.dumps([event.envelope["source"], event.id]).encode()).hexdigest()
 
 
 def decode_event(body: bytes) -> dict[str, Json]:
@@ -62,8 +55,8 @@ def decode_event(body: bytes) -> dict[str, Json]:
     return read_object(body, max_bytes=MAX_BODY_BYTES, decoder=decoder)
 
 
-def check_event(given: Mapping[str, Json]) -> Envelope:
-    """Check the attributes of a decoded event, and return what identifies it.
+def check_event(given: Mapping[str, Json]) -> None:
+    """Check the attributes of a decoded event.
 
     Raises:
         ValueError: an attribute is missing or wrong.
@@ -77,7 +70,6 @@ def check_event(given: Mapping[str, Json]) -> Envelope:
             raise ValueError(f"the attribute {name} is missing")
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
             raise ValueError(f"the attribute {name} is not {expected}")
-    return Envelope(id=given["id"], source=given["source"], type=given["type"])
 
 
 def _check_attribute(name: str, value: Json) -> None:

@@ -35,6 +35,10 @@ class Filter:
         }
         self._scope = scope
 
+    def __repr__(self) -> str:
+        """Return what tells it from other filters."""
+        return json.dumps([self._types, self._where, self._scope])
+
     def matches(self, event: StoredEvent) -> bool:
         """Return whether the sink receives an event."""
         return self.refusal(event) is None
@@ -44,14 +48,13 @@ class Filter:
         if not self.matches_type(event.type):
             return "types", f"{event.type} matches none of {', '.join(self._types)}"
         for name, wanted in self._where.items():
-            if not _equals_one(found := _look_up(event.envelope, name), wanted):
-                return (
-                    "where",
-                    f"{name} is {json.dumps(found)}, wanted {' or '.join(map(json.dumps, wanted))}",
-                )
+            found = _look_up(event.envelope, name)
+            if not _equals_one(found, wanted):
+                expected = " or ".join(map(json.dumps, wanted))
+                return "where", f"{name} is {json.dumps(found)}, wanted {expected}"
         # Only this VM publishes its own events and receipts.
         if self._scope != "all" and "reporter" not in event.envelope:
-            return _find_other_vm(event.envelope.get("data"), first=self._scope == "first")
+            return _find_other_vm(event.envelope, first=self._scope == "first")
         return None
 
     def matches_type(self, event_type: str) -> bool:
@@ -59,22 +62,18 @@ class Filter:
         return self._expression.fullmatch(event_type) is not None
 
 
-def _find_other_vm(data: Json, *, first: bool) -> tuple[str, str] | None:
+def _find_other_vm(envelope: Mapping[str, Json], *, first: bool) -> tuple[str, str] | None:
     """Return None if an event affects this VM, or may do so; else the key `scope` and why."""
-    properties = data if isinstance(data, dict) else {}
-    vm = properties.get("Vm")
-    who = vm if isinstance(vm, dict) else {}
-    resources = names(properties.get("Resources"))
+    resources = names(_look_up(envelope, "Resources"))
     # Without an id, the name is only that of the host, unless the settings name the VM.
-    is_known = who.get("VmId") or properties.get("AffectsThisVm") is not None
+    is_known = _look_up(envelope, "Vm.VmId") or _look_up(envelope, "AffectsThisVm") is not None
     if not resources or not is_known:
         return None
-    if is_among(name := str(who.get("Name")), resources[:1] if first else resources):
+    name = str(_look_up(envelope, "Vm.Name"))
+    if is_among(name, resources[:1] if first else resources):
         return None
-    return (
-        "scope",
-        f"the event names {', '.join(resources)}{' in this order' if first else ''}, this VM is {name}",
-    )
+    order = " in this order" if first else ""
+    return "scope", f"the event names {', '.join(resources)}{order}, this VM is {name}"
 
 
 def _look_up(envelope: Mapping[str, Json], name: str) -> Json:

@@ -1,4 +1,4 @@
-"""CloudEvents as values: as built, as the outbox stores them, and in which order they are delivered."""
+"""CloudEvents as values: as built, as they are encoded and stored, and in which order they are delivered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
+from bridge.contract.types import type_of
 from bridge.runtime.json import Json
+from bridge.runtime.time import iso_utc
+
+encode_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class CloudEvent(NamedTuple):
@@ -27,23 +31,56 @@ class CloudEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEvent:
-    """An event as the outbox keeps it.
+    """An event as the outbox keeps it, byte for byte as it came if others have written it.
 
-    `seq` is its position in the outbox, `body` the CloudEvent as structured JSON, `stored_at` steady seconds
-    since 1970.
+    `seq` is its position in the outbox, 0 before it is stored, `body` the CloudEvent as structured JSON, `stored_at`
+    steady seconds since 1970.
     """
 
-    seq: int
     id: str
     type: str
-    stored_at: float
     body: bytes
+    seq: int = 0
+    stored_at: float = 0.0
 
     @cached_property
     def envelope(self) -> dict[str, Json]:
         """The CloudEvent as a dictionary."""
         parsed: dict[str, Json] = json.loads(self.body)
         return parsed
+
+
+def is_alarm(envelope: Mapping[str, Json]) -> bool:
+    """Return whether it is bad news that no notice announced: a start without one, a failed approval or drain.
+
+    The receipt of a drain that failed is Rejected.
+    """
+    data = envelope.get("data")
+    if not isinstance(data, Mapping):
+        return False
+    if envelope.get("type") == type_of("scheduledevent.started"):
+        return not data.get("PreviousStatus")
+    return data.get("Outcome") in ("Rejected", "Failed")
+
+
+def structured(event: CloudEvent) -> bytes:
+    """Write the whole event as one JSON object.
+
+    ASCII only: what IMDS sent may hold lone surrogates, which only an escape can carry.
+    """
+    envelope = {
+        "specversion": "1.0",
+        "source": event.source,
+        "type": event.type,
+        "dataschema": event.dataschema,
+        "datacontenttype": "application/json",
+        "id": event.id,
+        "subject": event.subject,
+        "time": iso_utc(event.time),
+        **event.extensions,
+        "data": event.data,
+    }
+    return encode_json(envelope).encode("ascii")
 
 
 def order_key(envelope: Mapping[str, Json]) -> str:

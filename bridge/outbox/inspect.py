@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from bridge.config.values import nearest
 from bridge.errors import StateError, UsageError
 from bridge.events.model import StoredEvent
-from bridge.outbox.rows import SINKS, STATE, Ledger, stored_event
+from bridge.outbox.rows import FILTERS, SINKS, STATE, Ledger, stored_event
 from bridge.outbox.sqlite import ERRORS, Mode
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import iso_utc
@@ -112,12 +112,12 @@ def show(folder: StateFolder, which: str) -> dict[str, Any]:
 
 
 class Fate(NamedTuple):
-    """An event, the sinks that it waits for, why it is a dead letter, by sink, and the sinks that have begun."""
+    """An event, the sinks that it waits for, why it is a dead letter, by sink, and since when each has its filter."""
 
     event: StoredEvent
     waiting: Sequence[str]
     dead: dict[str, str]
-    begun: Sequence[str]
+    filters: dict[str, tuple[str, int]]
 
 
 def fates(folder: StateFolder, which: str) -> list[Fate]:
@@ -125,13 +125,13 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
 
     Args:
         folder: the state folder.
-        which: a CloudEvents id, a seq, or an EventId for everything about a Scheduled Event; "" for the newest event.
+        which: a CloudEvents id, a seq, or an EventId for everything about a Scheduled Event; "" for the newest.
 
     Raises:
         UsageError: no such event is stored.
     """
     with _open(folder, "read") as database:
-        begun = database.record(STATE, SINKS) or ()
+        filters = database.record(STATE, FILTERS) or {}
         found = [
             Fate(
                 event=event,
@@ -140,7 +140,7 @@ def fates(folder: StateFolder, which: str) -> list[Fate]:
                     sink: f"{number}, {reason}: {detail}"
                     for sink, number, reason, detail in database.execute("dead-letters-of", event.id)
                 },
-                begun=begun,
+                filters=filters,
             )
             for event in map(stored_event, database.execute("find-events", which).fetchall())
         ]

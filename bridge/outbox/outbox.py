@@ -15,10 +15,11 @@ from typing import Any
 from uuid import uuid4
 
 from bridge.config.base import DAY_SECONDS
-from bridge.events.envelope import Envelope
 from bridge.events.filters import Filter
-from bridge.events.model import CloudEvent, StoredEvent
+from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.outbox.rows import (
+    DONE,
+    FILTERS,
     OTHER_VM,
     RUN,
     SINKS,
@@ -62,7 +63,6 @@ class Outbox:
         previous_run: the epoch and the last committed number of the run before; (None, None) where there was none.
         changes: counts what ends a wait.
         generation: counts how often `pending` must be read again from the start.
-        earlier_seq: the last number that was given in an earlier run.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Outbox:
         sinks: Mapping[str, tuple[Filter, bool]],
         max_bytes: int,
         retain_seconds: float,
+        count: Callable[[Sequence[CloudEvent | StoredEvent]], None] = lambda _: None,
     ) -> None:
         """Open the outbox in `folder`, or start one.
 
@@ -82,6 +83,7 @@ class Outbox:
             sinks: for each sink its filter, and whether it starts at the oldest event instead of the next.
             max_bytes: how large the file and its log may become before the oldest waiting events are dropped.
             retain_seconds: for how long events are kept that every sink has had.
+            count: is called with the events of each commit.
 
         Raises:
             StateError: another process holds the folder, or a newer version wrote it.
@@ -91,6 +93,7 @@ class Outbox:
         self._sinks = dict(sinks)
         self._max_bytes = max_bytes
         self._retain_seconds = retain_seconds
+        self._count = count
         self._changed = threading.Condition(threading.RLock())
         self._waiting: Counter[str] = Counter()
         self._has_delivered = True  # there may be events that no sink waits for
@@ -110,7 +113,6 @@ class Outbox:
         """Begin this run with what is stored."""
         run = self.record(STATE, RUN) or {}
         self.previous_run: tuple[str | None, int | None] = (run.get("epoch"), run.get("reporterseq"))
-        self.earlier_seq = self._storage.last_seq
         self._load()
         for sink, count in self.left_sinks().items():
             log.warning(
@@ -149,7 +151,7 @@ class Outbox:
 
     def commit(
         self,
-        events: Sequence[tuple[CloudEvent | StoredEvent | Envelope, bytes]],
+        events: Sequence[CloudEvent | StoredEvent],
         *,
         records: Mapping[tuple[str, str], Json] | None = None,
         published: Sequence[Loss] = (),
@@ -157,9 +159,9 @@ class Outbox:
         """Store in one transaction what belongs together; the sinks can have the events when this returns.
 
         Args:
-            events: new events, each with its encoding.
+            events: new events, and some that are given byte for byte.
             records: values by kind and key. They are kept for 30 days, those of the kind STATE for ever; at the size
-                limit, those that are objects whose `done` is true are deleted before any event.
+                limit, those that are objects whose DONE is true are deleted before any event.
             published: losses that the events report.
 
         Returns:
@@ -168,8 +170,8 @@ class Outbox:
         now = self._clock.steady()
         with self._changed:
             added = [
-                StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=body)
-                for seq, (event, body) in enumerate(events, self._storage.last_seq + 1)
+                StoredEvent(seq=seq, id=event.id, type=event.type, stored_at=now, body=_body(event))
+                for seq, event in enumerate(events, self._storage.last_seq + 1)
             ]
             waiting = [(sink, event.seq) for event in added for sink in self._wanted_by(event)]
             values = dict(records or {})
@@ -190,10 +192,12 @@ class Outbox:
             self._has_delivered |= len({seq for _, seq in waiting}) < len(added)
             freed = self._storage.run(work, synced=True)
             self._storage.last_seq += len(added)
+            self._storage.note_published(published)
             self._waiting.update(sink for sink, _ in waiting)
             self._note_freed(freed)
-            self._storage.note_number()
+            self._storage.note_numbers()
             self.wake()
+            self._count(events)
             return self._storage.error is None
 
     # What a sink asks
@@ -253,7 +257,7 @@ class Outbox:
             self._waiting[sink] -= self._storage.run(work, synced=dead is not None)
             self._has_delivered = self._has_delivered or self._storage.run(is_delivered)
             self._storage.note_done(sink, (event.seq for event in events))
-            self._storage.note_number()
+            self._storage.note_numbers()
 
     def backlog(self, sink: str) -> tuple[int, float | None]:
         """Return how many events wait for the sink, and since when (steady seconds) the oldest does."""
@@ -315,7 +319,7 @@ class Outbox:
             appended = 0
             if not database.is_memory:
                 self._begin_sinks(database)
-                appended = _append_retries(database, self._storage.last_seq, now)
+                appended = self._append_retries(database, now)
             return appended, self._make_room(database), Counter(database.counts("count-waiting"))
 
         with self._changed:
@@ -323,14 +327,32 @@ class Outbox:
             appended, freed, waiting = self._storage.run(work, synced=True)
             self._waiting = waiting + freed[1]
             self._note_freed(freed)
-            self._storage.last_seq += appended
-            self._storage.note_number()
+            self._storage.note_numbers()
             self.generation += 1
             self.wake()
             return appended
 
+    def _append_retries(self, database: Ledger, now: float) -> int:
+        """Let dead letters that are to be sent again wait like new events; return how many.
+
+        Their numbers count as given at once: if the transaction fails, it may be in the file all the same.
+        """
+        numbers = [number for (number,) in database.execute("retries", CHUNK_ROWS)]
+        for number in numbers:
+            self._storage.last_seq += 1
+            (sink, id_, type_, *_, body), _ = stored_dead_letter(
+                database.execute("dead-letter", number).fetchone()
+            )
+            event = StoredEvent(seq=self._storage.last_seq, id=id_, type=type_, stored_at=now, body=body)
+            database.save_event(event)
+            database.execute("save-waiting", sink, event.seq)
+            database.execute("delete-dead-letter", number)
+        if numbers:
+            database.note_seq(self._storage.last_seq)
+        return len(numbers)
+
     def _begin_sinks(self, database: Ledger) -> None:
-        """Let new sinks with `from_start` wait for what is stored."""
+        """Let new sinks with `from_start` wait for what is stored, and note since when each filter decides."""
         known = database.record(STATE, SINKS) or []
         if new := [name for name in self._sinks if name not in known]:
             for name in new:
@@ -340,6 +362,12 @@ class Outbox:
                     if wanted.matches(event):
                         database.execute("save-waiting", name, event.seq)
             database.save_record(STATE, SINKS, [*known, *new])
+        noted, kept = database.record(STATE, FILTERS) or {}, {}
+        for name, (wanted, from_start) in self._sinks.items():
+            since = 0 if from_start and name in new else self._storage.last_seq
+            kept[name] = noted[name] if repr(wanted) in noted.get(name, ()) else [repr(wanted), since]
+        if kept != noted:
+            database.save_record(STATE, FILTERS, kept)
 
     def prune(self) -> None:
         """Forget what every sink has had and what is old; call every minute."""
@@ -386,17 +414,8 @@ class Outbox:
             self._folder.release()
 
 
-def _append_retries(database: Ledger, last_seq: int, now: float) -> int:
-    """Let dead letters that are to be sent again wait like new events, behind `last_seq`; return how many."""
-    numbers = [number for (number,) in database.execute("retries", CHUNK_ROWS)]
-    for seq, number in enumerate(numbers, last_seq + 1):
-        (sink, id_, type_, *_, body), _ = stored_dead_letter(
-            database.execute("dead-letter", number).fetchone()
-        )
-        database.save_event(StoredEvent(seq=seq, id=id_, type=type_, stored_at=now, body=body))
-        database.execute("save-waiting", sink, seq)
-        database.execute("delete-dead-letter", number)
-    return len(numbers)
+def _body(event: CloudEvent | StoredEvent) -> bytes:
+    return event.body if isinstance(event, StoredEvent) else structured(event)
 
 
 def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Callable[[int], bool]) -> Freed:
@@ -419,7 +438,7 @@ def make_room(database: Ledger, max_bytes: int, *, search: bool, is_stored: Call
         if search:
             search = database.execute("delete-delivered", FREED_ROWS).rowcount > 0
         elif not (
-            database.execute("delete-done-records", FREED_ROWS).rowcount
+            database.execute("delete-done-records", f"$.{DONE}", FREED_ROWS).rowcount
             or database.execute("delete-oldest-dead-letters", FREED_ROWS).rowcount
         ):
             found = database.execute("oldest-event").fetchone()

@@ -28,7 +28,7 @@ CREATE TABLE dead_letter (
     checksum INTEGER NOT NULL,
     retry INTEGER NOT NULL DEFAULT 0  -- 1: an operator wants it sent again
 );
-CREATE INDEX dead_letter_by_sink ON dead_letter (sink);
+CREATE INDEX dead_letter_by_sink ON dead_letter (sink, id);
 CREATE TABLE record (                 -- all that is remembered by key
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -45,7 +45,9 @@ INSERT OR REPLACE INTO event VALUES (?, ?, ?, ?, ?, ?);
 INSERT OR IGNORE INTO waiting VALUES (?, ?);
 
 -- name: save-dead-letter
-INSERT INTO dead_letter VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- The same one again changes nothing: a transaction that failed may be in the file all the same.
+INSERT INTO dead_letter SELECT NULL, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9
+WHERE NOT EXISTS (SELECT 1 FROM dead_letter WHERE sink = ?1 AND id = ?2 AND checksum = ?8);
 
 -- name: save-record
 INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?, ?);
@@ -92,17 +94,14 @@ SELECT sink, COUNT(*) FROM dead_letter GROUP BY sink;
 -- name: last-seq
 SELECT COALESCE(MAX(seq), 0) FROM event;
 
--- name: is-waited-for
-SELECT 1 FROM waiting WHERE seq >= ? LIMIT 1;
+-- name: last-waiting
+SELECT COALESCE(MAX(seq), 0) FROM waiting;
 
 -- name: delete-waiting
 DELETE FROM waiting WHERE sink = ? AND seq = ?;
 
--- name: delete-waiting-from
-DELETE FROM waiting WHERE seq >= ?;
-
--- name: delete-events-from
-DELETE FROM event WHERE seq >= ?;
+-- name: delete-waiting-after
+DELETE FROM waiting WHERE seq > ?;
 
 -- name: delete-waiting-without-event
 DELETE FROM waiting WHERE seq NOT IN (SELECT seq FROM event);
@@ -135,9 +134,8 @@ DELETE FROM event WHERE seq IN (
 );
 
 -- name: delete-done-records
--- A record that says that its work is done only recognises what comes again.
 DELETE FROM record WHERE rowid IN (
-    SELECT rowid FROM record WHERE kind != 'state' AND json_extract(value, '$.done') ORDER BY saved_at LIMIT ?
+    SELECT rowid FROM record WHERE kind != 'state' AND json_extract(value, ?) ORDER BY saved_at LIMIT ?
 );
 
 -- name: delete-oldest-dead-letters
@@ -168,7 +166,9 @@ SELECT number, sink, id, type, reason, detail, dead_at, retry FROM dead_letter O
 SELECT body FROM event WHERE id = ? OR seq = ? ORDER BY seq DESC LIMIT 1;
 
 -- name: find-events
-SELECT * FROM event WHERE CASE ?1 WHEN '' THEN seq = (SELECT MAX(seq) FROM event) ELSE
+SELECT * FROM event WHERE CASE ?1 WHEN '' THEN seq = COALESCE(
+    (SELECT MAX(seq) FROM event WHERE type LIKE '%.scheduledevent.%'), (SELECT MAX(seq) FROM event)
+) ELSE
     ?1 IN (id, CAST(seq AS TEXT)) OR json_extract(CAST(body AS TEXT), '$.correlationid') = ?1 COLLATE NOCASE
 END ORDER BY seq;
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from bridge.runtime.json import Json
 READ_BYTES = 4 * 1024 * 1024
 
 # The kind of the records that are kept for ever, and keys of it: the last run of a process, losses that are not
-# published yet, and sinks that are not new.
+# published yet, sinks that are not new, and since which event each has its filter.
 STATE = "state"
-RUN, LOSSES, SINKS = "run", "losses", "sinks"
+RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
+# A record that is an object and true here only recognises what comes again: the first to go at the size limit.
+DONE = "done"
 OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint
 
 DAMAGE, SIZE_LIMIT, STATE_FOLDER_GONE, OTHER_VM = "Damage", "SizeLimit", "StateFolderGone", "OtherVm"
@@ -41,11 +43,12 @@ class Loss:
     oldest: float | None = None
     newest: float | None = None
 
-    def __add__(self, other: Loss) -> Loss:
+    def joined(self, other: Loss, count: Callable[[list[int]], int]) -> Loss:
+        """Return one loss for two of the same reason and sink, whose count is made of those that are known."""
         counts = [loss.count for loss in (self, other) if loss.count is not None]
         return replace(
             self,
-            count=sum(counts) if counts else None,
+            count=count(counts) if counts else None,
             oldest=min(filter(None, (self.oldest, other.oldest)), default=None),
             newest=max(filter(None, (self.newest, other.newest)), default=None),
         )
@@ -92,12 +95,12 @@ class Ledger(Database):
         """Forget losses that are published."""
         self._save_losses(loss for loss in self.losses() if loss not in published)
 
-    def note_losses(self, new: Iterable[Loss]) -> None:
-        """Remember losses, together with others of their reason and sink."""
+    def note_losses(self, new: Iterable[Loss], *, count: Callable[[list[int]], int] = sum) -> None:
+        """Remember losses, together with others of their reason and sink, whose counts `count` joins."""
         known = {(loss.reason, loss.sink): loss for loss in self.losses()}
         for loss in new:
             key = (loss.reason, loss.sink)
-            known[key] = known[key] + loss if key in known else loss
+            known[key] = known[key].joined(loss, count) if key in known else loss
         self._save_losses(known.values())
 
     def _save_losses(self, losses: Iterable[Loss]) -> None:
@@ -107,6 +110,10 @@ class Ledger(Database):
         """Return the last number that was given in this database."""
         run = self.record(STATE, RUN) or {}
         return max(int(run.get("seq", 0)), int(self.execute("last-seq").fetchone()[0]))
+
+    def note_seq(self, seq: int) -> None:
+        """Remember the last number that was given, also where its event is deleted."""
+        self.save_record(STATE, RUN, {**(self.record(STATE, RUN) or {}), "seq": seq})
 
     def counts(self, statement: str) -> dict[str, int]:
         """Return what a statement counts for each sink."""

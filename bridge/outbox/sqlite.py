@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 from zlib import crc32
 
 from bridge.errors import StateError
@@ -148,7 +150,8 @@ def _connect(path: Path | None, mode: Mode, busy_seconds: float) -> sqlite3.Conn
         # Without a log a reader needs no lock, and leaves no file of SQLite's behind.
         read = "mode=ro" if log_bytes(path) else "mode=ro&immutable=1"
         options = {"create": "mode=rwc", "write": "mode=rw", "read": read}[mode]
-        name = f"{path.absolute().as_uri()}?{options}"
+        # SQLite refuses what as_uri makes of Windows' paths that begin with two backslashes.
+        name = f"file:{quote(os.fsencode(path.absolute()), safe='')}?{options}"
     connection = sqlite3.connect(
         name, uri=True, isolation_level=None, check_same_thread=False, timeout=busy_seconds
     )

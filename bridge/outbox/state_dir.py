@@ -18,9 +18,11 @@ from bridge.runtime.json import BoundedDecoder, read_object
 DATABASE = "outbox.db"
 STATUS = "status.json"
 LOCK = "lock"
-# Files that are written in place, which a full disk allows: the time of the last usable answer, and the number of
-# the last event.
+# Files that are written in place, which a full disk allows: the time of the last usable answer, and numbers of
+# events: the last one given, and the last one that must not be missing.
 LAST_GOOD, LAST_NUMBER = "last-good", "last-number"
+# A larger number is damage; SQLite has room for as many again.
+MAX_NUMBER = 2**62
 # What the name of a damaged file says: its rows are not in a new file yet, or they are.
 DAMAGED_FILE, SALVAGED_FILE = "damaged", "salvaged"
 
@@ -42,7 +44,7 @@ class StateFolder:
         self.database = path / DATABASE
         self.moved_to = self.database  # where the database was moved last
         self._files: dict[str, int] = {}  # the lock, and the files that are written in place
-        self._number: int | None = None
+        self._numbers: tuple[int, int] | None = None
 
     def acquire(self) -> None:
         """Make the folder and hold it; again is harmless.
@@ -67,7 +69,7 @@ class StateFolder:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
-        self._number = None
+        self._numbers = None
 
     def holder(self) -> str | None:
         """Return who holds the folder, None if no process does."""
@@ -147,23 +149,48 @@ class StateFolder:
         self._write_in_place(LAST_GOOD, text)
 
     def forget(self) -> None:
-        """Forget the time and the number, which are another VM's."""
+        """Forget the time, the numbers and the status, which are another VM's."""
         self.write_last_good(" " * len("2026-01-01T00:00:00.000Z"))
-        self.write_number(0)
+        self.write_numbers(0, 0)
+        with contextlib.suppress(OSError):
+            (self.path / STATUS).unlink()
 
     def read_last_good(self) -> str:
         """Return what was last written, "" if nothing was."""
         return self._read_text(LAST_GOOD)
 
-    def write_number(self, number: int) -> None:
-        """Keep the number of the last event."""
-        if number != self._number and self._write_in_place(LAST_NUMBER, f"{number:020d}"):
-            self._number = number
+    def write_numbers(self, given: int, needed: int) -> None:
+        """Keep the last number that was given, and the last one that the next start must find in the database."""
+        if (given, needed) != self._numbers and self._write_in_place(
+            LAST_NUMBER, f"{given:020d} {needed:020d}"
+        ):
+            self._numbers = (given, needed)
 
-    def read_number(self) -> int:
-        """Return what was last written, 0 if nothing was."""
-        text = self._read_text(LAST_NUMBER)
-        return int(text) if re.fullmatch("[0-9]{20}", text) else 0
+    def read_numbers(self) -> tuple[int, int]:
+        """Return what was last written, zeros if nothing was; a damaged number is needed, but was never given."""
+        found = re.fullmatch("([0-9]{20}) ([0-9]{20})", self._read_text(LAST_NUMBER))
+        given, needed = map(int, found.groups()) if found else (0, 0)
+        return (given, needed) if given <= MAX_NUMBER else (0, given)
+
+    def is_held_open(self) -> bool:
+        """Return whether another program keeps the database from being opened, as Windows allows it."""
+        try:
+            os.close(os.open(self.database, os.O_RDWR))
+        except OSError:
+            return self.database.exists()
+        return False
+
+    def is_of_newer_format(self) -> bool:
+        """Return whether the database's header forbids SQLite to write; it can be refused for other reasons, too."""
+        with contextlib.suppress(OSError), self.database.open("rb") as file:
+            return file.read(19)[18:] > b"\2"
+        return False
+
+    def is_emptied(self) -> bool:
+        """Return whether a process has run here, and neither the database nor the numbers are left."""
+        if any(self.read_numbers()) or (self.database.exists() and self.database.stat().st_size):
+            return False
+        return (self.path / STATUS).exists() or bool(self.read_last_good())
 
     def _write_in_place(self, name: str, text: str) -> bool:
         try:
@@ -211,10 +238,20 @@ class StateFolder:
 
 
 def _rename(path: Path, target: Path) -> None:
-    """Rename a database with its log; the file comes last, so that a log without a file shows an interrupted move."""
-    for suffix in ("-wal", "-shm", ""):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).replace(f"{target}{suffix}")
+    """Rename a database with its log, or nothing: without its log it lacks what was committed last.
+
+    The file comes last, so that a log without a file shows an interrupted move.
+
+    Raises:
+        OSError: the disk does not allow it, or another program uses one of them.
+    """
+    with contextlib.ExitStack() as undo:
+        for suffix in ("-wal", "-shm", ""):
+            one, renamed = path.with_name(path.name + suffix), target.with_name(target.name + suffix)
+            with contextlib.suppress(FileNotFoundError):
+                one.replace(renamed)
+                undo.callback(renamed.replace, one)
+        undo.pop_all()
 
 
 def _read_holder(lock: int) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
-from bridge.outbox.rows import DAMAGE, LOSSES, RUN, STATE, STATE_FOLDER_GONE, Ledger, Loss
+from bridge.outbox.rows import DAMAGE, LOSSES, STATE, STATE_FOLDER_GONE, Ledger, Loss
 from bridge.outbox.sqlite import ERRORS, is_damage
 from bridge.outbox.state_dir import DAMAGED_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
@@ -22,6 +22,9 @@ T = TypeVar("T")
 
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
+# How long a start waits for another program, such as a virus scanner, to close the file.
+HELD_SECONDS = 10.0
+HELD_PAUSE_SECONDS = 0.1
 
 
 class Storage:
@@ -33,8 +36,8 @@ class Storage:
     Attributes:
         error: what is wrong with the file; None where it has everything.
         errors: how often it could not be used.
-        last_seq: the last number that was given to an event.
-        file_seq: the last number that the file has.
+        last_seq: the last number that was given to an event; no number is given twice.
+        file_seq: the last number that the file is known to have.
     """
 
     def __init__(self, folder: StateFolder, lock: AbstractContextManager[Any], wanted_by: WantedBy) -> None:
@@ -46,8 +49,11 @@ class Storage:
         self._inode = 0
         self._version = 0
         self._why_aside = ""  # why the file must be moved aside before anything else
-        self._memory_seq = 0  # the first number that was given in memory
-        self._done: set[tuple[str, int]] = set()  # what sinks have had of the file's events since it failed
+        # Memory knows what became of every event behind this number, and a failed transaction may have left the
+        # same events in the file; of the others, what memory has done since the file failed.
+        self._own_after = 0
+        self._done: set[tuple[str, int]] = set()
+        self._published: list[Loss] = []
         self.error: str | None = None
         self.errors = 0
         self.last_seq = self.file_seq = 0
@@ -69,10 +75,16 @@ class Storage:
         Raises:
             StateError: another process holds the folder, or a newer version wrote the file.
         """
-        try:
-            self._use_file()
-        except (OSError, *ERRORS) as error:
-            self._open_memory(error)
+        deadline = time.monotonic() + HELD_SECONDS
+        while True:
+            try:
+                return self._use_file()
+            except (OSError, *ERRORS) as error:
+                # In memory, it would not be known which events there were: what has ended would not be published.
+                is_held = sys.platform == "win32" and self._folder.is_held_open()
+                if not is_held or time.monotonic() > deadline:
+                    return self._open_memory(error)
+            time.sleep(HELD_PAUSE_SECONDS)
 
     def run(self, work: Callable[[Ledger], T], *, synced: bool | None = None) -> T:
         """Run `work` on the current database; where the file fails, again on the memory that takes its place.
@@ -99,20 +111,27 @@ class Storage:
         """Note what a sink has had, so that the file learns it later."""
         self._done.update((sink, seq) for seq in seqs if self.has_stored(seq))
 
+    def note_published(self, losses: Iterable[Loss]) -> None:
+        """Note losses that an event reports, so that the file learns it later."""
+        if self.error is not None:
+            self._published += losses
+
     def has_stored(self, seq: int) -> bool:
         """Return whether the process is in memory, and the file has an event as well."""
-        return self.error is not None and seq < self._memory_seq
+        return self.error is not None and seq <= self._own_after
 
-    def note_number(self) -> None:
-        """Write down the last number that must not be missing at the next start.
+    def note_numbers(self) -> None:
+        """Write down the last number given, and the last that the next start must find in the file.
 
-        That is the last one given, or the file's last one once every sink has what only memory has.
+        Of what only memory has, that is the last event that a sink waits for; a dead letter or a loss needs them all.
         """
-        is_needed = self.error is None or self.database.record(STATE, LOSSES)
-        if is_needed or self.database.execute("is-waited-for", self._memory_seq).fetchone():
-            self._folder.write_number(self.last_seq)
+        if self.error is None:
+            self.file_seq = needed = self.last_seq
+        elif self.database.record(STATE, LOSSES) or self.database.counts("count-dead-letters"):
+            needed = self.last_seq
         else:
-            self._folder.write_number(self.file_seq)
+            needed = max(self.file_seq, *self.database.execute("last-waiting").fetchone())
+        self._folder.write_numbers(self.last_seq, needed)
 
     def recover(self) -> bool:
         """Use the file again where it failed or was removed; return whether what it has may have changed."""
@@ -125,6 +144,7 @@ class Storage:
             self._use_file()
         except (OSError, StateError, *ERRORS) as error:
             self._note(error)
+            self.note_numbers()  # the folder may be another one
         return self.error is None
 
     def replace(self, why: str) -> Path:
@@ -146,6 +166,7 @@ class Storage:
     def _use_file(self) -> None:
         """Open the file, or a new one instead of one that is moved aside, and bring into it what it lacks."""
         self._folder.acquire()
+        is_emptied = self._database is None and self._folder.is_emptied()
         for _ in range(2):
             if self._why_aside:
                 self._folder.move_aside(self._why_aside)
@@ -154,7 +175,7 @@ class Storage:
                 with ExitStack() as stack:
                     file = stack.enter_context(closing(Ledger(self._folder.database)))
                     with file.transaction():
-                        self._take_over(file)
+                        self._take_over(file, is_emptied=is_emptied)
                     stack.pop_all()
                 return self._begin_file(file)
             except ERRORS as error:
@@ -170,49 +191,51 @@ class Storage:
         self._inode = self._folder.database.stat().st_ino
         self._folder.note_salvaged()
         self._done.clear()
-        self.file_seq = self.last_seq
+        self._published.clear()
         if self.error is not None:
             log.warning("the state store works again", extra={"was": self.error})
             self.error = None
-        self.note_number()
+        self.note_numbers()
 
-    def _take_over(self, file: Ledger) -> None:
-        """Bring into the file what it lacks of damaged files and of memory; note a loss."""
+    def _take_over(self, file: Ledger, *, is_emptied: bool) -> None:
+        """Bring into the file what it lacks of damaged files and of memory; note a loss.
+
+        A transaction that failed, an earlier take-over included, may be in the file all the same. To repeat it is
+        harmless: what it brought is replaced, and what waits of it is what waits in memory.
+        """
         damaged = self._folder.damaged()
         for path in damaged:
             text = "the damaged state store is moved aside; every readable row is copied to a new one"
             log.error(text, extra={"kept_as": str(path)})
             salvage(path, file, self._wanted_by)
-        expected = self._folder.read_number()
+        given, needed = self._folder.read_numbers()
+        found = file.last_seq()
         if memory := self._database:
-            expected = self.file_seq
-            # A transaction that failed may be in the file all the same, and memory has gone on since.
-            file.execute("delete-waiting-from", self._memory_seq)
-            file.execute("delete-events-from", self._memory_seq)
+            needed = self.file_seq
+            file.execute("delete-waiting-after", self._own_after)
             for row in self._done:
                 file.execute("delete-waiting", *row)
-        found = file.last_seq()
-        if memory:
-            copy_back(memory, file, after=found)
-        self.last_seq = max(self.last_seq, found, expected)
-        self._note_missing(file, found, expected, is_damaged=bool(damaged))
+            file.forget_losses(self._published)
+            copy_back(memory, file, after=min(found, self._own_after))
+        self.last_seq = max(self.last_seq, found, given)
+        if self.last_seq > found:
+            file.note_seq(self.last_seq)
+        if damaged or is_emptied or found < needed:
+            self._note_missing(file, found, needed, is_damaged=bool(damaged))
 
-    def _note_missing(self, database: Ledger, found: int, expected: int, *, is_damaged: bool) -> None:
-        """Note a loss if a database was damaged, or is behind the last number that was written down."""
-        if not is_damaged and found >= expected:
-            return
+    def _note_missing(self, database: Ledger, found: int, needed: int, *, is_damaged: bool) -> None:
+        """Note a loss: a database was damaged, is empty, or is behind the last number that it must have."""
         log.error(
             "the state store was damaged or empty, or older than what was published; the document is published again",
-            extra={"last_number": found, "expected": expected},
+            extra={"last_number": found, "expected": needed},
         )
         reason = DAMAGE if is_damaged or found else STATE_FOLDER_GONE
         database.note_losses([Loss(reason=reason, count=None)])
-        database.save_record(STATE, RUN, {**(database.record(STATE, RUN) or {}), "seq": self.last_seq})
 
     def _is_damage(self, error: Exception) -> bool:
         """Decide whether the file is broken; SQLite does not write to one whose header names an unknown format."""
         is_refused = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_READONLY
-        return is_damage(error) or (is_refused and os.access(self._folder.database, os.W_OK))
+        return is_damage(error) or (is_refused and self._folder.is_of_newer_format())
 
     def _is_gone(self) -> bool:
         """Return whether the open file is no longer what others find under its name."""
@@ -241,7 +264,8 @@ class Storage:
 
     def _open_memory(self, error: Exception) -> None:
         """Start in memory, with what can be read of the file."""
-        noted = self.file_seq = self._folder.read_number()
+        given, needed = self._folder.read_numbers()
+        self.file_seq = needed
         try:
             if self._why_aside:
                 raise error
@@ -250,24 +274,23 @@ class Storage:
         except (OSError, StateError, *ERRORS) as why:
             log.debug("the state store cannot be read either: %s", why)
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
-            self.last_seq = max(noted, time.time_ns() // 1000)
+            self.last_seq = max(given, time.time_ns() // 1000)
             self._use_memory(error, None)
         else:
-            self.last_seq = max(self.file_seq, noted)
+            self.last_seq = max(self.file_seq, given)
             memory = self._use_memory(error, source)
             source.close()
-            self._note_missing(memory, self.file_seq, noted, is_damaged=False)
+            if self.file_seq < needed:
+                self._note_missing(memory, self.file_seq, needed, is_damaged=False)
 
     def _use_memory(self, error: Exception, source: Ledger | None) -> Ledger:
         self._note(error)
         memory = Ledger()
-        if source and source is self._database:
-            self.file_seq = self.last_seq
         if source:
             with memory.transaction(), suppress(*ERRORS):
                 fill_memory(memory, source, max_bytes=COPY_BYTES)
         self.close()
-        self._database, self._memory_seq = memory, self.last_seq + 1
+        self._database, self._own_after = memory, self.last_seq
         return memory
 
     def _note(self, error: Exception) -> None:

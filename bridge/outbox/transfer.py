@@ -9,14 +9,22 @@ from typing import Any
 
 from bridge.errors import StateError
 from bridge.events.model import StoredEvent
-from bridge.outbox.rows import OCCURRENCE, STATE, Ledger, stored_dead_letter, stored_event, stored_record
-from bridge.outbox.sqlite import ERRORS, Damaged, checksum
+from bridge.outbox.rows import (
+    LOSSES,
+    OCCURRENCE,
+    STATE,
+    Ledger,
+    stored_dead_letter,
+    stored_event,
+    stored_record,
+)
+from bridge.outbox.sqlite import ERRORS, Damaged
 
 WantedBy = Callable[[StoredEvent], Iterable[str]]
 
 
 def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
-    """Copy what a file lacks: events behind a number with what waits of them, dead letters and records."""
+    """Copy what a file may lack: events behind a number with what waits of them, dead letters and records."""
     for row in memory.execute("events-after", after):
         file.save_event(stored_event(row))
     for row in memory.execute("all-waiting", after):
@@ -24,6 +32,10 @@ def copy_back(memory: Ledger, file: Ledger, *, after: int) -> None:
     for values, retry in map(stored_dead_letter, memory.rows("dead_letter")):
         file.save_dead_letter(*values, retry=retry)
     for kind, key, value, at in map(stored_record, memory.rows("record")):
+        if (kind, key) == (STATE, LOSSES):
+            # Both may know of the same loss: at least the larger count is lost.
+            file.note_losses(memory.losses(), count=max)
+            continue
         # Memory may have counted from zero.
         counted = file.record(kind, key) or 0 if kind == OCCURRENCE else 0
         file.save_record(kind, key, max(value, counted) if counted else value, at=at)
@@ -71,10 +83,8 @@ def salvage(path: Path, file: Ledger, wanted_by: WantedBy) -> None:
             file.save_event(event)
             for sink in () if are_complete else wanted_by(event):
                 file.execute("save-waiting", sink, event.seq)
-        known = {row[-2] for row in file.rows("dead_letter")}  # of a start that was killed after this
         for values, retry in _readable(damaged, "dead_letter", stored_dead_letter):
-            if checksum(*values) not in known:
-                file.save_dead_letter(*values, retry=retry)
+            file.save_dead_letter(*values, retry=retry)
         for kind, key, value, at in _readable(damaged, "record", stored_record):
             file.save_record(kind, key, value, at=at)
     file.execute("delete-waiting-without-event")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -117,6 +120,41 @@ def test_an_unreadable_number_says_nothing(tmp_path: Path, text: str) -> None:
         assert (outbox.losses(), waiting(outbox)) == ([], ["1"])
 
 
+@pytest.mark.parametrize("damaged", [f"{10**19:020d} {1:020d}", f"{1:020d} {10**19:020d}"])
+def test_a_number_that_sqlite_cannot_hold_is_a_loss_and_is_not_used(tmp_path: Path, damaged: str) -> None:
+    older_state(tmp_path, "1")
+    (tmp_path / "last-number").write_text(damaged)
+    for _ in range(2):  # a kill before it is published does not forget it
+        with closing(open_outbox(tmp_path)) as outbox:
+            assert (reasons(outbox), waiting(outbox)) == ([("Damage", None)], ["1"])
+    with closing(open_outbox(tmp_path)) as outbox:
+        outbox.commit([event("report")], published=outbox.losses())
+        assert outbox.pending("a", 5)[-1].seq == 2
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert outbox.losses() == []
+
+
+@pytest.mark.parametrize("trace", ["status.json", "last-good"])
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_without_database_and_numbers_what_else_a_process_left_shows_that_they_are_lost(
+    tmp_path: Path, trace: str, is_empty: bool
+) -> None:
+    if is_empty:
+        for name in ("outbox.db", "last-number"):
+            (tmp_path / name).touch()
+    (tmp_path / trace).write_text("2026-11-23T00:00:00.000Z" if trace == "last-good" else "{}")
+    for _ in range(2):
+        with closing(open_outbox(tmp_path)) as outbox:
+            assert reasons(outbox) == [("StateFolderGone", None)]
+
+
+def test_a_process_that_never_committed_an_event_has_lost_none(tmp_path: Path) -> None:
+    open_outbox(tmp_path).close()
+    (tmp_path / "status.json").write_text("{}")
+    with closing(open_outbox(tmp_path)) as outbox:
+        assert outbox.losses() == []
+
+
 def test_a_state_folder_that_is_removed_in_use_is_made_again_with_what_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +254,52 @@ def test_where_it_cannot_be_read_what_waits_every_sink_gets_what_is_there(tmp_pa
         assert reasons(outbox) == [("Damage", None)]
 
 
+@pytest.mark.parametrize("is_read", [False, True], ids=["at the start", "in use"])
+def test_a_file_that_another_program_holds_open_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    """As on Windows, where a backup that reads the file keeps others from writing to it; it may have just ended."""
+    path = older_state(tmp_path / "state", "1", "2", "3", image=tmp_path / "killed")
+    outbox = open_outbox(path) if is_read else None
+    begin = Database.transaction
+
+    def refuse_to_write(database: Database, **how: Any) -> Any:
+        if database.is_memory:
+            return begin(database, **how)
+        error = sqlite3.OperationalError("attempt to write a readonly database")
+        error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "transaction", refuse_to_write)
+        outbox = outbox or open_outbox(path)
+        assert not commit(outbox, "4")
+        assert deliver(outbox, limit=1) == ["1"]
+    with closing(outbox):
+        outbox.recover()
+        assert (outbox.storage_error, outbox.losses()) == (None, [])
+        assert waiting(outbox) == ["2", "3", "4"]
+    assert not list(path.glob("outbox.db.*"))
+
+
+def test_a_damaged_file_that_cannot_be_renamed_is_used_by_nobody_and_moved_aside_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older_state(tmp_path, "1", "2", "3")
+    flip(tmp_path, b'"subject": "2"')
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", Mock(side_effect=PermissionError(errno.EACCES, "it is in use")))
+        outbox = open_outbox(tmp_path)
+        assert waiting(outbox) == []
+        assert outbox.storage_error is not None
+        commit(outbox, "4")
+        outbox.recover()
+        assert waiting(outbox) == ["4"]
+    with closing(outbox):
+        outbox.recover()
+        assert (waiting(outbox), reasons(outbox)) == (["1", "3", "4"], [("Damage", None)])
+
+
 @pytest.mark.parametrize("step", ["moved", "copied", "renamed"])
 def test_a_kill_while_a_damaged_file_is_replaced_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -289,10 +373,12 @@ def make_template(path: Path, rng: random.Random, *, killed: bool) -> Template:
     outbox = open_outbox(path / "running", sinks=SINKS)
     bodies: dict[str, bytes] = {}
     for number in range(rng.randint(10, 60)):
-        made, body = event(f"{number:06d}", size=rng.choice(SIZES))
-        filled = body.replace(b"xxxxxxxx", rng.randbytes(4).hex().encode())
+        made = event(f"{number:06d}", size=rng.choice(SIZES))
+        filled = made.body.replace(b"xxxxxxxx", rng.randbytes(4).hex().encode())
         bodies[made.id] = filled
-        outbox.commit([(made, filled)], records={("kind", made.id): {}, ("occurrence", made.id): 1})
+        outbox.commit(
+            [replace(made, body=filled)], records={("kind", made.id): {}, ("occurrence", made.id): 1}
+        )
         if rng.random() < 0.3:
             for name in deliver(outbox, limit=1):
                 del bodies[name]

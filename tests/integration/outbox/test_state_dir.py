@@ -144,6 +144,7 @@ def test_the_status_is_what_was_last_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
+@pytest.mark.usefixtures("without_collection")
 def test_an_invalid_status_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "status.json").write_bytes(content)
     assert StateFolder(tmp_path).read_status() is None
@@ -158,3 +159,28 @@ def test_a_status_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> N
             folder.write_status({"number": 2})
     assert folder.read_status() == {"number": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["status.json"]
+
+
+# Moved aside
+
+
+def test_a_move_aside_that_fails_half_way_leaves_the_database_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {tmp_path / f"outbox.db{suffix}": suffix or "database" for suffix in ("", "-wal", "-shm")}
+    for file, text in files.items():
+        file.write_text(text)
+    replace = Path.replace
+
+    def refuse(source: Path, target: Path) -> Path:
+        if source.name == "outbox.db":
+            raise PermissionError("it is used by another process")
+        return replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        with pytest.raises(PermissionError):
+            StateFolder(tmp_path).move_aside("damaged")
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == files
+    assert StateFolder(tmp_path).move_aside("damaged").read_text() == "database"
+    assert not any(file.exists() for file in files)

@@ -299,7 +299,12 @@ def test_the_vms_own_events_say_when_and_why(event: CloudEvent, name: str, data:
 
 @pytest.mark.parametrize(
     ("resources", "session"),
-    [(["Web-1", "web-0"], "shop.web-1"), (["_web-1"], "shop.web-1"), ([], "shop.web-0")],
+    [
+        (["Web-1", "web-0"], "shop.web-1"),
+        (["_web-1"], "shop.web-1"),
+        ([], "shop.web-0"),
+        (["Großmarkt"], "shop.großmarkt"),  # as the listener and the bus spell it, too
+    ],
 )
 def test_the_session_is_that_of_the_first_affected_vm_everywhere(resources: list[str], session: str) -> None:
     for name in ("web-0", "Web-0"):
