@@ -9,12 +9,13 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from http import HTTPStatus
 
 from bridge.approvals.policy import Decision
 from bridge.errors import ImdsError
-from bridge.imds.client import ImdsClient
+from bridge.imds.client import CALL_SECONDS, ImdsClient
 from bridge.imds.document import Document, ScheduledEvent, parse_document
 from bridge.runtime.time import Clock
 
@@ -22,19 +23,20 @@ log = logging.getLogger(__name__)
 
 READ_EVERY_SECONDS = 1.0  # one document for all commands together
 FRESH_SECONDS = 2.0  # how old a document may be for a decision
-PAUSE_SECONDS = 1.0  # after a failure without Retry-After
+JUST_READ_SECONDS = 0.3  # how old a document may be for a POST
+PAUSE_SECONDS = 1.0  # after a 429 without Retry-After
+# An event whose POST has failed waits for 1 s, then for 2 s; four times as long as the POST took if that is more.
+AGAIN_SECONDS, AGAIN_FACTOR, AGAIN_LIMIT_SECONDS = 2.0, 4.0, 30.0
 CALLS_PER_SECOND = 3  # of the five that IMDS allows this VM; `forward` needs one or two
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApprovalResult:
-    """What became of a POST.
+@dataclass(kw_only=True)
+class _Tries:
+    """The failed POSTs of an event: how many, why, and when the next one is due (monotonic)."""
 
-    `decisions` are by EventId in lower case. `not_applied`: IMDS refused the request, so nothing was approved.
-    """
-
-    decisions: Mapping[str, Decision] = field(default_factory=dict)
-    not_applied: bool = False
+    error: str
+    next_at: float
+    count: int = 1
 
 
 class ImdsApprover:
@@ -46,9 +48,9 @@ class ImdsApprover:
         self._document: Document | None = None
         self.read_at = self._wanted_at = -math.inf
         self._errors = {"document": "", "POST": ""}
+        self._tries: dict[str, _Tries] = {}  # by EventId in lower case
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
         self._paused_until = -math.inf
-        self._post_alone: dict[str, None] = {}  # EventIds that IMDS has refused together with others
         self.good_time: datetime | None = None
 
     @property
@@ -58,15 +60,20 @@ class ImdsApprover:
 
     def document(self) -> Document | None:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
-        now = self._clock.monotonic()
+        now, before = self._clock.monotonic(), self.last_error
         is_due = now - self.read_at >= READ_EVERY_SECONDS
         if (is_due or self.newer_in_seconds == 0) and self.may_call():
             self.read_at, self._document = now, self._read()
+            self._log_change(before)
         return self._document if now - self.read_at < FRESH_SECONDS else None
 
     def want_newer(self, than: float) -> None:
         """Have the document read again, if it was read before that instant, as soon as a call is to spare."""
         self._wanted_at = max(self._wanted_at, than)
+
+    def is_just_read(self, since: float) -> bool:
+        """Return whether the last document is young enough for a POST, and was read at that instant or later."""
+        return self.read_at >= since and self._clock.monotonic() - self.read_at < JUST_READ_SECONDS
 
     @property
     def newer_in_seconds(self) -> float:
@@ -99,54 +106,78 @@ class ImdsApprover:
     @property
     def last_error(self) -> str:
         """The last error of IMDS that has not been followed by a good answer, "" if there is none."""
-        return next((error for error in self._errors.values() if error), "")
+        errors = [*self._errors.values(), *(tries.error for tries in self._tries.values())]
+        return next((error for error in errors if error), "")
 
     def _note_result(self, call: str, error: Exception | None) -> None:
-        """Remember how a kind of call went; log when that changes."""
-        before = self.last_error
+        """Remember how a kind of call went; a 429 pauses all calls."""
         self._errors[call] = "" if error is None else str(error)
-        if error is not None:
-            pause = error.retry_after_seconds if isinstance(error, ImdsError) else None
-            self._paused_until = self._clock.monotonic() + max(PAUSE_SECONDS, pause or 0.0)
+        if isinstance(error, ImdsError):
+            pause = error.retry_after_seconds or 0.0
+            if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                pause = max(PAUSE_SECONDS, pause)
+            self._paused_until = self._clock.monotonic() + pause
+
+    def _log_change(self, before: str) -> None:
         if self.last_error and not before:
             log.warning("commands wait for IMDS: %s", self.last_error)
         elif before and not self.last_error:
             log.info("IMDS answers again; waiting commands go on")
 
-    def choose(self, new: dict[str, ScheduledEvent]) -> list[ScheduledEvent]:
-        """Choose the events of one POST: all, except that those that IMDS refused together go one by one."""
-        self._post_alone = {key: None for key in self._post_alone if key in new}
-        together = [event for key, event in new.items() if key not in self._post_alone]
-        return together or [new[key] for key in list(self._post_alone)[:1]]
+    def choose(self, new: Mapping[str, ScheduledEvent]) -> list[ScheduledEvent]:
+        """Choose the events of the next POST: all that were never tried, else one that is due again."""
+        before = self.last_error
+        self._tries = {key: tries for key, tries in self._tries.items() if key in new}
+        self._log_change(before)
+        untried = [event for key, event in new.items() if key not in self._tries]
+        key = min(self._tries, key=lambda key: self._tries[key].next_at, default="")
+        is_due = key and self._tries[key].next_at <= self._clock.monotonic()
+        return untried or ([new[key]] if is_due else [])
 
-    def post(self, events: Sequence[ScheduledEvent]) -> ApprovalResult:
-        """POST the approval of events; return what is known about each."""
+    def post(self, events: Sequence[ScheduledEvent]) -> tuple[dict[str, Decision], bool]:
+        """POST the approval of events.
+
+        Returns:
+            What is decided, by EventId in lower case, and whether IMDS refused the request, so that none is approved.
+        """
+        before, began = self.last_error, self._clock.monotonic()
         try:
             self._approve(events)
         except ImdsError as error:
-            return self._refused(events, error)
-        self._note_result("POST", None)
-        approved = {
-            event.key: Decision(outcome="accepted", reason="approved", event=event) for event in events
-        }
-        return ApprovalResult(decisions=approved)
+            decided, is_refused = self._refused(events, error, self._clock.monotonic() - began)
+        else:
+            decided = {one.key: Decision(outcome="accepted", reason="approved", event=one) for one in events}
+            is_refused = False
+        for key in decided:
+            self._tries.pop(key, None)
+            self._errors["POST"] = ""
+        self._log_change(before)
+        return decided, is_refused
 
-    def _refused(self, events: Sequence[ScheduledEvent], error: ImdsError) -> ApprovalResult:
-        keys = [event.key for event in events]
-        not_applied = error.status is not None and error.status < 500  # noqa: PLR2004 - after a 5xx the approval may have been applied
-        if error.status != 400:  # noqa: PLR2004 - Bad Request: a retry cannot help
+    def _refused(
+        self, events: Sequence[ScheduledEvent], error: ImdsError, took_seconds: float
+    ) -> tuple[dict[str, Decision], bool]:
+        is_refused = error.status is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        if error.status == HTTPStatus.TOO_MANY_REQUESTS:
             self._note_result("POST", error)
-            self._post_alone = {
-                **{key: None for key in self._post_alone if key not in keys},
-                **self._post_alone,
-            }
-            return ApprovalResult(not_applied=not_applied)
-        self._note_result("POST", None)
-        if len(events) > 1:
-            self._post_alone |= dict.fromkeys(keys)
-            return ApprovalResult(not_applied=True)
-        refused = Decision(outcome="failed", reason="imds_refused", detail=str(error), event=events[0])
-        return ApprovalResult(decisions={keys[0]: refused}, not_applied=True)
+        elif error.status == HTTPStatus.BAD_REQUEST and len(events) == 1:  # a retry cannot help
+            detail = str(error)
+            refused = Decision(outcome="failed", reason="imds_refused", detail=detail, event=events[0])
+            return {events[0].key: refused}, True
+        else:
+            self._note_failure(events, error, took_seconds)
+        return {}, is_refused
+
+    def _note_failure(self, events: Sequence[ScheduledEvent], error: ImdsError, took_seconds: float) -> None:
+        """Have each event tried alone from now on: at once after a POST of several, else after a while."""
+        self._errors["POST"] = ""
+        for event in events:
+            count = self._tries[event.key].count + 1 if event.key in self._tries else 1
+            wait_seconds = max(
+                *(min(AGAIN_SECONDS, count), AGAIN_FACTOR * took_seconds, error.retry_after_seconds or 0.0)
+            )
+            next_at = self._clock.monotonic() + min(AGAIN_LIMIT_SECONDS, wait_seconds) * (len(events) == 1)
+            self._tries[event.key] = _Tries(error=str(error), count=count, next_at=next_at)
 
     def _approve(self, events: Sequence[ScheduledEvent]) -> None:
         incarnation = self._document.raw.get("DocumentIncarnation") if self._document else None
@@ -155,4 +186,7 @@ class ImdsApprover:
             log.info(
                 "approving %s of %s", event.raw.get("EventType"), names, extra={"event_id": event.event_id}
             )
-        self._imds.approve([event.event_id for event in events], incarnation=incarnation)
+        tries = self._tries.get(events[0].key)
+        limit_seconds = min(CALL_SECONDS, 2.0**tries.count) if tries else CALL_SECONDS
+        event_ids = [event.event_id for event in events]
+        self._imds.approve(event_ids, incarnation=incarnation, limit_seconds=limit_seconds)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from bridge.contract.types import type_of
+from bridge.imds.document import is_event_id
 from bridge.runtime.json import BoundedDecoder, Json, read_object
 from bridge.runtime.text import printable
 from bridge.runtime.time import parse_iso
@@ -130,33 +131,23 @@ def _check_type(attributes: Mapping[str, Json]) -> None:
 
 def _event_ids(data: Mapping[str, Json]) -> tuple[str, ...]:
     """Return the ids in their order, each once, whatever its letter case."""
-    given: Json
     forms = [name for name in ("StartRequests", "EventIds", "EventId") if name in data]
     if len(forms) > 1:
         raise ValueError(f"{' and '.join(forms)} together, expected only one of them")
-    if "StartRequests" in data:
-        requests = data["StartRequests"]
-        given = [
-            one.get("EventId") if isinstance(one, dict) else None for one in _list(requests, "StartRequests")
-        ]
-    elif "EventIds" in data:
-        given = _list(data["EventIds"], "EventIds")
-    else:
-        given = [data.get("EventId")]
+    form = forms[0] if forms else "EventId"
+    given: Json = [data.get("EventId")] if form == "EventId" else data[form]
+    if not isinstance(given, list):
+        raise ValueError(f"{form} is not a list")
+    if form == "StartRequests":
+        given = [one.get("EventId") if isinstance(one, dict) else None for one in given]
     if not given or len(given) > MAX_EVENT_IDS:
         raise ValueError(f"{len(given)} EventIds, expected 1 to {MAX_EVENT_IDS}")
     for event_id in given:
-        if not isinstance(event_id, str) or not re.fullmatch(r"[!-~]{1,200}", event_id):
+        if not is_event_id(event_id):
             raise ValueError(
                 'an EventId that is not 1 to 200 printable ASCII characters; expected {"EventId": "..."}'
             )
     return tuple({event_id.lower(): event_id for event_id in given}.values())
-
-
-def _list(value: Json, name: str) -> list[Json]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is not a list")
-    return value
 
 
 def _vm(value: Json) -> str:
@@ -178,8 +169,6 @@ def _instant(value: Json) -> datetime | None:
 
 def _show(value: Json) -> str:
     """Quote a value briefly."""
-    return (
-        repr(printable(value)[:40])
-        if isinstance(value, str)
-        else f"that is not a text ({type(value).__name__})"
-    )
+    if isinstance(value, str):
+        return repr(printable(value)[:40])
+    return f"that is not a text ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""Commands in progress, and how far each of their EventIds is."""
+"""Commands in progress, and what is known about each of their EventIds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.policy import Decision
 from bridge.azure.receiver import ReceivedMessage
-from bridge.imds.document import ScheduledEvent
 
 REFUSED_RECEIPTS_PER_MINUTE = 10
 REPEATED_RECEIPTS_PER_MINUTE = 10
@@ -20,108 +18,56 @@ REJECTED_RECEIPTS_PER_MINUTE = 100  # as many as one command may have EventIds
 MINUTE_SECONDS = 60.0
 
 
-class Stage(Enum):
-    """How far an EventId of a command is."""
-
-    WAITING = "waiting"  # not judged yet, or the document does not have the event yet
-    ALLOWED = "allowed"  # nothing was POSTed, or IMDS has refused it
-    POSTED = "posted"  # or about to be: that is recorded, and the outcome is not known
-    ANSWERED = "answered"
-
-
-@dataclass(kw_only=True)
-class Request:
-    """One EventId of a command.
-
-    Attributes:
-        event_id: as the command spells it.
-        decision: why it is allowed, or how it was answered.
-        receipt: as it was published; "" for a rejection without one, of which there were too many.
-    """
-
-    event_id: str
-    stage: Stage = Stage.WAITING
-    decision: Decision | None = None
-    receipt: str = ""
-
-    @property
-    def key(self) -> str:
-        """The EventId in lower case."""
-        return self.event_id.lower()
-
-    @property
-    def wanted(self) -> ScheduledEvent | None:
-        """The event that is to be POSTed, None if none is."""
-        return self.decision.event if self.decision and self.stage is not Stage.ANSWERED else None
-
-    def allow(self, decision: Decision) -> None:
-        """Have the event POSTed."""
-        self.decision = decision
-        self.stage = Stage.POSTED if self.stage is Stage.POSTED else Stage.ALLOWED
-
-    def wait(self) -> None:
-        """Have the event not POSTed yet."""
-        self.decision = None
-        self.stage = Stage.POSTED if self.stage is Stage.POSTED else Stage.WAITING
-
-
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Pending:
     """A command that is not fully decided yet, with every message that carried it.
 
+    Each of its EventIds is open, and perhaps POSTed, or answered.
+
     Attributes:
         command: what is to be approved.
-        arrived_at: when this process received it, or its program still ran, monotonic.
+        arrived_at: when this process received it, monotonic.
         grace_from: when the broker accepted it, monotonic; an unknown event may appear for a while from then on.
         messages: what has to be settled once the command is decided.
+        may_have_waited: it may have been sent long before this process received it.
         is_auto: an auto rule made it; there is no message.
-        is_recorded: whether there is a record of it.
-        judged_by: when the document was read by which it was judged last, monotonic.
+        intended: for each open EventId that may have been POSTed, in lower case, the id of the stay that was judged,
+            which stands for one content.
+        receipts: of the answered EventIds, in lower case, as published; "" for a rejection without one.
+        unanswered: a rejection that has no receipt, of which there were too many.
+        judged_by: when the document was read by which it was judged last and has to wait, monotonic.
     """
 
     command: Command
     arrived_at: float
     grace_from: float
     messages: list[ReceivedMessage] = field(default_factory=list)
+    may_have_waited: bool = False
     is_auto: bool = False
-    is_recorded: bool = False
+    intended: dict[str, str] = field(default_factory=dict)
+    receipts: dict[str, str] = field(default_factory=dict)
+    unanswered: Decision | None = None
     judged_by: float = -math.inf
 
-    def __post_init__(self) -> None:
-        self.requests = [Request(event_id=event_id) for event_id in self.command.event_ids]
-
-    def at(self, *stages: Stage) -> list[Request]:
-        """Return the EventIds that are at one of these stages."""
-        return [request for request in self.requests if request.stage in stages]
-
     @property
-    def open(self) -> list[Request]:
-        """The EventIds that are not decided yet."""
-        return self.at(Stage.WAITING, Stage.ALLOWED, Stage.POSTED)
+    def open(self) -> list[str]:
+        """The EventIds that are not answered yet, as the command spells them."""
+        return [event_id for event_id in self.command.event_ids if event_id.lower() not in self.receipts]
 
     @property
     def record(self) -> dict[str, Any]:
         """What is stored of the command."""
-        return {
-            "receipts": {request.key: request.receipt for request in self.requests if request.receipt},
-            "intended": sorted(request.key for request in self.at(Stage.POSTED)),
-            "done": not self.open,
-        }
+        receipts = {key: receipt for key, receipt in self.receipts.items() if receipt}
+        return {"receipts": receipts, "intended": dict(self.intended)}
 
     def continue_from(self, record: Mapping[str, Any] | None) -> None:
         """Take over what an earlier process, or an earlier delivery, has recorded."""
-        if not record:
-            return
-        self.is_recorded = True
-        for request in self.requests:
-            if receipt := record["receipts"].get(request.key):
-                request.stage, request.receipt = Stage.ANSWERED, receipt
-            elif request.key in record["intended"]:
-                request.stage = Stage.POSTED
+        if record:
+            self.receipts, self.intended = dict(record["receipts"]), dict(record["intended"])
 
     def add(self, message: ReceivedMessage) -> None:
         """Add another message with the same command; those of an earlier connection cannot be settled."""
-        self.messages = [one for one in self.messages if one.generation == message.generation]
+        self.messages = [one for one in self.messages if one.connection == message.connection]
         self.messages.append(message)
 
 

@@ -12,7 +12,7 @@ from bridge.approvals.command import Command
 from bridge.config.approvals import PolicySettings, RuleSettings
 from bridge.imds.document import SCHEDULED, STARTED, ScheduledEvent, fold_name, is_among
 
-Outcome = Literal["accepted", "rejected", "failed"]
+Outcome = Literal["allowed", "accepted", "rejected", "failed"]
 
 TERMINATE = "terminate"
 AUTO_STEP_SECONDS = 10.0
@@ -20,7 +20,7 @@ AUTO_STEP_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What becomes of one EventId of a command: POST it (`accepted`) or answer at once.
+    """What becomes of one EventId of a command: POST it (`allowed`), or answer at once.
 
     `event` is the event as in the document, None if the document does not have it.
     """
@@ -31,14 +31,20 @@ class Decision:
     event: ScheduledEvent | None = None
 
 
+def rejected(reason: str, detail: str = "", event: ScheduledEvent | None = None) -> Decision:
+    """Return the decision that rejects an event, or each EventId of a command."""
+    return Decision(outcome="rejected", reason=reason, detail=detail, event=event)
+
+
 def is_expired(command: Command, now: datetime) -> bool:
     """Return whether the command has expired."""
     return command.expires_at is not None and command.expires_at <= now
 
 
-def expired(command: Command) -> Decision:
-    """Return the decision for each EventId of a command that has expired."""
-    return Decision(outcome="rejected", reason="expired", detail=f"it was valid until {command.expires_at}")
+def expired(command: Command, imds_error: str = "") -> Decision:
+    """Return the decision for each EventId of a command that has expired, perhaps while IMDS failed."""
+    detail = f"it was valid until {command.expires_at}" + (f"; {imds_error}" if imds_error else "")
+    return rejected("expired", detail)
 
 
 def not_recorded(event: ScheduledEvent | None) -> Decision:
@@ -54,9 +60,8 @@ def unknown_outcome(decision: Decision) -> Decision:
 
 
 def changed(event: ScheduledEvent) -> Decision:
-    """Return the decision for an event that has changed, or left and returned, since an auto rule matched it."""
-    detail = "the event has changed or returned since"
-    return Decision(outcome="rejected", reason="denied", detail=detail, event=event)
+    """Return the decision for an event that has changed, or left and returned, since it was allowed."""
+    return rejected("denied", "the event has changed or returned since", event)
 
 
 def already_approved(event: ScheduledEvent) -> Decision:
@@ -72,10 +77,18 @@ def names_other_vm(command: Command, vm_name: str) -> bool:
 
 def other_vm(command: Command) -> Decision:
     """Return the decision for each EventId of a command that names another VM."""
-    return Decision(outcome="rejected", reason="other_vm", detail=f"it is meant for {command.vm}")
+    return rejected("other_vm", f"it is meant for {command.vm}")
 
 
-def judge(event: ScheduledEvent | None, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
+def sent_too_early(event: ScheduledEvent) -> Decision:
+    """Return the decision for a command whose sender cannot have known this event."""
+    detail = "it was sent more than `grace_seconds` before this VM's document had the event"
+    return rejected("unknown_event", detail, event)
+
+
+def decide_command(
+    event: ScheduledEvent | None, *, vm_name: str, policy: PolicySettings, now: datetime
+) -> Decision:
     """Decide about an event that a command names.
 
     Args:
@@ -85,17 +98,15 @@ def judge(event: ScheduledEvent | None, *, vm_name: str, policy: PolicySettings,
         now: the time of day, for rules about the notice.
     """
     if event is None:
-        detail = "this VM's document does not contain it"
-        return Decision(outcome="rejected", reason="unknown_event", detail=detail)
+        return rejected("unknown_event", "this VM's document does not contain it")
     if event.status == STARTED:
-        return Decision(outcome="rejected", reason="already_started", event=event)
+        return rejected("already_started", event=event)
     if event.status != SCHEDULED:
-        status = event.raw.get("EventStatus")
-        return Decision(outcome="rejected", reason="denied", detail=f"its status is {status!r}", event=event)
-    return judge_event(event, vm_name=vm_name, policy=policy, now=now)
+        return rejected("denied", f"its status is {event.raw.get('EventStatus')!r}", event)
+    return apply_policy(event, vm_name=vm_name, policy=policy, now=now)
 
 
-def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
+def apply_policy(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
     """Decide by scope and rules about a Scheduled event.
 
     Args:
@@ -105,16 +116,21 @@ def judge_event(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, 
         now: the time of day, for rules about the notice.
     """
     if (policy.scope == "self" or _may_be_terminate(event)) and not is_among(vm_name, event.resources):
-        detail = f"{vm_name} is not among its Resources"
-        return Decision(outcome="rejected", reason="other_vm", detail=detail, event=event)
+        return rejected("other_vm", f"{vm_name} is not among its Resources", event)
+    if detail := denial(event, policy=policy, now=now):
+        return rejected("denied", detail, event)
+    if not any(matches(rule, event, now) for rule in policy.allow):
+        return rejected("denied", "no allow rule matches", event)
+    return Decision(outcome="allowed", reason="approved", event=event)
+
+
+def denial(event: ScheduledEvent, *, policy: PolicySettings, now: datetime) -> str:
+    """Return why the deny rules forbid an event, "" if none does."""
     for rule in policy.deny:
         matched = matches(rule, event, now, every_resource=False)
         if matched is not False:
-            detail = "a deny rule matches" if matched else "a deny rule may match: the event lacks a value"
-            return Decision(outcome="rejected", reason="denied", detail=detail, event=event)
-    if not any(matches(rule, event, now) for rule in policy.allow):
-        return Decision(outcome="rejected", reason="denied", detail="no allow rule matches", event=event)
-    return Decision(outcome="accepted", reason="approved", event=event)
+            return "a deny rule matches" if matched else "a deny rule may match: the event lacks a value"
+    return ""
 
 
 def matches(
@@ -154,7 +170,7 @@ def auto_wait_seconds(event: ScheduledEvent, *, vm_name: str, group: bool) -> fl
             so that another VM approves if the first does not respond.
     """
     folded = [fold_name(name) for name in event.resources]
-    if fold_name(vm_name) not in folded or not _has_readable_resources(event):
+    if fold_name(vm_name) not in folded or not has_readable_resources(event):
         return None
     if len(folded) > 1 and (not group or _may_be_terminate(event)):
         return None
@@ -187,10 +203,10 @@ def _names_match(event: ScheduledEvent, patterns: Sequence[str], *, every: bool)
     ]
     matched = all(results) if every else any(results)
     # what cannot be read may match or not: it leaves only what one readable name decides for all
-    return matched if _has_readable_resources(event) or matched is not every else None
+    return matched if has_readable_resources(event) or matched is not every else None
 
 
-def _has_readable_resources(event: ScheduledEvent) -> bool:
+def has_readable_resources(event: ScheduledEvent) -> bool:
     """Return whether every entry of `Resources` is a name."""
     given = event.raw.get("Resources")
     return isinstance(given, str) or (isinstance(given, list) and len(given) == len(event.resources))

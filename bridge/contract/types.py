@@ -1,8 +1,13 @@
-"""The names of event types and of attributes, without the models of their data."""
+"""The names of event types, attributes and properties, without the models of their data.
+
+I/O: reads the file of the names, once.
+"""
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
+from pathlib import Path
 
 TYPE_PREFIX = "io.imdsbridge."
 
@@ -24,42 +29,17 @@ def is_property(name: str) -> bool:
     return name in PROPERTIES or any(f"{outer}.*" in PROPERTIES for outer in objects)
 
 
-EVENT_NAMES = (
-    "scheduledevent.scheduled",
-    "scheduledevent.started",
-    "scheduledevent.updated",
-    "scheduledevent.completed",
-    "scheduledevent.canceled",
-    "scheduledevent.ended",
-    "document.changed",
-    "imds.unreachable",
-    "imds.recovered",
-    "bridge.heartbeat",
-    "bridge.loss",
-    "bridge.test",
-    "approval.accepted",
-    "approval.rejected",
-    "approval.failed",
-    "command.approve",
-)
-EVENT_TYPES = tuple(map(type_of, EVENT_NAMES))
+# What the models of infra/contract name: infra/contract/generate.py writes the file.
+_NAMES = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
 
-ATTRIBUTES = (
-    "specversion",
-    "id",
-    "source",
-    "type",
-    "subject",
-    "time",
-    "datacontenttype",
-    "dataschema",
-    "correlationid",
-    "causationid",
-    "partitionkey",
-    "reporter",
-    "reporterepoch",
-    "reporterseq",
-)
+EVENT_NAMES: tuple[str, ...] = tuple(_NAMES["events"])
+EVENT_TYPES = tuple(map(type_of, EVENT_NAMES))
+ATTRIBUTES: tuple[str, ...] = tuple(_NAMES["attributes"])
+# The names of all properties of events' data, with dots into objects; `*` is any name.
+PROPERTIES: tuple[str, ...] = tuple(_NAMES["properties"])
+# The reasons of receipts, by Outcome, and of losses.
+RECEIPT_REASONS: dict[str, list[str]] = _NAMES["receipt_reasons"]
+LOSS_REASONS: list[str] = _NAMES["loss_reasons"]
 
 # Azure adds new values to the first three: an unknown one is never an error.
 KNOWN_VALUES = {
@@ -69,53 +49,15 @@ KNOWN_VALUES = {
     "Outcome": ("Accepted", "Rejected", "Failed"),
 }
 
-# The names of all properties of events' data, with dots into objects; `*` is any name.
-PROPERTIES = (
-    *("EventId", "EventType", "ResourceType", "Resources", "EventStatus", "NotBefore", "Description"),
-    *(
-        "EventSource",
-        "DurationInSeconds",
-        "PreviousStatus",
-        "Changed",
-        "Previous",
-        "Previous.*",
-        "NotBeforeUtc",
-    ),
-    *("NoticeSeconds", "DocumentIncarnation", "AffectsThisVm", "ApprovalSession", "VmRebooted", "EndReason"),
-    *("Vm", "Vm.Name", "Vm.VmId", "Vm.ResourceId", "Vm.Location", "Vm.Zone", "Vm.ScaleSet"),
-    *("Vm.Tags", "Vm.Tags.*", "Document", "Document.DocumentIncarnation", "Document.Events", "Unreadable"),
-    *(
-        "PreviousIncarnation",
-        "CloudEventIds",
-        "Since",
-        "Reason",
-        "Cause",
-        "BlindFrom",
-        "BlindTo",
-        "BlindSeconds",
-    ),
-    *("Version", "LastReporterSeq", "Backlog", "Backlog.*", "PreviousEpoch", "PreviousLastReporterSeq"),
-    *("Count", "Sink", "OldestTime", "NewestTime", "Message", "Detail", "Outcome", "DryRun"),
-    *("Command", "Command.Id", "Command.RequestedBy", "Command.Reason", "Command.Vm", "Command.ExpiresAt"),
-    *("EventIds", "StartRequests", "Id", "RequestedBy", "ExpiresAt"),
-)
-
-# The reasons of receipts, by Outcome, and of losses.
-RECEIPT_REASONS = {
-    "Accepted": ("approved", "already_approved"),
-    "Rejected": (
-        *("malformed", "bad_signature", "expired", "unknown_event", "already_started", "other_vm", "denied"),
-    ),
-    "Failed": ("imds_refused", "imds_unavailable"),
-}
-LOSS_REASONS = ("Damage", "SizeLimit", "StateFolderGone", "OtherVm")
-
-
 MAX_SESSION_CHARACTERS = 128  # of Service Bus
 
 
-def session_id(template: str, **values: str) -> str:
-    """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole."""
+def session_id(template: str, *, vm: str = "", resource_group: str = "", **others: str) -> str:
+    """Fill in the template of a session id; one that is too long for Service Bus ends with a hash of the whole.
+
+    The names of VMs and resource groups are in lower case: Azure's services spell them in any.
+    """
+    values = {"vm": vm.lower(), "resource_group": resource_group.lower(), **others}
     text = template.format(**values).encode("utf-8", "replace").decode()
     if len(text) <= MAX_SESSION_CHARACTERS:
         return text

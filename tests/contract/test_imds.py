@@ -48,7 +48,7 @@ def client(lab: ImdsLab) -> Case:
         lab.fault(status, count=1, retry_after=retry_after, method=verb, path=path)
 
     return Case(
-        imds=ImdsClient(ImdsSettings(endpoint=lab.url("web-0")), clock=MovedClock(), environ={}),
+        imds=ImdsClient(ImdsSettings(endpoint=lab.url("web-0")), clock=MovedClock()),
         serve=lab.serve_document,
         fail=fail,
         approved=lambda: [approval.event_id for approval in lab.approvals],

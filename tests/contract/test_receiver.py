@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -149,6 +150,22 @@ def station(request: pytest.FixtureRequest) -> Iterator[Station]:
         yield made
 
 
+def test_it_rests_from_when_it_may_and_looks_when_it_is_asked_to(station: Station) -> None:
+    def rests() -> bool:
+        return [*station.receiver.messages(0.0)] == [] and bool(station.receiver.status()["rests"])
+
+    station.receiver.receive_until(time.monotonic())
+    wait_until(rests)
+    station.send(b"one")
+    assert list(station.receiver.messages(0.5)) == []
+    station.receiver.receive_until(time.monotonic())
+    (message,) = station.receive()
+    assert message.may_have_waited
+    assert not station.receiver.status()["rests"]
+    station.receiver.settle(message, Settlement())
+    wait_until(rests)
+
+
 def test_a_message_arrives_with_body_id_properties_and_times(station: Station) -> None:
     station.send(b"one", message_id="m-1", name="value")
     station.send(b"two")
@@ -218,7 +235,7 @@ def test_after_a_lost_connection_messages_are_delivered_again_and_old_settlement
     station.cut()
     again = station.receive_one()
     assert (again.body, again.sequence_number) == (first.body, first.sequence_number)
-    assert again.generation > first.generation
+    assert again.connection > first.connection
     assert again != first
     station.receiver.settle(first, Settlement(dead_letter_reason="late"))
     station.receiver.settle(again, Settlement())

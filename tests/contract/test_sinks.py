@@ -453,14 +453,14 @@ def checked(sink: Sink) -> str:
         return str(error)
 
 
-def test_checks_previews_and_keep_alive_send_nothing_and_show_what_would_be_sent(case: Case) -> None:
+def test_checks_previews_and_rests_send_nothing_and_show_what_would_be_sent(case: Case) -> None:
     answer, shown = checked(case.sink), case.sink.preview(EVENTS[0])
-    case.sink.keep_alive()
+    case.sink.rest()
     assert answer
     assert SECRET not in "\n".join([answer, *shown.head, shown.body.decode()])
     assert case.bodies() == []
     case.sink.send(EVENTS[:1])
-    case.sink.keep_alive()
+    case.sink.rest()
     (sent,) = case.bodies()
     assert shown.body == redact(sent.decode()).encode()
     assert all(line.isprintable() for line in shown.head)

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.approvals.command import Command
-from bridge.approvals.policy import Decision, auto_wait_seconds, judge, judge_event, matches, names_other_vm
+from bridge.approvals.policy import (
+    Decision,
+    apply_policy,
+    auto_wait_seconds,
+    decide_command,
+    matches,
+    names_other_vm,
+)
 from bridge.config.approvals import AutoSettings, PolicySettings, RuleSettings
 from bridge.imds.document import ScheduledEvent, is_among, read_document
 from bridge.runtime.time import iso_utc
@@ -42,7 +49,7 @@ def event(**changes: Any) -> ScheduledEvent:
 def decide(policy: dict[str, Any] | None = None, *, vm: str = "web-0", **changes: Any) -> Decision:
     document = read_document({"DocumentIncarnation": 1, "Events": [raw(**changes)]})
     settings = PolicySettings(**(policy or {"allow": [{}]}))
-    return judge(document.events.get("a"), vm_name=vm, policy=settings, now=NOW)
+    return decide_command(document.events.get("a"), vm_name=vm, policy=settings, now=NOW)
 
 
 GROUP = {"scope": "group", "allow": [{}]}
@@ -73,7 +80,7 @@ def test_each_reason_to_approve_or_reject(
 ) -> None:
     decision = decide(policy, **changes)
     assert (decision.reason, decision.detail) == (reason, detail)
-    assert decision.outcome == ("accepted" if reason == "approved" else "rejected")
+    assert decision.outcome == ("allowed" if reason == "approved" else "rejected")
     assert decision.event == (None if reason == "unknown_event" else event(**changes))
 
 
@@ -153,7 +160,7 @@ NO_DB = {"resource": ["db-*"]}
     ],
 )
 def test_what_a_deny_rule_may_match_is_denied(rule: Any, changes: dict[str, Any], detail: str) -> None:
-    assert decide(GROUP, **changes).outcome == "accepted"
+    assert decide(GROUP, **changes).outcome == "allowed"
     denied = decide({**GROUP, "deny": [rule]}, **changes)
     assert (denied.outcome, denied.reason, denied.detail) == ("rejected", "denied", detail)
 
@@ -220,7 +227,7 @@ EVENTS = st.builds(
 def test_nothing_is_accepted_that_a_deny_rule_may_match_no_rule_allows_or_scope_and_terminate_forbid(
     given_event: ScheduledEvent, policy: PolicySettings, vm: str
 ) -> None:
-    if judge_event(given_event, vm_name=vm, policy=policy, now=NOW).outcome == "rejected":
+    if apply_policy(given_event, vm_name=vm, policy=policy, now=NOW).outcome == "rejected":
         return
     assert any(matches(rule, given_event, NOW) for rule in policy.allow)
     assert {matches(rule, given_event, NOW, every_resource=False) for rule in policy.deny} <= {False}
