@@ -69,20 +69,33 @@ class AutoSettings(RuleSettings):
     """A rule by which events are approved without a command."""
 
     group: bool = False
-    """Whether events of several VMs are approved, too: by the first of Resources at once, by each next VM ten
-    seconds later."""
+    """Whether the rule is also for events of several VMs. With `run`, each VM prepares for them, and none approves
+    them; without, the first of Resources approves them at once, each next VM ten seconds later."""
     run: Program = ()
-    """A program that has to end with exit code 0 before the event is approved; not with `group = true`. Example:
+    """A program that prepares the VM: it has to end with exit code 0 before the event is approved. Example:
     `["/usr/local/bin/drain"]`."""
     run_timeout_seconds: RunSeconds = 600.0
     """How long the program may run, at most until 10 s before NotBefore; then as for a sink of kind exec. Example:
     `300`."""
+    max_unavailable: int | None = Field(default=None, ge=1)
+    """How many VMs of the document may be prepared or approved early at once; later events wait for their turn, at
+    most until their program has just enough time. Without it, there is no limit. Example: `1`."""
 
-    def find_faults(self) -> Iterator[Fault]:
-        """Yield a program of a rule for the group as well."""
-        yield from super().find_faults()
-        if self.run and self.group:
-            yield "run", "expected none with group = true, as other VMs' programs are not waited for"
+    def warnings(self) -> Iterator[str]:
+        """Yield with which values events hardly wait for their turn."""
+        if not self.run or not self.max_unavailable:
+            return
+        if self.run_timeout_seconds > 300:  # noqa: PLR2004 - of the 900 s of notice that most events have
+            yield (
+                f"run_timeout_seconds: given {self.run_timeout_seconds:g}, expected at most 300 with "
+                "max_unavailable: later, programs start without a turn, as there is just enough time left"
+            )
+        least = self.run_timeout_seconds + 10
+        if self.max_notice_seconds is not None and self.max_notice_seconds <= least:
+            yield (
+                f"max_notice_seconds: given {self.max_notice_seconds:g}, expected more than {least:g} "
+                "(run_timeout_seconds and 10 s) with max_unavailable, or no event waits for its turn"
+            )
 
 
 class PolicySettings(Settings):
@@ -102,7 +115,7 @@ class PolicySettings(Settings):
 class ApprovalSettings(ReceiverSettings):
     """Where approve commands come from, and what may be approved; with auto rules, the bus may be left out."""
 
-    session: str = ""
+    session: Annotated[str, AfterValidator(partial(check_template, names=("vm", "resource_group")))] = ""
     """The session id that this VM receives, of a queue that requires sessions; it may contain `{resource_group}` and
     `{vm}`, in lower case; above 128 characters, it ends with a hash. Example: `"{resource_group}.{vm}"`."""
     grace_seconds: float = Field(default=30.0, ge=0, le=600)
@@ -126,11 +139,6 @@ class ApprovalSettings(ReceiverSettings):
         given = (self.namespace, self.connection_string, self.entity, self.subscription)
         return not self.auto or any(given)
 
-    @field_validator("session")
-    @classmethod
-    def _check_session(cls, value: str) -> str:
-        return check_template(value, ("vm", "resource_group"))
-
     def rules(self) -> Iterator[tuple[str, RuleSettings]]:
         """Yield each rule with its key in the configuration."""
         for key, rules in (
@@ -152,6 +160,9 @@ class ApprovalSettings(ReceiverSettings):
         for key, rule in self.rules():
             if not rule.criteria():
                 yield f"{key}: the rule has no criteria and matches every event"
+        for number, auto in enumerate(self.auto):
+            for warning in auto.warnings():
+                yield f"auto[{number}].{warning}"
         if not self.policy.allow and not self.auto:
             yield "policy: no allow rule and no auto rule, so `imds-bridge listen` denies every command"
         if self.queue and not self.session and self.policy.scope == "self":

@@ -33,11 +33,17 @@ class Secret:
             return self.value
         try:
             text = self.file.read_text(encoding="utf-8-sig").strip()
-        except UnicodeDecodeError:
-            raise ValueError(f"expected UTF-8 text in {self.file}") from None
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected UTF-8 text in {self.file}{hint_of_encoding(error)}") from None
         if not text:
             raise ValueError(f"expected text in {self.file}, which is empty")
         return text
+
+
+def hint_of_encoding(error: UnicodeDecodeError) -> str:
+    """Return how to save a text that Windows PowerShell has written as UTF-16, "" if it is something else."""
+    is_utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return ", which is UTF-16: save it with Set-Content -Encoding utf8" if is_utf_16 else ""
 
 
 def read_or_keep(read: Callable[[], T], known: T) -> T:

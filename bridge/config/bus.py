@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from bridge.config.base import Fault, Secret, Settings, try_setting
-from bridge.config.sinks import HttpSettings, SinkSettings
+from bridge.config.base import Fault, Secret, try_setting
+from bridge.config.sinks import HttpSettings, IdentitySettings, SinkSettings
 from bridge.config.values import HOST, check_ca, check_template, check_token, check_url, is_loopback, quote
-
-
-class IdentitySettings(Settings):
-    """Who this process is to Azure."""
-
-    credential: Literal["managed_identity", "default"] = "managed_identity"
-    """`managed_identity` of the VM, or `default`, which tries the environment, workload identity, managed identity
-    and developer tools in turn."""
-    client_id: str = ""
-    """The client id of a user-assigned managed identity. Example: `"11111111-2222-3333-4444-555555555555"`."""
 
 
 class BusSettings(IdentitySettings):
@@ -40,7 +30,7 @@ class BusSettings(IdentitySettings):
     """Whether AMQP without TLS to another machine is allowed, as `UseDevelopmentEmulator=true` asks for."""
     ca_file: Path | None = None
     """A PEM file of the only authorities that are trusted, for a broker with a certificate of its own. Example:
-    `"/etc/imds-bridge/ca.pem"`."""
+    `"ca.pem"`."""
     transport: Literal["amqp", "websocket"] = "amqp"
     """`websocket` uses port 443 instead of 5671, and needs `pip install 'imds-bridge[websocket]'`."""
     http_proxy: str = ""
@@ -149,20 +139,18 @@ class RelaySettings(ReceiverSettings):
     """Where `imds-bridge relay` receives events from, for its sinks."""
 
 
+_PLACEHOLDERS = ("event", "vm", "resource_group", "type")
+
+
 class ServiceBusSettings(SinkSettings, BusSettings):
     """Send each event to a Service Bus topic or queue."""
 
     kind: Literal["servicebus"]
-    session: str = ""
+    session: Annotated[str, AfterValidator(partial(check_template, names=_PLACEHOLDERS))] = ""
     """The session id of each message, for entities that require sessions; it may contain `{event}`, `{vm}`,
     `{resource_group}` and `{type}`; above 128 characters, it ends with a hash. Example: `"{event}"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
     """How long one send may take. Example: `5`."""
-
-    @field_validator("session")
-    @classmethod
-    def _check_session(cls, value: str) -> str:
-        return check_template(value, ("event", "vm", "resource_group", "type"))
 
 
 _TOPIC = re.compile(r"[A-Za-z0-9-]{3,50}")
@@ -189,20 +177,16 @@ class EventGridSettings(SinkSettings, HttpSettings, IdentitySettings):
     def find_faults(self) -> Iterator[Fault]:
         """Yield an endpoint that is no topic's."""
         yield from super().find_faults()
-        for key, text in try_setting("endpoint", self._check_endpoint):
+        for key, text in try_setting("endpoint", self.publish_url):
             yield key, f"given {quote(self.endpoint)}, {text}"
-
-    def _check_endpoint(self) -> None:
-        check_url(self.endpoint, allow_http=self.allow_http)
-        self.publish_url()
 
     def publish_url(self) -> tuple[str, str]:
         """Return the flavor and the URL to post batches to.
 
         Raises:
-            ValueError: the endpoint does not say which kind of topic it is.
+            ValueError: the endpoint is no URL that is allowed, or does not say which kind of topic it is.
         """
-        parts = urlsplit(self.endpoint)
+        parts = urlsplit(check_url(self.endpoint, allow_http=self.allow_http))
         path = parts.path.rstrip("/")
         named = re.fullmatch(r"/topics/([^/:]+)(:publish)?", path)
         flavor = self.flavor or (

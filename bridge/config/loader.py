@@ -6,6 +6,7 @@ Each error says what was given, what was expected, and the nearest name.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from bridge.config.base import Faults, Secret, Settings, spellings
+from bridge.config.base import Faults, Secret, Settings, hint_of_encoding, spellings
 from bridge.config.models import Config
 from bridge.config.registry import SECTIONS, SINK, Table, sink_settings, tables
 from bridge.config.sinks import SinkSettings
@@ -60,6 +61,7 @@ def load(path: Path | None, environ: Mapping[str, str], *, with_tables: bool = T
     from_environment = _override(given, environ)
     if not with_tables:
         given = {key: value for key, value in given.items() if not isinstance(value, dict)}
+    _find_secrets(given, path or DEFAULT_PATH)
     faults: list[str] = []
     parts: dict[str, Any] = {"sinks": _load_sinks(given.pop("sinks", {}), faults)}
     for section, settings in SECTIONS.items():
@@ -80,7 +82,10 @@ def _read_toml(path: Path, *, must_exist: bool) -> dict[str, Any]:
             missing = "the file does not exist; expected a TOML file (see docs/configuration.md)"
             raise ConfigError(str(path), [missing]) from None
         return {}
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        fault = f"cannot be read: expected UTF-8 text{hint_of_encoding(error)}"
+        raise ConfigError(str(path), [fault]) from None
+    except OSError as error:
         raise ConfigError(str(path), [f"cannot be read: {error}"]) from None
     except tomllib.TOMLDecodeError as error:
         hint = next((hint for sign, hint in _TOML_HINTS.items() if sign in str(error)), "")
@@ -109,6 +114,22 @@ def _override(given: dict[str, Any], environ: Mapping[str, str]) -> dict[str, st
         table[key] = _from_text(value)
         variables[".".join((*sections, key))] = variable
     return variables
+
+
+def _find_secrets(table: dict[str, Any], config: Path) -> None:
+    """Write the full path of each file in the folder of secrets, which may be named without its path.
+
+    A systemd unit gets a copy of each as `secrets_NAME`, beside the copy of its configuration.
+    """
+    for key, value in table.items():
+        if isinstance(value, dict):
+            _find_secrets(value, config)
+        elif key.endswith("_file") and isinstance(value, str) and Path(value).parent.name in ("", "secrets"):
+            name = Path(value).name
+            copies = [config.parent / f"secrets_{name}", config.with_suffix(".secrets") / name]
+            places = [Path(value), *copies, config.parent / "secrets" / name]
+            with suppress(ValueError):  # a null byte, which the setting's type refuses
+                table[key] = str(next((place for place in places if os.access(place, os.R_OK)), value))
 
 
 def _from_text(value: str) -> Any:
@@ -146,7 +167,8 @@ def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S |
     """
     if not isinstance(given, dict):
         name = SINK if where.startswith("sinks.") else where
-        faults.append(f"{where}: given {_kind(given)}, expected a table: [{name}]")
+        shown = "a text" if isinstance(given, str) else quote(given)  # a broken table may hold secrets
+        faults.append(f"{where}: given {shown}, expected a table: [{name}]")
         return None
     try:
         return model(**given)
@@ -154,11 +176,6 @@ def _load_part(model: type[S], given: Any, where: str, faults: list[str]) -> S |
         for details in error.errors(include_url=False):
             faults += _describe(model, where, details)
         return None
-
-
-def _kind(value: object) -> str:
-    """Quote what was given instead of a table, but no text: it may be a broken table with secrets."""
-    return "a text" if isinstance(value, str) else quote(value)
 
 
 def _describe(model: type[Settings], where: str, details: ErrorDetails) -> Iterator[str]:

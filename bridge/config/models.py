@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -106,6 +107,13 @@ class Config(Settings):
     vm_source: str = Field(default="", pattern=_URI)
     """The CloudEvents `source` of the VM's own events, instead of the VM's ARM id. Example:
     `"urn:contoso:vm:web-0"`."""
+    console_url: str = Field(default="", max_length=200, pattern=r"^[A-Za-z0-9:/._~%\[\]-]*$")
+    """The address that people open the console at: chat messages and alerts link to an event's page there. Example:
+    `"https://console.contoso.example"`."""
+    documents: Literal["all", "named"] = "all"
+    """Which changes `forward` publishes as `document.changed`, too: all, or only those of events that name this VM;
+    then the next heartbeat lists the others. `"named"` spares a group one copy of each document for each VM, and
+    Service Bus sinks hold events that name only other VMs, for 150 s at most."""
     imds: ImdsSettings = Field(default_factory=ImdsSettings)
     """Where IMDS is and how often it is polled."""
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
@@ -119,7 +127,12 @@ class Config(Settings):
     console: ConsoleSettings | None = None
     """Where `imds-bridge console` listens, where its events come from, and who may look."""
     _path: Path | None = PrivateAttr(default=None)
-    _policy_variables: tuple[str, ...] = PrivateAttr(default=())
+    _variables: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("console_url")
+    @classmethod
+    def _check_console_url(cls, value: str) -> str:
+        return check_url(value.rstrip("/"), allow_http=False) if value else ""
 
     def find_faults(self) -> Iterator[Fault]:
         """Yield criteria that no document of the api-version can meet, and sinks that send to what is received."""
@@ -145,16 +158,15 @@ class Config(Settings):
     @property
     def policy_variables(self) -> tuple[str, ...]:
         """The environment variables that set parts of the policy for approvals."""
-        return self._policy_variables
+        return tuple(
+            variable
+            for key, variable in self._variables.items()
+            if f"{key}.".startswith("approvals.policy.") or key in ("approvals", "approvals.auto")
+        )
 
     def read_from(self, path: Path, variables: Mapping[str, str]) -> Self:
         """Remember the file that the settings were read from, and by key the variables that replaced some."""
-        self._path = path
-        self._policy_variables = tuple(
-            variable
-            for key, variable in variables.items()
-            if f"{key}.".startswith("approvals.policy.") or key in ("approvals", "approvals.auto")
-        )
+        self._path, self._variables = path, variables
         return self
 
 
@@ -170,6 +182,28 @@ def find_exposed(config: Config, role: str) -> Iterator[Path]:
     # In a folder with the sticky bit, such as /tmp, only its owner can replace a file.
     exposed += [folder for folder in folders if _is_exposed(folder, stat.S_ISVTX)]
     yield from dict.fromkeys(exposed)
+
+
+def find_unreadable(config: Config, role: str) -> Iterator[Path]:
+    """Yield the files that a process cannot read that the systemd unit of its role starts.
+
+    Its user is not root and in no group. It has copies of the files in `ROLE.secrets` beside the configuration and of
+    those that drop-ins load (`LoadCredential`); of others it reads those that everybody may read.
+    """
+    etc = Path(os.path.abspath(config.path or "")).parent  # noqa: PTH100 - links such as listen.toml stay
+    units = etc.parent / "systemd/system"
+    is_its_own = os.path.realpath(etc / f"{role}.toml") == os.path.realpath(config.path or "")
+    if not is_its_own or not (units / f"imds-bridge-{role}.service").exists():
+        return
+    drop_ins = [path for name in ("", role) for path in units.glob(f"imds-bridge-{name}.service.d/*.conf")]
+    added = "".join(path.read_text() for path in drop_ins)
+    for file in dict.fromkeys(_named_files(config.model_dump())):
+        loaded = re.search(rf"LoadCredential\w*\s*=\s*{re.escape(file.name)}\b", added)
+        is_copied = loaded or (etc / f"{role}.secrets" / file.name).exists()
+        if not is_copied or (file.is_absolute() and not file.parent.name.endswith("secrets")):
+            modes = [path.stat().st_mode for path in (file, *Path(os.path.realpath(file)).parents)]
+            if not all(mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH) for mode in modes):
+                yield file
 
 
 def _is_exposed(path: Path, unless: int) -> bool:

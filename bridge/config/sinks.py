@@ -6,10 +6,10 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path, PureWindowsPath
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, WithJsonSchema, field_validator
 
 from bridge.config import values
 from bridge.config.base import DAY_SECONDS, Fault, Faults, Secret, Settings, try_setting
@@ -114,6 +114,12 @@ class SinkSettings(Settings):
     is_chat_format: ClassVar[bool] = False
     """Whether people read it: then it gets only events that name this VM, unless `scope` says otherwise."""
     _check_types = field_validator("types")(values.check_some)
+    _console_url: str = PrivateAttr(default="")
+
+    def linked(self, console_url: str) -> Self:
+        """Remember where the console is, for links."""
+        self._console_url = console_url
+        return self
 
     @field_validator("where")
     @classmethod
@@ -145,13 +151,13 @@ class HttpSettings(Settings):
     allow_http: bool = False
     """Whether plain http to another machine is allowed."""
     ca_file: Path | None = None
-    """A PEM file of the only authorities that are trusted. Example: `"/etc/imds-bridge/ca.pem"`."""
+    """A PEM file of the only authorities that are trusted. Example: `"ca.pem"`."""
     client_certificate_file: Path | None = None
     """A PEM file of the certificate for mutual TLS, with or without its key. Example:
-    `"/etc/imds-bridge/client.pem"`."""
+    `"client.pem"`."""
     client_key_file: Path | None = None
     """A PEM file of the key, if it is not in the certificate's file. Example:
-    `"/etc/imds-bridge/client-key.pem"`."""
+    `"client-key.pem"`."""
     proxy: Annotated[Secret | None, values.check_proxy] = None
     """The HTTP proxy; it may contain user and password. Example: `"http://proxy.contoso.com:3128"`."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120)
@@ -160,9 +166,13 @@ class HttpSettings(Settings):
     def find_faults(self) -> Iterator[Fault]:
         """Yield certificates and keys that cannot be used."""
         yield from super().find_faults()
-        certificate, key = self.client_certificate_file, self.client_key_file
-        if key and not certificate:
+        if self.client_key_file and not self.client_certificate_file:
             yield "client_key_file", "expected a client_certificate_file, too"
+        yield from self.find_file_faults()
+
+    def find_file_faults(self) -> Iterator[Fault]:
+        """Yield files that cannot be used now: they may have changed since the start."""
+        certificate, key = self.client_certificate_file, self.client_key_file
         if certificate:
             yield from try_setting(
                 "client_certificate_file", partial(values.check_certificate, certificate, key)
@@ -171,7 +181,17 @@ class HttpSettings(Settings):
             yield from try_setting("ca_file", partial(values.check_ca, self.ca_file))
 
 
-class WebhookSettings(SinkSettings, HttpSettings):
+class IdentitySettings(Settings):
+    """Who this process is to Azure."""
+
+    credential: Literal["managed_identity", "default"] = "managed_identity"
+    """`managed_identity` of the VM, or `default`, which tries the environment, workload identity, managed identity
+    and developer tools in turn."""
+    client_id: str = ""
+    """The client id of a user-assigned managed identity. Example: `"11111111-2222-3333-4444-555555555555"`."""
+
+
+class WebhookSettings(SinkSettings, HttpSettings, IdentitySettings):
     """POST each event to a URL, as a CloudEvent or in a chat format."""
 
     kind: Literal["webhook"]
@@ -188,6 +208,20 @@ class WebhookSettings(SinkSettings, HttpSettings):
     """Sign requests with Standard Webhooks; several secrets during a rotation, in a file one a line. Example:
     `"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"`."""
 
+    token_scope: str = Field(default="", pattern=r"^([!-~]+/\.default)?$")
+    """Send a Microsoft Entra token of the identity for this scope with each request. Example:
+    `"https://monitor.azure.com/.default"`."""
+
+    def find_faults(self) -> Iterator[Fault]:
+        """Yield what contradicts a token of the identity, or would show it."""
+        yield from super().find_faults()
+        if not self.token_scope:
+            return
+        headers = values.parse_headers(self.headers.read()) if self.headers else {}
+        if self.bearer_token or "authorization" in map(str.lower, headers):
+            yield "token_scope", "expected neither bearer_token nor a header Authorization beside it"
+        yield from try_setting("url", partial(values.check_url, self.url.read(), allow_http=False))
+
     @field_validator("url")
     @classmethod
     def _check_url(cls, value: Secret, info: ValidationInfo) -> Secret:
@@ -196,12 +230,17 @@ class WebhookSettings(SinkSettings, HttpSettings):
 
 
 def _check_program(value: tuple[str, ...]) -> tuple[str, ...]:
-    if not value or not value[0].startswith("/") or any("\0" in part for part in value):
-        raise ValueError(
-            'expected an absolute path and its arguments, for example ["/usr/local/bin/drain", "-v"]'
-        )
     if sys.platform == "win32":
-        raise ValueError("programs are not supported on Windows")
+        # A .cmd or .bat runs what the text of an event says, wherever it expands a variable.
+        is_one = value and PureWindowsPath(value[0]).is_absolute() and value[0].lower().endswith(".exe")
+        expected = (
+            r"the absolute path of an .exe such as 'C:\Tools\drain.exe'; a script goes after its interpreter"
+        )
+    else:
+        is_one = value and value[0].startswith("/")
+        expected = 'an absolute path and its arguments, for example ["/usr/local/bin/drain", "-v"]'
+    if not is_one or any("\0" in part for part in value):
+        raise ValueError(f"expected {expected}")
     return value
 
 

@@ -156,13 +156,13 @@ def quote(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."  # noqa: PLR2004 - a line's worth
 
 
-_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}")
+_PLAIN_PATH = re.compile(r"(/[a-z._-]+){2,}|[A-Za-z]:\\[^:]+")
 
 
 def quote_path(path: Path) -> str:
     """Write the name of a file into an error, unless it may be a secret that was pasted in its place.
 
-    A secret neither exists, nor begins with a folder that exists, nor consists of words after slashes.
+    A secret neither exists, nor begins with a folder that exists or a drive, nor consists of words after slashes.
     """
     first = Path(*path.parts[: 1 + bool(path.anchor)])
     is_below = first != path and os.path.isdir(first)  # noqa: PTH112 - it raises nothing

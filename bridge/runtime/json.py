@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 # Whatever json.loads gives.
 Json = Any
 
 _TOO_DEEP = "JSON nested too deeply"
+
+
+def object_of(value: Json) -> Mapping[str, Json]:
+    """Return an object, or an empty one in the place of any other value."""
+    return value if isinstance(value, Mapping) else {}
 
 
 class BoundedDecoder(json.JSONDecoder):

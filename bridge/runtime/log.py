@@ -36,7 +36,7 @@ class JsonFormatter(logging.Formatter):
         }
         if error := _error(record):
             line["error"] = error
-        return escape(json.dumps({name: _sanitize(value) for name, value in line.items()}, default=str))
+        return escape(json.dumps({name: _redacted(value) for name, value in line.items()}, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -83,12 +83,12 @@ def _error(record: logging.LogRecord) -> str:
     return "".join(traceback.format_exception(record.exc_info[1]))
 
 
-def _sanitize(value: object) -> object:
+def _redacted(value: object) -> object:
     """Redact every text in a value, before JSON adds quotes and escapes to it."""
     if isinstance(value, dict):
-        return {redact(str(name)): _sanitize(item) for name, item in value.items()}
+        return {redact(str(name)): _redacted(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_sanitize(item) for item in value]
+        return [_redacted(item) for item in value]
     return value if isinstance(value, bool | int | float | None) else redact(str(value))
 
 

@@ -1,4 +1,4 @@
-"""Run a program without a shell, as a child of this process with a time limit; POSIX only."""
+"""Run a program without a shell, as a child of this process with a time limit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import contextlib
 import logging
 import os
 import re
-import selectors
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -22,17 +20,25 @@ from typing import IO, Any
 from bridge.runtime.text import one_line, printable
 from bridge.runtime.threads import extend_deadline, start_thread
 
+if sys.platform == "win32":
+    from bridge.runtime.windows import Group, may_anyone_change
+else:
+    from bridge.runtime.posix import Group, may_anyone_change
+
 log = logging.getLogger(__name__)
 
-KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM
+KILL_AFTER_SECONDS = 5.0  # what a program has after SIGTERM or Ctrl-Break
 OUTPUT_BYTES = 4096
 # What a program inherits: the rest may contain secrets, or concerns this process alone.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 _OF_THE_POD = ("NODE_NAME", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-_VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB
+_OF_WINDOWS = ("SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "TEMP", "TMP", "USERNAME", "USERPROFILE")
+_SCRIPTS = (".ps1", ".py", ".cmd", ".bat")  # which Windows starts only by their interpreter
+_VALUE_CHARACTERS = 32_000  # Linux takes 128 KiB, Windows 32,767 characters
 _CHUNK_BYTES = 65_536
 _STEP_SECONDS = 0.02
-_LAST_READS = 16  # more than a pipe holds: a program that escaped its group may write for ever
+_LAST_READ_SECONDS = 1.0
+_FIRST_EXCEPTION = 0xC0000000  # of Windows, where these exit codes are what signals are elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +46,7 @@ class Result:
     """How a program ended.
 
     Attributes:
-        code: its exit code, negative for the number of a signal; None if it could not be started.
+        code: its exit code, negative for a signal or an exception of Windows; None if it could not be started.
         ended_by: "timeout" or "stop" if it was ended, else "".
         error: why it could not be started.
         output: the end of what it wrote, without control characters.
@@ -59,6 +65,8 @@ class Result:
         if self.ended_by:
             is_late = self.ended_by == "timeout"
             return "it did not end in time" if is_late else "it was ended by imds-bridge"
+        if self.code < 0 and sys.platform == "win32":
+            return f"exit code 0x{self.code + 2**32:X}"
         if self.code < 0:
             return f"it was ended by {_signal_name(-self.code)}"
         return f"exit code {self.code}" if self.code else ""
@@ -72,7 +80,7 @@ def _signal_name(number: int) -> str:
 
 
 class Run:
-    """One run of a program, in a session of its own, whose processes end with it.
+    """One run of a program, in a group or a job of its own, whose processes end with it.
 
     `result` is None until it has ended. `end` may be called from any thread.
     """
@@ -102,26 +110,20 @@ class Run:
         start_thread(f"program {self._command[0]}", self._finish_and_log)
 
     def end(self) -> None:
-        """Have the program ended soon: SIGTERM, and SIGKILL a few seconds later."""
+        """Have the program ended soon: by SIGTERM or Ctrl-Break, and by force a few seconds later."""
         self._is_stopped = True
 
     def finish(self) -> Result:
-        """Run the program and wait for its end; it gets SIGTERM when this process ends."""
+        """Run the program and wait for its end; it is ended when this process ends."""
         extend_deadline(self._timeout_seconds + KILL_AFTER_SECONDS)
+        _running.add(self)
         try:
-            process = subprocess.Popen(  # noqa: S603 - the program that the configuration names, without a shell
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd="/",
-                env=self._environment,
-                start_new_session=True,
-            )
+            group = Group(self._command, self._environment)
         except OSError as error:
             self.result = Result(error=error.strerror or str(error))
         else:
-            self.result = self._wait(process)
+            self.result = self._wait(group)
+        _running.discard(self)
         return self.result
 
     def _finish_and_log(self) -> None:
@@ -132,53 +134,55 @@ class Run:
             extra={"output": result.output},
         )
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> Result:
+    def _wait(self, group: Group) -> Result:
+        process = group.process
         assert process.stdin  # noqa: S101 - both are pipes
         assert process.stdout  # noqa: S101
-        stdin = process.stdin
+        stdin, stdout = process.stdin, process.stdout
         start_thread("program input", lambda: _write(stdin, self._body))
-
-        def terminate() -> None:
-            _signal_group(process, "SIGTERM")
-
-        atexit.register(terminate)
-        with process.stdout, selectors.DefaultSelector() as ready:
-            ready.register(process.stdout, selectors.EVENT_READ)
-            self._read_to_the_end(process, ready)
-        atexit.unregister(terminate)
-        output = one_line(self._output.decode("utf-8", "replace"))
-        return Result(code=process.returncode, ended_by=self._ended_by, output=output)
-
-    def _read_to_the_end(self, process: subprocess.Popen[bytes], ready: selectors.BaseSelector) -> None:
+        reader = start_thread("program output", lambda: self._read(stdout))
         limit_at, kill_at = time.monotonic() + self._timeout_seconds, float("inf")
         while process.poll() is None:
-            self._read(ready, _STEP_SECONDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_STEP_SECONDS)
             now = time.monotonic()
             if not self._ended_by and (self._is_stopped or now >= limit_at):
                 self._ended_by, kill_at = "stop" if self._is_stopped else "timeout", now + KILL_AFTER_SECONDS
-                _signal_group(process, "SIGTERM")
+                group.ask()
             if now >= kill_at:
-                _signal_group(process, "SIGKILL")
-        _signal_group(process, "SIGKILL")  # what it has left behind
-        for _ in range(_LAST_READS):
-            self._read(ready, 0)
+                group.end()
+        group.close()  # with what it has left behind
+        reader.join(_LAST_READ_SECONDS)  # a program that escaped its group may write for ever
+        output = one_line(self._output.decode("utf-8", "replace"), OUTPUT_BYTES)
+        return Result(code=_signed(process.returncode), ended_by=self._ended_by, output=output)
 
-    def _read(self, ready: selectors.BaseSelector, seconds: float) -> None:
-        for key, _ in ready.select(seconds):
-            if not (chunk := os.read(key.fd, _CHUNK_BYTES)):
-                ready.unregister(key.fileobj)
-            self._output = (self._output + chunk)[-OUTPUT_BYTES:]
+    def _read(self, stdout: IO[bytes]) -> None:
+        with contextlib.suppress(OSError), stdout:
+            while self.result is None and (chunk := os.read(stdout.fileno(), _CHUNK_BYTES)):
+                self._output = (self._output + chunk)[-OUTPUT_BYTES:]
+
+
+_running: set[Run] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Give each program its time to end: on Windows it could not outlive this process."""
+    for run in list(_running):
+        run.end()
+    deadline = time.monotonic() + KILL_AFTER_SECONDS + _LAST_READ_SECONDS
+    while _running and time.monotonic() < deadline:
+        time.sleep(_STEP_SECONDS)
+
+
+def _signed(code: int) -> int:
+    """Return an exit code as POSIX has it: Windows writes the number of an exception as a large one."""
+    return code - 2**32 if code >= _FIRST_EXCEPTION else code
 
 
 def _write(stdin: IO[bytes], body: bytes) -> None:
     with contextlib.suppress(OSError), stdin:  # it may not want to read it
         stdin.write(body)
-
-
-def _signal_group(process: subprocess.Popen[bytes], name: str) -> None:
-    if sys.platform != "win32":  # where the configuration refuses programs
-        with contextlib.suppress(OSError):  # it has ended, or has changed its user
-            os.killpg(process.pid, signal.Signals[name])
 
 
 def environment(data: Mapping[str, Any]) -> dict[str, str]:
@@ -191,22 +195,30 @@ def environment(data: Mapping[str, Any]) -> dict[str, str]:
         "NOT_BEFORE": data.get("NotBeforeUtc"),
         "RESOURCES": ",".join(map(str, resources)) if isinstance(resources, list) else "",
     }
-    inherited = {name: os.environ[name] for name in (*_INHERITED, *_OF_THE_POD) if name in os.environ}
+    inherited = {
+        name: os.environ[name] for name in (*_INHERITED, *_OF_WINDOWS, *_OF_THE_POD) if name in os.environ
+    }
     own = {f"IMDS_BRIDGE_{name}": printable(value, _VALUE_CHARACTERS) for name, value in values.items()}
     return {**inherited, **own}
 
 
-def find_fault(program: str) -> str:
+def find_fault(command: Sequence[str]) -> str:
     """Return why a program cannot be started, or is not safe as any user could replace it; "" if it is fine."""
+    program, *arguments = command
     path = Path(program)
+    scripts = [
+        one for one in map(Path, arguments) if sys.platform == "win32" and one.suffix.lower() in _SCRIPTS
+    ]
     try:
         if not path.is_file():
             return f"{program}: there is no such file"
         if not os.access(path, os.X_OK):
             return f"{program}: this user may not execute it"
-        real = path.resolve()
-        writable = next((part for part in (*path.parents, real, *real.parents) if _is_anyones(part)), None)
-        return f"{program}: any user may change {writable}" if writable else _fault_of_interpreter(path)
+        for one in (path, path.resolve(), *(one for one in scripts if one.is_absolute())):
+            for part in (one, *one.parents):
+                if may_anyone_change(part, is_ancestor=part not in (one, one.parent)):
+                    return f"{program}: any user may change {part}"
+        return _fault_of_interpreter(path)
     except OSError as error:
         return f"{program}: {error.strerror}"
 
@@ -228,8 +240,3 @@ def _fault_of_interpreter(path: Path) -> str:
     if interpreter.endswith("/env") and argument[:1] not in ("", "-") and not shutil.which(argument):
         return f"{path}: its interpreter {argument!r} is not in PATH"
     return ""
-
-
-def _is_anyones(path: Path) -> bool:
-    mode = path.stat().st_mode
-    return bool(mode & stat.S_IWOTH) and not (path.is_dir() and mode & stat.S_ISVTX)

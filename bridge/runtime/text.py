@@ -1,17 +1,31 @@
-"""Text from outside: on one line, without what controls a terminal, and without secrets."""
+"""Text from outside, made safe for where it goes.
+
+`printable` makes an attribute or an id of a value, `sanitize` a text for people, `one_line` the detail of an error.
+`escape` keeps what is logged or printed from controlling a terminal, and `redact` keeps secrets out of it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import deque
+from collections.abc import Collection
 from typing import TextIO
+
+from bridge.runtime.json import Json
+
+TRUNCATED = "… (cut)"
+TEXT_LENGTH = 400
+DETAIL_CHARACTERS = 500
 
 # Control characters, characters that reorder or hide others, lone surrogates, and code points that are no character.
 UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
     "\ufff9-\ufffc\ufffe\uffff\U000e0000-\U000e0fff]"
 )
+
+_MAX_INTEGER = 10**18
+_READ_AHEAD = 8  # spaces collapse: enough is read to fill a text that is mostly spaces
 
 # Replacing shorter strings would make every log line unreadable.
 _MIN_SECRET_LENGTH = 6
@@ -34,9 +48,39 @@ def printable(value: object, max_characters: int = 1000) -> str:
     return "".join(letter for letter in text if letter.isprintable())[:max_characters]
 
 
-def one_line(text: str) -> str:
-    """Return a text on one line, its words a space apart."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+def one_line(text: str, max_characters: int = DETAIL_CHARACTERS) -> str:
+    """Return the start of what a program, a library or a server says: on one line, without secrets."""
+    readable = "".join(letter if letter.isprintable() else " " for letter in redact(text))
+    return " ".join(readable.split())[:max_characters]
+
+
+def length(text: str) -> int:
+    """Return the length as the strictest receiver counts it, in UTF-16 units."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
+
+
+def truncate(text: str, max_length: int, *, mark: str = TRUNCATED) -> str:
+    """Shorten a text to `max_length` UTF-16 units, with a mark where something is missing."""
+    if len(text) <= max_length and length(text) <= max_length:
+        return text
+    max_bytes = 2 * (max_length - len(mark))
+    kept = text[:max_length].encode("utf-16-le")[:max_bytes].decode("utf-16-le", "ignore")
+    return kept.rstrip() + mark
+
+
+def sanitize(value: Json, max_length: int = TEXT_LENGTH) -> str:
+    """Make one safe line of text from a value of unknown origin; "" if there is nothing to read.
+
+    Runs of white space become single spaces; unsafe characters are replaced visibly.
+    """
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < _MAX_INTEGER):
+        return str(value)
+    if not isinstance(value, str):
+        return "" if value is None else "(not a text)"
+    head = value[: max_length * _READ_AHEAD]
+    line = UNSAFE.sub("\ufffd", " ".join(head.split()))
+    is_shortened = len(head) < len(value) and len(line) < max_length
+    return truncate(line + TRUNCATED if is_shortened else line, max_length)
 
 
 def escape(text: str) -> str:
@@ -69,9 +113,9 @@ def register_token(token: str) -> None:
         _tokens.append(token)
 
 
-def redact(text: str) -> str:
-    """Replace every registered secret, URL query and bearer token by ***."""
-    for secret in sorted({*_secrets, *_tokens}, key=len, reverse=True):
+def redact(text: str, *, keep: Collection[str] = ()) -> str:
+    """Replace every registered secret but those to `keep`, URL query and bearer token by ***."""
+    for secret in sorted({*_secrets, *_tokens}.difference(keep), key=len, reverse=True):
         text = text.replace(secret, "***")
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)

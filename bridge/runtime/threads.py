@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import TypeVar
 
 from bridge.errors import BridgeError, Stopped
@@ -53,7 +52,7 @@ class Signals:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._handlers = [(number, signal.signal(number, _ignore)) for number in STOP_SIGNALS]
+        self._handlers = [(number, signal.signal(number, lambda *_: None)) for number in STOP_SIGNALS]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,10 +70,6 @@ class Signals:
         except TimeoutError:
             return None
         return signal.Signals(received[0]).name
-
-
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Let the wakeup socket carry the signal."""
 
 
 class _Thread(threading.Thread):
@@ -113,9 +108,13 @@ def stalled_threads() -> list[str]:
 
 
 def progress_ages() -> dict[str, float]:
-    """Return how many seconds ago each thread that has to report progress last did, by its name."""
+    """Return how many seconds ago each thread that has to report progress last did, by its name.
+
+    A call or a wait counts as progress as long as it may last.
+    """
     now = time.monotonic()
-    return {thread.name: max(0.0, now - thread.progressed_at) for thread in _watched()}
+    allowed = {one.name: max(one.progressed_at, one.deadline - STALL_SECONDS) for one in _watched()}
+    return {name: max(0.0, now - until) for name, until in allowed.items()}
 
 
 def start_thread(name: str, target: Callable[[], None]) -> threading.Thread:

@@ -15,6 +15,8 @@ from pathlib import Path
 from bridge.runtime.json import Json
 
 CLOCK_JUMP_SECONDS = 60.0
+# Of the time passed: twice as fast as NTP corrects a clock, so that steps do not add up.
+FOLLOWED_SHARE = 0.001
 # Linux has a clock that counts the time of a suspended machine, which time.monotonic leaves out.
 _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)
 _clock_gettime = getattr(time, "clock_gettime", None)
@@ -31,12 +33,13 @@ _MONTHS = "    Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec"
 class Clock:
     """The wall clock and the monotonic clock; tests use a double that they move.
 
-    Ages are counted on `steady`, which begins with the wall clock's date and never follows a jump of it.
+    Ages are counted on `steady`, which begins with the wall clock's date and follows it slowly, never a jump of it.
     """
 
     def __init__(self) -> None:
         self._offset = self.wall() - self.monotonic()
         self._jumped_seconds = 0.0
+        self._compared_at = self.monotonic()
 
     def wall(self) -> float:
         """Return the machine's time in seconds since 1970."""
@@ -57,10 +60,11 @@ class Clock:
         return self.monotonic() + self._offset
 
     def jump_seconds(self) -> float:
-        """Return how far the wall clock has jumped since the last call; `steady` follows a mere drift."""
+        """Return how far the wall clock has jumped since the last call; `steady` slowly follows less than a jump."""
         drift = self.wall() - self.steady() - self._jumped_seconds
+        passed, self._compared_at = self.monotonic() - self._compared_at, self.monotonic()
         if abs(drift) < CLOCK_JUMP_SECONDS:
-            self._offset += drift
+            self._offset += math.copysign(min(abs(drift), passed * FOLLOWED_SHARE), drift)
             return 0.0
         self._jumped_seconds += drift
         return drift

@@ -17,7 +17,7 @@ from bridge.config.bus import ReceiverSettings, ServiceBusSettings
 from bridge.config.loader import DEFAULT_PATH, load
 from bridge.config.models import Config
 from bridge.config.sinks import WebhookSettings
-from bridge.config.values import check_url, parse_headers, socket_address
+from bridge.config.values import check_url, parse_headers, quote_path, socket_address
 from bridge.errors import ConfigError, Misconfigured
 from tests.support.process import toml
 from tests.support.settings import SECRET, faults, read, stdout, webhook
@@ -28,6 +28,7 @@ def only_sink(config: Config) -> Any:
     return sink
 
 
+@pytest.mark.posix("the default path is of POSIX")
 def test_the_default_file_may_be_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     monkeypatch.setattr(loader_module, "DEFAULT_PATH", file)
@@ -59,7 +60,7 @@ def test_the_environment_alone_is_enough(monkeypatch: pytest.MonkeyPatch, tmp_pa
     config = load(None, {f"IMDS_BRIDGE__{name}": value for name, value in variables.items()})
     sink = config.sinks["ops"]
     assert isinstance(sink, WebhookSettings)
-    assert (str(config.state_dir), config.imds.poll_seconds) == ("/state", 2.5)
+    assert (config.state_dir.as_posix(), config.imds.poll_seconds) == ("/state", 2.5)
     assert sink.url.read() == "https://example.org/{event}"
     assert sink.types == ("io.imdsbridge.document.*", "io.imdsbridge.imds.*")
     assert sink.where == {"EventType": ["Reboot"], "AffectsThisVm": True}
@@ -140,6 +141,7 @@ def test_an_error_in_the_environment_names_the_variable(tmp_path: Path) -> None:
 # Faults
 
 
+@pytest.mark.posix("the paths are of POSIX")
 def test_all_errors_are_reported_at_once_each_with_what_was_given_and_expected(tmp_path: Path) -> None:
     found = faults(
         tmp_path,
@@ -378,10 +380,26 @@ def test_a_secret_in_place_of_a_files_name_is_not_shown(tmp_path: Path, name: st
         assert "MfKQ" not in found
 
 
+@pytest.mark.posix("the paths are of POSIX")
 @pytest.mark.parametrize("name", ["/secrets/ops-url", "/etc/imds-bridge/absent/url_2"])
 def test_the_name_of_a_missing_secret_file_is_shown(tmp_path: Path, name: str) -> None:
     (found,) = faults(tmp_path, webhook(url=None, url_file=name))
     assert found.startswith(f'sinks.ops.url_file: given "{name}", expected a file that can be read: No such')
+
+
+@pytest.mark.parametrize(("path", "is_shown"), [("C:\\secrets\\x", True), ("c2Vj:\\cmV0", False)])
+def test_the_path_of_a_missing_file_on_windows_is_shown(path: str, is_shown: bool) -> None:
+    assert (quote_path(Path(path)) == json.dumps(path)) is is_shown
+
+
+def test_a_configuration_in_utf_16_says_how_to_save_it(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("[metrics]", encoding="utf-16")
+    with pytest.raises(ConfigError, match=f"expected UTF-8 text, which is UTF-16: save it with {SAVE}"):
+        load(path, {})
+
+
+SAVE = "Set-Content -Encoding utf8"
 
 
 def test_a_secret_file_that_is_empty_or_not_text_is_an_error(tmp_path: Path) -> None:
@@ -389,6 +407,7 @@ def test_a_secret_file_that_is_empty_or_not_text_is_an_error(tmp_path: Path) -> 
     for content, expected in (
         (b" \n", f"text in {token}, which is empty"),
         (b"\xff" + SECRET.encode(), f"UTF-8 text in {token}"),
+        (SECRET.encode("utf-16"), f"UTF-8 text in {token}, which is UTF-16: save it with {SAVE}"),
     ):
         token.write_bytes(content)
         assert faults(tmp_path, webhook(bearer_token_file=token)) == [

@@ -26,6 +26,7 @@ def errors(given: Any) -> list[str]:
     return [error.message for error in VALIDATOR.iter_errors(given)]
 
 
+@pytest.mark.posix("its default paths are of POSIX")
 def test_the_shipped_schema_is_the_generated_one_and_valid() -> None:
     assert FILE.read_text() == config_schema_text(), "run infra.packaging.config_page"
     Draft7Validator.check_schema(json.loads(FILE.read_text()))
@@ -182,6 +183,7 @@ def test_every_key_whose_values_are_not_listed_has_an_example_that_is_valid() ->
             assert Draft7Validator(schema).is_valid(example), (definition, key)
 
 
+@pytest.mark.posix("its default paths are of POSIX")
 def test_the_page_has_the_current_reference_of_every_key() -> None:
     assert config_page.PAGE.read_text(encoding="utf-8") == config_page.page(), (
         "run infra.packaging.config_page"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.config.approvals import ApprovalSettings
+from bridge.config.sinks import ExecSettings
 from bridge.contract.types import ATTRIBUTES, EVENT_TYPES, KNOWN_VALUES, PROPERTIES
 from tests.support.settings import faults, read, stdout
 
@@ -51,6 +52,7 @@ ONLY_JSON = ": expected texts, numbers, true, false, tables and lists only"
 AUTO = "[[approvals.auto]]"
 PROGRAMS = ["[]", '["drain"]', '[""]', '["/bin/a\\u0000b"]', '"/bin/drain"', "[1]"]
 SECONDS = ["0", "-1", "inf", "nan", "90000"]
+PROGRAM = Path("/bin/a.exe").absolute()  # on Windows a program needs a drive and this suffix
 FAULTS = [
     *(
         (
@@ -87,13 +89,12 @@ FAULTS = [
     *((f'[sinks.a]\nkind = "exec"\nrun = {run}\n', "sinks.a.run", "expected") for run in PROGRAMS),
     *(
         (
-            f'{AUTO}\nrun = ["/bin/a"]\nrun_timeout_seconds = {seconds}',
+            f"{AUTO}\nrun = ['{PROGRAM}']\nrun_timeout_seconds = {seconds}",
             "approvals.auto[0].run_timeout_sec",
             "",
         )
         for seconds in SECONDS
     ),
-    (f'{AUTO}\nrun = ["/bin/a"]\ngroup = true', "approvals.auto[0]", "run: expected none with group = true"),
 ]
 
 
@@ -104,10 +105,27 @@ def test_what_cannot_be_meant_is_an_error(tmp_path: Path, text: str, start: str,
     assert words in fault
 
 
-def test_windows_has_no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "is_one"),
+    [
+        (r"C:\Tools\drain.exe", True),
+        (r"\\server\share\DRAIN.EXE", True),
+        (r"C:\Tools\drain.cmd", False),
+        (r"C:\Tools\drain.bat", False),
+        ("drain.exe", False),
+        (r"C:drain.exe", False),
+        ("/bin/true", False),
+    ],
+)
+def test_on_windows_a_program_is_the_absolute_path_of_an_exe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, is_one: bool
+) -> None:
     monkeypatch.setattr("bridge.config.sinks.sys.platform", "win32")
-    (fault,) = faults(tmp_path, f'{AUTO}\nrun = ["/bin/true"]\n')
-    assert fault.endswith("programs are not supported on Windows")
+    if is_one:
+        assert ExecSettings(kind="exec", run=(program,)).run == (program,)
+    else:
+        (fault,) = faults(tmp_path, f"{AUTO}\nrun = ['{program}']\n")
+        assert "the absolute path of an .exe" in fault
 
 
 # Rules
