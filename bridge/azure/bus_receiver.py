@@ -32,12 +32,19 @@ from bridge.azure.internals import (
     renew_locks,
 )
 from bridge.azure.receiver import ReceivedMessage, Settlement
-from bridge.azure.servicebus import IDLE_LIMIT_SECONDS, address_of, connect, delivery_error, make_credential
+from bridge.azure.servicebus import (
+    IDLE_LIMIT_SECONDS,
+    address_of,
+    connect,
+    delivery_error,
+    make_credential,
+    mapped_errors,
+)
 from bridge.config.bus import ReceiverSettings
-from bridge.errors import BridgeError, DeliveryError, HungError, Unavailable
+from bridge.errors import BridgeError, HungError, Unavailable
 from bridge.runtime.text import redact
 from bridge.runtime.threads import Stop, report_progress
-from bridge.runtime.time import Clock, RepeatLimit, full_jitter
+from bridge.runtime.time import Clock, RepeatLimit, full_jitter, iso_utc
 from bridge.runtime.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -52,9 +59,11 @@ RENEW_MESSAGES = 100
 # second after the last message was received or settled.
 IDLE_SECONDS = 0.5
 QUIET_SECONDS = 0.25
+REST_SECONDS = 0.5  # how often it asks itself whether it may still rest
 BUSY_SECONDS = 0.02
 RENEW_AT_LATEST_SECONDS = 20.0
 RENEW_AT_EARLIEST_SECONDS = 1.5
+DRAINED_SECONDS = 5.0  # how long a connection is open until an empty receive shows that nothing had waited
 OPEN_SECONDS = 20.0
 SETTLE_SECONDS = 15.0
 CLOSE_SECONDS = 20.0
@@ -90,22 +99,38 @@ class BusReceiver:
         self._credential: Any = None
         self._receiver: Any = None
         self._client: Any = None
-        self._generation = 0
+        self._connections = 0
         self._unsettled: dict[ReceivedMessage, float] = {}  # when to renew the lock of each
-        self._renew_session_at: float | None = None
+        self._renew_session_at = math.inf
         self._paused_until = -math.inf
         self._active_at = -math.inf  # when a message was last received or settled
+        self._rest_from, self._asked_at = math.inf, -math.inf
+        self._opened_at = self._emptied_at = -math.inf  # when the last receive began that found nothing
+        self._looked_at: datetime | None = None
         self._settlements: SimpleQueue[tuple[ReceivedMessage, Settlement]] = SimpleQueue()
         self._failures = 0
         self._log_limit = RepeatLimit(self.clock)
-        self._clock_log = RepeatLimit(self.clock)
         self._arrived: SimpleQueue[ReceivedMessage] = SimpleQueue()
         self.last_error = ""
 
     def status(self) -> dict[str, Any]:
         """Return what the status file shows of the bus."""
-        unsettled = len(self._unsettled)
-        return {"from": self._address, "unsettled": unsettled, "last_error": self.last_error or None}
+        return {
+            "from": self._address,
+            "unsettled": len(self._unsettled),
+            "rests": self._receiver is None and self._may_rest,
+            "looked_at": iso_utc(self._looked_at) if self._looked_at else None,
+            "last_error": self.last_error or None,
+        }
+
+    def receive_until(self, at: float) -> None:
+        """Look at the queue at least once more, and rest from `at` (monotonic) on; the last call counts."""
+        self._rest_from, self._asked_at = at, self.clock.monotonic()
+
+    @property
+    def _may_rest(self) -> bool:
+        is_asked = self._emptied_at < self._asked_at or self.clock.monotonic() < self._rest_from
+        return not is_asked and not self._unsettled
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
         """Wait up to `wait_seconds` for a message, then yield every message that has arrived."""
@@ -140,16 +165,17 @@ class BusReceiver:
         self._release_all()
 
     def _step(self) -> None:
-        session = self.session()
-        if session is None:
-            self.stop.wait(IDLE_SECONDS)
-            return
+        session, may_rest = self.session(), self._may_rest
         idle_seconds = self.clock.monotonic() - self._active_at
-        if self._receiver is not None and not self._unsettled and idle_seconds >= IDLE_LIMIT_SECONDS:
-            self._close()  # before the service closes the idle link
+        is_idle = idle_seconds >= IDLE_LIMIT_SECONDS and not self._unsettled
+        if self._receiver is not None and (may_rest or is_idle):
+            self._close()  # before the service closes an idle link
+        if session is None or may_rest:
+            self.stop.wait(REST_SECONDS)
+            return
         if self._receiver is None:
             self._call(lambda: self._open(session), OPEN_SECONDS)
-            self._active_at = self.clock.monotonic()
+            self._opened_at = self._active_at = self.clock.monotonic()
         is_busy = self._receive_all() or self._free_slots() == 0
         self._carry_out_settlements(BUSY_SECONDS if is_busy else 0.0)
         self._renew_locks()
@@ -159,7 +185,10 @@ class BusReceiver:
         if self.clock.monotonic() < self._paused_until:
             self.stop.wait(BUSY_SECONDS)
             return False
+        began_at = self.clock.monotonic()
         has_received = self._receive_batch(1, self._wait_seconds())
+        if not has_received and self._free_slots():
+            self._emptied_at = began_at
         if has_received:  # asked for several at first, the SDK waits 0.2 s for more before it returns any
             self._receive_batch(RECEIVE_MESSAGES, BUSY_SECONDS)
         return has_received
@@ -193,9 +222,8 @@ class BusReceiver:
         keep_what_arrives(receiver)
         receiver.__enter__()  # opens the link now: a receive would have to do it within its own wait
         self._receiver = receiver
-        self._renew_session_at = None
         if receiver.session:
-            self._check_clock(receiver.session.locked_until_utc)
+            self._renew_session_at = self._renew_at(receiver.session.locked_until_utc)
 
     def _receive(self, count: int, wait_seconds: float) -> list[ServiceBusReceivedMessage]:
         received: list[ServiceBusReceivedMessage] = self._receiver.receive_messages(
@@ -203,6 +231,7 @@ class BusReceiver:
         )
         if not received:
             _check_open(self._receiver, self._address)
+        self._looked_at = self.clock.now()
         return received
 
     def _settle_all(self, batch: list[tuple[ReceivedMessage, Settlement]]) -> None:
@@ -225,18 +254,11 @@ class BusReceiver:
             else:
                 self._receiver.complete_message(message.handle)
         except (MessageLockLostError, MessageAlreadySettled) as error:
-            log.info(
-                "one of the %s could not be settled and will be delivered again: %s",
-                self.what,
-                redact(str(error)),
-            )
+            log.info("one of the %s could not be settled and will be delivered again: %s", self.what, error)
 
     def _renew_session(self) -> None:
-        session, renew_at = self._receiver.session, self._renew_session_at
-        if renew_at is not None and self.clock.monotonic() < renew_at:
-            return
-        if renew_at is not None:
-            session.renew_lock()
+        session = self._receiver.session
+        session.renew_lock()
         self._renew_session_at = self._renew_at(session.locked_until_utc)
 
     def _renew_messages(self, messages: list[ReceivedMessage]) -> None:
@@ -248,11 +270,7 @@ class BusReceiver:
                 for message in messages:
                     self._renew_messages([message])
                 return
-            log.info(
-                "the lock of one of the %s is lost; it will be delivered again: %s",
-                self.what,
-                redact(str(error)),
-            )
+            log.info("the lock of one of the %s is lost; it will be delivered again: %s", self.what, error)
             self._unsettled.pop(messages[0], None)
         else:
             for message, locked_until in zip(messages, expirations, strict=True):
@@ -264,11 +282,9 @@ class BusReceiver:
         return self._worker.call(function, limit_seconds=limit_seconds)
 
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
-        message = convert(received, self._generation)
-        locked_until = _try(lambda: received.locked_until_utc)
-        if not self._unsettled:  # else it may have been kept for a while
-            self._check_clock(locked_until)
-        self._unsettled[message] = self._renew_at(locked_until)
+        may_have_waited = self._emptied_at < self._opened_at + DRAINED_SECONDS
+        message = convert(received, self._connections, may_have_waited=may_have_waited)
+        self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
         self._active_at = self.clock.monotonic()
         self._arrived.put(message)
 
@@ -296,10 +312,11 @@ class BusReceiver:
 
     def _renew_locks(self) -> None:
         """Renew what expires soon: the session's lock, or that of each message."""
-        if self._receiver.session:
-            self._call(self._renew_session, SETTLE_SECONDS)
-            return
         now = self.clock.monotonic()
+        if self._receiver.session:
+            if self._renew_session_at <= now:
+                self._call(self._renew_session, SETTLE_SECONDS)
+            return
         due = [message for message, renew_at in self._unsettled.items() if renew_at <= now]
         for start in range(0, len(due), RENEW_MESSAGES):
             batch = due[start : start + RENEW_MESSAGES]
@@ -311,18 +328,8 @@ class BusReceiver:
         wait_seconds = min(RENEW_AT_LATEST_SECONDS, max(RENEW_AT_EARLIEST_SECONDS, left_seconds / 2))
         return self.clock.monotonic() + wait_seconds
 
-    def _check_clock(self, locked_until: datetime | None) -> None:
-        """Log a lock that was just given and has ended: the SDK gives up such locks by the VM's clock, too."""
-        over_seconds = (datetime.now(UTC) - locked_until).total_seconds() if locked_until else 0.0
-        if over_seconds > 0 and self._clock_log.is_due():
-            log.warning(
-                "a lock on the %s ended %.0f s before it was given: this VM's clock seems to be wrong",
-                self.what,
-                over_seconds,
-            )
-
     def _note_success(self) -> None:
-        if self._failures:
+        if self.last_error:
             log.info(
                 "%s are received again from %s", self.what, self._address, extra={"failures": self._failures}
             )
@@ -330,18 +337,19 @@ class BusReceiver:
         self._failures, self.last_error = 0, ""
 
     def _note_failure(self, error: BaseException) -> float:
-        """Say what is wrong, once and then rarely; return how long to wait."""
-        text = str(error) if isinstance(error, BridgeError) else str(delivery_error(error, self._address))
-        if self._log_limit.is_due():
-            log.error("no %s can be received: %s; trying again", self.what, redact(text))
-        self.last_error = redact(text)
+        """Say what is wrong from the second failure on, once and then rarely; return how long to wait."""
         self._failures += 1
+        if self._failures > 1:
+            text = str(error) if isinstance(error, BridgeError) else str(delivery_error(error, self._address))
+            if self._log_limit.is_due():
+                log.error("no %s can be received: %s; trying again", self.what, text)
+            self.last_error = redact(text)
         return full_jitter(self._failures - 1, base_seconds=0.5, limit_seconds=RETRY_LIMIT_SECONDS)
 
     def _reset(self) -> None:
         """Forget the connection; what was received is delivered again when its locks expire."""
         self._receiver, self._client = None, None
-        self._generation += 1
+        self._connections += 1
         self._unsettled.clear()
         with contextlib.suppress(Empty):
             while True:
@@ -380,15 +388,11 @@ def try_to_receive(settings: ReceiverSettings, *, what: str, session: str = "") 
 
     address = address_of(settings)
     try:
-        return Worker("servicebus-check").call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
-    except SessionCannotBeLockedError:
-        return f"{address}: the session {session} is held by a listener that runs already"
+        with mapped_errors(address), contextlib.suppress(SessionCannotBeLockedError):
+            return Worker("servicebus-check").call(look, limit_seconds=OPEN_SECONDS + SETTLE_SECONDS)
     except HungError as error:
         raise Unavailable(f"{address}: {error}") from error
-    except DeliveryError:
-        raise
-    except Exception as error:
-        raise delivery_error(error, address) from error
+    return f"{address}: the session {session} is held by a listener that runs already"
 
 
 def _check_open(receiver: ServiceBusReceiver, address: str) -> None:
@@ -405,19 +409,22 @@ def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str
     return client.get_queue_receiver(settings.queue, **options)
 
 
-def convert(received: ServiceBusReceivedMessage, generation: int) -> ReceivedMessage:
-    """Read a message of the SDK, whatever its sender has put into it; `generation` counts the connections."""
+def convert(
+    received: ServiceBusReceivedMessage, connection: int, *, may_have_waited: bool = True
+) -> ReceivedMessage:
+    """Read a message of the SDK, whatever its sender has put into it; `connection` counts the connections."""
     number = _try(lambda: received.sequence_number)
     fallback = (
         f"delivery-{_try(lambda: received.lock_token)}" if number is None else f"sequence-number-{number}"
     )
     return ReceivedMessage(
         body=_body(received),
-        message_id=_try(lambda: _plain(received.message_id or "")) or fallback,
+        message_id=_try(lambda: _decoded(received.message_id or "")) or fallback,
         properties=_try(lambda: _properties(received)) or {},
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,
-        generation=generation,
+        connection=connection,
+        may_have_waited=may_have_waited,
         fault=fault_of(received),
         handle=received,
     )
@@ -445,8 +452,8 @@ def _body(message: ServiceBusReceivedMessage) -> bytes:
 
 
 def _properties(message: ServiceBusReceivedMessage) -> dict[str, str]:
-    return {_plain(name): _plain(value) for name, value in (message.application_properties or {}).items()}
+    return {_decoded(name): _decoded(value) for name, value in (message.application_properties or {}).items()}
 
 
-def _plain(value: object) -> str:
+def _decoded(value: object) -> str:
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -19,6 +19,8 @@ from azure.servicebus._pyamqp._decode import decode_payload
 from azure.servicebus._pyamqp.message import Message
 from azure.servicebus._transport import _pyamqp_transport
 
+from bridge.runtime.text import one_line
+
 _FAULT = "imds-bridge: undecodable"  # a name that no sender can set: the SDK decodes names to bytes
 
 
@@ -132,7 +134,7 @@ def _decode(payload: memoryview) -> Message:
         message = decode_payload(payload)
         _check_types(message)
     except Exception as error:  # noqa: BLE001 - whatever the decoder raises, the message has to be settled
-        reason = " ".join(str(error).split())[:200] or "no detail"
+        reason = one_line(str(error), 200) or "no detail"
         fault = f"a value that the SDK cannot decode ({type(error).__name__}: {reason})"
         return Message(message_annotations={_FAULT: fault}, data=[b""])
     return message

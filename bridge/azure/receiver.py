@@ -20,7 +20,8 @@ class ReceivedMessage:
         enqueued_at: when the broker accepted the message, by the broker's clock.
         sequence_number: the broker's number of the message, the same for every delivery; None if it could not be
             decoded.
-        generation: counts the connections; a delivery of an earlier connection cannot be settled any more.
+        connection: counts the connections; a delivery of an earlier connection cannot be settled any more.
+        may_have_waited: it may have been on the bus before this receiver connected.
         fault: why the message could not be decoded, "" if it could; its other values are empty then, and it should
             be dead-lettered.
         handle: what the receiver needs to settle the message; of no use to anyone else.
@@ -31,7 +32,8 @@ class ReceivedMessage:
     properties: dict[str, str]
     enqueued_at: datetime | None
     sequence_number: int | None
-    generation: int
+    connection: int
+    may_have_waited: bool = True
     fault: str = ""
     handle: Any = None
 
@@ -61,6 +63,9 @@ class Receiver(Protocol):
     Duties:
         Threads: `run` belongs to one thread, `messages` to one other; `settle` and `status` may be called
         from any.
+        Rest: from the instant of the last `receive_until` on it holds no connection, once all its messages are
+        settled and it has found the queue empty since that call, however long that takes; without a call it
+        never rests.
         Blocking: `messages` waits for at most the given time, `settle` and `status` not at all, `run` until
         its stop is set. A failure of the bus never reaches the caller: the receiver logs it, shows it in
         `status` and connects again.
@@ -75,7 +80,13 @@ class Receiver(Protocol):
     """
 
     def status(self) -> dict[str, Any]:
-        """Return `from`, `unsettled` and `last_error` (None if there is none) for the status file."""
+        """Return what the status file shows: `from`, `unsettled`, `rests`, `looked_at` and `last_error`.
+
+        `looked_at` is when it last received what was there, if only nothing; it and `last_error` may be None.
+        """
+
+    def receive_until(self, at: float) -> None:
+        """Look at the queue at least once more, and rest from `at` (monotonic) on; the last call counts."""
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
         """Wait up to `wait_seconds` for a message, then yield every message that has arrived."""

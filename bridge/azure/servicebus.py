@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError
-from azure.servicebus import ServiceBusClient, TransportType
+from azure.servicebus import ServiceBusClient, ServiceBusSender, TransportType
 from azure.servicebus import exceptions as sdk
 
 from bridge.azure import credentials
 from bridge.azure.internals import accept_undecodable_messages
 from bridge.config.base import Secret
 from bridge.config.bus import BusSettings, is_plain
-from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
-from bridge.runtime.text import redact, register_secret
+from bridge.errors import BridgeError, DeliveryError, Misconfigured, Rejected, Unavailable
+from bridge.runtime.text import one_line, redact, register_secret
 
 S = TypeVar("S", bound=BusSettings)
 
@@ -50,11 +53,18 @@ _MAPPED: tuple[tuple[type[BaseException], type[DeliveryError], str], ...] = (
 )
 
 _REQUIRED = "the queue or subscription requires sessions"
-_SESSIONS = {  # by what the service says: the SDK has no class of errors for it
-    "non-sessionful": _REQUIRED,
-    "SessionId was not set": _REQUIRED,
-    "sessionful": "the queue or subscription has no sessions",
-}
+_NO_CONNECTION = "ConnectionsQuotaExceeded"
+# By what the service says: the SDK has no class of errors for it.
+_BY_TEXT: tuple[tuple[str, type[DeliveryError], str], ...] = (
+    (
+        _NO_CONNECTION,
+        Unavailable,
+        "the namespace has no connection left (it accepts 5,000); close other clients, or use more namespaces",
+    ),
+    ("non-sessionful", Misconfigured, _REQUIRED),
+    ("SessionId was not set", Misconfigured, _REQUIRED),
+    ("sessionful", Misconfigured, "the queue or subscription has no sessions"),
+)
 
 # The broker refuses one transfer with these; the link stays usable.
 _REFUSALS = (sdk.MessageSizeExceededError, sdk.ServiceBusQuotaExceededError, sdk.ServiceBusServerBusyError)
@@ -102,6 +112,12 @@ def connect(settings: BusSettings, *, credential: Any = None) -> ServiceBusClien
         raise Misconfigured(f"{address_of(settings)}: {redact(str(error))}") from None
 
 
+def sender_of(client: ServiceBusClient, settings: BusSettings) -> ServiceBusSender:
+    """Return a sender to the topic or the queue."""
+    get = client.get_topic_sender if settings.topic else client.get_queue_sender
+    return get(settings.entity)
+
+
 def make_credential(settings: BusSettings) -> Any:
     """Make the credential that the settings ask for; None if they have a connection string."""
     return None if settings.connection_string else credentials.make_credential(settings)
@@ -127,7 +143,22 @@ def address_of(settings: BusSettings) -> str:
 
 def link_is_intact(error: BaseException) -> bool:
     """Return whether the link can be used again: the broker only refused what was sent."""
-    return isinstance(error, _REFUSALS)
+    return isinstance(error, _REFUSALS) and _NO_CONNECTION not in str(error)
+
+
+@contextmanager
+def mapped_errors(place: str) -> Iterator[None]:
+    """Raise what the SDK raises as a DeliveryError; `place` is named in its text.
+
+    Raises:
+        DeliveryError: as it came, or as delivery_error maps it.
+    """
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise delivery_error(error, place) from error
 
 
 def delivery_error(error: BaseException, place: str) -> DeliveryError:
@@ -140,10 +171,10 @@ def delivery_error(error: BaseException, place: str) -> DeliveryError:
     inner = getattr(error, "inner_exception", None)  # the SDK wraps what azure-identity raises
     if isinstance(inner, ClientAuthenticationError):
         error = inner
-    sessions = next((advice for text, advice in _SESSIONS.items() if text in str(error)), "")
-    known = ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign))
-    kind, advice = (Misconfigured, sessions) if sessions else next(known, (Unavailable, "the SDK failed"))
-    detail = redact(" ".join(str(error).split()))[:300]
+    detail = one_line(str(error))
+    by_text = ((kind, advice) for text, kind, advice in _BY_TEXT if text in str(error))
+    by_class = ((kind, advice) for foreign, kind, advice in _MAPPED if isinstance(error, foreign))
+    kind, advice = next(chain(by_text, by_class), (Unavailable, "the SDK failed"))
     return kind(
         f"{place}: {advice} ({type(error).__name__}: {detail})",
         is_unreached=kind is Unavailable and link_is_intact(error),

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import ClassVar
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from pydantic import field_validator
@@ -50,6 +51,9 @@ class Format(ABC):
         """
 
 
+MAX_ID_LENGTH = 100  # percent-encoded; IMDS's are UUIDs
+
+
 class ChatSettings(WebhookSettings):
     """What all chat formats have in common: by default, notices and receipts of this VM of the last hour."""
 
@@ -71,6 +75,20 @@ class ChatSettings(WebhookSettings):
             raise ValueError("expected an IANA time zone such as Europe/Berlin") from None
         return value
 
+    def link(self, event_id: str) -> str:
+        """Return the address of an event's page on the console, "" if there is none.
+
+        The id is percent-encoded, also what is markup in a chat, so that it can only be the last part of the path. An
+        id of dots would be another path even so: it has no link.
+        """
+        quoted = (
+            quote(event_id.strip(".") and event_id.lower(), safe="", errors="replace")
+            .replace("_", "%5F")
+            .replace("~", "%7E")
+        )
+        is_linked = self._console_url and 0 < len(quoted) <= MAX_ID_LENGTH
+        return f"{self._console_url}/event/{quoted}" if is_linked else ""
+
     @property
     def zone(self) -> tzinfo | None:
         """The time zone to write times in, if one is set."""
@@ -82,6 +100,7 @@ class ChatFormat(Format):
 
     def __init__(self, settings: ChatSettings) -> None:
         self._zone = settings.zone
+        self._link = settings.link
 
     @abstractmethod
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import ClassVar, Literal
 from urllib.parse import quote
 
 from bridge.config.sinks import WebhookSettings
-from bridge.events.model import CloudEvent, StoredEvent
+from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.base import Encoded, Format
 from bridge.runtime.json import Json
-from bridge.runtime.time import iso_utc
-
-# Kept, because making an encoder costs more than using it.
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 MAX_BATCH_EVENTS = 100
@@ -62,40 +57,6 @@ def batch(events: Sequence[StoredEvent]) -> bytes:
     return b"[" + b",".join(event.body for event in events) + b"]"
 
 
-def structured(event: CloudEvent) -> bytes:
-    """Write the whole event as one JSON object.
-
-    ASCII only: what IMDS sent may hold lone surrogates, which only an escape can carry.
-    """
-    known = _known_attributes(event.source, event.type, event.dataschema)
-    own = {
-        "id": event.id,
-        "subject": event.subject,
-        "time": iso_utc(event.time),
-        **event.extensions,
-        "data": event.data,
-    }
-    return f"{known},{_encode(own)[1:]}".encode("ascii")
-
-
-def encode_events(events: Iterable[CloudEvent]) -> list[tuple[CloudEvent, bytes]]:
-    """Pair events with their encoding, as the outbox stores them."""
-    return [(event, structured(event)) for event in events]
-
-
-@lru_cache
-def _known_attributes(source: str, type_: str, dataschema: str) -> str:
-    """Write the attributes that many events share, as the beginning of a JSON object."""
-    known = {
-        "specversion": "1.0",
-        "source": source,
-        "type": type_,
-        "dataschema": dataschema,
-        "datacontenttype": "application/json",
-    }
-    return _encode(known)[:-1]
-
-
 def binary(envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
     """Split a structured event into `ce-` headers and the data as the body.
 
@@ -117,4 +78,4 @@ def binary(envelope: dict[str, Json]) -> tuple[dict[str, str], bytes]:
     data = envelope["data"]
     if isinstance(data, str) and not _IS_JSON.match(content_type):
         return headers, data.encode("utf-8", "replace")
-    return headers, _encode(data).encode("ascii")
+    return headers, encode_json(data).encode("ascii")

@@ -8,19 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Literal
 
-from bridge.formats.text import (
-    DAY_SECONDS,
-    format_duration,
-    format_relative,
-    instant_of,
-    join_names,
-    length,
-    sanitize,
-    truncate,
-)
-from bridge.imds.document import SCHEDULED, STARTED, fold_name, is_among, names
+from bridge.formats.text import DAY_SECONDS, format_duration, format_relative, instant_of, join_names
+from bridge.imds.document import SCHEDULED, STARTED, fold_name, names
 from bridge.imds.instance import resource_group_of
-from bridge.runtime.json import Json
+from bridge.runtime.json import Json, object_of
+from bridge.runtime.text import length, sanitize, truncate
 
 Part = str | datetime
 Tone = Literal["warning", "attention", "good", "accent", "default"]
@@ -71,6 +63,7 @@ _END_REASONS = {
     "UnknownStatus": "Its status was unknown to imds-bridge",
     "NotBeforeUnknown": "Its start was unknown",
     "NotBeforePassed": "Its earliest start had passed when it was removed",
+    "ClockJumped": "It was removed after the VM's clock had jumped: whether its earliest start had passed is unknown",
 }
 _RECEIPT_LENGTH = 400
 _REASON_LENGTH = 45  # in the title, as is the next
@@ -143,9 +136,8 @@ class EventView:
     """
 
     def __init__(self, event: Mapping[str, Json], *, now: datetime, zone: tzinfo | None = None) -> None:
-        self._now, self._zone = now, zone or UTC
-        data = event.get("data")
-        self.data: Mapping[str, Json] = data if isinstance(data, Mapping) else {}
+        self.event, self._now, self._zone = event, now, zone or UTC
+        self.data = object_of(event.get("data"))
         self.type = sanitize(event.get("type")) or "unknown"
         match = _TYPE.fullmatch(self.type)
         self.kind = match[1] if match else ""
@@ -170,8 +162,7 @@ class EventView:
 
     def of_vm(self, name: str) -> str:
         """Read a property of the VM that reports the event."""
-        vm = self.data.get("Vm")
-        return sanitize(vm.get(name) if isinstance(vm, Mapping) else None)
+        return sanitize(object_of(self.data.get("Vm")).get(name))
 
     def vms(self, max_length: int, max_names: int | None = None) -> str:
         """Name the affected VMs, as many as fit."""
@@ -329,9 +320,9 @@ def _start_text(view: EventView) -> str:
 def _changes(view: EventView) -> Iterator[Field]:
     """Describe each change by the values before and after."""
     changed = names(view.data.get("Changed")) if view.kind.endswith(".updated") else ()
-    previous = view.data.get("Previous")
+    previous = object_of(view.data.get("Previous"))
     for name in changed[:_MAX_CHANGES]:
-        old = previous.get(name) if isinstance(previous, Mapping) else None
+        old = previous.get(name)
         new = view.data.get("NotBeforeUtc" if name == "NotBefore" else name)
         first, second = instant_of(old), instant_of(new)
         if name == "NotBefore" and first and second:
@@ -411,22 +402,10 @@ def _advice(view: EventView) -> str:
         return ""
     if view.seconds_until(start) <= DAY_SECONDS:
         return ""
-    group, vm = view.resource_group, _degrading(view)
-    hint = ""
-    if _PLAIN_WORD.fullmatch(group) and _PLAIN_WORD.fullmatch(vm) and not view.of_vm("ScaleSet"):
-        hint = f" (az vm redeploy --resource-group {group} --name {vm})"
     return (
         "Azure gives days of notice where hardware degrades: it may fail sooner. "
-        f"Microsoft advises to redeploy the VM now{hint}."
+        "Microsoft advises to redeploy the VM now."
     )
-
-
-def _degrading(view: EventView) -> str:
-    """Return the VM to redeploy, "" if that is not clear: in a group, the reporting VM may not be affected."""
-    affected, reporting = names(view.data.get("Resources")), view.of_vm("Name")
-    if is_among(reporting, affected):
-        return reporting
-    return affected[0].removeprefix("_") if len(affected) == 1 else ""
 
 
 def _describe_receipt(view: EventView) -> Message:
@@ -443,9 +422,15 @@ def _describe_receipt(view: EventView) -> Message:
     return _message(tone, title, sentence, fields=_receipt_fields(view))
 
 
+def _describe_prepared(view: EventView) -> Message:
+    """Say that a VM is prepared, and when the event starts unless it is approved."""
+    start = view.not_before
+    fields = [view.field("Starts", f"{view.relative(start)}, at ", start)] if start else []
+    return _message("good", view.title(f"{view.short_vm} is prepared: {_noun(view)}", ""), fields=fields)
+
+
 def _receipt_fields(view: EventView) -> Iterator[Field]:
-    given = view.data.get("Command")
-    command = given if isinstance(given, Mapping) else {}
+    command = object_of(view.data.get("Command"))
     yield from view.fields(
         {
             "Reason": "" if view.get("Reason") in _REASONS else view.get("Reason"),
@@ -511,8 +496,7 @@ def _describe_loss(view: EventView) -> Message:
 
 
 def _describe_document(view: EventView) -> Message:
-    document = view.data.get("Document")
-    events = document.get("Events") if isinstance(document, Mapping) else None
+    events = object_of(view.data.get("Document")).get("Events")
     count = len(events) if isinstance(events, list) else 0
     content = f"it contains {count} event{'' if count == 1 else 's'}" if count else "it is empty"
     return _message("default", f"The Scheduled Events document of {view.short_vm} changed: {content}")
@@ -531,6 +515,7 @@ def _describe_unknown(view: EventView) -> Message:
 _DESCRIPTIONS: dict[str, Callable[[EventView], Message]] = {
     "scheduledevent": _describe_scheduled_event,
     "approval": _describe_receipt,
+    "approval.prepared": _describe_prepared,
     "imds.unreachable": _describe_unreachable,
     "imds.recovered": _describe_recovered,
     "bridge.heartbeat": _describe_heartbeat,

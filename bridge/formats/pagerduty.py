@@ -90,12 +90,14 @@ class PagerDuty(ChatFormat):
         """
         view = EventView(event, now=now)
         message = notice(event, now=now, zone=self._zone)
+        link = self._link(view.event_id)
         return {
             "routing_key": self._routing_key,
             "event_action": _action(view),
             "dedup_key": _dedup_key(event, view),
             "client": "imds-bridge",
             "payload": _payload(message, view),
+            **({"links": [{"href": link, "text": "Open in the console"}]} if link else {}),
         }
 
 

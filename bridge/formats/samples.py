@@ -14,8 +14,7 @@ from bridge import __version__
 from bridge.contract.schemas import example
 from bridge.contract.types import EVENT_NAMES
 from bridge.events.builder import Reporter
-from bridge.events.model import StoredEvent
-from bridge.formats.cloudevents import structured
+from bridge.events.model import StoredEvent, structured
 from bridge.runtime.time import iso_utc
 
 _NAMES = [name for name in EVENT_NAMES if name not in ("bridge.test", "command.approve")]
@@ -28,10 +27,10 @@ def samples(at: datetime) -> list[StoredEvent]:
     return [_seen(example(name).decode(), at) for name in _NAMES]
 
 
-def check_event(at: datetime, *, vm: str) -> StoredEvent:
+def make_test_event(at: datetime, *, vm: str) -> StoredEvent:
     """Return the event that says it is only a test; consumers of notices do not act on its type."""
     event = Reporter(name=vm, role="check", epoch="").test(version=__version__, at=at)
-    return StoredEvent(seq=1, id=event.id, type=event.type, stored_at=0.0, body=structured(event))
+    return StoredEvent(id=event.id, type=event.type, body=structured(event))
 
 
 def _seen(text: str, at: datetime) -> StoredEvent:
@@ -43,4 +42,4 @@ def _seen(text: str, at: datetime) -> StoredEvent:
     )
     event = json.loads(text)
     body = json.dumps(event, separators=(",", ":")).encode()
-    return StoredEvent(seq=1, id=event["id"], type=event["type"], stored_at=0.0, body=body)
+    return StoredEvent(id=event["id"], type=event["type"], body=body)

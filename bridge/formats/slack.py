@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from operator import attrgetter
 from typing import ClassVar, Literal
 
 from bridge.config.sinks import Rate
-from bridge.formats.base import ChatFormat, ChatSettings
+from bridge.formats.digest import Digest, DigestFormat, DigestSettings
 from bridge.formats.notice import Field, Notice, format_time, notice
-from bridge.formats.text import length, truncate
 from bridge.runtime.json import Json
+from bridge.runtime.text import length, truncate
 
 # Discord's limit of `content`; Slack's is far higher.
 TEXT_LENGTH = 2_000
@@ -35,14 +35,14 @@ _LOOKALIKES = str.maketrans("&<>*~`|[]\\", "＆‹›∗∼ˋ¦［］＼")  # no
 _OUTER_UNDERSCORE = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 
 
-class SlackSettings(ChatSettings):
+class SlackSettings(DigestSettings):
     """Messages for a Slack incoming webhook, at the rate that it takes."""
 
     format: Literal["slack"]
     max_per_second: Rate | None = 1.0
 
 
-class Slack(ChatFormat):
+class Slack(DigestFormat):
     """Blocks for Slack, and the whole message as `text` for notifications and for receivers without blocks."""
 
     settings: ClassVar = SlackSettings
@@ -50,23 +50,32 @@ class Slack(ChatFormat):
     def write(self, event: Mapping[str, Json], now: datetime) -> Json:
         """Return the message."""
         message = notice(event, now=now, zone=self._zone)
-        return {
-            "text": truncate(_replace_markup(message.text), TEXT_LENGTH),
-            "blocks": list(self._blocks(message, now)),
-            "unfurl_links": False,
-            "unfurl_media": False,
-        }
+        link = self._link(message.event_id)
+        text = truncate(_replace_markup(message.text), TEXT_LENGTH - len(link) - 1)
+        return _message(f"{text}\n{link}".rstrip(), self._blocks(message, link, now))
 
-    def _blocks(self, message: Notice, now: datetime) -> Iterator[Json]:
-        yield {"type": "header", "text": _plain(message.headline, HEADER_LENGTH)}
+    def write_lines(self, digest: Digest, count: int) -> Json:
+        """Return a section for each line; as `text`, as many lines as fit."""
+        lines = [(_replace_markup(text), link) for text, link in digest.lines[:count]]
+        sections = [f"{text} <{link}|console>" if link else text for text, link in lines]
+        blocks = [_section(_markup(text)) for text in (*sections, *digest.more(count))]
+        texts = [_replace_markup(digest.headline), *(f"{text} {link}".rstrip() for text, link in lines)]
+        while length(text := "\n".join((*texts, *digest.more(len(texts) - 1)))) > TEXT_LENGTH:
+            texts.pop()
+        return _message(text, [_header(digest.headline), *blocks])
+
+    def _blocks(self, message: Notice, link: str, now: datetime) -> Iterator[Json]:
+        yield _header(message.headline)
         if message.sentences:
-            yield {"type": "section", "text": _plain("\n".join(message.sentences), SECTION_LENGTH)}
+            yield _section(_plain_text("\n".join(message.sentences), SECTION_LENGTH))
         for is_code, group in groupby(message.fields, key=attrgetter("is_code")):
             fields = list(group)
             yield from map(_code, fields) if is_code else self._fields(fields, now)
         elements = [
-            self._value(field, now, f"{field.label}: ") for field in message.details[:CONTEXT_ELEMENTS]
+            self._value(field, now, f"{field.label}: ") for field in message.details[: CONTEXT_ELEMENTS - 1]
         ]
+        if link:
+            elements.append(_markup(f"<{link}|Open in the console>"))
         yield {"type": "context", "elements": elements}
 
     def _fields(self, fields: Sequence[Field], now: datetime) -> Iterator[Json]:
@@ -80,9 +89,21 @@ class Slack(ChatFormat):
 
     def _value(self, field: Field, now: datetime, before: str = "") -> Json:
         if self._zone or not field.has_instant:
-            return _plain(before + field.text, FIELD_LENGTH)
+            return _plain_text(before + field.text, FIELD_LENGTH)
         parts = (_date(part, now) if isinstance(part, datetime) else part for part in field.parts)
         return _markup(before + "".join(parts))
+
+
+def _message(text: str, blocks: Iterable[Json]) -> Json:
+    return {"text": text, "blocks": [*blocks], "unfurl_links": False, "unfurl_media": False}
+
+
+def _header(text: str) -> Json:
+    return {"type": "header", "text": _plain_text(text, HEADER_LENGTH)}
+
+
+def _section(text: Json) -> Json:
+    return {"type": "section", "text": text}
 
 
 def _date(instant: datetime, now: datetime) -> str:
@@ -91,24 +112,24 @@ def _date(instant: datetime, now: datetime) -> str:
 
 
 def _code(field: Field) -> Json:
-    return {"type": "section", "text": _markup(f"*{field.label}*\n```{field.text}```")}
+    return _section(_markup(f"*{field.label}*\n```{field.text}```"))
 
 
 def _markup(text: str) -> Json:
-    """Make a text object of texts that are not from outside."""
+    """Make a text object of texts that are not from outside, or whose markup is replaced."""
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
-def _plain(text: str, max_length: int) -> Json:
+def _plain_text(text: str, max_length: int) -> Json:
     """Make a text object without markup, escaped as Slack requires."""
-    escaped = _escape(text)
+    escaped = _escaped(text)
     if length(escaped) > max_length:
         growth = length(escaped) - length(text)
-        escaped = _escape(truncate(text, max(max_length - growth, max_length // _LONGEST_ENTITY)))
+        escaped = _escaped(truncate(text, max(max_length - growth, max_length // _LONGEST_ENTITY)))
     return {"type": "plain_text", "text": escaped, "emoji": True}
 
 
-def _escape(text: str) -> str:
+def _escaped(text: str) -> str:
     return _disarm(text.translate(_ENTITIES))
 
 

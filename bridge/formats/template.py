@@ -64,10 +64,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 @dataclass(frozen=True)
 class _Text:
-    """A text of the template: what fills it, and the names that it reads."""
+    """A text of the template: what fills it, the names that it reads, and the variables in which it begins."""
 
     fill: Callable[[Variables], Json]
     names: set[str]
+    roots: set[str]
 
     def find_fault(self, every: Mapping[str, Variables]) -> Iterator[str]:
         """Yield why it fails for one of the events."""
@@ -91,21 +92,21 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, _Exact) else _MENTIONS_OR_LINKS.sub("\\g<0>\u200b", _text(value))
 
 
-def _plain(value: Any) -> Json:
+def _valid(value: Any) -> Json:
     """Bring a value into JSON that any receiver can read: no half characters, no endless numbers."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {_plain(str(name)): _plain(inner) for name, inner in value.items()}
+        return {_valid(str(name)): _valid(inner) for name, inner in value.items()}
     if isinstance(value, bool | int | None):
         return value
-    return None if isinstance(value, Undefined) else [_plain(inner) for inner in value]
+    return None if isinstance(value, Undefined) else [_valid(inner) for inner in value]
 
 
 def _tojson(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
+    return json.dumps(_valid(value), ensure_ascii=False)
 
 
 def _local_time(zone: tzinfo, value: Any, form: str = "%Y-%m-%d %H:%M %Z") -> str:
@@ -185,10 +186,14 @@ class Template(ChatFormat):
         """
         every = {str(event.get("type")): self._variables(event, now) for event in events}
         known = {name for variables in every.values() for name in _names(variables)}
+        full = {f"{root}.{name}" for one in every.values() for root in _ROOTS[:3] for name in one[root] or ()}
         faults: list[str] = []
         for path, text in self._texts.items():
-            for name in sorted(text.names - known):
-                hint = nearest(name, known) or f"; there are {', '.join(_ROOTS)}"
+            unknown = [(name, known) for name in sorted(text.names - known)]
+            for name in sorted(text.roots.difference(_ROOTS)):
+                unknown.append((name, {one for one in full if one.endswith(f".{name}")} or {*_ROOTS}))
+            for name, near in unknown:
+                hint = nearest(name, near) or f"; there are {', '.join(_ROOTS)}"
                 faults.append(f"{path}: {name} is in no event that this sink takes{hint}")
             faults += [f"{path}: {fault}" for fault in text.find_fault(every)]
         if faults:
@@ -215,7 +220,7 @@ class Template(ChatFormat):
         if not isinstance(shape, str):
             return shape
         try:
-            self._texts[path] = _Text(self._function(shape), self._names_read(shape))
+            self._texts[path] = _Text(self._function(shape), *self._names_read(shape))
         except TemplateSyntaxError as error:
             raise ValueError(f"{path}, line {error.lineno}: {error.message}") from None
         return self._texts[path]
@@ -223,28 +228,28 @@ class Template(ChatFormat):
     def _function(self, text: str) -> Callable[[Variables], Json]:
         if one := _ONE_EXPRESSION.fullmatch(text):
             value = self._jinja.compile_expression(one[1].strip())
-            return lambda variables: _plain(_safe(value(**variables)))
+            return lambda variables: _of_one(value(**variables))
         compiled = self._jinja.from_string(text)
-        return lambda variables: _plain(compiled.render(variables))
+        return lambda variables: _valid(compiled.render(variables))
 
-    def _names_read(self, text: str) -> set[str]:
-        """Name what a text reads, apart from what it tests first or has a default for."""
+    def _names_read(self, text: str) -> tuple[set[str], set[str]]:
+        """Name what a text reads, apart from what it tests first or has a default for, and its variables."""
         tree = self._jinja.parse(text)
         tested: list[Any] = [one.node for one in tree.find_all(nodes.Test)]
         tested += [one.test for one in tree.find_all(nodes.If)]
         tested += [one.test for one in tree.find_all(nodes.CondExpr)]
         tested += [one.node for one in tree.find_all(nodes.Filter) if one.name in ("default", "d")]
         roots = meta.find_undeclared_variables(tree) - self._jinja.globals.keys()
-        return (roots | {*_read(tree)}) - {*_read(nodes.Output(tested))}
+        return {*_read(tree)} - {*_read(nodes.Output(tested))}, roots
 
 
 def _exact(value: Any) -> str:
     return _Exact(_text(value))
 
 
-def _safe(value: Any) -> Any:
-    """Keep a text from mentioning anyone; a list or an object is data, and passes as it came."""
-    return _shown(value) if isinstance(value, str) else value
+def _of_one(value: Any) -> Json:
+    """Write the value of one expression: a list or an object is data, and passes as it came."""
+    return _valid(_shown(value) if isinstance(value, str) else value)
 
 
 def _fill(shape: Any, variables: Variables) -> Json:

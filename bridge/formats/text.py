@@ -1,4 +1,4 @@
-"""Text for people: durations, lists of names, tables, and text from outside made safe to show."""
+"""Text for people: durations, lists of names and tables."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bridge.runtime.json import Json
-from bridge.runtime.text import UNSAFE, escape
+from bridge.runtime.text import escape, length, truncate
 from bridge.runtime.time import parse_instant
 
-TRUNCATED = "… (cut)"
-TEXT_LENGTH = 400
 DAY_SECONDS = 86_400
 
 _UNITS = (("d", DAY_SECONDS), ("h", 3600), ("min", 60), ("s", 1))
 _EXACT_SECONDS = 120
 _INSTANT_LENGTH = 64
-_MAX_INTEGER = 10**18
 _YEARS = range(1971, 9998)  # whose instants exist in any time zone
-_READ_AHEAD = 8  # spaces collapse: enough is read to fill a text that is mostly spaces
 
 
 def format_duration(seconds: float, *, exact: bool = False) -> str:
@@ -42,35 +38,6 @@ def format_relative(seconds: float, *, exact: bool = False) -> str:
     """Write when something is, `seconds` from now: `in 15 min` or `3 min ago`; see format_duration."""
     text = format_duration(seconds, exact=exact)
     return f"in {text}" if seconds > 0 else f"{text} ago"
-
-
-def length(text: str) -> int:
-    """Return the length as the strictest receiver counts it, in UTF-16 units."""
-    return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
-
-
-def truncate(text: str, max_length: int, *, mark: str = TRUNCATED) -> str:
-    """Shorten a text to `max_length` UTF-16 units, with a mark where something is missing."""
-    if len(text) <= max_length and length(text) <= max_length:
-        return text
-    max_bytes = 2 * (max_length - len(mark))
-    kept = text[:max_length].encode("utf-16-le")[:max_bytes].decode("utf-16-le", "ignore")
-    return kept.rstrip() + mark
-
-
-def sanitize(value: Json, max_length: int = TEXT_LENGTH) -> str:
-    """Make one safe line of text from a value of unknown origin; "" if there is nothing to read.
-
-    Runs of white space become single spaces; unsafe characters are replaced visibly.
-    """
-    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < _MAX_INTEGER):
-        return str(value)
-    if not isinstance(value, str):
-        return "" if value is None else "(not a text)"
-    head = value[: max_length * _READ_AHEAD]
-    line = UNSAFE.sub("\ufffd", " ".join(head.split()))
-    is_shortened = len(head) < len(value) and len(line) < max_length
-    return truncate(line + TRUNCATED if is_shortened else line, max_length)
 
 
 def join_names(

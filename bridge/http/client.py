@@ -6,7 +6,6 @@ The time limit is the library's: it counts from byte to byte, but a body is no l
 from __future__ import annotations
 
 import contextlib
-import errno
 import re
 import socket
 import ssl
@@ -21,14 +20,14 @@ from urllib.parse import unquote_plus, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPSConnection
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError as Urllib3Error
 
 from bridge import __version__
 from bridge.config.base import read_or_keep
 from bridge.config.sinks import HttpSettings
-from bridge.config.values import check_ca, check_certificate, check_proxy
+from bridge.config.values import check_proxy
 from bridge.errors import DeliveryError, Misconfigured, Unavailable
 from bridge.runtime.text import register_secret
 from bridge.runtime.threads import extend_deadline
@@ -49,18 +48,40 @@ class Answer:
     body: bytes
 
 
-class _TlsConnection(HTTPSConnection):
+_UNSENT = "nothing was sent"
+
+
+class _Noting:
+    """Notes on an error that the connection did not come about, so that no request was sent."""
+
+    def connect(self) -> None:
+        try:
+            super().connect()  # type: ignore[misc]
+        except Exception as error:
+            _root(error).add_note(_UNSENT)
+            raise
+
+
+class _Connection(_Noting, HTTPConnection):
+    pass
+
+
+class _TlsConnection(_Noting, HTTPSConnection):
     def request(self, *args: Any, **kwargs: Any) -> None:
         # The server may have sent the reason: in TLS 1.3 it refuses a certificate after the client's handshake ended.
         with contextlib.suppress(ssl.SSLEOFError):
             super().request(*args, **kwargs)
 
 
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
 class _TlsPool(HTTPSConnectionPool):
     ConnectionCls = _TlsConnection
 
 
-_POOLS = {"http": HTTPConnectionPool, "https": _TlsPool}
+_POOLS = {"http": _Pool, "https": _TlsPool}
 
 
 class _Adapter(HTTPAdapter):
@@ -134,8 +155,11 @@ class HttpClient:
         try:
             response = self._session.send(request, stream=True, allow_redirects=False, timeout=limits)
         except _ERRORS as error:
-            self._check_files()
-            raise _failure(error, limits) from error
+            for _, fault in self._settings.find_file_faults():  # the libraries do not name the file
+                raise _fault(fault) from error
+            failure = _failure(error, limits)
+            failure.is_unreached |= _UNSENT in getattr(_root(error), "__notes__", ())
+            raise failure from error
         with contextlib.closing(response):
             answered = _read(response, deadline)
         if self._session.proxies and response.status_code == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:
@@ -151,17 +175,6 @@ class HttpClient:
             return self._session.prepare_request(requests.Request(method, url, headers=sent, data=body))
         except (requests.RequestException, ValueError) as error:
             raise _fault(f"the request cannot be sent: {type(error).__name__}") from error
-
-    def _check_files(self) -> None:
-        """Report the file that is the cause, if one is: the libraries do not name it."""
-        settings = self._settings
-        try:
-            if settings.ca_file:
-                check_ca(settings.ca_file)
-            if settings.client_certificate_file:
-                check_certificate(settings.client_certificate_file, settings.client_key_file)
-        except ValueError as error:
-            raise _fault(str(error)) from error
 
     def _make_session(self) -> requests.Session:
         settings, session = self._settings, _Session()
@@ -246,7 +259,7 @@ def _failure(error: Exception, limits: tuple[float, float]) -> DeliveryError:
     if refused := re.match(r"Tunnel connection failed: (\d+)", str(cause)):
         return _proxy_refusal(int(refused[1]))
     if isinstance(error, requests.ConnectTimeout):
-        return Unavailable(f"no connection within {connect_seconds:g} s", is_unreached=True)
+        return Unavailable(f"no connection within {connect_seconds:g} s")
     if isinstance(error, requests.Timeout) or isinstance(cause, TimeoutError):
         return Unavailable(f"no answer within {timeout_seconds:g} s")
     if isinstance(error, requests.RequestException) and isinstance(error, ValueError):
@@ -271,10 +284,9 @@ def _failure_of(cause: BaseException) -> DeliveryError:
     if isinstance(cause, ssl.SSLError):
         return _fault(f"TLS failed: {_tls_reason(cause)}")
     if isinstance(cause, socket.gaierror):
-        return Unavailable(f"the host name cannot be resolved: {cause.strerror}", is_unreached=True)
+        return Unavailable(f"the host name cannot be resolved: {cause.strerror}")
     if isinstance(cause, OSError) and cause.strerror:
-        is_unreached = cause.errno in (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH)
-        return Unavailable(f"the connection failed: {cause.strerror}", is_unreached=is_unreached)
+        return Unavailable(f"the connection failed: {cause.strerror}")
     return Unavailable(f"the exchange was interrupted: {type(cause).__name__}")
 
 

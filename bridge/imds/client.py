@@ -10,7 +10,8 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from http import HTTPStatus
 from http.client import (
@@ -30,7 +31,7 @@ from bridge.errors import ImdsError
 from bridge.imds.discovery import search
 from bridge.imds.instance import Vm, parse_vm
 from bridge.runtime.json import Json
-from bridge.runtime.text import printable
+from bridge.runtime.text import one_line
 from bridge.runtime.threads import extend_deadline
 from bridge.runtime.time import Clock, parse_http_date
 
@@ -75,15 +76,19 @@ class ImdsClient:
     Args:
         settings: where IMDS is, and which api-version it is asked for.
         clock: the time.
-        environ: where discovery looks for SCHEDULEDEVENTSIP.
+        measured: makes a context around each request for the document.
     """
 
     def __init__(
-        self, settings: ImdsSettings, *, clock: Clock, environ: Mapping[str, str] = os.environ
+        self,
+        settings: ImdsSettings,
+        *,
+        clock: Clock,
+        measured: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._environ = environ
+        self._measured = measured
         self._kept: socket.socket | None = None
         self._late_seconds = LATE_SECONDS
         self._reached_at: float | None = None
@@ -106,15 +111,16 @@ class ImdsClient:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
         deadline = time.monotonic() + (timeout_seconds or self._time_limit())
-        while (left := deadline - time.monotonic()) > self._late_seconds:
-            try:
-                return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
-            except NoAnswerError:
-                self._late_seconds *= 2
-                if waiting:
-                    waiting()
-        self._late_seconds = min(self._late_seconds, CALL_SECONDS)
-        return self._call("GET", self._events_path, limit_seconds=left)
+        with self._measured():
+            while (left := deadline - time.monotonic()) > self._late_seconds:
+                try:
+                    return self._call("GET", self._events_path, limit_seconds=self._late_seconds)
+                except NoAnswerError:
+                    self._late_seconds *= 2
+                    if waiting:
+                        waiting()
+            self._late_seconds = min(self._late_seconds, CALL_SECONDS)
+            return self._call("GET", self._events_path, limit_seconds=left)
 
     def instance(self) -> Vm:
         """Return who this VM is, from instance data unless the settings name it.
@@ -129,22 +135,25 @@ class ImdsClient:
         except ValueError as error:
             raise ImdsError(f"IMDS sent instance data that cannot be read: {error}") from error
 
-    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+    def approve(
+        self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = CALL_SECONDS
+    ) -> None:
         """Approve the start of events. IMDS allows it to be repeated.
 
         Args:
             event_ids: as received in the document; IMDS compares them with their case.
             incarnation: DocumentIncarnation of that document as received; api-version 2017-03-01 asks for it.
+            limit_seconds: how long to wait for the answer.
 
         Raises:
-            ImdsError: no status 200 within 10 s. `status` 400: IMDS refuses the request, nothing was approved.
+            ImdsError: no status 200 in time. `status` 400: IMDS refuses the request, nothing was approved.
                 Without a status, the events may have been approved.
         """
         content: dict[str, Json] = {"StartRequests": [{"EventId": event_id} for event_id in event_ids]}
         if self._settings.api_version == "2017-03-01":
             content["DocumentIncarnation"] = incarnation
         self.close()  # a kept connection may end while it carries the request, which is sent once
-        self._call("POST", self._events_path, json.dumps(content), limit_seconds=CALL_SECONDS)
+        self._call("POST", self._events_path, json.dumps(content), limit_seconds=limit_seconds)
 
     @property
     def clock_ahead_seconds(self) -> float | None:
@@ -236,7 +245,7 @@ class ImdsClient:
     def _address(self) -> str:
         if self._settings.endpoint != "discover":
             return self._settings.endpoint
-        found = search(environ=self._environ)
+        found = search(environ=os.environ)
         if found is None:
             raise ImdsError(
                 'endpoint = "discover" found no address: no SCHEDULEDEVENTSIP and no lease with DHCP option 245'
@@ -309,7 +318,7 @@ def _left(deadline: float) -> float:
 
 
 def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or printable(str(error), 100)
+    return getattr(error, "strerror", None) or one_line(str(error), 100)
 
 
 def _refusal(answer: _Answer, base: str) -> ImdsError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
@@ -30,6 +29,7 @@ EndReason = Literal[
     "EntryUnreadable",
     "NotBeforeUnknown",
     "NotBeforePassed",
+    "ClockJumped",
 ]
 
 _sorted_json = json.JSONEncoder(sort_keys=True, check_circular=False).encode
@@ -119,7 +119,7 @@ class Observation:
 
     Args:
         at: the time in steady seconds.
-        wall: the wall clock, in seconds since 1970; after a jump of it, whichever is later counts.
+        wall: the wall clock, in seconds since 1970; None: it has not jumped, so that it agrees with `at`.
         gap_seconds: the time since the last usable answer, None if that was in another process.
         service_was_off: the call turned the service on, so events may be missing from the document.
         boot_id: the machine's, "" if unknown.
@@ -127,7 +127,7 @@ class Observation:
 
     at: float
     gap_seconds: float | None
-    wall: float = 0.0
+    wall: float | None = None
     service_was_off: bool = False
     boot_id: str = ""
 
@@ -200,17 +200,14 @@ def _end(missing: MissingEvent, observation: Observation) -> Change:
     kind: ChangeKind = "ended" if missing.reason else "canceled"
     if missing.event.status == STARTED:
         kind = "completed"
+    before, now = missing.boot_id, observation.boot_id
     return Change(
         kind=kind,
         event=missing.event,
         previous=missing.event,
         end_reason=missing.reason if kind == "ended" else None,
-        vm_rebooted=_has_rebooted(missing.boot_id, observation.boot_id),
+        vm_rebooted=before != now if before and now else None,
     )
-
-
-def _has_rebooted(before: str, now: str) -> bool | None:
-    return before != now if before and now else None
 
 
 def _is_reset(previous: Watch, current: Document) -> bool:
@@ -244,5 +241,8 @@ def _document_doubt(previous: Watch, current: Document) -> EndReason | None:
 def _start_doubt(event: ScheduledEvent, observation: Observation) -> EndReason | None:
     if event.not_before is None:
         return "NotBeforeUnknown"
-    latest = datetime.fromtimestamp(max(observation.at, observation.wall), UTC)
-    return "NotBeforePassed" if latest >= event.not_before else None
+    not_before = event.not_before.timestamp()
+    wall = observation.at if observation.wall is None else observation.wall
+    if max(observation.at, wall) < not_before:
+        return None
+    return "NotBeforePassed" if min(observation.at, wall) >= not_before else "ClockJumped"

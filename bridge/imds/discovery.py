@@ -52,8 +52,10 @@ def _leases(root: Path) -> Iterator[tuple[int, Path, str, str]]:
 
 
 _HEX = re.compile(r"(?:[0-9a-f]{1,2}:){3}[0-9a-f]{1,2}|[0-9a-f]{8}", re.IGNORECASE)
-_DHCLIENT_INTERFACE = re.compile(r'\s+interface\s+"([^"]*)";')
-_DHCLIENT_OPTION = re.compile(r"\s+option\s+unknown-245\s+([^;]*);")
+# Whole blocks: one that is still being written has no end, and one of `lease6` is of DHCPv6.
+_DHCLIENT_LEASE = re.compile(r"^lease[ \t]+\{[ \t\r]*\n((?:(?!lease|\}).*\n)*)\}", re.MULTILINE)
+_DHCLIENT_INTERFACE = re.compile(r'^[ \t]+interface[ \t]+"([^"\n]*)";', re.MULTILINE)
+_DHCLIENT_OPTION = re.compile(r"^[ \t]+option[ \t]+unknown-245[ \t]+([^;\n]*);", re.MULTILINE)
 _NETWORKD = re.compile(r'^OPTION_245=([^"\s]*)', re.MULTILINE)
 
 
@@ -66,19 +68,15 @@ def _from_hex(text: str) -> str:
 def _dhclient(text: str) -> str:
     """Read a leases file of ISC dhclient: blocks of all interfaces, in order of time."""
     current: dict[str, str] = {}  # the last block of each interface, the latest one last
-    inside, interface, value = False, "", ""
-    for line in text.split("\n"):
-        if line.startswith("lease"):
-            inside, interface, value = line.split() == ["lease", "{"], "", ""  # not lease6
-        elif line.startswith("}") and inside:
-            current.pop(interface, None)
-            current[interface] = value
-            inside = False
-        elif match := _DHCLIENT_INTERFACE.match(line):
-            interface = match[1]
-        elif match := _DHCLIENT_OPTION.match(line):
-            value = match[1].strip()
+    for block in _DHCLIENT_LEASE.findall(text):
+        interface = _last(_DHCLIENT_INTERFACE, block)
+        current.pop(interface, None)
+        current[interface] = _last(_DHCLIENT_OPTION, block).strip()
     return next(filter(None, reversed(current.values())), "")
+
+
+def _last(pattern: re.Pattern[str], block: str) -> str:
+    return next(reversed(pattern.findall(block)), "")
 
 
 def _networkd(text: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from bridge.runtime.json import BoundedDecoder, Json
 from bridge.runtime.time import parse_instant
@@ -23,45 +24,47 @@ _EVENT_ID = re.compile(r"[!-~]{1,200}")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduledEvent:
-    """One entry of a document's `Events`.
-
-    `raw` is the entry as IMDS sent it; everything else is read from it. `event_id` is as received, which is how an
-    approval has to spell it. `key` is the same in lower case, for comparing: the letter case differs between VMs.
-    `status` is `EventStatus` in lower case: "scheduled", "started", or a value that Azure adds later. `not_before` is
-    the earliest start in UTC, None if it is blank or unreadable. `resources` are the names of the affected VMs, as
-    received. `content` are the properties in normal form: equal for different spellings of the same.
-    """
+    """One entry of a document's `Events`: `raw` is the entry as IMDS sent it, everything else is read from it."""
 
     raw: Mapping[str, Json]
-    event_id: str = field(init=False, compare=False)
-    key: str = field(init=False, compare=False)
-    status: str = field(init=False, compare=False)
-    not_before: datetime | None = field(init=False, compare=False)
-    resources: tuple[str, ...] = field(init=False, compare=False)
-    content: Mapping[str, Json] = field(init=False, compare=False)
 
-    def __post_init__(self) -> None:
-        raw = self.raw
-        event_id, given = str(raw["EventId"]), raw.get("EventStatus")
-        key, status = event_id.lower(), given.lower() if isinstance(given, str) else ""
-        not_before, resources = parse_instant(raw.get("NotBefore")), names(raw.get("Resources"))
-        content = {name: value for name, value in raw.items() if value is not None and value != ""}
-        content["EventId"] = key
-        if status:
-            content["EventStatus"] = status
-        if not_before:
-            content["NotBefore"] = not_before.isoformat()
-        if resources:
-            content["Resources"] = sorted(map(fold_name, resources))
-        # It is frozen, and cached properties would take a lock for each.
-        vars(self).update(
-            event_id=event_id,
-            key=key,
-            status=status,
-            not_before=not_before,
-            resources=resources,
-            content=content,
-        )
+    @cached_property
+    def event_id(self) -> str:
+        """The EventId as received, which is how an approval has to spell it."""
+        return str(self.raw["EventId"])
+
+    @cached_property
+    def key(self) -> str:
+        """The EventId in lower case, for comparing: the letter case differs between VMs."""
+        return self.event_id.lower()
+
+    @cached_property
+    def status(self) -> str:
+        """`EventStatus` in lower case: "scheduled", "started", or a value that Azure adds later."""
+        given = self.raw.get("EventStatus")
+        return given.lower() if isinstance(given, str) else ""
+
+    @cached_property
+    def not_before(self) -> datetime | None:
+        """The earliest start in UTC, None if it is blank or unreadable."""
+        return parse_instant(self.raw.get("NotBefore"))
+
+    @cached_property
+    def resources(self) -> tuple[str, ...]:
+        """The names of the affected VMs, as received."""
+        return names(self.raw.get("Resources"))
+
+    @cached_property
+    def content(self) -> Mapping[str, Json]:
+        """The properties in normal form: equal for different spellings of the same."""
+        normal = {
+            "EventId": self.key,
+            "EventStatus": self.status,
+            "NotBefore": self.not_before and self.not_before.isoformat(),
+            "Resources": sorted(map(fold_name, self.resources)),
+        }
+        given = {name: value for name, value in self.raw.items() if value is not None and value != ""}
+        return {**given, **{name: value for name, value in normal.items() if value}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +119,16 @@ def read_document(raw: Mapping[str, Json]) -> Document:
     )
 
 
+def is_event_id(value: Json) -> bool:
+    """Return whether a value is an EventId that can be sent as an attribute."""
+    return isinstance(value, str) and _EVENT_ID.fullmatch(value) is not None
+
+
 def names(value: Json) -> tuple[str, ...]:
-    """Return the names in a list; a single string is one name, anything else none."""
+    """Return the names in a list; a single string is one name, anything else, and an empty text, none."""
     if isinstance(value, str):
         return (value,) if value else ()
-    return tuple(name for name in value if isinstance(name, str)) if isinstance(value, list) else ()
+    return tuple(name for name in value if name and isinstance(name, str)) if isinstance(value, list) else ()
 
 
 def fold_name(name: str) -> str:
@@ -158,10 +166,7 @@ _decoder = BoundedDecoder(max_depth=_MAX_DEPTH, parse_float=_float, parse_int=_i
 
 
 def _event(entry: Json) -> ScheduledEvent | None:
-    if not isinstance(entry, dict):
-        return None
-    event_id = entry.get("EventId")
-    if not isinstance(event_id, str) or not _EVENT_ID.fullmatch(event_id):
+    if not isinstance(entry, dict) or not is_event_id(entry.get("EventId")):
         return None
     return ScheduledEvent(raw=entry)
 

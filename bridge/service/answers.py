@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.approvals.command import Command
 from bridge.approvals.pending import (
@@ -15,25 +15,26 @@ from bridge.approvals.pending import (
     REPEATED_RECEIPTS_PER_MINUTE,
     MinuteLimit,
 )
-from bridge.approvals.policy import Decision
+from bridge.approvals.policy import Decision, rejected
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.events.envelope import Envelope, read_event
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import encode_events
+from bridge.events.envelope import read_event
+from bridge.events.model import CloudEvent, StoredEvent, structured
+from bridge.imds.diff import Change
+from bridge.imds.document import Document, ScheduledEvent
+from bridge.outbox.rows import DONE
 from bridge.runtime.json import Json
 from bridge.runtime.text import printable
 from bridge.runtime.time import iso_utc
-
-if TYPE_CHECKING:
-    from bridge.service.composition import Parts
+from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
 # Kinds of records; those of a dry run must not count later.
 COMMAND, DRY_COMMAND, STAY = "command", "dry-command", "stay"
+TURNS = "turns"  # the key of the record of the events that hold a turn
 
 
-class Answers:
+class AnswerBatch:
     """Collects what is decided until `commit`. For the listener's thread."""
 
     def __init__(self, parts: Parts, receiver: Receiver | None, *, dry_run: bool) -> None:
@@ -48,6 +49,7 @@ class Answers:
         self._outbox = parts.outbox
         self._identity = parts.identity
         self._clock = parts.clock
+        self._meter = parts.meter
         self._dry_run = dry_run
         self._kind = DRY_COMMAND if dry_run else COMMAND
         self._refusals = MinuteLimit(REFUSED_RECEIPTS_PER_MINUTE)
@@ -60,9 +62,14 @@ class Answers:
         uncommitted = self._records.get((self._kind, key))
         return self._outbox.record(self._kind, key) if uncommitted is None else uncommitted
 
-    def put(self, key: str, record: Json) -> None:
-        """Record a command's progress."""
-        self._records[self._kind, key] = record
+    def is_done(self, key: str) -> bool:
+        """Return whether a command is decided, all of it."""
+        record = self.record(key)
+        return record is not None and bool(record[DONE])
+
+    def put(self, key: str, record: Mapping[str, Json], *, is_done: bool = False) -> None:
+        """Record a command's progress; at the outbox's size limit, records of what is done are deleted first."""
+        self._records[self._kind, key] = {**record, DONE: is_done}
 
     def stay(self, key: str) -> Any:
         """Return the committed record of an event's stay, None if there is none."""
@@ -71,6 +78,44 @@ class Answers:
     def put_stay(self, key: str, record: Json) -> None:
         """Record an event's stay."""
         self._records[STAY, key] = record
+
+    def notice(self, event: ScheduledEvent, document: Document) -> tuple[bytes, Mapping[str, Any]]:
+        """Return what a program gets of an event: the CloudEvent that reports it, and the event's data."""
+        notice = self._identity.reporter().scheduled_event(
+            Change(kind="scheduled", event=event),
+            seen_before=0,
+            incarnation=document.incarnation,
+            at=self._clock.now(),
+        )
+        return structured(notice), notice.data
+
+    def turns(self) -> list[str]:
+        """Return the EventIds in lower case that hold a turn as far as it is stored."""
+        return (self.record(TURNS) or {"held": []})["held"]  # type: ignore[no-any-return]
+
+    def keep_turns(self, held: set[str]) -> None:
+        """Commit which events hold a turn."""
+        self.put(TURNS, {"held": [*sorted(held)]})
+        self.commit()
+
+    def prepared(
+        self, event: ScheduledEvent, *, key: str, seconds: float, fault: str, record: dict[str, Any] | None
+    ) -> None:
+        """Count how a program has ended; publish that the VM is prepared, and record the stay, if it has no fault."""
+        self._meter.prepared("failed" if fault else "succeeded", seconds)
+        if fault:
+            return
+        prepared = self._identity.reporter().prepared(
+            event, key=key, seconds=seconds, sequence=self._outbox.next_number(), at=self._clock.now()
+        )
+        self._events.append(prepared)
+        if record:
+            self.put_stay(event.key, record)
+
+    def started_unprepared(self, event: ScheduledEvent) -> None:
+        """Count and log an event of this VM that has started although its program had not succeeded."""
+        self._meter.unprepared()
+        log.error("an event has started unprepared", extra={"event_id": event.event_id})
 
     def settle(self, messages: Sequence[ReceivedMessage], settlement: Settlement) -> None:
         """Settle messages after the commit."""
@@ -91,13 +136,14 @@ class Answers:
             detail: what is wrong.
             command: what the message asks for, if it can be read.
         """
-        decision = Decision(outcome="rejected", reason=reason, detail=detail)
+        decision = rejected(reason, detail)
         if self._refusals.allows(reason, self._clock.monotonic()):
             self._answer_refused(message, decision, command)
         self.settle([message], dead_letter(decision))
 
     def _answer_refused(self, message: ReceivedMessage, decision: Decision, command: Command | None) -> None:
-        key = _refusal_key(message, decision.reason)
+        digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body)
+        key = f"{decision.reason}:{digest.hexdigest()}"
         if record := self.record(key):
             self.repeat(record)
             return
@@ -108,7 +154,7 @@ class Answers:
         )
         data = command_data(command) if command else {"Id": printable(message.message_id)}
         receipt = self.add(decision, "", data, key=key)
-        self.put(key, {"receipts": {"": receipt}, "done": True})
+        self.put(key, {"receipts": {"": receipt}}, is_done=True)
 
     def report_surplus(self, *, at_once: bool = False) -> None:
         """Publish once a minute how many decisions had no receipt of their own, and log how many repeats had none."""
@@ -123,7 +169,7 @@ class Answers:
                 log.warning(
                     "commands were rejected without a receipt", extra={"reason": reason, "count": count}
                 )
-                decision = Decision(outcome="rejected", reason=reason, detail=detail)
+                decision = rejected(reason, detail)
                 key = f"{reason}:{self._outbox.epoch}:{self._clock.monotonic()}"
                 self.add(decision, "", {"Id": ""}, key=key, count=count)
 
@@ -131,9 +177,7 @@ class Answers:
         """Publish the receipts of a command that was decided before again, unchanged, unless many came again."""
         if not self._repeats.allows("repeated", self._clock.monotonic()):
             return
-        for receipt in record["receipts"].values():
-            body = receipt.encode()
-            self._events.append((read_event(body), body))
+        self._events += (read_event(receipt.encode()) for receipt in record["receipts"].values())
 
     def add(
         self, decision: Decision, event_id: str, command: Mapping[str, Json], *, key: str, count: int = 0
@@ -148,6 +192,14 @@ class Answers:
             count: how many messages it answers, if they are several.
         """
         event = decision.event
+        data: dict[str, Json] = {
+            "Reason": decision.reason,
+            "Detail": decision.detail,
+            "Command": dict(command),
+            "EventType": event.raw.get("EventType") if event else None,
+            "NotBeforeUtc": iso_utc(event.not_before) if event and event.not_before else None,
+            "DryRun": self._dry_run,
+        }
         receipt = self._identity.reporter().receipt(
             outcome=decision.outcome,
             # a real receipt must not be a duplicate of a dry run's
@@ -157,10 +209,10 @@ class Answers:
             resources=event.resources if event else (),
             sequence=self._outbox.next_number(),
             at=self._clock.now(),
-            data=_receipt_data(decision, dict(command), dry_run=self._dry_run, count=count),
+            data={**data, "Count": count} if count else data,
         )
-        self._events += encode_events([receipt])
-        return self._events[-1][1].decode()
+        self._events.append(receipt)
+        return structured(receipt).decode()
 
     def commit(self) -> None:
         """Commit what was decided since the last commit, then settle its messages."""
@@ -173,40 +225,14 @@ class Answers:
                 self._receiver.settle(message, settlement)
 
     def _start_batch(self) -> None:
-        self._events: list[tuple[CloudEvent | Envelope, bytes]] = []
+        self._events: list[CloudEvent | StoredEvent] = []
         self._records: dict[tuple[str, str], Any] = {}
         self._settlements: list[tuple[ReceivedMessage, Settlement]] = []
-
-
-def _refusal_key(message: ReceivedMessage, reason: str) -> str:
-    digest = sha256(message.message_id.encode(errors="surrogatepass") + b"\0" + message.body).hexdigest()
-    return f"{reason}:{digest}"
 
 
 def dead_letter(decision: Decision) -> Settlement:
     """Return the settlement of a message that no receipt answers."""
     return Settlement(dead_letter_reason=decision.reason, description=decision.detail[:1000])
-
-
-def _receipt_data(decision: Decision, command: Json, *, dry_run: bool, count: int = 0) -> dict[str, Json]:
-    """Return the data of a receipt.
-
-    Args:
-        decision: what was decided.
-        command: what the receipt repeats of the command.
-        dry_run: whether nothing was POSTed.
-        count: how many messages it answers, if they are several.
-    """
-    event = decision.event
-    data: dict[str, Json] = {
-        "Reason": decision.reason,
-        "Detail": decision.detail,
-        "Command": command,
-        "EventType": event.raw.get("EventType") if event else None,
-        "NotBeforeUtc": iso_utc(event.not_before) if event and event.not_before else None,
-        "DryRun": dry_run,
-    }
-    return {**data, "Count": count} if count else data
 
 
 def command_data(command: Command) -> dict[str, Json]:

@@ -11,10 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 from bridge.approvals.command import COMMAND_APPROVE, parse_command
-from bridge.azure.servicebus import address_of, connect, delivery_error
+from bridge.azure.servicebus import address_of, connect, mapped_errors, sender_of
 from bridge.config.approvals import ApprovalSettings
 from bridge.contract.types import type_of
-from bridge.errors import DeliveryError, UsageError
+from bridge.errors import UsageError
 from bridge.events.model import StoredEvent
 from bridge.http.signing import sign
 from bridge.runtime.time import iso_utc
@@ -57,18 +57,14 @@ def send_command(
     body = json.dumps(envelope).encode("ascii")
     _check(body, request)
     secrets = settings.signing_secrets.read().split() if settings.signing_secrets else []
-    event = StoredEvent(seq=0, id=envelope["id"], type=envelope["type"], stored_at=0.0, body=body)
+    event = StoredEvent(id=envelope["id"], type=envelope["type"], body=body)
     message = to_message(event, session, sign(secrets, event.id, now, body) if secrets else None)
-    message.time_to_live = timedelta(seconds=request.expires_seconds)
-    try:
-        with connect(settings) as client:
-            get = client.get_topic_sender if settings.topic else client.get_queue_sender
-            with get(settings.entity) as sender:
-                sender.send_messages(message, timeout=SEND_SECONDS)
-    except DeliveryError:
-        raise
-    except Exception as error:
-        raise delivery_error(error, address_of(settings)) from error
+    with (
+        mapped_errors(address_of(settings)),
+        connect(settings) as client,
+        sender_of(client, settings) as sender,
+    ):
+        sender.send_messages(message, timeout=SEND_SECONDS)
     return event.id
 
 
@@ -83,15 +79,13 @@ def _check(body: bytes, request: ApproveCommand) -> None:
 
 
 def _envelope(request: ApproveCommand, requested_by: str, now: datetime) -> dict[str, Any]:
-    data: dict[str, Any] = {
+    data = {
         "EventIds": list(request.event_ids),
         "RequestedBy": requested_by,
         "ExpiresAt": iso_utc(now + timedelta(seconds=request.expires_seconds)),
+        "Vm": request.vm,
+        "Reason": request.reason,
     }
-    if request.vm:
-        data["Vm"] = request.vm
-    if request.reason:
-        data["Reason"] = request.reason
     return {
         "specversion": "1.0",
         "id": str(uuid4()),
@@ -99,5 +93,5 @@ def _envelope(request: ApproveCommand, requested_by: str, now: datetime) -> dict
         "type": type_of(COMMAND_APPROVE),
         "time": iso_utc(now),
         "datacontenttype": "application/json",
-        "data": data,
+        "data": {name: value for name, value in data.items() if value},
     }

@@ -7,29 +7,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
 from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.outbox.rows import OCCURRENCE, STATE
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
-from bridge.service.identity import WATCH
-
-if TYPE_CHECKING:
-    from bridge.service.composition import Parts
+from bridge.service.bridge_events import WATCH, BridgeEvents
+from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
 LAST_POLL_SECONDS = 2.0
+SHARE_OF = 20  # requests, of which a share has failed
 NEVER = "never"
 OUTAGE = "outage"  # the record of since when IMDS cannot be reached
 _REASONS: dict[GapCause, str] = {
@@ -49,6 +47,7 @@ class Forwarder:
         self._stop = parts.stop
         self._boot_id = parts.boot_id
         self._identity = parts.identity
+        self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
         self._body: bytes | None = None
         self._has_polled = False
@@ -56,7 +55,7 @@ class Forwarder:
 
     def run(self) -> None:
         """Poll until `stop` is set, then once more."""
-        self._identity.emit_started()
+        self._bridge_events.emit_started()
         due = self._clock.monotonic()
         while not self._stop.wait(due - self._clock.monotonic()):
             wait_seconds = self._poll_and_report()
@@ -66,14 +65,14 @@ class Forwarder:
             else:
                 due = now + wait_seconds
         self.poll(timeout_seconds=LAST_POLL_SECONDS)
-        self._identity.emit_stopping()
+        self._bridge_events.emit_stopping()
 
     def run_once(self) -> None:
         """Poll once."""
-        self._identity.emit_started()
+        self._bridge_events.emit_started()
         self._poll_and_report()
         self._has_polled = True
-        self._identity.emit_stopping()
+        self._bridge_events.emit_stopping()
 
     def faults(self) -> list[str]:
         """Return what kept the last poll from a usable answer, if anything did."""
@@ -83,11 +82,11 @@ class Forwarder:
     def _poll_and_report(self) -> float | None:
         """Poll, and publish what the process reports about itself; return how long to wait, as `poll` does."""
         report_progress()
-        if self._identity.emit_losses():
+        if self._bridge_events.emit_losses():
             self._watch, self._body = Watch(), None
         wait_seconds = self.poll()
         self._identity.resolve()
-        self._identity.emit_heartbeat()
+        self._bridge_events.emit_heartbeat()
         return wait_seconds
 
     def poll(self, *, timeout_seconds: float | None = None) -> float | None:
@@ -119,6 +118,7 @@ class Forwarder:
             "vm": self._identity.vm.name if self._identity.vm else None,
             "imds": self._imds.base or self._config.imds.endpoint,
             "last_error": self._reachability.last_error or None,
+            "failed_share": round(self._reachability.failed_share, 2),
             "last_good_at": iso_utc(good_time) if good_time else None,
             "document": document.raw if document else None,
             "missing": [missing.event.raw for missing in self._watch.missing.values()],
@@ -159,10 +159,25 @@ class Forwarder:
             return
         self._watch = watch
         counted = self._counted(changes, are_repeated=before.document is None)
-        events = self._events(before, document, counted)
-        counts = {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
-        self._outbox.commit(encode_events(events), records={(STATE, WATCH): watch.dump(), **counts})
+        is_witness = gap_seconds is not None and self._is_witness(before, document, changes)
+        events = self._events(before, document, counted, is_listed=not is_witness)
+        records: dict[tuple[str, str], Any] = {(STATE, WATCH): watch.dump()}
+        records |= {(OCCURRENCE, change.fingerprint): count + 1 for change, count in counted}
+        if is_witness:
+            records |= self._bridge_events.list_later([event.id for event in events])
+        self._outbox.commit(events, records=records)
         _log_changes(document, changes)
+
+    def _is_witness(self, before: Watch, document: Document, changes: Sequence[Change]) -> bool:
+        """Return whether the VMs that a change names report the document, and this one need not.
+
+        It does for its first document, for entries that cannot be read, and where only the incarnation has changed.
+        """
+        if self._config.documents == "all" or not changes or before.document is None:
+            return False
+        reporter = self._identity.reporter()
+        seen = [event for change in changes for event in (change.event, change.previous) if event]
+        return not document.invalid_entries and all(reporter.affects(event) is False for event in seen)
 
     def _counted(self, changes: Iterable[Change], *, are_repeated: bool) -> list[tuple[Change, int]]:
         """Pair each change with how often it was seen before; one that is published again keeps its number and id."""
@@ -170,16 +185,16 @@ class Forwarder:
         return [(change, max(0, count - are_repeated)) for change, count in counts]
 
     def _events(
-        self, before: Watch, document: Document, changes: list[tuple[Change, int]]
+        self, before: Watch, document: Document, changes: list[tuple[Change, int]], *, is_listed: bool
     ) -> list[CloudEvent]:
-        """Build the events that report a changed document: the urgent ones first, the document last."""
+        """Build the events that report a changed document: the urgent first, last the document that lists them."""
         at = self._clock.now()
         reporter = self._identity.reporter()
         events = [
             reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
             for change, count in changes
         ]
-        if changes or before.document is None or before.document.raw != document.raw:
+        if is_listed and (changes or before.document is None or before.document.raw != document.raw):
             events.append(
                 reporter.document(
                     document,
@@ -196,7 +211,7 @@ class Reachability:
     """When IMDS gave usable answers, over restarts; publishes each gap. For the thread that polls.
 
     `good_time` is the time of the last usable answer, None if there was none. `failures` counts those in a row, of
-    which `last_error` is the last.
+    which `last_error` is the last; `failed_share` is about how many of the last 20 requests failed, 0 to 1.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -210,6 +225,7 @@ class Reachability:
         self.good_time = parse_iso(self._folder.read_last_good())
         self._outage_since = self._outbox.record(STATE, OUTAGE) or ""  # of an outage that is published
         self.failures = 0
+        self.failed_share = 0.0
         self.last_error = ""
         self._log_limit = RepeatLimit(self._clock)
 
@@ -226,6 +242,7 @@ class Reachability:
     def note_failure(self, error: ImdsError) -> None:
         """Log a failure, and publish an outage once it is one."""
         self.failures += 1
+        self.failed_share += (1 - self.failed_share) / SHARE_OF
         self.last_error = str(error)
         if self._log_limit.is_due():
             log.warning("IMDS gave no usable answer: %s; retrying", error)
@@ -251,6 +268,7 @@ class Reachability:
             log.info("IMDS answers again", extra={"failures": self.failures})
             self._log_limit.reset()
         self.failures, self.last_error = 0, ""
+        self.failed_share -= self.failed_share / SHARE_OF
         self._good_at, self.good_time = now, at
         self._folder.write_last_good(iso_utc(at))
         return None if is_first else gap_seconds
@@ -283,7 +301,7 @@ class Reachability:
             ]
         if until:
             events += [reporter.recovered(since=since, cause=cause, sequence=number(), at=until)]
-        self._outbox.commit(encode_events(events), records={(STATE, OUTAGE): self._outage_since})
+        self._outbox.commit(events, records={(STATE, OUTAGE): self._outage_since})
 
 
 def _log_changes(document: Document, changes: tuple[Change, ...]) -> None:

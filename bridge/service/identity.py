@@ -1,4 +1,4 @@
-"""Who this VM is, and the events that a process publishes about itself."""
+"""Who this VM is, and whose the state is."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import math
 import socket
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Literal
 
-from bridge import __version__
 from bridge.config.models import Config
 from bridge.contract.types import session_id
 from bridge.errors import ImdsError, StateError
 from bridge.events.builder import Reporter
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import encode_events
 from bridge.imds.client import INSTANCE_SECONDS, ImdsClient
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
+from bridge.outbox.rows import STATE
 from bridge.runtime.time import Clock, RepeatLimit
 
 log = logging.getLogger(__name__)
@@ -29,11 +25,6 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 5.0
 SETTLE_PAUSE_SECONDS = 0.5
 RESOLVE_EVERY_SECONDS = 30.0
-HEARTBEAT_EVERY_SECONDS = 3600.0
-# How often losses are looked for, and how often they are published.
-LOSSES_LOOK_SECONDS = 5.0
-LOSSES_EVERY_SECONDS = 60.0
-WATCH = "watch"  # the record of what the last document showed
 VM = "vm"  # the record of who the VM is, and of the boot in which that was learned
 
 Role = Literal["forward", "listen", "relay"]
@@ -41,19 +32,20 @@ Role = Literal["forward", "listen", "relay"]
 
 @dataclass(eq=False)
 class VmIdentity:
-    """The identity and the heartbeat of one process; for the thread that builds the process's events.
+    """The identity in which one process publishes; for the thread that builds the process's events.
 
     Args:
         config: the whole configuration.
         role: what the process does.
         imds: where instance data comes from; None for a process that does not ask IMDS.
-        outbox: what keeps the identity and gets the events.
+        outbox: what keeps the identity.
         clock: the time.
         boot_id: the machine's, "" if unknown; a clone has started after its state was copied.
 
     Attributes:
         vm: this VM; None while it is unknown.
         resolved: whether this run has had instance data.
+        last_error: why it has none, "" before the first try.
     """
 
     config: Config
@@ -65,10 +57,10 @@ class VmIdentity:
     boot_id: str = ""
     vm: Vm | None = field(default=None, init=False)
     resolved: bool = field(default=False, init=False)
+    last_error: str = field(default="", init=False)
     _resolve_at: float = field(default=-math.inf, init=False)
-    _heartbeat_at: float = field(default=-math.inf, init=False)
-    _losses_at: float = field(default=-math.inf, init=False)
     _name: str = field(default="", init=False)
+    _own_source: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._log_limit = RepeatLimit(self.clock)
@@ -88,6 +80,7 @@ class VmIdentity:
             while not self._ask() and self.clock.monotonic() < last_try_at and not wait(SETTLE_PAUSE_SECONDS):
                 pass
         self._name = self.vm.name if self.vm else socket.gethostname()
+        self._own_source = self.reporter().own_source  # within a run, both stay the same
 
     def resolve(self) -> None:
         """Request instance data now and then until there is some.
@@ -106,6 +99,7 @@ class VmIdentity:
         try:
             vm = self.imds.instance()
         except ImdsError as error:
+            self.last_error = str(error)
             if self._log_limit.is_due(str(error)):
                 log.warning("the VM's identity is not available yet: %s", error)
             return False
@@ -121,7 +115,7 @@ class VmIdentity:
                 "the state is another VM's (a clone or an image?): moved aside; starting with an empty outbox",
                 extra={"kept_as": str(target), "was": was, "is": vm.vm_id},
             )
-        self.vm, self.resolved = vm, True
+        self.vm, self.resolved, self.last_error = vm, True, ""
         self.outbox.commit([], records={(STATE, VM): {"boot_id": self.boot_id, "vm": asdict(vm)}})
         return True
 
@@ -133,68 +127,15 @@ class VmIdentity:
             epoch=self.outbox.epoch,
             vm=self.vm,
             group_source=self.config.source,
-            vm_source=self.config.vm_source,
+            vm_source=self._own_source or self.config.vm_source,
             session=self.config.approvals.session if self.config.approvals else "",
         )
 
-    def emit_started(self) -> None:
-        """Publish the first event of this run, which names the run before."""
-        self._publish("Started", previous=self.outbox.previous_run)
-
-    def emit_heartbeat(self) -> None:
-        """Publish a heartbeat every hour."""
-        if self.clock.monotonic() - self._heartbeat_at >= HEARTBEAT_EVERY_SECONDS:
-            self._publish("Hourly")
-
-    def emit_losses(self) -> bool:
-        """Publish losses of events; return whether what IMDS shows now must be published again."""
-        now = self.clock.monotonic()
-        if now < self._losses_at:
-            return False
-        losses = self.outbox.losses()
-        self._losses_at = now + (LOSSES_EVERY_SECONDS if losses else LOSSES_LOOK_SECONDS)
-        if not losses:
-            return False
-        must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
-        records = {(STATE, WATCH): ""} if must_repeat else {}
-        self.outbox.commit(encode_events(map(self._loss, losses)), records=records, published=losses)
-        return must_repeat
-
-    def _loss(self, loss: Loss) -> CloudEvent:
-        oldest, newest = (
-            None if at is None else datetime.fromtimestamp(at, UTC) for at in (loss.oldest, loss.newest)
-        )
-        return self.reporter().loss(
-            reason=loss.reason,
-            count=loss.count,
-            sink=loss.sink,
-            oldest=oldest,
-            newest=newest,
-            sequence=self.outbox.next_number(),
-            at=self.clock.now(),
-        )
-
-    def emit_stopping(self) -> None:
-        """Publish the last heartbeat of a process that is stopped."""
-        self._publish("Stopping")
-
-    def _publish(self, reason: str, *, previous: tuple[str | None, int | None] | None = None) -> None:
-        self._heartbeat_at = self.clock.monotonic()
-        event = self.reporter().heartbeat(
-            reason=reason,
-            version=__version__,
-            backlog=self.outbox.backlogs(),
-            sequence=self.outbox.next_number(),
-            at=self.clock.now(),
-            previous=previous,
-        )
-        self.outbox.commit(encode_events([event]))
-
 
 def approval_session(template: str, vm: Vm | None) -> str | None:
-    """Return a VM's session id in lower case; "" without a template, None while the VM is unknown."""
+    """Return a VM's session id; "" without a template, None while the VM is unknown."""
     if not template:
         return ""
     if vm is None:
         return None
-    return session_id(template, vm=vm.name.lower(), resource_group=vm.resource_group.lower())
+    return session_id(template, vm=vm.name, resource_group=vm.resource_group)

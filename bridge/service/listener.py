@@ -7,51 +7,57 @@ with its receipt before the message is settled.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from typing import Any
 
-from bridge.approvals.approver import ImdsApprover
+from bridge.approvals.approver import READ_EVERY_SECONDS, ImdsApprover
+from bridge.approvals.auto import AutoRules, Stays, View
 from bridge.approvals.command import Command, parse_command, unwrap
-from bridge.approvals.pending import Pending, Request, Stage
+from bridge.approvals.pending import Pending
 from bridge.approvals.policy import (
     Decision,
     already_approved,
     changed,
+    decide_command,
     expired,
     is_expired,
-    judge,
     names_other_vm,
     not_recorded,
     other_vm,
+    rejected,
+    sent_too_early,
     unknown_outcome,
 )
-from bridge.approvals.programs import AutoRules, Stays, command_key
+from bridge.approvals.turns import Turns
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.values import check_signing_secrets
-from bridge.formats.cloudevents import structured
+from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault, signed_id
-from bridge.imds.diff import Change
-from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent
+from bridge.imds.document import SCHEDULED, STARTED, Document, ScheduledEvent, is_among
 from bridge.runtime.program import Run
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import iso_utc
-from bridge.service.answers import Answers, command_data, dead_letter
-
-if TYPE_CHECKING:
-    from bridge.service.composition import Parts
+from bridge.service.answers import AnswerBatch, command_data, dead_letter
+from bridge.service.bridge_events import BridgeEvents
+from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
-PASS_SECONDS = 0.25  # how long a pass waits for messages
+PASS_SECONDS = 0.25  # how long a pass waits for messages, while one could matter
 IMDS_WAIT_SECONDS = 600.0  # how long a command waits for IMDS
+# How long commands are received after the start, and after there was last something that one could approve.
+AWAIT_SECONDS = 600.0
 # How long a command for another VM goes back to a queue that several listeners may share; the shorter time holds
 # while there are many of them.
 PASS_ON_SECONDS, PASS_ON_MANY_SECONDS = 600.0, 30.0
 PASSED_ON_LONG = 100
-# How many commands wait for their events to appear; when there are more, the oldest do not wait any longer.
-MAX_WAITING = 500
+# How many commands, of how many bytes, wait for their events to appear; the oldest give way to more. It is less than
+# the receiver holds at a time.
+MAX_WAITING, MAX_WAITING_BYTES = 500, 4 * 1024 * 1024
 
 AUTO_POSTED = "by-rule"  # the key of the record that lists the auto rules' POSTs without an outcome
 
@@ -84,45 +90,53 @@ class Listener:
         self._clock = parts.clock
         self._stop = parts.stop
         self._identity = parts.identity
-        self._answers = Answers(parts, receiver, dry_run=dry_run)
+        self._bridge_events = BridgeEvents(parts.identity)
+        self._answers = AnswerBatch(parts, receiver, dry_run=dry_run)
         self._stays = Stays(self._answers.stay)
         self._auto = AutoRules(
             settings=settings,
             stays=self._stays,
             vm_name=self._vm_name,
-            notice=self._notice,
+            is_done=self._answers.is_done,
+            effects=self._answers,
             clock=parts.clock,
             run=None if dry_run else run,
         )
         self._dry_run = dry_run
+        self._document: Document | None = None
+        self._views: Mapping[str, View] = {}  # by EventIds in lower case
         self._is_resolved = False
         self._pending: dict[str, Pending] = {}
         self._passed_since: dict[str, float] = {}  # commands for other VMs, by key
+        self._rest_from = parts.clock.monotonic() + AWAIT_SECONDS
+        if receiver:
+            receiver.receive_until(self._rest_from)
 
     def run(self) -> None:
         """Decide until the stop; messages that are not decided by then are delivered again."""
-        self._identity.emit_started()
+        self._bridge_events.emit_started()
         while not self._stop:
             report_progress()
             self.run_once(self.wait_seconds)
         self._answers.report_surplus(at_once=True)
         self._auto.end()
         self._answers.commit()
-        self._identity.emit_stopping()
+        self._bridge_events.emit_stopping()
 
     @property
     def wait_seconds(self) -> float:
         """How long the next pass may wait for messages."""
-        return min(PASS_SECONDS, self._approver.newer_in_seconds)
+        may_rest = self._clock.monotonic() >= self._rest_from
+        return min(READ_EVERY_SECONDS if may_rest else PASS_SECONDS, self._approver.newer_in_seconds)
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, decide what can be decided, commit and settle."""
         self._resolve_identity()
-        self._identity.emit_heartbeat()
-        self._identity.emit_losses()
+        if self._bridge_events.emit_heartbeat(self._look) and self._receiver:
+            self._receiver.receive_until(self._rest_from)
+        self._bridge_events.emit_losses()
         self._receive(wait_seconds)
-        if self._settings.auto or self._pending:
-            self._decide()
+        self._decide()
         if self._approver.newer_in_seconds == 0:
             self._decide()
         self._answers.report_surplus()
@@ -135,7 +149,8 @@ class Listener:
         self._identity.resolve()
         self._is_resolved = self._identity.resolved
         if self._is_resolved:
-            for event_id, key in self._answers.record(AUTO_POSTED) or ():
+            self._auto.turns = Turns(self._answers.turns())
+            for event_id, key in (self._answers.record(AUTO_POSTED) or {"posted": ()})["posted"]:
                 self._add_auto(event_id, key)
 
     def status(self) -> dict[str, Any]:
@@ -147,9 +162,30 @@ class Listener:
             "last_good_at": iso_utc(self._approver.good_time) if self._approver.good_time else None,
             "waiting_commands": len(self._pending),
             "dry_run": self._dry_run,
+            "auto": [_shown(view, self._clock.now()) for view in self._views.values()],
         }
 
     # Messages
+
+    def _look(self) -> dict[str, Any]:
+        """Return what a heartbeat says of the last look at the bus."""
+        if self._receiver is None:
+            return {}
+        status = self._receiver.status()
+        return {"LookedAt": status["looked_at"], "LookError": status["last_error"]}
+
+    def _await_commands(self, document: Document | None) -> None:
+        """Have commands received while one could be approved or is open, and for a while after that."""
+        events = document.events.values() if document else ()
+        is_open = not document or self._pending or self._passed_since
+        if is_open or any(map(self._may_be_approved, events)):
+            self._rest_from = self._clock.monotonic() + AWAIT_SECONDS
+            if self._receiver:
+                self._receiver.receive_until(self._rest_from)
+
+    def _may_be_approved(self, event: ScheduledEvent) -> bool:
+        is_in_scope = self._settings.policy.scope == "group" or is_among(self._vm_name(), event.resources)
+        return event.status == SCHEDULED and is_in_scope
 
     def _receive(self, wait_seconds: float) -> None:
         if self._receiver is None:
@@ -184,7 +220,7 @@ class Listener:
             self._pending[command.key].add(message)
             return
         record = self._answers.record(command.key)
-        if record and record["done"]:
+        if self._answers.is_done(command.key):
             self._answers.repeat(record)
             self._answers.settle([message], Settlement())
             return
@@ -193,12 +229,13 @@ class Listener:
             command=command,
             arrived_at=now,
             grace_from=now - self._age_seconds(message),
+            may_have_waited=message.may_have_waited,
             messages=[message],
         )
         pending.continue_from(record)
         self._pending[command.key] = pending
-        if is_expired(command, self._clock.now()) and not pending.at(Stage.POSTED):
-            self._answer(pending, [(request, expired(command)) for request in pending.open])
+        if is_expired(command, self._clock.now()) and not pending.intended:
+            self._answer(pending, dict.fromkeys(pending.open, expired(command)))
 
     def _age_seconds(self, message: ReceivedMessage) -> float:
         """Return how long a message has been on the bus; the broker's clock may be ahead of this one."""
@@ -220,128 +257,143 @@ class Listener:
     # Decisions
 
     def _decide(self) -> None:
-        """Decide what can be decided now: judge all commands by one document, POST the allowed events, answer."""
+        """Decide what can be decided now: all commands by one document; POST the allowed events, and answer."""
         document = self._approver.document() if self._is_resolved else None
-        if document:
-            for event_id in self._stays.update(document, read_at=self._approver.read_at):
-                log.info(
-                    "an approval counts no more: the event has started, changed or left",
-                    extra={"event_id": event_id},
-                )
-            self._add_due(document)
-        now, surplus = self._clock.monotonic(), len(self._pending) - MAX_WAITING
+        if document and document is not self._document:
+            self._document = document
+            self._update(document)
+        self._await_commands(document)
+        now, surplus = self._clock.monotonic(), self._surplus()
         self._passed_since = {
             key: at for key, at in self._passed_since.items() if now - at < 2 * PASS_ON_SECONDS
         }
-        for number, pending in enumerate(list(self._pending.values())):
-            self._judge(pending, document, may_wait=number >= surplus)
+        allowed = {
+            pending: self._judge(pending, document, may_wait=number >= surplus)
+            for number, pending in enumerate(list(self._pending.values()))
+        }
         if document and not self._dry_run:
-            self._post_allowed()
+            self._post(allowed)
+
+    def _update(self, document: Document) -> None:
+        """Note what has changed with a new document, and decide by the auto rules."""
+        for event_id in self._stays.update(document, read_at=self._approver.read_at):
+            log.info(
+                "an approval counts no more: the event has started, changed or left",
+                extra={"event_id": event_id},
+            )
+        self._update_auto(document)
+
+    def _surplus(self) -> int:
+        """Return how many of the oldest commands may not wait for their events."""
+        number, left_bytes = 0, MAX_WAITING_BYTES
+        for pending in reversed(self._pending.values()):
+            left_bytes -= sum(len(message.body) for message in pending.messages)
+            if left_bytes < 0 or number == MAX_WAITING:
+                break
+            number += 1
+        return len(self._pending) - number
 
     def _vm_name(self) -> str:
         assert self._identity.vm is not None  # noqa: S101 - nothing is judged before it is known
         return self._identity.vm.name
 
-    def _judge(self, pending: Pending, document: Document | None, *, may_wait: bool) -> None:
-        """Answer what can be answered by the document, None while there is none; note what is to be POSTed."""
-        is_known = document and may_wait and pending.judged_by == self._approver.read_at
-        if is_known and not pending.at(Stage.ALLOWED, Stage.POSTED):
-            return  # the same document would give the same decisions
-        pending.judged_by = self._approver.read_at
-        judged = [
-            (request, self._judge_one(pending, request, document, may_wait)) for request in pending.open
-        ]
-        final = [(request, decision) for request, decision in judged if decision]
-        is_elsewhere = all(decision.reason == "other_vm" for _, decision in final)
-        if final and is_elsewhere and not pending.at(Stage.ALLOWED) and self._pass_on(pending):
-            return
-        self._answer(pending, final)
+    def _judge(self, pending: Pending, document: Document | None, *, may_wait: bool) -> dict[str, Decision]:
+        """Answer what can be answered by the document, None while there is none; return what is to be POSTed.
 
-    def _judge_one(
-        self, pending: Pending, request: Request, document: Document | None, may_wait: bool
+        Decisions are by EventIds as the command spells them.
+        """
+        if document and may_wait and pending.judged_by == self._approver.read_at:
+            return {}  # the same document would give the same decisions
+        final: dict[str, Decision] = {}
+        allowed: dict[str, Decision] = {}
+        for event_id in pending.open:
+            decision = self._decision(pending, event_id, document, may_wait=may_wait)
+            if decision and decision.outcome == "allowed" and self._dry_run:
+                decision = replace(decision, outcome="accepted", detail="dry run: not POSTed")
+            if decision:
+                (allowed if decision.outcome == "allowed" else final)[event_id] = decision
+            else:
+                self._note_waiting(pending, event_id, document)
+        pending.judged_by = -math.inf if allowed or pending.intended else self._approver.read_at
+        is_elsewhere = all(decision.reason == "other_vm" for decision in final.values())
+        if final and not allowed and is_elsewhere and self._pass_on(pending):
+            return {}
+        self._answer(pending, final)
+        return allowed
+
+    def _note_waiting(self, pending: Pending, event_id: str, document: Document | None) -> None:
+        """Log why an EventId waits; have the document read again if it is older than the command."""
+        why = self._approver.last_error or "there is no document"
+        if document:
+            why = "the document does not have the event yet"
+            self._approver.want_newer(pending.arrived_at)
+        log.debug("command %s for %s waits: %s", pending.command.id, event_id, why)
+
+    def _decision(
+        self, pending: Pending, event_id: str, document: Document | None, *, may_wait: bool
     ) -> Decision | None:
-        """Return the final decision about an EventId; None if it waits for its event, for its POST or for IMDS."""
-        if request.stage is not Stage.POSTED:
-            return self._judge_open(pending, request, document, may_wait=may_wait)
-        event = document.events.get(request.key) if document else None
+        """Decide about an open EventId; None while it waits for its event or for a document."""
+        event = document.events.get(event_id.lower()) if document else None
+        stay_id = pending.intended.get(event_id.lower())
+        if stay_id is None:
+            return self._decision_before_post(pending, event, document, may_wait=may_wait)
         if document and not (event and event.status == SCHEDULED):
             return not_recorded(event)
-        if event and pending.is_auto and not self._is_for_stay(pending, event):
+        if event and self._stays.id(event.key) != stay_id:
             return unknown_outcome(changed(event))
-        decision = self._judge_open(pending, request, document, may_wait=may_wait)
+        decision = self._decision_before_post(pending, event, document, may_wait=may_wait)
         return unknown_outcome(decision) if decision and decision.outcome == "rejected" else decision
 
-    def _is_for_stay(self, pending: Pending, event: ScheduledEvent) -> bool:
-        stay = self._stays.get(event.key)
-        return stay is not None and pending.command.key == command_key(stay)
-
-    def _judge_open(
-        self, pending: Pending, request: Request, document: Document | None, *, may_wait: bool
+    def _decision_before_post(
+        self, pending: Pending, event: ScheduledEvent | None, document: Document | None, *, may_wait: bool
     ) -> Decision | None:
+        """Decide as if nothing had been POSTed; None while the event or a document is awaited."""
+        if pending.is_auto:
+            return self._decision_of_rule(pending, event) if document else None
         if self._is_resolved and names_other_vm(pending.command, self._vm_name()):
             return other_vm(pending.command)
-        if over := self._judge_overdue(pending, request, is_readable=document is not None):
-            return over
-        if document is None:
-            return None
-        if request.key not in document.events and self._has_time(pending, may_wait=may_wait):
-            self._approver.want_newer(pending.arrived_at)
-            request.wait()
-            return None
-        return self._judge_event(pending, request, document)
-
-    def _judge_event(self, pending: Pending, request: Request, document: Document) -> Decision | None:
-        """Decide by the policy or an auto rule; None if the event is to be POSTed, or its program runs."""
-        event = document.events.get(request.key)
-        if pending.is_auto and event:
-            decision = self._auto.judge(event, document)
-        else:
-            now, policy = self._clock.now(), self._settings.policy
-            decision = judge(event, vm_name=self._vm_name(), policy=policy, now=now)
-        if decision is None:
-            pending.arrived_at = self._clock.monotonic()
-            request.wait()
-            return None
-        is_accepted = decision.outcome == "accepted"
-        if (
-            event
-            and (is_accepted or event.status == STARTED)
-            and self._stays.is_approved(event, now=self._clock.now())
-        ):
-            return already_approved(event)
-        if not is_accepted:
-            return decision
-        if self._dry_run:
-            return replace(decision, detail="dry run: not POSTed")
-        request.allow(decision)
-        return None
-
-    def _judge_overdue(self, pending: Pending, request: Request, *, is_readable: bool) -> Decision | None:
-        """Decide about a command that has expired, or has waited for IMDS as long as anything may."""
-        if pending.is_auto and request.stage is Stage.WAITING:
-            return None  # for its program
-        has_expired = is_expired(pending.command, self._clock.now())
-        if has_expired and is_readable and request.stage is Stage.WAITING:
-            return expired(pending.command)
-        if not has_expired and self._clock.monotonic() - pending.arrived_at < IMDS_WAIT_SECONDS:
-            return None
+        now, has_expired = self._clock.now(), is_expired(pending.command, self._clock.now())
         error = self._approver.last_error if self._is_resolved else "the VM's identity is not available"
-        detail = error or "it was not decided in time"
-        return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
+        if has_expired and document:
+            return expired(pending.command, error)
+        if has_expired or self._clock.monotonic() - pending.arrived_at >= IMDS_WAIT_SECONDS:
+            detail = error or "it was not decided in time"
+            return Decision(outcome="failed", reason="imds_unavailable", detail=detail)
+        if document is None or (event is None and self._has_time(pending, may_wait=may_wait)):
+            return None
+        grace_until = pending.grace_from + self._settings.grace_seconds
+        if event and pending.may_have_waited and self._stays.absent_at(event.key) > grace_until:
+            return sent_too_early(event)  # as if it had been received when it was sent
+        decision = decide_command(event, vm_name=self._vm_name(), policy=self._settings.policy, now=now)
+        is_allowed = decision.outcome == "allowed"
+        if event and (is_allowed or event.status == STARTED) and self._stays.is_approved(event, now=now):
+            return already_approved(event)
+        return decision
+
+    def _decision_of_rule(self, pending: Pending, event: ScheduledEvent | None) -> Decision | None:
+        """Return what the auto rules have decided, None while a program runs; or that a command has approved it."""
+        if event and self._stays.is_approved(event, now=self._clock.now()):
+            return already_approved(event)
+        view = self._views.get(pending.command.event_ids[0].lower())
+        if view and view.key == pending.command.key:
+            return view.decision
+        return rejected("denied", "the auto rule matches no more", event)
 
     def _has_time(self, pending: Pending, *, may_wait: bool) -> bool:
         """Return whether an event may still appear: in its grace period, or in a document newer than the command."""
-        if pending.is_auto:
-            return False
         if not may_wait:
             return self._approver.read_at < pending.grace_from
         is_in_grace = self._clock.monotonic() - pending.grace_from < self._settings.grace_seconds
         return is_in_grace or self._approver.read_at < pending.arrived_at
 
     def _pass_on(self, pending: Pending) -> bool:
-        """Release a command for another VM, unless no other listener can have the queue or none has taken it."""
+        """Release a command for another VM, unless no other listener can have the queue or none has taken it.
+
+        What this VM has POSTed or answered, if only a part of it, stays here.
+        """
         is_shared = bool(self._settings.queue) and not self._settings.session
-        if not is_shared or pending.is_recorded or not pending.messages:
+        names_this_vm = pending.command.vm and not names_other_vm(pending.command, self._vm_name())
+        if not is_shared or names_this_vm or self._answers.record(pending.command.key):
             return False
         now = self._clock.monotonic()
         # not since the broker accepted it: the VM's clock may be wrong, and no other VM would get it then
@@ -356,122 +408,120 @@ class Listener:
 
     # POSTs
 
-    def _post_allowed(self) -> None:
-        """POST the allowed events together, once their intent is committed, and answer by what IMDS says."""
-        requests = [
-            (pending, request, request.wanted)
-            for pending in self._pending.values()
-            for request in pending.requests
-            if request.wanted
-        ]
-        chosen = self._approver.choose({event.key: event for _, _, event in requests if event})
+    def _post(self, allowed: Mapping[Pending, Mapping[str, Decision]]) -> None:
+        """POST events together, once their intent is committed, and answer by what IMDS says.
+
+        Args:
+            allowed: for each command the decisions by its EventIds.
+        """
+        events = {one.event.key: one.event for all_ in allowed.values() for one in all_.values() if one.event}
+        chosen = {event.key: event for event in self._approver.choose(events)}
+        since = max(
+            (one.arrived_at for one, ids in allowed.items() if ids and not one.is_auto), default=-math.inf
+        )
+        if chosen and not self._approver.is_just_read(since):
+            self._approver.want_newer(self._clock.monotonic())
+            return  # what is POSTed is judged once more by what the document has become
         if not chosen or not self._approver.may_call():
+            log.debug("%d events wait for their POST: %s", len(events), self._approver.last_error or "-")
             return  # a later pass does it
-        keys = {event.key for event in chosen}
-        new = [
-            (one, request)
-            for one, request, _ in requests
-            if request.key in keys and request.stage is Stage.ALLOWED
-        ]
-        self._set_stage(new, Stage.POSTED)
-        self._answers.commit()
-        result = self._approver.post(chosen)
-        # An earlier POST, whose outcome is not known, may have been applied all the same.
-        if result.not_applied:
-            self._set_stage(new, Stage.ALLOWED)
-        self._answer_posted(result.decisions)
-
-    def _set_stage(self, requests: list[tuple[Pending, Request]], stage: Stage) -> None:
-        for _, request in requests:
-            request.stage = stage
-        for pending in {id(pending): pending for pending, _ in requests}.values():
+        posting = {
+            pending: {event_id: one for event_id, one in decisions.items() if event_id.lower() in chosen}
+            for pending, decisions in allowed.items()
+        }
+        before = {pending: pending.intended for pending in posting}
+        for pending, decisions in posting.items():
+            judged = {key: self._stays.id(key) for key in map(str.lower, decisions)}
+            pending.intended = {**judged, **pending.intended}
             self._put_record(pending)
-
-    def _answer_posted(self, decisions: Mapping[str, Decision]) -> None:
-        """Answer what a POST has decided, by EventIds in lower case."""
-        for key, decision in decisions.items():
-            if decision.outcome == "accepted" and decision.event:
+        self._answers.commit()
+        by_imds, is_refused = self._approver.post([*chosen.values()])
+        # An earlier POST, whose outcome is not known, may have been applied all the same.
+        for pending, intended in before.items() if is_refused else ():
+            pending.intended = intended
+            self._put_record(pending)
+        for key, decision in by_imds.items():
+            if decision.outcome == "accepted":
                 self._stays.approve(key, at=self._clock.now())
                 self._answers.put_stay(key, self._stays.record(key))
-        for pending in list(self._pending.values()):
-            final = [
-                (request, replace(decisions[request.key], detail=_detail(decisions[request.key], request)))
-                for request in pending.requests
-                if request.wanted and request.key in decisions
-            ]
-            if any(decision.outcome == "accepted" for _, decision in final):
-                self._meter.approved(self._clock.monotonic() - pending.arrived_at)
-            self._answer(pending, final)
+        for pending, decisions in posting.items():
+            self._answer_posted(pending, decisions, by_imds)
+
+    def _answer_posted(
+        self, pending: Pending, allowed: Mapping[str, Decision], by_imds: Mapping[str, Decision]
+    ) -> None:
+        """Answer the EventIds of a command that IMDS has decided, which are in lower case in `by_imds`."""
+        final = {}
+        for event_id, decision in allowed.items():
+            if answer := by_imds.get(event_id.lower()):
+                had = "" if pending.is_auto else self._auto.program_had(event_id.lower())
+                final[event_id] = replace(answer, detail=answer.detail or decision.detail or had)
+        if not pending.is_auto and any(one.outcome == "accepted" for one in final.values()):
+            self._meter.approved(self._clock.monotonic() - pending.arrived_at)
+        self._answer(pending, final)
 
     # Answers
 
-    def _answer(self, pending: Pending, final: Sequence[tuple[Request, Decision]]) -> None:
-        """Add final decisions to the batch; settle the command's messages once every event has its receipt."""
+    def _answer(self, pending: Pending, final: Mapping[str, Decision]) -> None:
+        """Add final decisions to the batch; settle the command's messages once every EventId is answered."""
         if not final:
             return
-        for request, decision in final:
-            self._answer_one(pending, request, decision)
+        for event_id, decision in final.items():
+            self._answer_one(pending, event_id, decision)
         if not pending.open:
-            without = (one.decision for one in pending.requests if one.decision and not one.receipt)
-            self._answers.settle(pending.messages, next(map(dead_letter, without), Settlement()))
+            unanswered = pending.unanswered
+            self._answers.settle(pending.messages, dead_letter(unanswered) if unanswered else Settlement())
             del self._pending[pending.command.key]
         self._put_record(pending)
 
-    def _answer_one(self, pending: Pending, request: Request, decision: Decision) -> None:
+    def _answer_one(self, pending: Pending, event_id: str, decision: Decision) -> None:
         """Answer with a receipt, unless it is a rejection beyond the limit: a flood may cause those."""
-        request.stage, request.decision = Stage.ANSWERED, decision
+        command, receipt = pending.command, ""
         is_limited = decision.outcome == "rejected" and not pending.is_auto
         if is_limited and not self._answers.allows_rejection(decision.reason):
-            return
-        command = pending.command
-        request.receipt = self._answers.add(
-            decision, request.event_id, command_data(command), key=command.key
-        )
-        log.info(
-            "command %s for %s: %s",
-            *(decision.outcome, request.event_id, decision.reason),
-            extra={"command": command.id, "detail": decision.detail},
-        )
+            pending.unanswered = decision
+        else:
+            receipt = self._answers.add(decision, event_id, command_data(command), key=command.key)
+            log.info(
+                "command %s for %s: %s",
+                *(decision.outcome, event_id, decision.reason),
+                extra={"command": command.id, "detail": decision.detail},
+            )
+        pending.receipts[event_id.lower()] = receipt
+        pending.intended.pop(event_id.lower(), None)
 
     def _put_record(self, pending: Pending) -> None:
         """Add the record of a command's progress to the batch; rejections without a receipt leave none."""
-        record = pending.record
-        pending.is_recorded = bool(pending.is_recorded or record["receipts"] or record["intended"])
-        if pending.is_recorded:
-            self._answers.put(pending.command.key, record)
+        key, record = pending.command.key, pending.record
+        if any(record.values()) or self._answers.record(key):
+            self._answers.put(key, record, is_done=not pending.open)
+        own = map(str.lower, pending.command.event_ids) if pending.is_auto else pending.intended
+        for event_key in own:
+            if self._stays.id(event_key):
+                self._answers.put_stay(event_key, self._stays.record(event_key))
         if pending.is_auto:
-            for request in pending.requests:
-                if self._stays.get(request.key):
-                    self._answers.put_stay(request.key, self._stays.record(request.key))
             posted = [
-                [request.event_id, one.command.key]
+                [one.command.event_ids[0], one.command.key]
                 for one in self._pending.values()
-                if one.is_auto
-                for request in one.at(Stage.POSTED)
+                if one.is_auto and one.intended
             ]
-            self._answers.put(AUTO_POSTED, posted)
+            self._answers.put(AUTO_POSTED, {"posted": posted})
 
     # Auto rules
 
-    def _notice(self, event: ScheduledEvent, document: Document) -> tuple[bytes, Mapping[str, Any]]:
-        notice = self._identity.reporter().scheduled_event(
-            Change(kind="scheduled", event=event),
-            seen_before=0,
-            incarnation=document.incarnation,
-            at=self._clock.now(),
-        )
-        return structured(notice), notice.data
-
-    def _add_due(self, document: Document) -> None:
-        """Make a command for each event that an auto rule approves; drop those that none approves any more."""
-        due = dict(self._auto.due(document))
+    def _update_auto(self, document: Document) -> None:
+        """Make a command for each event that an auto rule decides about; drop those that none decides about now."""
+        before, views = self._views, self._auto.decide(document) if self._settings.auto else []
+        self._views = {view.event.key: view for view in views}
+        for key, view in self._views.items():
+            if key not in before or _reason(view) != _reason(before[key]):
+                log.info("auto rules: %s", _reason(view), extra={"event_id": view.event.event_id})
+        decided = {view.key: view for view in views if view.decision}
         for key, pending in list(self._pending.items()):
-            if pending.is_auto and key not in due and not pending.at(Stage.POSTED):
+            if pending.is_auto and key not in decided and not pending.intended:
                 del self._pending[key]
-        for key, event in due.items():
-            record = self._answers.record(key)
-            if key not in self._pending and not (record and record["done"]):
-                self._add_auto(event.event_id, key)
+        for key in decided.keys() - self._pending.keys():
+            self._add_auto(decided[key].event.event_id, key)
 
     def _add_auto(self, event_id: str, key: str) -> None:
         command = Command(id=key, key=key, event_ids=(event_id,), requested_by="imds-bridge, by an auto rule")
@@ -480,5 +530,16 @@ class Listener:
         pending.continue_from(self._answers.record(key))
 
 
-def _detail(decision: Decision, request: Request) -> str:
-    return decision.detail or (request.decision.detail if request.decision else "")
+def _reason(view: View) -> str:
+    """Describe what an event waits for."""
+    return f"{view.why} behind {', '.join(view.behind.resources)}" if view.behind else view.why
+
+
+def _shown(view: View, now: datetime) -> dict[str, Any]:
+    """Return what the status file shows of what the auto rules make of an event."""
+    why = _reason(view)
+    if view.behind:
+        starts = view.behind.not_before
+        when = f", {format_relative((starts - now).total_seconds())}" if starts else ""
+        why += f" ({view.behind.raw.get('EventType')}{when})"
+    return {"EventId": view.event.event_id, "Why": why, "NeedsPerson": view.has_failed}

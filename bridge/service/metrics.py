@@ -12,9 +12,10 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import product
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import (
@@ -35,21 +36,25 @@ from bridge.config.values import socket_address
 from bridge.contract.types import KNOWN_VALUES, LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError
 from bridge.events.model import CloudEvent
+from bridge.imds.document import is_among, read_document
 from bridge.runtime.threads import progress_ages, stalled_threads
 from bridge.runtime.time import Clock, parse_iso
-from bridge.service.status import find_stalled, find_unready
+from bridge.service.status import find_unready
 
 log = logging.getLogger(__name__)
 
 Status = Mapping[str, Any]
+M = TypeVar("M", Counter, Histogram)
 
 POLL_RESULTS = ("answered", "unanswered", "refused", "throttled")
-_REFUSALS = {429: "throttled"}
 CHANGES = ("scheduled", "started", "updated", "completed", "canceled", "ended")
 SENT_RESULTS = ("delivered", "failed", "rejected", "expired")
+IMMINENT_SECONDS = 120.0
+PREPARED_RESULTS = ("succeeded", "failed")
 
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120)
 _DELIVERY_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600, 86_400)
+_PREPARE_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
 _NOTICE_SECONDS = (0, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 86_400)
 # A series beside each counter for its start, which nothing here needs.
 disable_created_metrics()  # type: ignore[no-untyped-call] # the library has no type for it
@@ -80,53 +85,53 @@ class Meter:
             sinks: the names of the sinks.
         """
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"imds_bridge_{name}", text, labels, registry=registry)
+        def begun(metric: M, known: Mapping[str, Iterable[str]]) -> M:
+            for values in product(*known.values()) if known else ():
+                metric.labels(*values)
+            return metric
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"imds_bridge_{name}", text, labels, buckets=buckets, registry=registry)
+        def counter(name: str, text: str, **known: Iterable[str]) -> Counter:
+            return begun(Counter(f"imds_bridge_{name}", text, known, registry=registry), known)
 
-        self._polls = counter("polls_total", "Requests to IMDS, by result.", "result")
+        def histogram(name: str, text: str, buckets: tuple[float, ...], **known: Iterable[str]) -> Histogram:
+            new = Histogram(f"imds_bridge_{name}", text, known, buckets=buckets, registry=registry)
+            return begun(new, known)
+
+        sinks = [*sinks]
+        self._polls = counter("polls_total", "Requests to IMDS, by result.", result=POLL_RESULTS)
         self._poll_seconds = histogram("poll_duration_seconds", "How long IMDS took.", _REQUEST_SECONDS)
-        self._changes = counter("changes_total", "Changes of Scheduled Events, by kind.", "kind")
-        self._notices = histogram(
-            "notice_seconds", "From the first sight of an event to its NotBefore.", _NOTICE_SECONDS, "type"
-        )
-        self._sent = counter("deliveries_total", "Attempts to deliver an event.", "sink", "result")
-        self._waited = histogram(
-            "delivery_seconds", "From an event's creation to its delivery.", _DELIVERY_SECONDS, "sink"
-        )
-        self._losses = counter("losses_total", "Losses of events, whatever their number.", "reason")
-        self._lost = counter("lost_events_total", "Lost events, as far as their number is known.", "reason")
-        self._decided = counter(
-            "commands_total", "Results of commands, one for each EventId.", "outcome", "reason"
-        )
+        self._changes = counter("changes_total", "Changes of Scheduled Events, by kind.", kind=CHANGES)
+        text = "From the first sight of an event to its NotBefore."
+        self._notices = histogram("notice_seconds", text, _NOTICE_SECONDS, type=_EVENT_TYPES)
+        text = "Attempts to deliver an event."
+        self._sent = counter("deliveries_total", text, sink=sinks, result=SENT_RESULTS)
+        text = "From an event's creation to its delivery."
+        self._waited = histogram("delivery_seconds", text, _DELIVERY_SECONDS, sink=sinks)
+        text = "Losses of events, whatever their number."
+        self._losses = counter("losses_total", text, reason=LOSS_REASONS)
+        text = "Lost events, as far as their number is known."
+        self._lost = counter("lost_events_total", text, reason=LOSS_REASONS)
+        text = "Results of commands, one for each EventId."
+        self._decided = Counter("imds_bridge_commands_total", text, ("outcome", "reason"), registry=registry)
+        for outcome, reasons in RECEIPT_REASONS.items():
+            for reason in reasons:
+                self._decided.labels(outcome.lower(), reason)
         self._approvals = histogram(
             "approval_seconds", "From a command's arrival to IMDS's answer to the POST.", _REQUEST_SECONDS
+        )
+        text = "Programs of auto rules that have ended, by result."
+        self._prepared = counter("prepared_total", text, result=PREPARED_RESULTS)
+        self._prepare_seconds = histogram(
+            "prepare_seconds", "How long programs of auto rules took that succeeded.", _PREPARE_SECONDS
+        )
+        self._unprepared = counter(
+            "started_unprepared_total",
+            "Events of this VM that started although a rule's program had not succeeded.",
         )
         self._jumps = counter("clock_jumps_total", "Jumps of the wall clock by more than a minute.")
         build = Gauge("imds_bridge_build_info", "Always 1.", ["version"], registry=registry)
         build.labels(__version__).set(1)
         ProcessCollector(registry=registry)
-        self._begin_at_zero(sinks)
-
-    def _begin_at_zero(self, sinks: Iterable[str]) -> None:
-        for result in POLL_RESULTS:
-            self._polls.labels(result)
-        for kind in CHANGES:
-            self._changes.labels(kind)
-        for event_type in _EVENT_TYPES:
-            self._notices.labels(event_type)
-        for sink in sinks:
-            self._waited.labels(sink)
-            for result in SENT_RESULTS:
-                self._sent.labels(sink, result)
-        for reason in LOSS_REASONS:
-            self._losses.labels(reason)
-            self._lost.labels(reason)
-        for outcome, reasons in RECEIPT_REASONS.items():
-            for reason in reasons:
-                self._decided.labels(outcome.lower(), reason)
 
     @contextmanager
     def polling(self) -> Iterator[None]:
@@ -136,7 +141,7 @@ class Meter:
             with self._poll_seconds.time():
                 yield
         except ImdsError as error:
-            result = "unanswered" if error.status is None else _REFUSALS.get(error.status, "refused")
+            result = {None: "unanswered", 429: "throttled"}.get(error.status, "refused")
             raise
         finally:
             self._polls.labels(result).inc()
@@ -154,7 +159,7 @@ class Meter:
             if kind == "scheduled" and data.get("NoticeSeconds") is not None:
                 event_type = _known(data.get("EventType"), _EVENT_TYPES)
                 self._notices.labels(event_type).observe(data["NoticeSeconds"])
-        elif family == "approval":
+        elif family == "approval" and kind != "prepared":
             self._decided.labels(kind, data["Reason"]).inc()
         elif event_type == "bridge.loss":
             self._losses.labels(data["Reason"]).inc()
@@ -172,6 +177,16 @@ class Meter:
     def approved(self, seconds: float) -> None:
         """Count the time from a command's arrival to IMDS's answer to its POST."""
         self._approvals.observe(seconds)
+
+    def prepared(self, result: str, seconds: float) -> None:
+        """Count a program of an auto rule that has ended, with one of PREPARED_RESULTS."""
+        self._prepared.labels(result).inc()
+        if result == "succeeded":
+            self._prepare_seconds.observe(seconds)
+
+    def unprepared(self) -> None:
+        """Count an event of this VM that started although a rule's program had not succeeded."""
+        self._unprepared.inc()
 
     def jumped(self) -> None:
         """Count a jump of the wall clock."""
@@ -196,12 +211,23 @@ class StatusCollector(Collector):
         """Yield the gauges of this moment."""
         status = self._status()
         now = self._clock.now()
-        yield from _of_process(status)
+        yield _single(
+            "storage_available", "0 while the state cannot be written.", not status["storage_error"]
+        )
+        text, errors = "Failed attempts to use the state.", status["storage_errors"]
+        yield CounterMetricFamily("imds_bridge_storage_errors", text, value=errors)
+        yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
         yield _gauge("loop_progress_age_seconds", "Since a loop last made progress.", "loop", progress_ages())
-        if status["role"] == "forward":  # `listen` reads the document only for commands
+        text = "0 while this VM's instance data cannot be read."
+        yield _single("instance_data_available", text, not status["identity_error"])
+        if status["role"] == "forward":  # it tells about IMDS for this VM
             yield from _of_imds(status, now, self._began_at)
         if receiver := status.get("commands") or status.get("relay"):
-            yield _single("bus_connected", "1 while messages can be received.", not receiver["last_error"])
+            text = "1 while messages can be received, 0 once that fails repeatedly."
+            yield _single("bus_connected", text, not receiver["last_error"])
+            if looked_at := parse_iso(receiver["looked_at"]):
+                text = "When what was on the bus was last received, if only nothing."
+                yield _single("bus_looked_timestamp_seconds", text, looked_at.timestamp())
         if "waiting_commands" in status:
             yield _single("waiting_commands", "Commands without a decision.", status["waiting_commands"])
         yield from _of_sinks(status["sinks"], now)
@@ -210,13 +236,6 @@ class StatusCollector(Collector):
             "Events that wait for a sink that is not configured.",
             *("sink", status["left_sinks"]),
         )
-
-
-def _of_process(status: Status) -> Iterator[Metric]:
-    yield _single("storage_available", "0 while the state cannot be written.", not status["storage_error"])
-    errors = status["storage_errors"]
-    yield CounterMetricFamily("imds_bridge_storage_errors", "Failed attempts to use the state.", value=errors)
-    yield _single("outbox_bytes", "Size of the events and records in the outbox.", status["outbox_bytes"])
 
 
 def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metric]:
@@ -228,6 +247,10 @@ def _of_imds(status: Status, now: datetime, began_at: datetime) -> Iterator[Metr
     if isinstance(incarnation := document.get("DocumentIncarnation"), int):
         yield _single("document_incarnation", "DocumentIncarnation of the document.", incarnation)
     yield _events(document)
+    vm, due = status["vm"] or "", now + timedelta(seconds=IMMINENT_SECONDS)
+    own = [one for one in read_document(document).events.values() if is_among(vm, one.resources)]
+    imminent = sum((event.not_before or now) <= due for event in own)
+    yield _single("imminent_events", "Events of this VM that have started or may within 2 minutes.", imminent)
 
 
 def _events(document: Mapping[str, Any]) -> Metric:
@@ -332,7 +355,8 @@ class MetricsServer:
             metrics: Iterable[bytes] = make_wsgi_app(self.registry)(request, start)
             return metrics
         if path == "/livez":
-            status, kind, body = self._health(find_stalled(stalled_threads()))
+            stalled = [f"the loop {name} makes no progress" for name in stalled_threads()]
+            status, kind, body = self._health(stalled)
         elif path == "/readyz":
             status, kind, body = self._health(find_unready(self._status(), self.clock.now()))
         else:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Receiver, Settlement
-from bridge.events.envelope import EXPECTED, Envelope, read_event
+from bridge.events.envelope import EXPECTED, event_key, read_event
+from bridge.events.model import StoredEvent
+from bridge.outbox.rows import DONE
 from bridge.runtime.json import Json
 from bridge.runtime.threads import Stop, report_progress
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
-
-if TYPE_CHECKING:
-    from bridge.service.composition import Parts
+from bridge.service.bridge_events import BridgeEvents
+from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Relay:
         self._clock = parts.clock
         self._stop = parts.stop
         self._settled = settled
-        self._identity = parts.identity
+        self._bridge_events = BridgeEvents(parts.identity)
         # Committed, perhaps to memory only; by sequence number, so that a redelivery replaces the earlier delivery.
         self._uncompleted: dict[int | None, ReceivedMessage] = {}
         self._relayed = 0
@@ -65,7 +66,7 @@ class Relay:
 
     def run_once(self, wait_seconds: float) -> None:
         """Make one pass: wait up to `wait_seconds` for messages, commit their events, complete what is safe."""
-        self._identity.emit_losses()
+        self._bridge_events.emit_losses()
         self._commit(list(islice(self._receiver.messages(wait_seconds), BATCH_EVENTS)))
         self._complete()
 
@@ -82,20 +83,20 @@ class Relay:
 
     def _commit(self, messages: list[ReceivedMessage]) -> None:
         """Commit the new events, count the repeated ones, and dead-letter messages that are not events."""
-        events: list[tuple[Envelope, bytes]] = []
+        events: list[StoredEvent] = []
         records: dict[tuple[str, str], Json] = {}
         for message in messages:
             try:
-                envelope = read_event(message.decoded_body())
+                event = read_event(message.decoded_body())
             except ValueError as error:
                 self._refusals.refuse(message, str(error))
                 continue
-            name = (RELAYED, envelope.key)
+            name = (RELAYED, event_key(event))
             if name in records or self._outbox.record(*name) is not None:
                 self._repeated += 1
             else:
-                events.append((envelope, message.body))
-                records[name] = {"at": iso_utc(self._clock.now()), "done": True}
+                events.append(event)
+                records[name] = {"at": iso_utc(self._clock.now()), DONE: True}
             self._uncompleted[message.sequence_number] = message
         if events:
             self._outbox.commit(events, records=records)

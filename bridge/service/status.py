@@ -18,6 +18,7 @@ from bridge.runtime.time import iso_utc, parse_iso
 # How old IMDS's last good answer may be: one request that hangs, and then a good one, still fits.
 IMDS_SECONDS = 30.0
 BACKLOG_SECONDS = 300.0
+FAILED_SHARE = 0.5
 _BROKEN_SINKS = {"misconfigured", "gone", "rejecting"}
 # A notice that waits is urgent when so little time is left.
 NOTICE_SECONDS = 300.0
@@ -31,9 +32,7 @@ _RESPONSE_TEXTS = {
 }
 
 
-def read_status(
-    folder: StateFolder, now: datetime, *, backlog_seconds: float = BACKLOG_SECONDS
-) -> dict[str, Any]:
+def read_status(folder: StateFolder, now: datetime) -> dict[str, Any]:
     """Read the status that the process last wrote; add `response`, `running`, its age and each event's countdown.
 
     `response` is "ok", "gone" (without a stop), "silent" or "stopped"; `urgent` is what needs a person.
@@ -45,7 +44,7 @@ def read_status(
     status = _read(folder, holder)
     try:
         shown = _complete(status, holder, now)
-        shown["urgent"] = find_urgent(status, now, backlog_seconds=backlog_seconds)
+        shown["urgent"] = find_urgent(status, now)
         render(shown)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(
@@ -107,7 +106,7 @@ def _event(event: ScheduledEvent, now: datetime) -> dict[str, Any]:
 
 def render(status: dict[str, Any]) -> list[str]:
     """Write the status for a person, in lines."""
-    events = _events(status)
+    events = [*_events(status), *_auto(status)]
     urgent = ["", "NEEDS A PERSON:", *status["urgent"]] if status["urgent"] else []
     return [*_head(status), "", *events, *([""] if events else ()), *_sinks(status), *urgent]
 
@@ -127,10 +126,9 @@ def _head(status: dict[str, Any]) -> list[str]:
         lines.append(f"VM    {status['vm'] or 'not available yet'}")
         lines.append(f"IMDS  {status['imds']}, {_imds(status)}")
     if "commands" in status:
-        commands = status["commands"] or {"from": "none, only auto rules approve", "last_error": None}
-        error = f"; NOT RECEIVING: {commands['last_error']}" if commands["last_error"] else ""
         dry = " (dry run: nothing is POSTed)" if status["dry_run"] else ""
-        lines.append(f"BUS   {commands['from']}, {status['waiting_commands']} command(s) waiting{dry}{error}")
+        bus = _commands(status["commands"]) if status["commands"] else "none, only auto rules approve"
+        lines.append(f"BUS   {bus}, {status['waiting_commands']} command(s) waiting{dry}")
     if status.get("storage_error"):
         lines.append(f"STATE STORE UNAVAILABLE, events are buffered in memory: {status['storage_error']}")
     return lines
@@ -152,7 +150,15 @@ def _imds(status: dict[str, Any]) -> str:
     seen = "no answer yet"
     if last is not None:
         seen = f"last valid answer {format_duration(last, exact=True)} ago"
-    return f"{seen}; NO VALID ANSWER NOW: {status['last_error']}" if status.get("last_error") else seen
+    words = "NO VALID ANSWER NOW" if [*_imds_faults(status, datetime.now(UTC))] else "the last request failed"
+    return f"{seen}; {words}: {status['last_error']}" if status.get("last_error") else seen
+
+
+def _commands(bus: dict[str, Any]) -> str:
+    last = age_of(bus["looked_at"], datetime.now(UTC))
+    looked = "never" if last is None else f"{format_duration(last, exact=True)} ago"
+    rest = f"rests while nothing can be approved, last look {looked}" if bus["rests"] else "receives"
+    return f"{bus['from']}, {f'NOT RECEIVING: {error}' if (error := bus['last_error']) else rest}"
 
 
 def _relay(relay: dict[str, Any]) -> str:
@@ -187,6 +193,12 @@ def _events(status: dict[str, Any]) -> list[str]:
     ]
     header = ("EVENT", "STATUS", "STARTS", "BY", "ID", "VMS")
     return [f"Document {document.get('DocumentIncarnation')}:", *table(header, rows)]
+
+
+def _auto(status: Mapping[str, Any]) -> list[str]:
+    """Write what the auto rules make of this VM's events."""
+    rows = [(one["EventId"], one["Why"]) for one in status.get("auto", ())]
+    return table(("EVENT", "AUTO RULES"), rows) if rows else []
 
 
 def _starts(event: dict[str, Any]) -> str:
@@ -224,19 +236,12 @@ def _backlog(sink: dict[str, Any]) -> str:
 
 def headline(status: dict[str, Any]) -> str:
     """Describe a process in one line: upcoming events, backlogs and errors."""
-    parts = [_summary(status)]
-    if status.get("last_error"):
-        parts.append("IMDS GIVES NO VALID ANSWER")
-    if bus_error(status):
-        parts.append("NOT RECEIVING FROM THE BUS")
-    if status.get("storage_error"):
-        parts.append("THE STATE STORE IS UNAVAILABLE")
-    parts += [
+    sinks = [
         f"{sink['backlog']} event(s) waiting for {name} ({sink['state']})"
         for name, sink in status["sinks"].items()
         if sink["backlog"] or sink["state"] != "ok"
     ]
-    return "; ".join(parts)
+    return "; ".join([_summary(status), *find_unready(status, datetime.now(UTC)), *sinks])
 
 
 def _summary(status: dict[str, Any]) -> str:
@@ -255,16 +260,7 @@ def _summary(status: dict[str, Any]) -> str:
     return f"{vm}: " + ("; ".join(shown + more) or "no events")
 
 
-# Whether a process is alive, ready and needs a person, with the reasons in words
-
-
-def find_stalled(stalled: list[str]) -> list[str]:
-    """Return why a process is not alive: a loop of it makes no progress.
-
-    Args:
-        stalled: the names of the threads that are overdue.
-    """
-    return [f"the loop {name} makes no progress" for name in stalled]
+# Whether a process is ready and needs a person, with the reasons in words
 
 
 def find_unready(status: Mapping[str, Any], now: datetime) -> list[str]:
@@ -274,22 +270,38 @@ def find_unready(status: Mapping[str, Any], now: datetime) -> list[str]:
         status: what the process writes to its status file.
         now: the wall clock.
     """
-    return [*_imds_faults(status, now), *_bus_faults(status), *_storage_faults(status)]
+    faults = [*_imds_faults(status, now)]
+    if reason := bus_error(status):
+        receiver = status.get("commands") or status.get("relay") or status["bus"]
+        faults.append(f"nothing is received from {receiver['from']}: {reason}")
+    if status.get("storage_error"):
+        faults.append(f"the state cannot be written: {status['storage_error']}")
+    return faults
 
 
-def find_urgent(status: Mapping[str, Any], now: datetime, *, backlog_seconds: float) -> list[str]:
+def find_urgent(status: Mapping[str, Any], now: datetime) -> list[str]:
     """Return everything that needs a person.
 
     Args:
         status: what the process wrote to its status file.
         now: the wall clock.
-        backlog_seconds: how long an event may wait for a sink.
     """
     left = [
         f"{count} event(s) wait for sink {name}, which is not configured; see `imds-bridge outbox move --help`"
         for name, count in status.get("left_sinks", {}).items()
     ]
-    return [*find_unready(status, now), *_sink_faults(status, now, backlog_seconds), *left]
+    auto = [f"event {one['EventId']}: {one['Why']}" for one in status.get("auto", ()) if one["NeedsPerson"]]
+    more = [*_vague_faults(status), *_sink_faults(status, now), *left, *auto]
+    return [*find_unready(status, now), *more]
+
+
+def _vague_faults(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what delays notices or approvals of a process that is ready."""
+    if (share := status.get("failed_share", 0)) > FAILED_SHARE:
+        error = status["last_error"] or "the last request was answered"
+        yield f"IMDS fails to answer {share:.0%} of the requests, so notices are seen late: {error}"
+    if status.get("identity_error"):
+        yield f"instance data is not available, so nothing is approved: {status['identity_error']}"
 
 
 def bus_error(status: Mapping[str, Any]) -> str:
@@ -308,25 +320,14 @@ def _imds_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
         yield f"the last valid answer of IMDS is {age_seconds:.0f} s old{why}"
 
 
-def _bus_faults(status: Mapping[str, Any]) -> Iterator[str]:
-    if reason := bus_error(status):
-        receiver = status.get("commands") or status.get("relay") or status["bus"]
-        yield f"nothing is received from {receiver['from']}: {reason}"
-
-
-def _storage_faults(status: Mapping[str, Any]) -> Iterator[str]:
-    if status.get("storage_error"):
-        yield f"the state cannot be written: {status['storage_error']}"
-
-
-def _sink_faults(status: Mapping[str, Any], now: datetime, backlog_seconds: float) -> Iterator[str]:
+def _sink_faults(status: Mapping[str, Any], now: datetime) -> Iterator[str]:
     for name, sink in status["sinks"].items():
         if (seconds := age_of(sink.get("notice_until"), now)) is not None and seconds > -NOTICE_SECONDS:
             when = f"took effect {seconds:.0f} s ago" if seconds > 0 else f"takes effect in {-seconds:.0f} s"
             yield f"sink {name} has not delivered a notice that {when}: {sink['last_error'] or 'no answer yet'}"
         if sink["state"] in _BROKEN_SINKS:
             yield f"sink {name} is {sink['state']}: {sink['last_error']}"
-        if (sink["oldest_waits_seconds"] or 0) > backlog_seconds:
+        if (sink["oldest_waits_seconds"] or 0) > BACKLOG_SECONDS:
             waits = f"the oldest for {sink['oldest_waits_seconds']:.0f} s"
             yield f"sink {name} has {sink['backlog']} event(s) waiting, {waits}: {sink['last_error'] or 'no error'}"
         if sink.get("dead_letters"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,24 +45,29 @@ class Sink(Protocol):
     retry_limit_seconds: float = RETRY_LIMIT_SECONDS
     """The longest wait between two tries."""
 
+    is_at_work: bool = False
+    """Whether what waits does so for a program that runs within its limit, which is progress and no backlog."""
+
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Deliver `events` in their order, and return when the receiver has accepted them all.
 
         Args:
-            events: at least one, at most `max_batch`.
+            events: at least one, at most `max_batch`; more only if the sink writes them as one digest.
 
         Raises:
             DeliveryError: with `delivered`, the number of events at the front that the receiver has; the error is
-                about the next one. Rejected is about that event alone, the others about the receiver.
+                about the next one. Rejected is about that event alone, or about a digest as a whole, the others about
+                the receiver. `uncertain` tells how many behind those it may have: if it later answers 409 to one of
+                them, that one has arrived.
         """
 
-    def keep_alive(self) -> None:
-        """Keep the connection usable while nothing is sent; called about every ten seconds.
+    def rest(self) -> float:
+        """Let go of what only sending needs; called while nothing is to be sent. Never raises.
 
-        Raises:
-            DeliveryError: that failed; the next `send` connects again.
+        Returns:
+            After how many seconds to call it again.
         """
-        return
+        return math.inf
 
     def reload(self) -> None:
         """Read secrets again before the next `send`; keep the previous ones if that fails. Never raises."""

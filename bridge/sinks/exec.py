@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
+from bridge.runtime.json import object_of
 from bridge.runtime.program import Result, Run, environment, find_fault
 from bridge.sinks.base import RequestPreview, Sink
 
@@ -22,14 +23,17 @@ class ExecSink(Sink):
     def __init__(self, settings: ExecSettings) -> None:
         self._settings = settings
         self._program = settings.run[0]
+        self.is_at_work = True  # until a run fails
 
     def send(self, events: Sequence[StoredEvent]) -> None:
         """Run the program to its end."""
         (event,) = events
         limit_seconds = self._settings.timeout_seconds
-        result = Run(self._settings.run, event.body, _data(event), timeout_seconds=limit_seconds).finish()
+        data = object_of(event.envelope.get("data"))
+        result = Run(self._settings.run, event.body, data, timeout_seconds=limit_seconds).finish()
         if result.output:
             log.info("output of %s", self._program, extra={"output": result.output, "event": event.id})
+        self.is_at_work = not result.fault
         if result.fault:
             raise self._error(result)
 
@@ -37,22 +41,18 @@ class ExecSink(Sink):
         text = f"{self._program}: {result.fault}"
         if result.code is None:
             return Misconfigured(text, is_unreached=True)
-        is_temporary = result.ended_by or result.code in (TRY_AGAIN_LATER, *range(-64, 0))
+        is_temporary = result.ended_by or result.code < 0 or result.code == TRY_AGAIN_LATER
         return Unavailable(text) if is_temporary else Rejected(text)
 
     def check(self) -> str:
         """Test whether the program can be executed, and whether any user could replace it."""
-        if fault := find_fault(self._program):
+        if fault := find_fault(self._settings.run):
             raise Misconfigured(fault)
         return f"{self._program} can be executed"
 
     def preview(self, event: StoredEvent) -> RequestPreview:
         """Return the command, what of the environment is about the event, and the standard input."""
-        names = {name: value for name, value in environment(_data(event)).items() if name.startswith("IMDS_")}
+        variables = environment(object_of(event.envelope.get("data")))
+        names = {name: value for name, value in variables.items() if name.startswith("IMDS_")}
         head = (" ".join(self._settings.run), *(f"{name}={value}" for name, value in names.items()))
         return RequestPreview(head=head, body=event.body)
-
-
-def _data(event: StoredEvent) -> dict[str, object]:
-    data = event.envelope.get("data")
-    return data if isinstance(data, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
@@ -12,13 +13,13 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure.internals import abort_connection, close_socket_on_close
 from bridge.azure.servicebus import (
-    IDLE_LIMIT_SECONDS,
     TRY_SECONDS,
     address_of,
     connect,
     delivery_error,
     link_is_intact,
     make_credential,
+    sender_of,
     with_current_secret,
 )
 from bridge.config.base import Secret, read_or_keep
@@ -31,6 +32,7 @@ from bridge.formats.cloudevents import CONTENT_TYPE
 from bridge.http.signing import sign
 from bridge.imds.document import names
 from bridge.imds.instance import resource_group_of
+from bridge.runtime.json import object_of
 from bridge.runtime.time import Clock
 from bridge.runtime.worker import Worker
 from bridge.sinks.base import RequestPreview, Sink
@@ -40,11 +42,13 @@ T = TypeVar("T")
 # The SDK does not always keep its time limits; a call that exceeds them by more than this is abandoned.
 GRACE_SECONDS = 10.0
 CLOSE_SECONDS = 20.0
+# The steps of an event and their receipts follow each other within it; to connect takes up to two seconds.
+REST_SECONDS = 5.0
 MAX_RESOURCES_BYTES = 30_000  # Service Bus takes 32 KB for a property, and 64 KB for all
 
 
 class ServiceBusSink(Sink):
-    """One long-lived sender, on a thread of its own because the SDK can block without bound."""
+    """A sender, opened on demand, on a thread of its own because the SDK can block without bound."""
 
     max_batch = 100
     # With a slow failure and the time to connect: delivery within 5 s of a recovery.
@@ -88,11 +92,15 @@ class ServiceBusSink(Sink):
             fault.delivered = delivered
             raise fault
 
-    def keep_alive(self) -> None:
-        """Reopen the sender before the service closes the idle link."""
-        if self._link.is_open and self._clock.monotonic() - self._link.used_at >= IDLE_LIMIT_SECONDS:
+    def rest(self) -> float:
+        """Close the connection a few seconds after the last send: a namespace has fewer than a fleet has VMs."""
+        if not self._link.is_open:
+            return math.inf
+        left_seconds = self._link.used_at + REST_SECONDS - self._clock.monotonic()
+        if left_seconds <= 0:
             self._drop()
-            self._open()
+            return math.inf
+        return left_seconds
 
     def reload(self) -> None:
         """Connect again, with the current connection string and a new token."""
@@ -133,17 +141,15 @@ class ServiceBusSink(Sink):
         messages: list[ServiceBusMessage] = []
         for event in events:
             try:
-                messages.append(to_message(event, self._settings.session, self._signature(event)))
+                signature = (
+                    sign(self._known_secrets, event.id, self._clock.now(), event.body) if given else None
+                )
+                messages.append(to_message(event, self._settings.session, signature))
             except Exception as error:  # noqa: BLE001 - any error would be the same at each try
                 return messages, Rejected(
                     f"the event cannot be converted to a message ({type(error).__name__}: {error})"
                 )
         return messages, None
-
-    def _signature(self, event: StoredEvent) -> Mapping[str, str]:
-        if self._signing_secrets is None:
-            return {}
-        return sign(self._known_secrets, event.id, self._clock.now(), event.body)
 
     def _open(self) -> ServiceBusSender:
         try:
@@ -208,8 +214,7 @@ class _Link:
         if self._sender is None:
             self.credential = self.credential or make_credential(self._settings)
             self._client = connect(self._settings, credential=self.credential)
-            get = self._client.get_topic_sender if self._settings.topic else self._client.get_queue_sender
-            self._sender = get(self._settings.entity)
+            self._sender = sender_of(self._client, self._settings)
             close_socket_on_close(self._sender)
             self.used_at = self._clock.monotonic()
         self._sender.create_message_batch()  # opens the link unless it is open
@@ -271,7 +276,7 @@ def to_message(
 ) -> ServiceBusMessage:
     """Convert an event to a message: the id for duplicate detection, properties for filters, JSON as body."""
     envelope = event.envelope
-    data = _mapping(envelope.get("data"))
+    data = object_of(envelope.get("data"))
     properties: dict[str | bytes, Any] = {
         f"cloudEvents_{name}": _text(value if isinstance(value, str) else json.dumps(value))
         for name, value in envelope.items()
@@ -308,20 +313,16 @@ def _resources(given: Sequence[str]) -> str:
 def _session_id(event: StoredEvent, template: str) -> str:
     """Fill in the template; an empty result becomes the subject, because a session-enabled entity needs an id."""
     envelope = event.envelope
-    vm = _mapping(_mapping(envelope.get("data")).get("Vm"))
+    vm = object_of(object_of(envelope.get("data")).get("Vm"))
     subject = str(envelope.get("subject") or event.id)  # a relayed event may have none
     given = session_id(
         template,
         event=str(envelope.get("correlationid") or subject),
-        vm=str(vm.get("Name") or "").lower(),
-        resource_group=resource_group_of(str(vm.get("ResourceId") or "")).lower(),
+        vm=str(vm.get("Name") or ""),
+        resource_group=resource_group_of(str(vm.get("ResourceId") or "")),
         type=event.type,
     )
     return given or session_id("{subject}", subject=subject)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: Any) -> str:

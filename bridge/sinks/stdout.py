@@ -24,8 +24,7 @@ class StdoutSink(Sink):
     It is written without Python's buffer, which would keep what failed and write it once more later.
     """
 
-    def __init__(self, settings: StdoutSettings) -> None:
-        self._settings = settings
+    def __init__(self, _: StdoutSettings) -> None:
         # The rest of a line that was interrupted.
         self._unwritten = b""
 

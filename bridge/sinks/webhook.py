@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from uuid import uuid5
 
+from bridge.azure.credentials import Tokens
 from bridge.config.base import read_or_keep
 from bridge.config.registry import format_class
 from bridge.config.sinks import WebhookSettings
@@ -17,7 +19,7 @@ from bridge.events.model import StoredEvent
 from bridge.formats.base import Encoded, Format
 from bridge.http.client import Answer, HttpClient, origin, register_url
 from bridge.http.signing import sign
-from bridge.runtime.text import register_secret
+from bridge.runtime.text import one_line, register_secret
 from bridge.runtime.time import Clock
 from bridge.sinks.base import Inconclusive, RequestPreview, Sink
 from bridge.sinks.http import (
@@ -27,6 +29,12 @@ from bridge.sinks.http import (
     post_batches,
     preview,
     webhook_error,
+)
+
+_NO_ACCESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+_LACK = (
+    "the identity has a token, and lacks a role: Monitoring Metrics Publisher on the data collection rule, Azure "
+    "Event Hubs Data Sender on the event hub, or an app role of the application"
 )
 
 
@@ -56,6 +64,7 @@ class WebhookSink(Sink):
         self._settings = settings
         self._clock = clock or Clock()
         self._http = HttpClient(settings)
+        self._tokens = Tokens(settings, settings.token_scope)
         self._access = self._read_access()
         self.max_batch = self._access.format.max_batch
 
@@ -63,10 +72,12 @@ class WebhookSink(Sink):
         """Read URL, token, headers, signing secrets, key, proxy and certificates from their files again."""
         self._access = read_or_keep(self._read_access, self._access)
         self._http.reload()
+        self._tokens.forget()
 
     def send(self, events: Sequence[StoredEvent]) -> None:
-        """POST the events, one at a time or in batches."""
-        post_batches(events, self._post, max_bytes=MAX_BATCH_BYTES)
+        """POST the events, one at a time, in batches or as one digest, whose size does not grow with them."""
+        max_bytes = None if self._settings.is_chat_format else MAX_BATCH_BYTES
+        post_batches(events, self._post, max_bytes=max_bytes)
 
     def check_format(self, events: Sequence[StoredEvent]) -> None:
         """Try the format on samples of the events that will come.
@@ -79,8 +90,9 @@ class WebhookSink(Sink):
     def check(self) -> str:
         """Ask with OPTIONS, as the CloudEvents webhook handshake does: it sends no event."""
         url, headers = self._access.url, {"WebHook-Request-Origin": _origin(), **self._access.headers}
-        answer = self._http.exchange("OPTIONS", url, headers)
+        answer = self._http.exchange("OPTIONS", url, {**headers, **self._tokens.header()})
         result = f"{origin(url)}: reachable, it answered {answer.status} to OPTIONS"
+        result += f" with a token for {self._settings.token_scope}" if self._settings.token_scope else ""
         if 300 <= answer.status < 400:  # noqa: PLR2004 - the redirects
             raise Misconfigured(
                 f"{result}: redirects are not followed, set the final URL", status=answer.status
@@ -93,7 +105,7 @@ class WebhookSink(Sink):
         """Read what a receiver of CloudEvents allows; others give no such headers."""
         allowed = headers.get("WebHook-Allowed-Origin", "*").strip()
         if allowed != "*" and allowed.lower() != _origin().lower():
-            shown = excerpt(allowed.encode(errors="replace")).removeprefix(": ")
+            shown = one_line(allowed)
             raise Misconfigured(f"{result}, but allows events of {shown} and not of {_origin()}")
         rate = headers.get("WebHook-Allowed-Rate", "*").strip()
         if not rate.isascii() or not rate.isdigit():
@@ -105,20 +117,21 @@ class WebhookSink(Sink):
             raise Inconclusive(f"{result}, fewer than max_per_second")
         return result
 
-    def preview(self, event: StoredEvent) -> RequestPreview:
-        """Return the POST for an event."""
-        headers, body = self._write([event])
-        return preview(
-            "POST", self._access.url, {**headers, **dict.fromkeys(self._access.headers, "***")}, body
-        )
+    def preview(self, event: StoredEvent, *others: StoredEvent) -> RequestPreview:
+        """Return the POST for an event, or for a digest of several."""
+        headers, body = self._write([event, *others])
+        url, secret = self._access.url, self._access.headers
+        headers |= {"Authorization": "***"} if self._settings.token_scope else {}
+        return preview("POST", url, {**headers, **dict.fromkeys(secret, "***")}, body, keep=secret.values())
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+        self._tokens.forget()
 
     def _read_access(self) -> _Access:
         settings = self._settings
-        url = check_url(settings.url.read(), allow_http=settings.allow_http)
+        url = check_url(settings.url.read(), allow_http=settings.allow_http and not settings.token_scope)
         headers = parse_headers(settings.headers.read()) if settings.headers else {}
         token = check_token(settings.bearer_token.read()) if settings.bearer_token else ""
         secrets = check_signing_secrets(settings.signing_secrets.read()) if settings.signing_secrets else []
@@ -132,9 +145,10 @@ class WebhookSink(Sink):
 
     def _post(self, events: Sequence[StoredEvent]) -> None:
         headers, body = self._write(events)
-        answer = self._http.exchange("POST", self._access.url, headers, body)
+        answer = self._http.exchange("POST", self._access.url, {**headers, **self._tokens.header()}, body)
         if error := self._error(answer):
-            raise answer_error(error, self._access.url, answer)
+            is_lack = self._settings.token_scope and answer.status in _NO_ACCESS
+            raise answer_error(error, self._access.url, answer, f"; {_LACK}" if is_lack else "")
 
     def _error(self, answer: Answer) -> type[DeliveryError] | None:
         error = webhook_error(answer.status, answer.body, is_chat_format=self._settings.is_chat_format)
@@ -155,7 +169,7 @@ class WebhookSink(Sink):
         except Exception as error:  # any error would be the same at each try
             reason = str(error) if isinstance(error, ValueError) else repr(error)
             raise Rejected(
-                f"the event cannot be shown as {self._settings.format}{excerpt(reason.encode(errors='replace'))}"
+                f"the event cannot be shown as {self._settings.format}{excerpt(reason)}"
             ) from error
 
 

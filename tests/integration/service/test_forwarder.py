@@ -24,7 +24,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def start_station(settings: ImdsSettings) -> Station:
         clock = MovedClock()
-        imds = ImdsClient(settings, clock=clock, environ={})
+        imds = ImdsClient(settings, clock=clock)
         stations.append(Station(tmp_path / f"state-{len(stations)}", imds, clock))
         return stations[-1]
 

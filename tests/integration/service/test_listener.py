@@ -77,6 +77,17 @@ def test_a_flood_for_unknown_events_delays_others_by_less_than_their_grace(
     assert {one.delivery_count for one in bus.entity(queue).messages} <= {0, 1}
 
 
+def test_large_commands_for_unknown_events_delay_a_valid_one_by_less_than_their_grace(
+    tmp_path: Path, imds: ImdsLab, bus: ServiceBusLab, sender: Sender
+) -> None:
+    event = reboot(imds)
+    for number in range(120):
+        sender.send(command(f"unknown-{number}", id=f"w{number}", Reason="x" * 200 * 1024))
+    sender.send(command(event, id="c"))
+    with BusRig(tmp_path, imds, bus, grace_seconds=600) as rig:
+        rig.wait_for(lambda found: "approved" in reasons(found), timeout_seconds=3 * LIMIT_SECONDS)
+
+
 def test_the_lock_of_a_session_is_renewed_while_commands_wait(tmp_path: Path, imds: ImdsLab) -> None:
     with (
         ServiceBusLab(bus_config(LockDuration="PT5S")) as bus,

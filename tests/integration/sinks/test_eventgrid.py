@@ -192,7 +192,7 @@ def test_the_identity_gets_one_token_for_event_grids_scope_without_a_proxy_and_k
         set_proxy(monkeypatch, proxy.url)
         target = make(key=None, client_id="c-1", credential=credential)
         target.send([EVENT])
-        assert type(target._credential).__name__ == CREDENTIALS[credential]
+        assert type(target._tokens._credential).__name__ == CREDENTIALS[credential]
         target.send([EVENT])
     assert proxy.requests == []
     (asked,) = imds.requests

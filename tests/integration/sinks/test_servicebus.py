@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import socket
 import sys
 import threading
@@ -23,14 +24,13 @@ from azure.servicebus.exceptions import MessageSizeExceededError
 
 from bridge.azure import credentials as credentials_module
 from bridge.azure import servicebus as servicebus_module
-from bridge.azure.servicebus import IDLE_LIMIT_SECONDS
 from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import HungError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.sinks import servicebus as module
 from bridge.sinks.base import Sink
-from bridge.sinks.servicebus import ServiceBusSink, to_message
+from bridge.sinks.servicebus import REST_SECONDS, ServiceBusSink, to_message
 from tests.support.clock import MovedClock
 from tests.support.process import LIMIT_SECONDS, RawServer, stored_event, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
@@ -40,7 +40,7 @@ EVENT_ID = "4CAEA225-A741-474D-A72E-428C86FCD853"
 KEY = "a-key-that-must-not-be-shown"
 SESSIONS = "sessions"
 LIMIT_BYTES = 20_000
-SERVICE_LIMIT_SECONDS = 600.0  # after which the service detaches an idle link
+
 RECOVERY_SECONDS = 5.0
 SQL = "EventType IN ('Reboot', 'Redeploy') AND Resources LIKE '%,vm2,%'"
 RULE = {"Name": "rule", "Properties": {"FilterType": "Sql", "SqlFilter": {"SqlExpression": SQL}}}
@@ -202,26 +202,21 @@ def test_an_event_that_fits_alone_but_in_no_batch_is_sent_alone(bus: ServiceBusL
 # --- idle, down and back ---
 
 
-def test_an_idle_sender_is_reopened_before_the_service_detaches_it(
+def test_a_sender_holds_no_connection_a_few_seconds_after_the_last_send(
     bus: ServiceBusLab, connect: Connect
 ) -> None:
     clock = MovedClock()
     sink = connect(clock=clock)
-    sink.keep_alive()
+    assert sink.rest() == math.inf
     assert bus.connections == 0
-    sink.send([event(0)])
-    first = sink._link
-    for _ in range(int(2 * SERVICE_LIMIT_SECONDS / 50)):
-        clock.advance(50)
-        bus.advance(50)
-        sink.keep_alive()
-    link = sink._link
-    assert link is not first
-    wait_until(lambda: bus.connections == 1)  # those before it are closed
-    connections = bus.clients
-    sink.send([event(1)])
-    assert sink._link is link
-    assert bus.clients == connections  # nothing had to be opened
+    for number in range(2):
+        sink.send([event(number)])
+        clock.advance(REST_SECONDS - 1)
+        assert sink.rest() == 1
+        assert bus.connections == 1
+        clock.advance(1)
+        assert sink.rest() == math.inf
+        wait_until(lambda: bus.connections == 0)
     assert arrived(bus) == ids([event(0), event(1)])
 
 
@@ -237,7 +232,7 @@ def test_a_link_that_was_lost_in_silence_fails_once_and_the_next_try_connects(
     assert arrived(bus) == ids([event(0), event(1)])
 
 
-def test_a_bus_that_is_down_is_sent_to_when_it_is_back_also_after_a_rest_that_failed(
+def test_a_bus_that_is_down_is_sent_to_when_it_is_back_also_after_a_rest(
     bus: ServiceBusLab, connect: Connect
 ) -> None:
     clock = MovedClock()
@@ -245,12 +240,9 @@ def test_a_bus_that_is_down_is_sent_to_when_it_is_back_also_after_a_rest_that_fa
     assert sink.retry_limit_seconds < RECOVERY_SECONDS
     for number in range(3):
         bus.stop_listening()
-        if number == 2:
-            clock.advance(IDLE_LIMIT_SECONDS)
-            with pytest.raises(Unavailable):
-                sink.keep_alive()
-        else:
-            assert type(failure(sink, event(number))) is Unavailable
+        clock.advance(REST_SECONDS)
+        sink.rest()
+        assert type(failure(sink, event(number))) is Unavailable
         bus.listen_again()
         sink.send([event(number)])
     assert arrived(bus) == ids([event(number) for number in range(3)])
@@ -279,7 +271,7 @@ FAILURES = {
     "unauthorized": (Misconfigured, "role"),
     "missing": (Misconfigured, "no such queue or topic"),
     "disabled": (Misconfigured, "disabled"),
-    "quota": (Unavailable, "full"),
+    "quota": (Unavailable, "the entity is full"),
     "busy": (Unavailable, "busy"),
 }
 
@@ -307,6 +299,19 @@ def test_a_failure_is_named_and_ends_without_a_restart(
         assert sink._link is link
     assert KEY not in f"{error}{caplog.text}"
     assert not [r for r in caplog.records if r.name.startswith(("azure", "msal", "uamqp"))]
+
+
+def test_a_namespace_without_a_free_connection_is_named_and_tried_again_with_a_new_connection(
+    bus: ServiceBusLab, connect: Connect
+) -> None:
+    sink = connect()
+    bus.fault("no_connection", count=1)
+    error = failure(sink, event())
+    assert (type(error), error.is_unreached) == (Unavailable, True)
+    assert "the namespace has no connection left (it accepts 5,000)" in str(error)
+    assert not sink._link.is_open
+    sink.send([event()])
+    assert arrived(bus) == ids([event()])
 
 
 def test_a_check_needs_the_entity_and_the_right_to_send_and_sends_nothing(
@@ -479,8 +484,8 @@ def test_the_identity_of_the_vm_gets_its_token_from_imds_without_a_proxy_and_kee
         with closing(ServiceBusSink(identity, clock=clock)) as sink:
             sink.send([event()])
             link = sink._link
-            clock.advance(IDLE_LIMIT_SECONDS)
-            sink.keep_alive()
+            clock.advance(REST_SECONDS)
+            sink.rest()
             sink.send([event()])
             assert sink._link is not link
             assert len(imds.requests) == 1

@@ -23,7 +23,9 @@ from bridge.config.bus import ReceiverSettings
 from bridge.errors import HungError, Unavailable
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
+from tests.support.clock import MovedClock
 from tests.support.paths import ROOT
+from tests.support.process import wait_until
 
 LIMIT_SECONDS = 60.0
 CONNECTION = "Endpoint=sb://127.0.0.1;SharedAccessKeyName=a;SharedAccessKey=YQ==;UseDevelopmentEmulator=true"
@@ -74,7 +76,7 @@ class FakeSdk:
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSdk]:
     fake = FakeSdk()
     monkeypatch.setattr(bus_receiver, "connect", lambda *_, **__: fake)
-    for name in ("IDLE_SECONDS", "RETRY_LIMIT_SECONDS", "STOP_SECONDS"):
+    for name in ("IDLE_SECONDS", "REST_SECONDS", "RETRY_LIMIT_SECONDS", "STOP_SECONDS"):
         monkeypatch.setattr(bus_receiver, name, 0.02)
     monkeypatch.setattr(bus_receiver, "OPEN_SECONDS", LIMIT_SECONDS)
     yield fake
@@ -131,22 +133,87 @@ def test_after_an_error_of_the_sdk_or_a_receiver_that_it_has_shut_the_connection
 ) -> None:
     shown: list[str] = []
 
-    def fail_twice() -> None:
+    def fail_three_times() -> None:
         shown.append(receiver.status()["last_error"] or "")
-        if len(shown) == 1:
+        if len(shown) in (1, 2):
             raise TypeError("unexpected")
-        sdk._handler._shutdown = len(shown) == 2
-        if len(shown) == 4:
+        sdk._handler._shutdown = len(shown) == 3
+        if len(shown) == 5:
             stop.set()
 
-    sdk.on_receive = fail_twice
+    sdk.on_receive = fail_three_times
     receiver.run()
-    assert sdk.opened == 3
-    for error, expected in zip(shown, ["", "unexpected", "the SDK has closed its receiver", ""], strict=True):
+    assert sdk.opened == 4
+    expected_errors = ["", "", "unexpected", "the SDK has closed its receiver", ""]  # one failure is not told
+    for error, expected in zip(shown, expected_errors, strict=True):
         assert expected in error
         assert bool(expected) == bool(error)
-    assert shown[2].endswith("its receiver")  # an error of imds-bridge's own is shown as it is
+    assert shown[3].endswith("its receiver")  # an error of imds-bridge's own is shown as it is
     assert "unexpected" in caplog.text
+
+
+def test_it_rests_without_a_connection_once_a_look_has_found_nothing(
+    sdk: FakeSdk, receiver: BusReceiver, stop: Stop
+) -> None:
+    receiver.receive_until(receiver.clock.monotonic())
+    thread = start_thread("commands", receiver.run)
+    wait_until(lambda: receiver.status()["rests"])
+    assert sdk.opened == 1
+    assert receiver.status()["looked_at"]
+    receiver.receive_until(receiver.clock.monotonic() + LIMIT_SECONDS)
+    wait_until(lambda: sdk.opened == 2)
+    assert not receiver.status()["rests"]
+    stop.set()
+    thread.join(LIMIT_SECONDS)
+
+
+def test_a_look_that_fails_is_repeated_and_told(sdk: FakeSdk, receiver: BusReceiver, stop: Stop) -> None:
+    tries: list[None] = []
+
+    def fail() -> None:
+        tries.append(None)
+        if len(tries) < 5:
+            raise TypeError("no role")
+
+    sdk.on_open = fail
+    receiver.receive_until(receiver.clock.monotonic())
+    shown: list[str | None] = []
+    sdk.on_receive = lambda: shown.append(receiver.status()["last_error"])
+    thread = start_thread("commands", receiver.run)
+    wait_until(lambda: receiver.status()["rests"])
+    assert len(tries) == 5
+    assert "no role" in str(shown[0])
+    wait_until(lambda: receiver.status()["last_error"] is None)
+    stop.set()
+    thread.join(LIMIT_SECONDS)
+
+
+def test_a_message_may_have_waited_until_an_empty_receive_some_seconds_after_connecting(
+    sdk: FakeSdk, stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    receiver = BusReceiver(SETTINGS, what="commands", clock=clock, stop=stop)
+    messages = ["first", "", "early", "", "", "", "", "", "", "late"]
+    seen: list[bool] = []
+
+    def receive() -> list[Any]:
+        clock.advance(1.0)
+        text = messages.pop(0) if messages else ""
+        if not messages:
+            stop.set()
+        return [SimpleNamespace(message_id=text)] if text else []
+
+    def convert(*_: Any, may_have_waited: bool, **__: Any) -> ReceivedMessage:
+        seen.append(may_have_waited)
+        empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "connection": 0}
+        return ReceivedMessage(**empty, message_id="", sequence_number=1)
+
+    monkeypatch.setattr(sdk, "receive_messages", lambda **_: receive())
+    monkeypatch.setattr(bus_receiver, "convert", convert)
+    monkeypatch.setattr(bus_receiver, "release", lambda *_: None)
+    monkeypatch.setattr(receiver, "_renew_locks", lambda: None)
+    receiver.run()
+    assert seen == [True, True, False]
 
 
 def test_nothing_is_opened_while_the_session_is_not_known(sdk: FakeSdk, stop: Stop) -> None:
@@ -169,7 +236,7 @@ def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_rec
 
 
 def test_a_lost_lock_leaves_the_others(receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "generation": 0}
+    empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "connection": 0}
     messages = [
         ReceivedMessage(**empty, message_id=str(number), sequence_number=number, handle=number)
         for number in range(3)
@@ -229,13 +296,3 @@ def test_aborting_shuts_the_socket_down() -> None:
     connection = SimpleNamespace(_transport=SimpleNamespace(sock=sock))
     abort_connection(SimpleNamespace(_handler=SimpleNamespace(_connection=connection)))
     assert shut == [socket.SHUT_RDWR]
-
-
-def test_a_lock_that_ended_before_it_was_given_is_logged_with_the_difference(
-    sdk: FakeSdk, receiver: BusReceiver, stop: Stop, caplog: pytest.LogCaptureFixture
-) -> None:
-    sdk.session = SimpleNamespace(locked_until_utc=datetime.now(UTC) - timedelta(hours=1))
-    sdk.on_receive = stop.set
-    receiver.run()
-    (line,) = [line for line in caplog.messages if "clock seems to be wrong" in line]
-    assert line.startswith("a lock on the commands ended 36")

@@ -118,6 +118,7 @@ def test_easy_auth_names_the_person_and_the_groups() -> None:
         ),
     ],
 )
+@pytest.mark.usefixtures("without_collection")
 def test_a_principal_that_cannot_be_read_is_none(value: str) -> None:
     assert sign_in(easy_auth(), [("x-ms-client-principal", value)]) is None
 

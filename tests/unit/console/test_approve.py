@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from bridge.console.approve import Approvals, NotApproved
 from bridge.console.rows import EventRow
 from bridge.imds.instance import Vm
 from tests.support.clock import MovedClock
+from tests.unit.console.test_views import AT, VM
 from tests.unit.console.test_views import ROW as AT_OTHER_TIME
-from tests.unit.console.test_views import VM
 
 ANA = Person(name="ana", is_viewer=True, is_approver=True)
 BEN = Person(name="ben", is_viewer=True, is_approver=True)
@@ -53,11 +54,11 @@ def test_the_command_names_who_asks_why_and_the_listener() -> None:
     assert rig.sent == [("4CAEA225-FCD853", "web-0", "shop", "drained", "ana")]
 
 
-def test_the_form_names_every_vm_that_is_released() -> None:
+def test_the_form_names_the_vm_whose_listener_gets_the_command() -> None:
     rig = RecordedApprovals()
     form = rig.approvals.form(ROW, rig.vms, ANA, SESSION)
     assert form
-    assert (form.names, form.vm) == (("web-0", "web-1"), "web-0")
+    assert form.vm == "web-0"
 
 
 def test_the_command_goes_to_a_vm_that_is_heard_of() -> None:
@@ -103,10 +104,30 @@ def test_a_form_that_is_not_filled_in_sends_nothing(changes: dict[str, str], why
     assert not rig.sent
 
 
-def test_an_event_that_has_changed_meanwhile_is_not_approved() -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resources": ("web-0", "web-1", "db-0")},
+        {"event_type": "Redeploy"},
+        {"event_source": "User"},
+        {"duration_seconds": 3600},
+        {"not_before": AT + 60},
+        {"description": "Another host"},
+        {"group": "other"},
+        {"stay": AT - 60},  # it was canceled, and announced again
+    ],
+)
+def test_an_event_that_has_changed_meanwhile_is_not_approved(change: dict[str, Any]) -> None:
     rig = RecordedApprovals()
     with pytest.raises(NotApproved, match="has changed"):
-        rig.approve(rig.fields(), replace(ROW, resources=("web-0", "web-1", "db-0")))
+        rig.approve(rig.fields(), replace(ROW, **change))
+    assert not rig.sent
+
+
+def test_receipts_and_the_time_leave_the_form_as_it_is() -> None:
+    rig = RecordedApprovals()
+    rig.approve(rig.fields(), replace(ROW, approval="rejected", last_change_at=AT, due="overdue", seen=2))
+    assert rig.sent
 
 
 def test_the_form_of_another_person_or_session_does_not_count() -> None:

@@ -139,3 +139,9 @@ def test_the_group_is_that_of_a_vm_that_is_identified() -> None:
 
 def test_a_status_is_read_in_any_case() -> None:
     assert merged(report("scheduled"), report("started", 5, EventStatus="STARTED")).status == "Started"
+
+
+def test_a_vm_that_is_prepared_is_no_outcome_of_a_command() -> None:
+    reports = [report("scheduled"), report("approval.accepted", 1), report("approval.prepared", 2)]
+    assert merged(*reports).approval == "accepted"
+    assert merged(reports[0], reports[2]).approval == ""

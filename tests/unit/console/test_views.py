@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -35,45 +36,41 @@ ROW = EventRow(
 )
 STARTED = replace(ROW, status="Started", started_at=AT - 5, starts_at=AT - 5, due="started")
 VM = VmRow(name="web-0", group="shop", zone="1", alive_at=AT - 60, scope="s/shop", folded="web-0")
-WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event_status": "Scheduled"}
+WITH_EVENT: dict[str, Any] = {"event_id": "E-1", "event_type": "Reboot", "event": "Scheduled"}
 
 
 @pytest.mark.parametrize(
-    ("change", "state", "words"),
+    ("change", "words"),
     [
-        ({}, "quiet", "quiet"),
-        ({"missing": 3, "waiting": 12}, "quiet", "quiet, 12 waiting, 3 missing"),
-        ({"watch": "silent", "alive_at": AT - 7200}, "silent", "silent 2 h"),
-        ({"watch": "unreachable", "unreachable_since": AT - 180}, "unreachable", "no IMDS 3 min"),
-        ({**WITH_EVENT, "starts_at": AT + 600, "due": "1h"}, "Scheduled", "Reboot in 10 min"),
-        ({**WITH_EVENT, "starts_at": AT - 9, "due": "1h"}, "Scheduled", "Reboot due"),
-        ({**WITH_EVENT, "starts_at": AT - 900, "due": "overdue"}, "Scheduled", "Reboot overdue"),
-        ({**WITH_EVENT, "due": "1h"}, "Scheduled", "Reboot"),
-        ({**WITH_EVENT, "event_status": "Started", "due": "started"}, "Started", "Reboot now"),
+        ({}, "quiet"),
+        ({"missing": 3, "waiting": 12}, "quiet, 12 waiting, 3 missing"),
+        ({"watch": "silent", "alive_at": AT - 7200}, "silent 2 h"),
+        ({"watch": "unreachable", "unreachable_since": AT - 180}, "no IMDS 3 min"),
+        ({**WITH_EVENT, "starts_at": AT + 600, "due": "1h"}, "Reboot in 10 min"),
+        ({**WITH_EVENT, "starts_at": AT - 9, "due": "1h"}, "Reboot due"),
+        ({**WITH_EVENT, "starts_at": AT - 900, "due": "overdue"}, "Reboot overdue"),
+        ({**WITH_EVENT, "due": "1h"}, "Reboot"),
+        ({**WITH_EVENT, "event": "Started", "due": "started"}, "Reboot now"),
         (
             {**WITH_EVENT, "starts_at": AT + 600, "watch": "silent", "alive_at": AT - 7200},
-            "Scheduled",
             "Reboot in 10 min, silent 2 h",
         ),
-        ({**WITH_EVENT, "watch": "unknown", "alive_at": None}, "unknown", "never reported"),
+        ({**WITH_EVENT, "watch": "unknown", "alive_at": None}, "Reboot, never reported"),
+        ({**WITH_EVENT, "due": "gone", "watch": "gone"}, "Reboot is over, probably gone"),
     ],
 )
-def test_a_vm_is_shown_with_its_event_and_with_who_watches_it(
-    change: dict[str, Any], state: str, words: str
-) -> None:
-    vm = replace(VM, **change)
-    assert (vm.state, fleet.describe(vm, AT)) == (state, words)
+def test_a_vm_is_shown_with_its_event_and_with_who_watches_it(change: dict[str, Any], words: str) -> None:
+    assert fleet.describe(replace(VM, **change), AT) == words
 
 
-def test_a_group_says_how_many_of_its_vms_are_not_quiet() -> None:
+def test_a_group_says_how_many_of_its_vms_have_events_or_are_not_watched() -> None:
     vms = [replace(VM, **WITH_EVENT), replace(VM, watch="silent"), replace(VM, watch="unknown"), VM]
     (group,) = fleet.groups(vms)
     assert group.states == (("Scheduled", 1), ("silent", 1), ("unknown", 1))
 
 
 def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() -> None:
-    (row,) = now.timeline([ROW, replace(ROW, duration_seconds=9)], AT, "24h").rows
-    first, second = row.bars
+    (first, second), _ = now.timeline([ROW, replace(ROW, duration_seconds=9)], AT, "24h").bars
     assert first.x == second.x == now.place(600, now.WINDOWS["24h"])
     assert (first.is_hatched, second.is_hatched) == (True, False)
     assert first.width > second.width > 0
@@ -83,38 +80,38 @@ def test_a_bar_starts_at_not_before_and_is_hatched_if_the_duration_is_unknown() 
 @pytest.mark.parametrize("start", [-1e9, -60.0, 0.0, 60.0, 3000.0])
 def test_every_bar_lies_within_the_timeline(window: str, start: float) -> None:
     for one in (ROW, STARTED):
-        ((bar,),) = (row.bars for row in now.timeline([replace(one, starts_at=AT + start)], AT, window).rows)
+        (bar,), _ = now.timeline([replace(one, starts_at=AT + start)], AT, window).bars
         assert bar.x >= 0
         assert bar.x + bar.width <= 100.01
 
 
 def test_events_after_the_window_are_counted() -> None:
     found = now.timeline([ROW, replace(ROW, starts_at=AT + 2 * now.WINDOWS["24h"])], AT, "24h")
-    assert (len(found.rows[0].bars), found.later) == (1, 1)
+    assert (len(found.bars[0]), found.later) == (1, 1)
 
 
-def test_above_forty_events_the_timeline_has_a_row_for_each_group_the_first_event_first() -> None:
-    early = [replace(ROW, group="early", starts_at=AT + 240 + n, resources=(f"vm-{n}",)) for n in range(12)]
-    late = [replace(ROW, group="late", starts_at=AT + 300) for _ in range(29)]
-    found = now.timeline([*late, *early, replace(STARTED, group="late")], AT, "24h")
-    assert [row.text for row in found.rows] == [
-        "30 events, 2 VMs, 1 in progress, first in 5 min",
-        "12 events, 12 VMs, first in 4 min",
-    ]
-    assert [(len(row.bars), row.hidden) for row in found.rows] == [(10, 20), (10, 2)]
+@pytest.mark.parametrize(("events", "bars"), [(40, (40, 0)), (41, (6, 35))])
+def test_above_forty_events_the_timeline_shows_the_first_ones_and_the_others_on_demand(
+    events: int, bars: tuple[int, int]
+) -> None:
+    found = now.timeline([replace(ROW, key=f"{one}") for one in range(events)], AT, "24h")
+    assert tuple(map(len, found.bars)) == bars
+    assert [bar.event.key for some in found.bars for bar in some] == [f"{one}" for one in range(events)]
 
 
 def test_the_tiles_count_what_they_link_to() -> None:
     dues = {"started": (1, 0, 2), "1h": (2, 0, 2), "later": (1, 1, 1)}
-    vms = [("watched", False, 7), ("watched", True, 2), ("silent", True, 1), ("stopped", False, 2)]
-    found = now.tiles(dues, [*vms, ("unknown", True, 1)], Filter(group=("shop",)))
+    vms = Counter(
+        {"Scheduled": 3, "Started": 1, "unwatched": 3, "unwatched with event": 1, "stopped": 2, "": 13}
+    )
+    found = now.tiles(dues, vms, Filter(group=("shop",)))
     assert [(tile.number, tile.text, tile.detail, tile.address) for tile in found] == [
         (0, "overdue", "on 0 VMs", "/?group=shop&due=overdue"),
         (1, "in progress", "on 2 VMs", "/?group=shop&due=started"),
         (2, "due within 1 h", "on 2 VMs", "/?group=shop&due=1h"),
         (1, "due later", "on 1 VM, 1 by users", "/?group=shop&due=later"),
         (3, "not watched", "of which 1 has an event", "/fleet?group=shop&status=unwatched"),
-        (12, "known VMs", "3 with events", "/fleet?group=shop"),
+        (13, "known VMs", "4 with events", "/fleet?group=shop"),
     ]
 
 
@@ -132,12 +129,28 @@ def test_the_tiles_count_what_they_link_to() -> None:
         ),
         ({"1h": (1, 0, 1)}, 9, False, "1 within the hour (1 VM)"),
         ({"later": (2, 0, 1)}, 9, False, "Nothing within the hour, 2 later"),
+        ({"gone": (2, 0, 1)}, 9, False, "Nothing is scheduled"),
     ],
 )
 def test_the_headline_says_what_is_urgent(
     dues: dict[str, tuple[int, int, int]], vms: int, is_filtered: bool, text: str
 ) -> None:
     assert now.headline(dues, vms=vms, is_filtered=is_filtered) == text
+
+
+@pytest.mark.parametrize("unmatched", ["VM", "event"])
+def test_a_filter_for_what_does_not_exist_is_not_said_to_find_no_open_event(unmatched: str) -> None:
+    assert (
+        now.headline({}, vms=9, is_filtered=True, unmatched=unmatched) == f"No {unmatched} matches the filter"
+    )
+
+
+@pytest.mark.parametrize(
+    ("unwatched", "text"),
+    [(0, ""), (1, "; 1 of 48 VMs is not watched"), (27, "; 27 of 48 VMs are not watched")],
+)
+def test_the_headline_says_how_many_vms_nobody_watches(unwatched: int, text: str) -> None:
+    assert now.unwatched(Counter({"unwatched": unwatched, "": 48})) == text
 
 
 def test_a_filter_survives_the_way_through_an_address() -> None:
@@ -152,6 +165,8 @@ def test_a_short_notice_is_named_as_one() -> None:
     assert notice_text(ROW) == "15 min notice, at least Microsoft's minimum of 15 min for a Reboot"
     short = replace(ROW, notice_seconds=600.0)
     assert notice_text(short) == "10 min notice, less than Microsoft's minimum of 15 min for a Reboot"
+    late = replace(short, seen_late=True)
+    assert notice_text(late) == "10 min or more: the VM started to watch only then"
 
 
 def test_the_story_names_who_saw_a_change_and_what_changed() -> None:
@@ -210,6 +225,11 @@ def test_a_receipt_names_who_asked_and_what_it_releases() -> None:
             {"due": "started", "starts_at": AT - 300},
             {"watch": "stopped"},
             "Started 5 min ago, no end reported, 1 of 2 VMs are stopped",
+        ),
+        (
+            {"due": "gone", "event_type": "Preempt", "starts_at": AT - 3600},
+            {},
+            "The VM is probably gone: nothing was heard of it since, and nobody reported the end",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from bridge.contract.schemas import NAMES, schema
 from bridge.contract.types import EVENT_NAMES, EVENT_TYPES, PROPERTIES, is_property
 from infra.contract.data import DATA
-from infra.contract.generate import properties, schemas, text_of
+from infra.contract.generate import NAMES_FILE, names, properties, schemas, text_of
 
 
 def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
@@ -17,6 +17,10 @@ def test_every_named_type_has_a_model_and_every_model_a_name() -> None:
 
 def test_the_named_properties_are_those_of_the_models() -> None:
     assert sorted(PROPERTIES) == sorted(properties())
+
+
+def test_the_file_of_the_names_is_what_the_models_give() -> None:
+    assert NAMES_FILE.read_text(encoding="utf-8") == text_of(names()), "python -m infra.contract.generate"
 
 
 def test_the_schemas_are_those_that_the_models_give() -> None:

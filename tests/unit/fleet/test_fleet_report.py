@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.fleet.plan import NOTICE_SECONDS, plan
-from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems
-from tests.fleet.usage import Usage
+from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary
+from tests.fleet.simulators import Load
+from tests.support.usage import Usage
 
 PLAN = plan(4, 1, seed=1)
 COMMAND = "command-1"
@@ -33,8 +34,19 @@ def counted(
     reporter: str, number: int, type_: str = "io.imdsbridge.bridge.heartbeat.v1", **more: Any
 ) -> dict[str, Any]:
     data = {"LastReporterSeq": number, "Reason": "Stopping", **more.pop("data", {})}
-    counter = {"reporter": reporter, "reporterepoch": "1", "reporterseq": f"{number:020}"}
-    return envelope(f"{reporter}-{number}", type_, reporter, data=data, **counter, **more)
+    counter = {"reporter": reporter, "reporterepoch": f"run-of-{reporter}", "reporterseq": f"{number:020}"}
+    return envelope(f"{reporter}-{number}", type_, reporter, data=data, source=reporter, **counter, **more)
+
+
+def load(senders: float) -> Load:
+    return Load(
+        connections={"senders": (senders, 9), "listeners": (20.0, 20)},
+        stored=3,
+        copies=2,
+        cold_sends=4,
+        credits=23,
+        peak_credits=8,
+    )
 
 
 def good() -> Evidence:
@@ -70,6 +82,7 @@ def good() -> Evidence:
         bus={"stored": len(stored), "duplicates": 3, "connections": 6, "dead_letters": 0, "failures": 0},
         calm=window,
         storm=window,
+        loads={"at rest": load(4.9), "storm": load(12.0)},
         exits=[],
         seconds={"calm": 30.0},
         page_seconds=[0.03],
@@ -120,6 +133,10 @@ def test_a_good_run_has_no_problems() -> None:
         (replace(good(), console={}), "as None, expected Completed"),
         (replace(good(), exits=["web-000/forward exited with 1"]), "exited with 1"),
         (replace(good(), bus={**good().bus, "failures": 1}), "the simulated bus failed"),
+        (
+            replace(good(), loads={"at rest": load(5.0)}),
+            "senders hold 5.0 connections at rest",
+        ),
         (replace(good(), bus={**good().bus, "dead_letters": 1}), "1 commands are dead letters"),
     ],
 )
@@ -127,12 +144,21 @@ def test_each_defect_is_found(damaged: Evidence, expected: str) -> None:
     assert any(expected in one for one in problems(damaged)), problems(damaged)
 
 
+def test_the_load_of_the_bus_is_reported() -> None:
+    (at_rest, storm) = [line for line in summary(good()) if line.startswith("bus, ")]
+    assert at_rest == (
+        "bus, at rest: senders 4.90 connections (at most 9), listeners 20.00 connections (at most 20), 4 cold sends; "
+        "3 messages kept, 2 copies dropped, 23 credits (at most 8 within a second)"
+    )
+    assert storm.startswith("bus, storm: senders 12.00")
+
+
 def test_an_event_that_a_document_lists_and_that_has_not_arrived_is_found() -> None:
     listing = counted(
         "db-000/forward", 2, "io.imdsbridge.document.changed.v1", data={"CloudEventIds": ["gone"]}
     )
     found = problems(replace(good(), stored=[*good().stored, json.loads(json.dumps(listing))]))
-    assert found == ["audit: CloudEvent gone, listed by document 2 of db-000/forward 1"]
+    assert found == ["audit: CloudEvent gone, listed by event 2 of db-000/forward run-of-db-000/forward"]
 
 
 def test_a_reporter_that_begins_twice_is_found_and_one_that_was_killed_is_not() -> None:

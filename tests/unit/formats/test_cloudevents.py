@@ -12,8 +12,8 @@ from cloudevents.core.formats.json import JSONFormat
 
 from bridge.contract.types import EVENT_TYPES
 from bridge.events.builder import Reporter
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import CONTENT_TYPE, binary, structured
+from bridge.events.model import CloudEvent, structured
+from bridge.formats.cloudevents import CONTENT_TYPE, binary
 from bridge.runtime.time import iso_utc
 from tests.support.diff import envelope_of, faults_of
 from tests.support.samples import EVENT_ID, REPORTER, events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bridge.events.model import StoredEvent, encode_json
 from bridge.formats.notice import Notice, notice
 from bridge.formats.pagerduty import ACTIONS
+from bridge.runtime.text import sanitize
 from tests.support.diff import json_values, steady
 from tests.support.receivers import (
+    CONSOLE,
     FORMATS,
     ROUTING_KEY,
     check_texts,
@@ -25,7 +29,11 @@ from tests.support.samples import BERLIN, EVENTS, NOW, scheduled, updated, with_
 
 ZONES = ("", "Europe/Berlin", "Asia/Kolkata", "America/Sao_Paulo")
 CHECKS = {name: row.check for name, row in FORMATS.items() if row.check}
-MADE = {zone: {name: make_format(name, time_zone=zone) for name in CHECKS} for zone in ZONES}
+MADE = {
+    zone: {name: make_format(name, time_zone=zone, console_url=zone and CONSOLE) for name in CHECKS}
+    for zone in ZONES
+}
+DIGESTS = {name: row.check for name, row in FORMATS.items() if row.check and name != "pagerduty"}
 WORDS = r"""
 @everyone @here <!channel> <!here|x> <@U012AB3CD> <@&1234> <#C1|x> <at>all</at>
 *b* _i_ __u__ ~s~ ||x|| `c` ```c``` [x](https://evil.example) :skull: & &amp; < 😀
@@ -61,7 +69,7 @@ PROPERTIES = {
     "EventSource": st.sampled_from(["Platform", "User"]) | TEXTS | JSON,
     "PreviousStatus": st.sampled_from(["Scheduled", "Started"]) | JSON,
     "DurationInSeconds": st.integers() | JSON,
-    "Resources": st.lists(TEXTS, max_size=8) | st.builds(lambda name: [name] * 1_000, TEXTS) | JSON,
+    "Resources": st.lists(TEXTS, max_size=8) | st.builds(lambda name: [name] * 1_000, BITS) | JSON,
     "Changed": st.lists(CHANGED | TEXTS, max_size=9) | JSON,
     "Previous": st.dictionaries(CHANGED, TIMES | JSON) | JSON,
     "Vm": VM | JSON,
@@ -122,6 +130,65 @@ def test_every_event_is_valid_in_every_format(event: dict[str, Any], now: dateti
                 format_.write(event, now)
             assert ROUTING_KEY not in str(refused.value)
     check_words(notice(event, now=now, zone=BERLIN))
+
+
+def check_digest(given: list[dict[str, Any]], now: datetime, zone: str) -> None:
+    """Check a digest by the receivers' rules, far below their sizes, and that each EventId is shown or counted."""
+    stored = [StoredEvent(id=str(n), type="", body=encode_json(one).encode()) for n, one in enumerate(given)]
+    ids = {
+        sanitize(one.get("data", {}).get("EventId")).lower() if isinstance(one.get("data"), dict) else ""
+        for one in given
+    }
+    for name, check in DIGESTS.items():
+        headers, body = MADE[zone][name].encode(stored, now)
+        message = json.loads(body)
+        check(message)
+        assert len(body) <= 20_000
+        assert headers == {"Content-Type": "application/json"}
+        lines = shown_lines(message)
+        more = int(lines.pop().split()[1]) if re.fullmatch(r"and \d+ more", lines[-1]) else 0
+        (total,) = re.findall(r"^. (\d+) event", headline(message))
+        assert len(lines) + more == int(total)
+        assert len(ids - {""}) <= len(lines) + more <= len(given)
+
+
+def headline(message: Any) -> str:
+    if "text" in message:
+        return str(message["blocks"][0]["text"]["text"])
+    return str(message["attachments"][0]["content"]["body"][0]["items"][0]["inlines"][0]["text"])
+
+
+def shown_lines(message: Any) -> list[str]:
+    if "text" in message:
+        return [block["text"]["text"] for block in message["blocks"][1:]]
+    return [block["inlines"][0]["text"] for block in message["attachments"][0]["content"]["body"][1:]]
+
+
+@settings(FUZZ, max_examples=60)
+@given(
+    given=st.lists(EVENT | NONSENSE, min_size=2, max_size=9),
+    times=st.sampled_from([1, 1, 30]),
+    now=NOWS,
+    zone=st.sampled_from(ZONES),
+)
+def test_every_digest_is_valid_in_every_format(
+    given: list[dict[str, Any]], times: int, now: datetime, zone: str
+) -> None:
+    check_digest(given * times, now, zone)
+
+
+@pytest.mark.parametrize("letter", ["x", "&", "@", "{", "😀", "\n x", "\u202e", "\ud800", ":a:", "_"])
+def test_500_events_of_hostile_text_are_within_the_limits_and_counted(letter: str) -> None:
+    many = [f"{letter * 60}{number}" for number in range(100)]
+    base = EVENTS["scheduledevent.scheduled"]
+    check_digest(
+        [
+            with_data(base, EventId=f"{letter * 20}-{n}", EventType=f"{letter * 40}{n}", Resources=many)
+            for n in range(500)
+        ],
+        NOW,
+        ZONES[1],
+    )
 
 
 def check_words(message: Notice) -> None:

@@ -22,6 +22,7 @@ TITLES = {
     "approval.accepted": "🟦 Approved: Reboot of web-0, web-1",
     "approval.rejected": "🟧 Approval rejected: Reboot of web-0, web-1 (the policy does not allow it)",
     "approval.failed": "🟥 Approval failed: Reboot of web-0, web-1 (IMDS did not answer)",
+    "approval.prepared": "🟩 web-0 is prepared: Reboot of web-0, web-1",
     "imds.unreachable": "🟥 web-0 has not seen its Scheduled Events for 42 s",
     "imds.recovered": "🟩 web-0 sees its Scheduled Events again (after 42 s)",
     "bridge.heartbeat": "⬜ imds-bridge on web-0 is running",
@@ -150,15 +151,12 @@ def test_each_field_says_what_the_event_says(event: dict[str, Any], label: str, 
 
 
 REDEPLOY = "Microsoft advises to redeploy the VM now"
-NAMED = f"{REDEPLOY} (az vm redeploy --resource-group shop --name"
 
 
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (scheduled("scheduled", NotBefore=in_(days=6)), f"it may fail sooner. {NAMED} web-0)"),
-        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1"]), f"{NAMED} web-1)"),
-        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1", "web-2"]), f"{REDEPLOY}."),
+        (scheduled("scheduled", NotBefore=in_(days=6)), f"it may fail sooner. {REDEPLOY}."),
         (scheduled("scheduled", NotBefore=in_(days=6), Resources=[]), f"{REDEPLOY}."),
         (
             EVENTS["scheduledevent.ended"],
@@ -180,7 +178,6 @@ def test_sentences_explain_what_follows(event: dict[str, Any], words: str) -> No
     [
         (scheduled("scheduled", NotBefore=in_(hours=23)), REDEPLOY),
         (scheduled("scheduled", NotBefore=in_(days=6), EventSource="User"), REDEPLOY),
-        (scheduled("scheduled", NotBefore=in_(days=6), Resources=["web-1", "web-2"]), "--name"),
         (with_data(RECEIPT, DryRun=True), "may still wait"),
     ],
 )

@@ -58,7 +58,7 @@ def test_a_chat_message_is_a_table_in_the_configuration_or_a_file(tmp_path: Path
         kind = "webhook"
         url = "https://ntfy.example/"
         format = "template"
-        template_file = "{tmp_path}/ntfy.json"
+        template_file = '{tmp_path}/ntfy.json'
 
         [sinks.ops]
         kind = "webhook"
@@ -172,6 +172,9 @@ NEAREST = "is in no event that this sink takes; did you mean"
         ("{{ data.Resources + 1 }}", FAILS),
         ("{{ data.NoticeSeconds / 60 }}", FAILS),
         ("{% if data.BlindSeconds > 5 %}long{% endif %}", FAILS),
+        ("{{ time }}", f"template.text: time {NEAREST} event.time?"),
+        ("{{ time | default('-') }}", f"time {NEAREST} event.time?"),
+        ("at {{ evnt.time }}", f"evnt {NEAREST} event?"),
         ("{{ data.EvntType }}", f"template.text: EvntType {NEAREST} EventType?"),
         ("-{{ data.Vm['Nam'] }}", f"{NEAREST} Name?"),
         ("{% for e in data.Document.Events %}{{ e.EventIdd }}{% endfor %}", f"{NEAREST} EventId?"),

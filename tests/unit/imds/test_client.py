@@ -74,7 +74,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> SlowImds:
 
 @pytest.fixture
 def client(slow: SlowImds) -> ImdsClient:
-    return ImdsClient(ImdsSettings(endpoint="http://imds.invalid"), clock=slow.clock, environ={})
+    return ImdsClient(ImdsSettings(endpoint="http://imds.invalid"), clock=slow.clock)
 
 
 def test_the_first_call_and_the_first_after_a_day_may_take_130_s(slow: SlowImds, client: ImdsClient) -> None:
@@ -121,7 +121,7 @@ def test_an_approval_names_events_and_maybe_incarnation(
     slow: SlowImds, version: str, more: dict[str, int]
 ) -> None:
     settings = ImdsSettings.model_validate({"endpoint": "http://imds.invalid", "api_version": version})
-    ImdsClient(settings, clock=slow.clock, environ={}).approve(["A", "b"], incarnation=5)
+    ImdsClient(settings, clock=slow.clock).approve(["A", "b"], incarnation=5)
     (request,) = slow.sent
     head, _, content = request.partition(b"\r\n\r\n")
     assert head.startswith(f"POST /metadata/scheduledevents?api-version={version} HTTP/1.1".encode())

@@ -170,6 +170,26 @@ def test_an_event_is_canceled_only_before_its_start(seconds_before_not_before: f
 
 
 @pytest.mark.parametrize(
+    ("steady", "wall", "reason"),
+    [
+        (-1.0, -1.0, None),
+        (-1.0, 0.0, "ClockJumped"),
+        (0.0, -1.0, "ClockJumped"),
+        (0.0, 0.0, "NotBeforePassed"),
+    ],
+)
+def test_after_a_jump_of_the_clock_an_event_is_canceled_only_if_both_clocks_say_so(
+    steady: float, wall: float, reason: str | None
+) -> None:
+    watcher = Watcher()
+    watcher.at = START + steady - 2
+    watcher.see(document(7, entry()))
+    kind = "ended" if reason else "canceled"
+    assert watcher.see(document(8), wall=START + wall) == [f"{kind} {FIRST}"]
+    assert watcher.changes[0].end_reason == reason
+
+
+@pytest.mark.parametrize(
     ("before", "now", "rebooted"),
     [("a", "a", False), ("a", "b", True), ("", "b", None), ("a", "", None), ("", "", None)],
 )

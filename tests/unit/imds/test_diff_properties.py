@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.events import builder as events
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import binary, structured
+from bridge.events.model import CloudEvent, structured
+from bridge.formats.cloudevents import binary
 from bridge.imds.diff import Change, Observation, Watch, compare
 from bridge.imds.document import Document, ScheduledEvent, parse_document, read_document
 from bridge.imds.instance import Vm

@@ -44,6 +44,7 @@ def address(root: Path, **environ: str) -> str | None:
 NO_ADDRESSES = ["", "imds.example", "http://100.64.0.1", "100.64.0.1:80", "fd00::1", "100.64.0.256", "x" * 40]
 
 
+@pytest.mark.posix("leases are read on POSIX only")
 @pytest.mark.parametrize("value", [" 100.64.0.1\n", *NO_ADDRESSES, "0.0.0.0"])  # noqa: S104  (a value to refuse)
 def test_a_valid_environment_variable_goes_before_the_leases(tmp_path: Path, value: str) -> None:
     put(tmp_path, NETWORKD, "OPTION_245=a83f8110\n")
@@ -57,6 +58,7 @@ def test_a_valid_environment_variable_goes_before_the_leases(tmp_path: Path, val
 # Where leases are
 
 
+@pytest.mark.posix("leases are read on POSIX only")
 @pytest.mark.parametrize(
     ("client", "place"),
     [
@@ -74,6 +76,7 @@ def test_each_client_s_lease_gives_the_address(tmp_path: Path, client: str, plac
     assert search(environ={}, root=tmp_path) == (WIRE, f"DHCP option 245 in {path} ({client})")
 
 
+@pytest.mark.posix("leases are read on POSIX only")
 def test_the_lease_written_last_with_option_245_wins_whatever_its_client(tmp_path: Path) -> None:
     put(tmp_path, DHCLIENT, dhclient("64:40:0:1"), age_seconds=60)
     put(tmp_path, "run/systemd/netif/leases/3", "OPTION_245=64400002\n", age_seconds=10)
@@ -93,6 +96,7 @@ def test_other_files_of_the_same_folders_are_not_leases(tmp_path: Path, place: s
 # Values
 
 
+@pytest.mark.posix("leases are read on POSIX only")
 @pytest.mark.parametrize(
     ("later", "expected"),
     [
@@ -132,6 +136,7 @@ def test_no_lease_is_read_where_any_user_may_write_one(
     assert address(tmp_path, SCHEDULEDEVENTSIP=WIRE) == WIRE
 
 
+@pytest.mark.posix("leases are read on POSIX only")
 def test_what_cannot_be_read_or_listed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "var/lib/dhclient/dhclient-eth1.leases").mkdir(parents=True)  # in place of a file
     put(tmp_path, "run/systemd/netif/leases", b"")  # in place of a folder

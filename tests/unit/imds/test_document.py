@@ -89,6 +89,7 @@ def test_a_truncated_document_is_not_read_as_one_of_its_parts() -> None:
     ],
     ids=lambda value: repr(value[:40]) if isinstance(value, bytes) else "",
 )
+@pytest.mark.usefixtures("without_collection")
 def test_an_invalid_document_is_refused_with_a_reason(answer: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_document(answer)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from bridge.runtime.program import Result, environment, find_fault
+from bridge.runtime.windows import grants_change
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals, modes and scripts")
 
 DATA = {
     "EventId": "A-1",
@@ -47,8 +51,8 @@ def test_values_that_no_environment_can_have_are_left_out_or_shortened() -> None
     [
         (Result(code=0), ""),
         (Result(code=3), "exit code 3"),
-        (Result(code=-9), "it was ended by SIGKILL"),
-        (Result(code=-99), "it was ended by signal 99"),
+        pytest.param(Result(code=-9), "it was ended by SIGKILL", marks=POSIX),
+        pytest.param(Result(code=-99), "it was ended by signal 99", marks=POSIX),
         (Result(code=0, ended_by="timeout"), "it did not end in time"),
         (Result(code=-15, ended_by="stop"), "it was ended by imds-bridge"),
         (Result(error="No such file"), "it cannot be started: No such file"),
@@ -58,30 +62,32 @@ def test_each_end_but_exit_code_0_is_described(result: Result, fault: str) -> No
     assert result.fault == fault
 
 
+@POSIX
 def test_a_program_that_cannot_be_started_or_that_others_could_replace_is_refused(tmp_path: Path) -> None:
     program = tmp_path / "program"
-    assert find_fault(str(program)) == f"{program}: there is no such file"
+    assert find_fault([str(program)]) == f"{program}: there is no such file"
     program.touch(0o600)
-    assert "may not execute it" in find_fault(str(program))
+    assert "may not execute it" in find_fault([str(program)])
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    assert find_fault(str(program)) == ""
+    assert find_fault([str(program)]) == ""
     program.chmod(0o757)
-    assert find_fault(str(program)) == f"{program}: any user may change {program}"
+    assert find_fault([str(program)]) == f"{program}: any user may change {program}"
     program.chmod(0o755)
     tmp_path.chmod(0o777)
-    assert find_fault(str(program)) == f"{program}: any user may change {tmp_path}"
+    assert find_fault([str(program)]) == f"{program}: any user may change {tmp_path}"
     link = tmp_path.parent / "link"
     link.symlink_to(program)
-    assert find_fault(str(link)) == f"{link}: any user may change {tmp_path}"
+    assert find_fault([str(link)]) == f"{link}: any user may change {tmp_path}"
     tmp_path.chmod(0o1777)
-    assert find_fault(str(program)) == ""
+    assert find_fault([str(program)]) == ""
 
 
 NO_LINE = "it has no first line #! with its interpreter"
 NO_FILE = "its interpreter %r does not exist or may not be executed"
 
 
+@POSIX
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
@@ -102,4 +108,26 @@ def test_a_script_without_its_interpreter_is_refused(tmp_path: Path, content: by
     program = tmp_path / "program"
     program.write_bytes(content)
     program.chmod(0o755)
-    assert find_fault(str(program)) == (fault and f"{program}: {fault}")
+    assert find_fault([str(program)]) == (fault and f"{program}: {fault}")
+
+
+@pytest.mark.parametrize(
+    ("entries", "changed"),
+    [
+        ("(A;;FA;;;SY)(A;;0x1200a9;;;WD)(A;OICI;FA;;;BA)", []),
+        ("(A;;FA;;;WD)", ["file", "ancestor"]),
+        ("(A;ID;0x1301bf;;;AU)", ["file", "ancestor"]),  # what a folder made in C:\ inherits
+        ("(A;;LC;;;AU)(A;OICIIO;SDGXGWGR;;;AU)", []),  # C:\ itself
+        ("(A;CI;DCLCRPCR;;;BU)(A;OICI;0x1200a9;;;BU)", ["file"]),  # C:\ProgramData
+        ("(A;;0x1301bf;;;S-1-5-21-1-2-3-513)", ["file", "ancestor"]),
+        ("(A;;FA;;;S-1-5-21-1-2-3-1001)(D;;FA;;;WD)", []),
+        ("(A;;WD;;;IU)", ["file", "ancestor"]),
+        ("NO_ACCESS_CONTROL", ["file", "ancestor"]),
+    ],
+)
+def test_an_access_list_of_windows_says_whether_any_user_may_change_a_file(
+    entries: str, changed: list[str]
+) -> None:
+    found = {"file": grants_change(f"D:{entries}", is_ancestor=False)}
+    found["ancestor"] = grants_change(f"D:PAI{entries}", is_ancestor=True)
+    assert [name for name, is_changed in found.items() if is_changed] == changed

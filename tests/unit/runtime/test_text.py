@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.formats.text import table
 from bridge.runtime.json import BoundedDecoder, read_object
-from bridge.runtime.text import escape, show
+from bridge.runtime.text import escape, one_line, show
 from tests.support.diff import json_values, steady
 
 
@@ -49,6 +49,12 @@ def test_json_keeps_its_value(value: object, is_ascii: bool) -> None:
     assert json.dumps(json.loads(escape(text)), ensure_ascii=is_ascii) == text  # NaN is not equal to itself
 
 
+def test_what_another_says_is_one_line_without_secrets() -> None:
+    said = "\x1b[31mno\n\n https://host/path?sig=1\t" + "x" * 1_000
+    assert one_line(said) == "[31mno https://host/path?*** " + "x" * 471
+    assert one_line(said, 5) == "[31mn"
+
+
 def test_a_line_break_within_a_line_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     show("first", "second\nforged")
     assert capsys.readouterr().out == "first\nsecond\\nforged\n"
@@ -70,6 +76,7 @@ def test_json_within_the_depth_is_read(value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["[[[[]]]]", '{"a": [{"b": []}]}', "[" * 100_000, '{"a":' * 100_000])
+@pytest.mark.usefixtures("without_collection")
 def test_json_beyond_the_depth_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="nested too deeply"):
         DECODER.decode(text)

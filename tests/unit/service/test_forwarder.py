@@ -16,6 +16,7 @@ from bridge.errors import ImdsError
 from bridge.imds.document import parse_document
 from bridge.runtime.time import iso_utc
 from bridge.service import forwarder as forwarder_module
+from bridge.service.bridge_events import LISTED_IDS, BridgeEvents
 from tests.support.diff import FIRST, SECOND, entry
 from tests.support.forward import DAY, HOUR, Scripted, name_of
 from tests.support.imds import WEB_1
@@ -50,6 +51,18 @@ def test_a_first_start_publishes_the_document_and_the_status_shows_it_with_the_l
     station.imds.restore()
     station.poll()
     assert station.forwarder.status()["last_error"] is None
+
+
+def test_the_status_shows_which_share_of_the_last_requests_failed(station: Scripted) -> None:
+    for _ in range(10):
+        station.imds.fail(429, methods=DOCUMENT, count=9)
+        for _ in range(10):
+            station.poll()
+    assert 0.8 < station.forwarder.status()["failed_share"] <= 0.9
+    station.imds.restore()
+    for _ in range(15):
+        station.poll()
+    assert station.forwarder.status()["failed_share"] < 0.5
 
 
 def test_a_first_start_with_events_publishes_each_and_the_document_last(station: Scripted) -> None:
@@ -409,6 +422,104 @@ def test_heartbeats_are_published_at_the_start_every_hour_and_at_the_stop(statio
     assert all(beat["Backlog"].keys() == {"all"} for beat in beats)
 
 
+def test_heartbeats_of_vms_that_start_together_are_spread_over_the_hour(station: Scripted) -> None:
+    seconds = []
+    for share in (0.1, 0.25, 1):
+        station.forget()
+        with patch("random.uniform", return_value=share):
+            events = BridgeEvents(station.identity)
+            events.emit_started()
+        began = station.clock.monotonic()
+        for reason in ("Started", "Hourly", "Hourly"):
+            while station.all_events()[-1]["data"]["Reason"] != reason or reason == "Hourly":
+                before = len(station.all_events())
+                station.clock.advance(60)
+                events.emit_heartbeat()
+                if len(station.all_events()) > before:
+                    seconds.append(round(station.clock.monotonic() - began))
+                    break
+    assert seconds == [360, 3960, 900, 4500, 3600, 7200]
+
+
+# `documents = "named"`
+
+
+def named(station: Scripted) -> None:
+    """Let the station publish documents only for changes that name it, from its second document on."""
+    station.config = station.config.model_copy(update={"documents": "named"})
+    station.restart()
+    station.poll()
+    station.poll()
+    station.events()
+
+
+def test_of_a_change_that_does_not_name_this_vm_the_next_heartbeat_lists_the_events(
+    station: Scripted,
+) -> None:
+    named(station)
+    station.imds.schedule(FIRST, Resources=["web-1"])
+    station.poll()
+    (first,) = station.events()
+    assert name_of(first) == f"scheduledevent.scheduled {FIRST}"
+    station.restart()
+    station.imds.schedule(SECOND, Resources=["web-1", "web-2"])
+    station.poll()
+    station.poll()
+    assert name_of(station.events()[0]) == f"scheduledevent.scheduled {SECOND}"
+    events = BridgeEvents(station.identity)
+    events.emit_started()
+    events.emit_stopping()
+    started, stopping = station.events()
+    assert first["id"] in started["data"]["CloudEventIds"]
+    assert "CloudEventIds" not in stopping["data"]
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        {"DocumentIncarnation": 7, "Events": [entry(FIRST, Resources=["web-1", "web-0"])]},
+        {"DocumentIncarnation": 7, "Events": [entry(FIRST, Resources=[])]},
+        {"DocumentIncarnation": 7, "Events": [entry(FIRST, Resources=["web-1"]), "unreadable"]},
+        {"DocumentIncarnation": 7, "Events": []},
+    ],
+    ids=["it names this VM", "it names no VM", "an entry cannot be read", "only the incarnation changed"],
+)
+def test_a_vm_that_may_be_concerned_publishes_the_document(station: Scripted, served: dict[str, Any]) -> None:
+    named(station)
+    station.imds.serve(served)
+    station.poll()
+    assert station.story()[-1] == "document.changed"
+
+
+def test_a_vm_that_an_event_no_longer_names_publishes_the_document_once_more(station: Scripted) -> None:
+    named(station)
+    for incarnation, resources in enumerate((["web-0", "web-1"], ["web-1"], ["web-1", "web-2"]), 7):
+        station.imds.serve(
+            {"DocumentIncarnation": incarnation, "Events": [entry(FIRST, Resources=resources)]}
+        )
+        station.poll()
+    names = [name.partition(" ")[0] for name in station.story()]
+    assert names == [
+        *("scheduledevent.scheduled", "document.changed"),
+        *("scheduledevent.updated", "document.changed"),
+        "scheduledevent.updated",
+    ]
+
+
+def test_more_events_than_a_heartbeat_lists_are_listed_by_several(station: Scripted) -> None:
+    events = BridgeEvents(station.identity)
+    ids = [str(number) for number in range(2 * LISTED_IDS + 1)]
+    station.outbox.commit([], records=events.list_later(ids))
+    events = BridgeEvents(station.identity)  # after a kill
+    events.emit_started()
+    for _ in range(5):
+        events.emit_heartbeat()
+    events.emit_stopping()
+    beats = [event["data"].get("CloudEventIds", []) for event in station.all_events()]
+    assert [len(beat) for beat in beats] == [LISTED_IDS, LISTED_IDS, 1]
+    assert [one for beat in beats for one in beat] == ids
+
+
 # Events that may come back
 
 
@@ -472,7 +583,7 @@ def test_an_event_counts_as_canceled_only_if_no_clock_says_that_its_time_has_com
     ended, _ = station.events()
     assert (name_of(ended), ended["data"]["EndReason"]) == (
         f"scheduledevent.ended {FIRST}",
-        "NotBeforePassed",
+        "ClockJumped",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from bridge.runtime.time import iso_utc
-from bridge.service.status import find_stalled, find_unready, find_urgent
+from bridge.service.status import find_unready, find_urgent
 from tests.support.status import process_status, sink_status
 
 NOW = datetime(2026, 11, 22, 9, 0, tzinfo=UTC)
@@ -21,7 +22,7 @@ status = partial(process_status, NOW)
 @pytest.mark.parametrize("role", ["forward", "listen", "relay"])
 def test_a_process_that_works_is_ready_and_needs_nobody(role: str) -> None:
     assert find_unready(status(role=role), NOW) == []
-    assert find_urgent(status(role=role), NOW, backlog_seconds=300) == []
+    assert find_urgent(status(role=role), NOW) == []
 
 
 def test_a_listener_without_a_bus_is_ready() -> None:
@@ -63,18 +64,34 @@ def test_a_process_is_not_ready_for_a_reason(role: str, changes: dict[str, Any],
     ],
 )
 def test_a_sink_needs_a_person_for_a_reason(changes: dict[str, Any], reason: str) -> None:
-    (found,) = find_urgent(status(sinks={"ops": sink_status(**changes)}), NOW, backlog_seconds=300)
+    (found,) = find_urgent(status(sinks={"ops": sink_status(**changes)}), NOW)
     assert reason in found
 
 
 def test_a_sink_that_retries_needs_nobody_before_the_limit() -> None:
     until = iso_utc(NOW + timedelta(seconds=301))
     waiting = sink_status(state="retrying", backlog=3, oldest_waits_seconds=300, notice_until=until)
-    assert find_urgent(status(sinks={"ops": waiting}), NOW, backlog_seconds=300) == []
+    assert find_urgent(status(sinks={"ops": waiting}), NOW) == []
 
 
-def test_every_stalled_loop_is_named() -> None:
-    assert find_stalled(["poll", "sink-ops"]) == [
-        "the loop poll makes no progress",
-        "the loop sink-ops makes no progress",
-    ]
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"failed_share": 0.9, "last_error": "429"}, "IMDS fails to answer 90% of the requests, .*: 429"),
+        ({"failed_share": 0.6}, "60% .*: the last request was answered"),
+        (
+            {"identity_error": "no answer"},
+            "instance data is not available, so nothing is approved: no answer",
+        ),
+    ],
+)
+def test_what_delays_notices_or_approvals_needs_a_person_although_the_process_is_ready(
+    changes: dict[str, Any], reason: str
+) -> None:
+    assert find_unready(status(**changes), NOW) == []
+    (found,) = find_urgent(status(**changes), NOW)
+    assert re.search(reason, found)
+
+
+def test_few_failures_of_imds_need_nobody() -> None:
+    assert find_urgent(status(failed_share=0.5, last_error="429"), NOW) == []

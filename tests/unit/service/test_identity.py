@@ -1,9 +1,10 @@
-"""Who the VM is, and the heartbeats of its processes."""
+"""Who the VM is, and the losses that are published in its name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ import pytest
 
 from bridge.config.models import Config
 from bridge.errors import StateError
+from bridge.imds.diff import Change
+from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE, Loss
+from bridge.service.bridge_events import BridgeEvents
 from bridge.service.identity import SETTLE_SECONDS, VmIdentity, approval_session
 from tests.support.clock import MovedClock
+from tests.support.diff import entry
 from tests.support.imds import WEB_0, WEB_1, ImdsDouble
 from tests.support.outbox import commit, open_outbox, waiting
+from tests.support.samples import change_event
 
 
 @pytest.fixture
@@ -50,6 +56,11 @@ def start(imds: ImdsDouble, outbox: Outbox, clock: MovedClock) -> Start:
         return identity
 
     return settled
+
+
+def group_source(identity: VmIdentity) -> str:
+    change = Change(kind="scheduled", event=ScheduledEvent(raw=entry()))
+    return change_event(change, datetime(2026, 11, 20, tzinfo=UTC), by=identity.reporter()).source
 
 
 def published(outbox: Outbox) -> list[dict[str, Any]]:
@@ -128,6 +139,35 @@ def test_instance_data_is_requested_every_30_seconds_until_there_is_some(
     assert identity.resolved
 
 
+def test_the_source_of_a_vms_own_events_stays_within_a_run_although_instance_data_comes_late(
+    start: Start, imds: ImdsDouble, outbox: Outbox
+) -> None:
+    imds.fail(500)
+    identity = start()
+    BridgeEvents(identity).emit_started()
+    imds.restore()
+    identity.resolve()
+    BridgeEvents(identity).emit_heartbeat()
+    first, second = published(outbox)
+    assert first["source"].startswith("urn:imds-bridge:vm:")
+    assert second["source"] == first["source"]
+    assert second["reporter"] == first["reporter"]
+    assert second["data"]["Vm"]["ResourceId"] == WEB_0.resource_id
+    BridgeEvents(start()).emit_started()
+    assert published(outbox)[-1]["source"] == WEB_0.resource_id
+
+
+def test_a_scheduled_event_has_its_groups_source_as_soon_as_instance_data_comes(
+    start: Start, imds: ImdsDouble
+) -> None:
+    imds.fail(500)
+    identity = start()
+    assert group_source(identity).startswith("urn:imds-bridge:vm:")
+    imds.restore()
+    identity.resolve()
+    assert group_source(identity) == WEB_0.resource_id.partition("/providers/")[0]
+
+
 def test_a_process_that_learns_late_that_the_state_is_another_vms_ends(
     start: Start, imds: ImdsDouble, outbox: Outbox
 ) -> None:
@@ -167,9 +207,9 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
     start: Start, outbox: Outbox, loss: Loss, data: dict[str, Any], must_repeat: bool
 ) -> None:
     outbox.commit([], records={(STATE, "watch"): "kept"})
-    identity = start()
+    events = BridgeEvents(start())
     note_loss(outbox, loss)
-    assert identity.emit_losses() is must_repeat
+    assert events.emit_losses() is must_repeat
     assert outbox.record(STATE, "watch") == ("" if must_repeat else "kept")
     (event,) = published(outbox)
     assert event["type"] == "io.imdsbridge.bridge.loss.v1"
@@ -182,18 +222,18 @@ def test_a_loss_is_published_and_what_damage_has_cost_must_be_published_again(
 def test_losses_are_published_together_and_at_most_once_a_minute(
     start: Start, outbox: Outbox, clock: MovedClock
 ) -> None:
-    identity = start()
+    events = BridgeEvents(start())
     note_loss(outbox, SIZE_LIMIT, replace(SIZE_LIMIT, sink="b"))
-    identity.emit_losses()
+    events.emit_losses()
     note_loss(outbox, SIZE_LIMIT)
     clock.advance(59)
     note_loss(outbox, SIZE_LIMIT)
-    assert not identity.emit_losses()
+    assert not events.emit_losses()
     assert len(published(outbox)) == 2
     clock.advance(1)
-    identity.emit_losses()
+    events.emit_losses()
     clock.advance(60)
-    identity.emit_losses()
+    events.emit_losses()
     assert [event["data"]["Count"] for event in published(outbox)] == [3, 3, 6]
 
 
@@ -209,3 +249,15 @@ def test_the_session_of_a_vm_is_named_in_lower_case_once_the_vm_is_known(
     template: str, vm: Vm | None, session: str | None
 ) -> None:
     assert approval_session(template, vm) == session
+
+
+def test_why_there_is_no_instance_data_is_known_until_there_is(
+    imds: ImdsDouble, start: Start, clock: MovedClock
+) -> None:
+    imds.fail(500, methods=["instance"])
+    identity = start()
+    assert "500" in identity.last_error
+    imds.restore()
+    clock.advance(30)
+    identity.resolve()
+    assert identity.last_error == ""

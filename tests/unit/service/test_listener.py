@@ -82,6 +82,7 @@ def test_the_event_id_and_the_document_incarnation_are_posted_as_imds_spells_the
     ],
     ids=["text", "empty", "bytes", "deep", "200 KiB", "UTF-16", "another event", "odd time"],
 )
+@pytest.mark.usefixtures("without_collection")
 def test_a_malformed_message_is_dead_lettered_with_a_short_receipt(rig: ListenerRig, body: bytes) -> None:
     rig.queue.send(body, message_id="m")
     rig.run()
@@ -102,10 +103,9 @@ def test_messages_without_an_id_are_different_commands(rig: ListenerRig) -> None
     assert len({one["id"] for one in rig.receipts()}) == 2
 
 
-def test_an_expired_command_is_rejected_without_reading_the_document(rig: ListenerRig) -> None:
-    event = rig.imds.schedule()
-    assert rig.decide(event, ExpiresAt=rig.in_seconds(-1))["Reason"] == "expired"
-    assert rig.imds.asked() == 0
+def test_an_expired_command_is_rejected_also_while_imds_does_not_answer(rig: ListenerRig) -> None:
+    rig.imds.fail(500)
+    assert rig.decide("e-1", ExpiresAt=rig.in_seconds(-1))["Reason"] == "expired"
     assert rig.queue.messages == []
 
 
@@ -166,7 +166,7 @@ def test_commands_for_unknown_events_leave_one_call_in_a_second_for_a_post(rig: 
     assert rig.imds.asked() == 2
     assert 0 < rig.listener.wait_seconds < 0.25
     rig.send(known)
-    rig.run()
+    rig.run(0.5)  # the document is read again just before the POST
     assert rig.imds.posts == [(known,)]
 
 
@@ -234,6 +234,29 @@ def test_a_minute_after_its_approval_a_command_for_a_started_event_is_rejected(r
     assert len(rig.imds.posts) == 1
 
 
+@pytest.mark.parametrize("since", ["changed", "changed at its start", "returned"])
+def test_a_started_event_whose_stay_nobody_approved_is_not_already_approved(
+    rig: ListenerRig, since: str
+) -> None:
+    event = rig.imds.schedule()
+    rig.decide(event, id="1")
+    changes: dict[str, Any] = {"Resources": ["web-0", "web-1"]}
+    if since == "returned":
+        shown = rig.imds.events
+        rig.imds.remove(event)
+        rig.send("unknown", id="looks")
+        rig.run(1)
+        rig.imds.show(*shown)
+        changes = {}
+    if since != "changed at its start":
+        rig.imds.change(event, **changes)
+        rig.clock.advance(1)
+        rig.send("later", id="looks again")
+        rig.run(1)
+    rig.imds.change(event, **changes, EventStatus="Started", NotBefore="")
+    assert rig.decide(event, id="2")["Reason"] == "already_started"
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -277,6 +300,40 @@ def test_an_event_that_was_approved_before_does_not_excuse_a_command_for_another
     rig.decide(event, id="a")
     assert rig.decide(event, id="b")["Reason"] == "already_approved"
     assert rig.decide(event, id="c", Vm="web-9")["Reason"] == "other_vm"
+
+
+# The document just before a POST
+
+
+@pytest.mark.parametrize("ago_seconds", [0.1, 0.9])
+def test_the_document_is_read_again_before_a_post_unless_it_was_read_after_the_command_came(
+    make_listener: MakeListener, ago_seconds: float
+) -> None:
+    rig = make_listener(policy={"allow": [{}], "deny": [{"resource": ["db-*"]}]})
+    event = rig.imds.schedule()
+    rig.decide(rig.imds.schedule(), id="first")
+    rig.clock.advance(ago_seconds)
+    rig.imds.change(event, Resources=["web-0", "db-1"])
+    rig.send(event, id="second")
+    rig.run(1)
+    assert rig.reasons("second") == ["denied"]
+    assert len(rig.imds.posts) == 1
+
+
+def test_a_command_for_an_event_of_a_fresh_document_costs_one_request_and_its_post(rig: ListenerRig) -> None:
+    rig.decide(rig.imds.schedule())
+    assert [call.method for call in rig.imds.calls if call.method != "instance"] == ["document", "approve"]
+
+
+def test_while_the_limit_of_requests_allows_no_fresh_document_a_post_waits(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(2)]
+    rig.decide(events[0], id="c0")
+    rig.clock.advance(0.2)
+    rig.send(events[1], id="c1")
+    rig.run()
+    assert len(rig.imds.posts) == 1
+    rig.run(1)
+    assert rig.reasons() == ["approved", "approved"]
 
 
 # Dry run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -326,3 +327,145 @@ def test_imds_is_asked_at_most_five_times_a_second_whatever_waits(rig: ListenerR
         rig.clock.advance(0.25)
         assert len(rig.imds.calls) - before <= 4  # with `forward`'s poll, five
     assert rig.reasons() == ["approved"] * 20
+
+
+def test_a_command_that_expires_while_imds_refuses_its_post_is_rejected_with_the_error_of_imds(
+    rig: ListenerRig,
+) -> None:
+    rig.imds.fail(429, methods=["approve"])
+    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(10))
+    rig.run(12)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Rejected", "expired")
+    assert "429" in receipt["data"]["Detail"]
+    assert len(rig.queue.completed) == 1
+
+
+def test_a_command_that_expires_after_a_post_without_an_outcome_has_failed(rig: ListenerRig) -> None:
+    rig.imds.fail(500, methods=["approve"])
+    rig.send(rig.imds.schedule(), ExpiresAt=rig.in_seconds(10))
+    rig.run(12)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "imds_unavailable")
+    assert "the outcome is not known" in receipt["data"]["Detail"]
+
+
+def test_an_auto_rule_does_not_give_up_while_imds_refuses_and_the_event_stays(
+    make_listener: MakeListener,
+) -> None:
+    rig = make_listener(auto=[{}])
+    rig.imds.fail(500, methods=["approve"])
+    event = rig.imds.schedule()
+    rig.run(IMDS_WAIT_SECONDS + 60)
+    assert rig.receipts() == []
+    rig.imds.restore()
+    rig.run(3)
+    assert (rig.imds.approved, rig.reasons()) == ([event], ["approved"])
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["same process", "restarted"])
+@pytest.mark.parametrize("since", ["changed", "returned"])
+def test_a_command_whose_post_has_no_outcome_is_not_posted_for_another_content_or_stay(
+    rig: ListenerRig, since: str, restarts: bool
+) -> None:
+    event = rig.imds.schedule(EventType="Freeze")
+    rig.imds.fail(500, methods=["approve"], count=1)
+    rig.send(event)
+    rig.run()
+    if restarts:
+        rig.restart()
+    if since == "changed":
+        rig.imds.change(event, EventType="Redeploy", Resources=["web-0", "web-1"])
+    else:
+        shown = rig.imds.events
+        rig.imds.remove(event)
+        rig.clock.advance(0 if restarts else 6)
+        rig.imds.show(*shown)
+    rig.run(5)
+    (receipt,) = rig.receipts()
+    assert (receipt["data"]["Outcome"], receipt["data"]["Reason"]) == ("Failed", "imds_unavailable")
+    assert "has changed or returned since" in receipt["data"]["Detail"]
+    assert rig.imds.posts == [(event,)]
+
+
+# One event whose POST fails
+
+
+def failing(rig: ListenerRig, answer: int | str) -> Callable[[float], None]:
+    def fail(limit_seconds: float) -> None:
+        if isinstance(answer, int):
+            raise ImdsError(f"answered {answer}", status=answer)
+        rig.clock.advance(limit_seconds if answer == "no answer" else 0)
+        raise ImdsError(answer)
+
+    return fail
+
+
+@pytest.mark.parametrize("answer", [500, 404, 401, 409, 503, 400, "reset"])
+@pytest.mark.parametrize("count", [1, 20])
+def test_events_whose_posts_fail_delay_a_valid_one_by_at_most_a_second(
+    rig: ListenerRig, answer: int | str, count: int
+) -> None:
+    for _ in range(count):
+        rig.imds.bad[rig.imds.schedule()] = failing(rig, answer)
+    rig.send(*rig.imds.bad, id="bad")
+    rig.run(5)
+    for number in range(5):
+        event = rig.imds.schedule()
+        rig.send(event, id=f"c{number}")
+        rig.run(1.5)
+        assert rig.reasons(f"c{number}") == ["approved"]
+    if answer != 400:
+        assert rig.receipts("bad") == []
+        rig.imds.bad.clear()
+        rig.run(2 + 1.5 * count)
+        assert set(rig.reasons("bad")) == {"approved"}
+
+
+def test_valid_events_beside_a_failing_one_are_approved_alone_once_their_joint_post_has_failed(
+    rig: ListenerRig,
+) -> None:
+    events = [rig.imds.schedule() for _ in range(5)]
+    rig.imds.bad[events[0]] = failing(rig, 500)
+    rig.send(*events)
+    rig.run(6)
+    assert [len(post) for post in rig.imds.posts][:2] == [5, 1]
+    assert rig.imds.approved == events[1:]
+
+
+def test_a_post_that_hangs_delays_others_by_its_limit_once(rig: ListenerRig) -> None:
+    event, other = rig.imds.schedule(), rig.imds.schedule()
+    rig.imds.bad[event] = failing(rig, "no answer")
+    began = rig.clock.monotonic()
+    rig.send(event, other)
+    rig.run(2)
+    assert rig.imds.approved == [other]
+    assert rig.clock.monotonic() - began < 15
+    for number in range(10):
+        began = rig.clock.monotonic()
+        late = rig.imds.schedule()
+        rig.send(late, id=f"c{number}")
+        rig.run(1)
+        assert rig.reasons(f"c{number}") == ["approved"]
+        assert rig.clock.monotonic() - began <= 12
+
+
+def test_a_429_pauses_all_and_the_events_stay_together(rig: ListenerRig) -> None:
+    events = [rig.imds.schedule() for _ in range(3)]
+    rig.imds.fail(ImdsError("busy", status=429, retry_after_seconds=5.0), methods=["approve"], count=1)
+    rig.send(*events)
+    rig.run(4.5)
+    assert len(rig.imds.posts) == 1
+    rig.run(2)
+    assert rig.imds.approved == events
+
+
+def test_the_error_of_an_event_that_has_gone_is_shown_no_more(rig: ListenerRig) -> None:
+    event = rig.imds.schedule()
+    rig.imds.bad[event] = failing(rig, 500)
+    rig.send(event)
+    rig.run(2)
+    assert rig.listener.status()["last_error"] == "answered 500"
+    rig.imds.remove(event)
+    rig.run(2)
+    assert rig.listener.status()["last_error"] is None

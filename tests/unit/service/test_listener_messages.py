@@ -17,6 +17,7 @@ from bridge.config.base import Secret
 from bridge.http.signing import sign
 from bridge.service.listener import (
     MAX_WAITING,
+    MAX_WAITING_BYTES,
     PASS_ON_MANY_SECONDS,
     PASS_ON_SECONDS,
 )
@@ -87,6 +88,26 @@ def test_a_command_goes_back_no_more_once_one_of_its_events_is_decided(make_list
     rig.run(2)
     assert rig.reasons() == ["approved", "other_vm"]
     assert len(rig.queue.completed) == 1
+
+
+@pytest.mark.parametrize("was_posted", [False, True])
+def test_an_allowed_command_goes_back_if_its_event_moves_to_another_vm_before_the_first_post(
+    rig: ListenerRig, was_posted: bool
+) -> None:
+    events = [rig.imds.schedule() for _ in range(3)]
+    for number, event in enumerate(
+        events
+    ):  # the third has to wait: it is the fourth call of IMDS within a second
+        rig.send(event, id=f"c{number}")
+        rig.run()
+    if was_posted:
+        rig.imds.fail(429, methods=["approve"])
+        rig.run(1)
+    rig.imds.change(event, Resources=["web-1"])
+    rig.run(3)
+    assert len(rig.imds.posts) == 2 + was_posted
+    assert rig.reasons("c2") == (["other_vm"] if was_posted else [])
+    assert len(rig.queue.messages) == (not was_posted)
 
 
 @pytest.mark.parametrize("settings", [{"session": "{vm}"}, {"queue": "", "topic": "t", "subscription": "s"}])
@@ -305,6 +326,21 @@ def test_many_commands_that_wait_for_their_events_do_not_hold_up_the_queue(
     assert rig.reasons(f"w{3 * MAX_WAITING - 1}") == ["approved"]
 
 
+def test_large_commands_that_wait_give_way_to_newer_ones(make_listener: MakeListener) -> None:
+    rig = make_listener(grace_seconds=600)
+    for number in range(30):
+        rig.send(f"unknown-{number}", id=f"w{number}", Reason="x" * 200_000)
+    rig.run(2)
+    waiting = sum(len(message.body) for message in rig.queue.messages)
+    assert MAX_WAITING_BYTES - 201_000 < waiting <= MAX_WAITING_BYTES
+    assert set(rig.reasons()) == {"unknown_event"}
+    assert rig.reasons("w29") == []
+
+
+def test_a_command_that_names_this_vm_is_not_passed_on(rig: ListenerRig) -> None:
+    assert rig.decide(rig.imds.schedule("web-1"), Vm="WEB-0")["Reason"] == "other_vm"
+
+
 def test_a_command_is_not_cut_short_by_a_document_from_before_it(make_listener: MakeListener) -> None:
     rig = make_listener(grace_seconds=600)
     rig.decide(rig.imds.schedule(), id="1")
@@ -346,3 +382,18 @@ def test_a_command_without_a_receipt_leaves_no_record(make_listener: MakeListene
         rig.send(*[str(uuid4()).upper() for _ in range(100)], id=f"w{number}")
     rig.run(1)
     assert len(rig.records()) == 1
+
+
+def test_the_log_at_debug_level_says_why_a_command_is_not_decided(
+    rig: ListenerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG):
+        rig.send("late", id="c1")
+        rig.run(1)
+        rig.imds.fail(429, methods=["approve", "document"])
+        rig.send(rig.imds.schedule(), id="c2")
+        rig.run(5)
+    text = caplog.text
+    assert "command c1 for late waits: the document does not have the event yet" in text
+    assert "command c2" in text
+    assert "answered 429" in text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from bridge.config.models import ImdsSettings
-from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS
+from bridge.contract.types import LOSS_REASONS, RECEIPT_REASONS, TYPE_PREFIX
 from bridge.errors import ImdsError, Rejected, Unavailable
+from bridge.events.model import CloudEvent
 from bridge.imds.client import ImdsClient
 from bridge.runtime.time import iso_utc
-from bridge.service.composition import MeasuredImds
 from bridge.service.metrics import Meter, StatusCollector
 from infra.contract.data import DATA
 from tests.support.clock import MovedClock
+from tests.support.diff import entry
 from tests.support.moved_delivery import MovedDelivery
-from tests.support.outbox import event
 from tests.support.status import process_status, sink_status
+
+
+def new_event(type_: str, data: dict[str, Any]) -> CloudEvent:
+    return CloudEvent("1", "/s", type_, "web-0", MovedClock().now(), "urn:s", {}, data)
 
 
 class Scrape:
@@ -80,12 +85,8 @@ def test_counters_start_at_zero_for_every_known_label(scrape: Scrape) -> None:
     ],
 )
 def test_a_poll_is_counted_by_its_result(scrape: Scrape, error: ImdsError | None, result: str) -> None:
-    imds = MeasuredImds(ImdsSettings(), clock=scrape.clock)
-    imds.meter = scrape.meter
-    with (
-        patch.object(ImdsClient, "document", side_effect=[error or b"{}"]),
-        suppress(ImdsError),
-    ):
+    imds = ImdsClient(ImdsSettings(), clock=scrape.clock, measured=scrape.meter.polling)
+    with patch.object(imds, "_call", side_effect=[error or b"{}"]), suppress(ImdsError):
         imds.document()
     assert scrape.value("polls_total", result=result) == 1
     assert scrape.value("poll_duration_seconds_count") == 1
@@ -123,7 +124,7 @@ def test_an_event_that_became_too_old_is_counted_as_expired(scrape: Scrape, deli
 def test_losses_are_counted_also_where_their_number_is_unknown(scrape: Scrape) -> None:
     for count in (3, None):
         data = {"Reason": "SizeLimit", "Count": count}
-        scrape.meter.committed([event("l")[0]._replace(type="io.imdsbridge.bridge.loss.v1", data=data)])
+        scrape.meter.committed([new_event(TYPE_PREFIX + "bridge.loss.v1", data)])
     assert scrape.value("losses_total", reason="SizeLimit") == 2
     assert scrape.value("lost_events_total", reason="SizeLimit") == 3
 
@@ -135,12 +136,12 @@ def test_unknown_types_and_statuses_share_one_series(scrape: Scrape) -> None:
     assert scrape.value("scheduled_events", type="other", status="other") == 10_001
     scrape.status["document"] = {"DocumentIncarnation": "seven", "Events": None}
     assert scrape.value("document_incarnation") is None
-    assert len(scrape.series() - before) == 6 * 3
+    assert len(scrape.series() - before) == 6 * 3 + 1
 
 
 def test_many_events_leave_the_number_of_series_as_it_is(scrape: Scrape) -> None:
     before = scrape.series()
-    notice = event("n")[0]
+    notice = new_event(TYPE_PREFIX + "scheduledevent.scheduled.v1", {})
     for number in range(1000):
         scrape.meter.committed(
             [notice._replace(data={"EventType": f"New{number}", "NoticeSeconds": number}, id=str(number))]
@@ -162,7 +163,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
     scrape.status |= process_status(
         now,
         "listen",
-        commands={"last_error": "detached"},
+        commands={"last_error": "detached", "looked_at": "2026-11-22T09:00:00.000Z"},
         waiting_commands=2,
         storage_error="disk full",
         storage_errors=3,
@@ -170,6 +171,7 @@ def test_a_scrape_shows_the_sinks_and_the_bus(scrape: Scrape) -> None:
         left_sinks={"old": 7},
     )
     assert scrape.value("bus_connected") == 0
+    assert scrape.value("bus_looked_timestamp_seconds") == datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()
     assert scrape.value("waiting_commands") == 2
     assert scrape.value("storage_available") == 0
     assert scrape.value("storage_errors_total") == 3
@@ -207,3 +209,33 @@ def test_a_listener_that_reads_imds_only_for_commands_reports_no_age_of_an_answe
     assert scrape.value("imds_last_good_answer_age_seconds") is not None
     scrape.status["role"] = "listen"
     assert scrape.value("imds_last_good_answer_age_seconds") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "count"),
+    [
+        ({"EventStatus": "Started", "NotBefore": ""}, 0, 1),
+        ({}, 121, 0),
+        ({}, 119, 1),
+        ({}, -60, 1),
+        ({"Resources": ["web-1"]}, 60, 0),
+        ({"Resources": ["web-1", "_WEB-0"]}, 60, 1),
+    ],
+)
+def test_an_event_of_this_vm_that_has_started_or_will_soon_explains_its_silence(
+    scrape: Scrape, changes: dict[str, Any], seconds: float, count: int
+) -> None:
+    at = scrape.clock.now() + timedelta(seconds=seconds)
+    event = entry(Resources=["web-0"], NotBefore=format_datetime(at, usegmt=True)) | changes
+    scrape.status["document"] = {"DocumentIncarnation": 1, "Events": [event]}
+    assert scrape.value("imminent_events") == count
+    scrape.status["vm"] = None
+    assert scrape.value("imminent_events") == 0
+
+
+def test_missing_instance_data_has_a_series_in_each_role(scrape: Scrape) -> None:
+    for role in ("forward", "listen", "relay"):
+        scrape.status["role"] = role
+        for error, value in ((None, 1), ("no answer", 0)):
+            scrape.status["identity_error"] = error
+            assert scrape.value("instance_data_available") == value

@@ -15,8 +15,8 @@ from bridge.config.models import Config
 from bridge.errors import ConfigError, Incomplete, StateError
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Signals, Stop
-from bridge.service.composition import Flow, Process
 from bridge.service.dispatcher import Dispatcher
+from bridge.service.process import Flow, Process
 from tests.support.clock import MovedClock
 from tests.support.forward import parts_of
 from tests.support.process import LIMIT_SECONDS
@@ -91,6 +91,7 @@ class Doubles:
             role="forward",
             settings=[],
             folder=self.folder,
+            identity=SimpleNamespace(last_error=""),
             outbox=self.outbox,
             clock=self.clock,
             stop=self.stop,

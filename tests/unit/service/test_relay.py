@@ -263,14 +263,16 @@ def test_a_loss_is_published_as_an_event_of_the_relay(rig: RelayOnDoubles) -> No
 
 
 def test_the_status_shows_the_bus_the_counts_and_the_last_event(rig: RelayOnDoubles) -> None:
-    rig.receiver.last_error = "the bus is gone"
     assert rig.relay.status()["last_event_at"] is None
     at = rig.clock.now()
     rig.send("a")
     rig.run()
-    assert rig.relay.status() == {
+    rig.receiver.last_error = "the bus is gone"
+    assert {**rig.relay.status(), "looked_at": None} == {
         "from": "memory",
         "unsettled": 0,
+        "rests": False,
+        "looked_at": None,
         "last_error": "the bus is gone",
         "relayed": 1,
         "repeated": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,14 +14,14 @@ from hypothesis import strategies as st
 from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.outbox.outbox import Outbox
-from bridge.service.dispatcher import (
-    MANY_FAILED,
-    MAX_FAILED,
-    FailedEvent,
+from bridge.service.schedule import (
+    FIRST_TRY_SECONDS,
+    PAGE_EVENTS,
     Failure,
+    KeyQueue,
     Pace,
     Schedule,
-    is_urgent_type,
+    urgency,
 )
 from tests.support.diff import steady
 
@@ -49,7 +50,7 @@ class Stored:
     def __init__(self) -> None:
         self.events: list[StoredEvent] = []
 
-    def pending(self, _sink: str, limit: int, *, after: int) -> list[StoredEvent]:
+    def pending(self, _sink: str, limit: int, *, after: int = 0) -> list[StoredEvent]:
         return [one for one in self.events if one.seq > after][:limit]
 
     def acknowledge(self, _sink: str, done: Sequence[StoredEvent], **_: Any) -> None:
@@ -99,22 +100,23 @@ class Told:
         """Return what a story compares; only `next` changes what is tried."""
         schedule = self.schedule
         if name == "next":
-            return ",".join(event.id for event in schedule.next_events(self.pace, self.now))
+            return ",".join(event.id for event in schedule.next_events(self.pace, self.now)[1])
+        if name == "at":
+            return schedule.next_events(self.pace, self.now)[0]
         return {
             "hold": schedule.hold is not None,
             "failures": schedule.failures,
             "failed": len(schedule.failed),
-            "at": schedule.retry_at(self.pace),
         }[name]
 
     def send(self, word: str) -> None:
         """Send what is next, which must be what the word names."""
         self.schedule.read()
-        events = self.schedule.next_events(self.pace, self.now)
+        _, events = self.schedule.next_events(self.pace, self.now)
         assert ",".join(event.id for event in events) == word[:-1]
         if error := FAILURES[word[-1]]:
             failure = Failure(error=error, at=self.now, share=1.0)
-            self.schedule.note_failure(failure, events, pace=self.pace)
+            self.schedule.note_failure(failure, events, pace=self.pace, began_at=self.now)
         else:
             self.schedule.acknowledge(events)
             self.schedule.note_accepted()
@@ -132,38 +134,41 @@ BATCHED = {
 ALONE = {
     "429 suspects no event": ("A B", "A% hold=True failed=0 @100 A+"),
     "no connection suspects no event": ("A B", "A^ hold=True failed=0 @100 A+"),
-    "another subject is tried at once": ("A1 A2 B C", "A1- hold=False B- hold=True failures=1"),
-    "after a wait the oldest and another one": (
+    "another subject is tried soon": (
+        "A1 A2 B C",
+        "A1- hold=False next= at=0.05 @0.05 B- @0.1 C- next= at=0.5 failures=3",
+    ),
+    "retries have a highest rate": ("A B C", "A- @0.05 B- @0.1 C- @1 A- next= at=1.25 @1.25 B- @1.5 C-"),
+    "retries come first, and leave time for others": (
         "A B C D",
-        "A- B- @10 A- hold=False C- failures=2 @20 A- D- failures=3",
+        "A- @1 A- B- next= @1.05 C- @1.25 D+ A+ B+ C+",
     ),
-    "when all failed the oldest and what failed longest ago": (
-        "A B C",
-        "A- B- @10 A- C- @20 A- B- @30 A- C-",
-    ),
-    "without an answer no other until the oldest failed twice": (
-        "A B C",
-        "A! hold=True @10 A! hold=False B! hold=True",
-    ),
-    "a lone event makes the sink wait": ("A", "A- hold=True failures=1 @10 A- failures=2 at=11.0"),
+    "a lone event waits longer each time": ("A", "A- failures=1 at=0.5 @10 A- failures=2 at=11.0"),
     "an accepted event makes the others due": (
         "A B C D",
-        "A- B- @10 A- C+ hold=False failures=0 A+ B+ D+",
+        "A- @0.05 B- @0.1 C+ hold=False failures=0 A+ B+ D+",
     ),
+    "an event that alone fails holds up its subject": (
+        "A1 B A2 C",
+        "A1- @0.05 B+ A1- hold=False C+ next= at=0.55 @0.55 A1+ A2+",
+    ),
+    "the most urgent first": ("A B nC D", "A- @0.05 nC+ A+ B+ D+"),
+    "an earlier event of its subject before the notice": ("A C B1 B2 nB3", "A- @0.05 B1+"),
+    "without an answer no other until the oldest failed twice": (
+        "A B C",
+        "A! hold=True next= @10 A! B! hold=True next=",
+    ),
+    "without an answer a lone event makes the sink wait": ("A", "A! failures=1 @10 A! failures=2 at=11.0"),
+    "without an answer the oldest and another one, and then all in their order": (
+        "A B C D",
+        "A! @10 A! B! @20 A! C! @30 A! D! @40 A! B! @60 A! C! @90 A+ B+ C+ D+",
+    ),
+    "without an answer the other one is a notice": ("A B nC", "urgent A! @10 A! nC+"),
+    "without an answer the other one may be all that is left": ("A B", "A! @10 A! B! @20 A! B!"),
+    "an event without an answer while others are accepted": ("A B C", "A! @10 A! B+ A! hold=False C+ next="),
+    "an answer ends the wait": ("A B", "A! @10 A- hold=False B+"),
     "what is to come later is not due then": ("A nB", "A~ hold=True @30 urgent nB+ @59 next= @60 A+"),
-    "an event that alone fails holds up its subject": ("A1 B A2 C", "A1- B+ A1- hold=False at=0.5 C+ next="),
-    "an isolated event and the others take turns": (
-        "A B C D E F",
-        "A- B+ A- @100 C+ A- failures=0 @200 D+ A+ E+ F+",
-    ),
-    "an isolated event is retried when no other waits": ("A B", "A- B+ A- @0.4 next= @0.5 A+"),
-    "a suspect before a due isolated event": ("A B C D", "A- B+ A- @100 C- D+ C+ A+"),
-    "without an urgent one the next is tried": ("A B nC D", "A- B+"),
-    "the second try is for a notice": ("A B nC D", "urgent A- nC+"),
-    "after a wait the oldest": ("A B C D nE", "A- B- @10 A+"),
-    "after an answered wait a notice": ("A B C D nE", "A- B- @10 urgent nE+"),
-    "after a wait without an answer the oldest": ("A B nC", "urgent A! @10 A! nC+"),
-    "an earlier event of its subject before the notice": ("A C B1 B2 nB3", "urgent A- B1+"),
+    "what is to come later goes in turns with another": ("A B", "A~ @60 B+ A+"),
 }
 
 
@@ -177,37 +182,60 @@ def test_what_is_sent_next(names: str, story: str) -> None:
     Told(names).tell(story)
 
 
-@pytest.mark.parametrize(("failed", "next_name"), [(MANY_FAILED - 1, "nZ"), (MANY_FAILED, "A")])
-def test_a_notice_passes_until_so_many_events_failed_that_the_receiver_must_be_unavailable(
-    failed: int, next_name: str
-) -> None:
-    told = Told("A B C D E F G H I J K L nZ")
-    tried = "".join(f"@{100 * number} A- {name}- " for number, name in enumerate("BCDEFGH"[: failed - 1]))
-    told.tell(f"{tried} failed={failed}")
-    assert told.schedule.has_untried() is (failed < MANY_FAILED)
-    told.tell(f"@1000 urgent next={next_name}")
+def test_a_notice_behind_thousands_of_events_is_found_while_the_first_of_them_fail() -> None:
+    names = [chr(0x4E00 + number) for number in range(1000)]
+    told = Told(" ".join([*names, "nZ"]))
+    tries = 0
+    while (name := str(told.shown("next"))) != "nZ":
+        told.send(f"{name}-")
+        told.schedule.read()
+        told.now += FIRST_TRY_SECONDS + 0.01
+        tries += 1
+    assert tries == 1000 // (2 * PAGE_EVENTS) + 1  # this test reads twice for each try
 
 
-def test_only_a_notice_counts_as_one_that_may_be_accepted_although_others_are_not() -> None:
-    assert not Told("A B").schedule.has_untried()
-    assert Told("A nB").schedule.has_untried()
+def test_events_that_are_gone_because_of_the_size_limit_are_forgotten() -> None:
+    told = Told("A B C")
+    told.tell("A- @0.05")
+    told.stored.events.pop(1)
+    told.tell("next= at=0.05")
+    told.schedule.read()
+    told.tell("next=A")
 
 
-def test_after_a_thousand_failed_events_no_other_one_is_tried() -> None:
-    names = [chr(0x4E00 + number) for number in range(MAX_FAILED + 5)]
-    told = Told(" ".join(names))
-    for number, name in enumerate(names[1:MAX_FAILED], 1):
-        told.tell(f"@{100 * number} {names[0]}- {name}-")
-    told.tell(f"@{100 * MAX_FAILED} {names[0]}- {names[1]}- failed={MAX_FAILED}")
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_what_failed_is_tried_soon_once_the_process_stops(is_draining: bool) -> None:
+    told = Told("A")
+    told.tell("A- @10 A- @20 A- @30 A- @40 A- at=48.0")
+    told.pace = replace(told.pace, is_draining=is_draining)
+    told.tell(f"@41 next={'A' if is_draining else ''}")
 
 
-def test_tries_are_counted_from_the_start_once_no_other_event_was_left_to_try() -> None:
-    told = Told("A B")
-    told.tell("A-")
-    told.schedule.acknowledge(told.schedule.page)  # it became too old
-    told.tell("next=")
-    told.add("C")
-    told.tell("C- hold=False failures=2")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("scheduledevent.scheduled", 0),
+        ("scheduledevent.started", 0),
+        ("scheduledevent.updated", 0),
+        ("scheduledevent.ended", 1),
+        ("approval.failed", 1),
+        ("document.changed", 2),
+        ("bridge.heartbeat", 2),
+    ],
+)
+def test_notices_are_the_most_urgent_and_then_receipts(name: str, expected: int) -> None:
+    stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=5.0, body=b"{}")
+    assert urgency(stored) == (expected, 0.0 if expected else 5.0)
+
+
+def test_of_notices_the_one_with_the_earliest_not_before_is_the_most_urgent() -> None:
+    def notice(data: dict[str, str]) -> StoredEvent:
+        return StoredEvent(
+            seq=1, id="1", type=NOTICE, stored_at=9e9, body=json.dumps({"data": data}).encode()
+        )
+
+    sooner, later = ({"NotBeforeUtc": f"2026-11-20T10:0{minute}:00.000Z"} for minute in (1, 2))
+    assert urgency(notice(sooner)) < urgency(notice(later)) < urgency(notice({}))
 
 
 # When a failed delivery is tried again
@@ -252,34 +280,19 @@ def test_what_the_receiver_asks_for_is_obeyed_unless_it_delays_an_urgent_event_w
 
 
 @pytest.mark.parametrize(
-    ("name", "is_urgent"),
-    [
-        ("scheduledevent.scheduled", True),
-        ("scheduledevent.ended", True),
-        ("approval.failed", True),
-        ("document.changed", False),
-        ("bridge.heartbeat", False),
-        ("imds.unreachable", False),
-    ],
-)
-def test_notices_and_receipts_are_urgent(name: str, is_urgent: bool) -> None:
-    stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
-    assert is_urgent_type(stored) is is_urgent
-
-
-@pytest.mark.parametrize(
     ("is_urgent", "status", "name", "wait_seconds"),
     [
-        (True, 503, "scheduledevent.scheduled", 2.0),
-        (False, 503, "scheduledevent.scheduled", 60.0),
-        (True, None, "scheduledevent.scheduled", 60.0),
-        (True, 503, "bridge.heartbeat", 60.0),
+        (True, 503, "nA", 2.0),
+        (False, 503, "nA", 60.0),
+        (True, None, "nA", 60.0),
+        (True, 503, "A", 60.0),
     ],
 )
-def test_an_isolated_event_is_retried_often_only_if_it_is_a_young_notice_that_is_answered(
+def test_an_event_is_retried_often_only_if_it_is_a_young_notice_that_is_answered(
     is_urgent: bool, status: int | None, name: str, wait_seconds: float
 ) -> None:
-    stored = StoredEvent(seq=1, id="1", type=f"io.imdsbridge.{name}.v1", stored_at=0.0, body=b"{}")
-    failure = Failure(error=Unavailable("not now", status=status), at=0.0, share=1.0, count=20)
-    failed = FailedEvent(event=stored, failure=failure, is_isolated=True)
-    assert failed.retry_at(Pace(limit_seconds=60.0, is_urgent=is_urgent)) == wait_seconds
+    queue = KeyQueue(urgency=(0 if name == "nA" else 2, 0.0))
+    queue.failure = Failure(error=NO_ANSWER, at=0.0, share=1.0, count=20)
+    failure = Failure(error=Unavailable("not now", status=status), at=100.0, share=1.0)
+    queue.fail(failure, Pace(limit_seconds=60.0, is_urgent=is_urgent))
+    assert queue.retry_at == 100.0 + wait_seconds

@@ -136,9 +136,10 @@ def test_each_answer_of_event_grid_has_its_meaning(
     flavors: str, status: int, body: str, expected: type[DeliveryError] | None
 ) -> None:
     for flavor in flavors.split():
-        assert event_grid_error(flavor, status, body.encode()) is expected
+        answer = Answer(status=status, headers={}, body=body.encode())
+        assert event_grid_error(flavor, answer) is expected
         later = Unavailable if expected else None
-        assert event_grid_error(flavor, status, body.encode(), asks_to_wait=True) is later
+        assert event_grid_error(flavor, replace(answer, headers={"Retry-After": "5"})) is later
 
 
 GRID = "https://x.westeurope-1.eventgrid.azure.net"
@@ -254,3 +255,30 @@ def test_what_is_delivered_is_counted_whatever_is_refused_and_when_the_receiver_
                 left = left[1:]
     assert [event.seq for event in taken] == [event.seq for event in events if event.seq not in bad]
     assert dead == sorted(bad & set(range(size)))
+
+
+@pytest.mark.parametrize(
+    ("error", "uncertain"),
+    [
+        *((Unavailable("no", status=status), 2) for status in (None, 500, 502, 504)),
+        *((Unavailable("no", status=status), 0) for status in (408, 425, 429, 503, 507)),
+        *((Misconfigured("no", status=status), 0) for status in (302, 401, 404)),
+        (Unavailable("no connection", is_unreached=True), 0),
+    ],
+    ids=str,
+)
+def test_only_what_was_sent_and_not_clearly_answered_may_have_arrived(
+    error: DeliveryError, uncertain: int
+) -> None:
+    events = [event_of(number, b"xxxxxxxxxx") for number in range(9)]
+    posted: list[int] = []
+
+    def post(batch: Sequence[StoredEvent]) -> None:
+        posted.append(len(batch))
+        if len(posted) == 3:
+            raise error
+
+    with pytest.raises(DeliveryError):
+        post_batches(events, post, max_bytes=30)
+    assert posted == [2, 2, 2]
+    assert (error.delivered, error.uncertain) == (4, uncertain)

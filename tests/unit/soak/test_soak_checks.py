@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.soak.checks import problems
-from tests.soak.truth import Command, Document, Envelope, Evidence, Observer, Poll, Span, Usage
+from tests.soak.truth import Command, Document, Envelope, Evidence, Observer, Poll, Span
+from tests.support.usage import Usage
 
 Events = list[dict[str, Any]]
 VM, EVENT_ID, TYPE = "web-0", "E-1", "io.imdsbridge."

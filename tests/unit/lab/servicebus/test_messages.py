@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from typing import Any
 
-import proton
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("posix: proton has no wheel for Windows", allow_module_level=True)
+
+import proton
 
 from bridge.lab.servicebus.messages import (
     ARGUMENT,

@@ -1,0 +1,141 @@
+"""Many events as one message: a headline that counts them, and a line for each EventId with its newest state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, tzinfo
+from typing import NamedTuple
+
+from pydantic import Field
+
+from bridge.events.model import StoredEvent, is_alarm
+from bridge.formats.base import ChatFormat, ChatSettings, Encoded, encode_json
+from bridge.formats.notice import TITLE_LENGTH, EventView, Notice, Tone, notice
+from bridge.formats.text import join_names
+from bridge.imds.document import SCHEDULED
+from bridge.runtime.json import Json
+from bridge.runtime.text import truncate
+
+# Far below the 28 KB of Teams: a workflow answers 202 to a card that is too large, and posts nothing.
+DIGEST_BYTES = 20_000
+MAX_LINES = 40  # Slack takes 50 blocks
+LINE_LENGTH = 200
+_PREPARED = "approval.prepared"
+_STATES = {
+    "scheduled": SCHEDULED,
+    "started": "has started",
+    "prepared": "is prepared",
+    "completed": "is over",
+}
+_STATES |= {"canceled": "is canceled", "ended": "is gone"}
+_State = tuple[Notice, EventView, Sequence[EventView]]  # the newest one in words, its event, and all
+
+
+class DigestSettings(ChatSettings):
+    """What Teams and Slack have in common: behind a relay, they show many events as one message."""
+
+    digest_seconds: float = Field(default=300.0, ge=0, le=3600)
+    """How long `relay` gathers events for one message, at most half of `max_age_seconds`; 0 sends a message for each.
+    Example: `60`."""
+
+
+class Digest(NamedTuple):
+    """Many events in words, with the tone of the most urgent.
+
+    `lines` has the newest state of each Scheduled Event and the address of its page, "" without one; the most urgent
+    comes first.
+    """
+
+    tone: Tone
+    headline: str
+    lines: Sequence[tuple[str, str]]
+
+    def more(self, shown: int) -> tuple[str, ...]:
+        """Return a line that counts those behind the first `shown`, if there are any."""
+        return (f"and {len(self.lines) - shown} more",) if shown < len(self.lines) else ()
+
+
+class DigestFormat(ChatFormat):
+    """A chat format that can write many events as one message."""
+
+    @abstractmethod
+    def write_lines(self, digest: Digest, count: int) -> Json:
+        """Return the message with the first `count` lines, and how many there are behind them."""
+
+    def encode(self, events: Sequence[StoredEvent], now: datetime) -> Encoded:
+        """Write the one event as a message of its own, or several as a digest with as many lines as fit."""
+        if len(events) == 1:
+            return super().encode(events, now)
+        digest = summarize([one.envelope for one in events], now=now, zone=self._zone, link=self._link)
+        count = min(len(digest.lines), MAX_LINES)
+        while len(body := encode_json(self.write_lines(digest, count))) > DIGEST_BYTES:
+            count -= 1
+        return {"Content-Type": "application/json"}, body.encode()
+
+
+def summarize(
+    events: Sequence[Mapping[str, Json]], *, now: datetime, zone: tzinfo | None, link: Callable[[str], str]
+) -> Digest:
+    """Describe events in their order.
+
+    Args:
+        events: at least one, of any type, with any data.
+        now: the time of the attempt.
+        zone: in which times are written; None is UTC.
+        link: makes the address of an EventId's page.
+    """
+    found: dict[str, list[EventView]] = {}
+    for number, event in enumerate(events):
+        view = EventView(event, now=now, zone=zone)
+        found.setdefault(view.event_id.lower() or f"#{number}", []).append(view)
+    # That a VM is prepared does not change what happens and when.
+    newest = [([one for one in all_ if one.kind != _PREPARED] or all_)[-1] for all_ in found.values()]
+    messages = [notice(view.event, now=now, zone=zone) for view in newest]
+    states = sorted(zip(messages, newest, found.values(), strict=True), key=_urgency)
+    first = states[0][0]
+    counts = f"{len(states)} event{'s' * (len(states) > 1)}: {', '.join(_counts(newest))}"
+    return Digest(
+        tone=first.tone,
+        headline=truncate(f"{first.headline[0]} {counts}", TITLE_LENGTH, mark="…"),
+        lines=[(_line(*state), link(state[0].event_id)) for state in states],
+    )
+
+
+def _urgency(state: _State) -> tuple[int, float]:
+    """Return what comes first, the least value first: bad news, notices by their NotBefore, starts, the rest."""
+    message, view, _ = state
+    rank = 0 if is_alarm(view.event) else {"warning": 1, "attention": 2}.get(message.tone, 3)
+    return rank, view.not_before.timestamp() if view.not_before else 0.0
+
+
+def _counts(views: Sequence[EventView]) -> Iterator[str]:
+    """Count the events in each state, the most first."""
+    for (noun, what), count in Counter(map(_counted, views)).most_common():
+        starts = [view.not_before for view in views if view.not_before and _counted(view) == (noun, what)]
+        text = what if count == 1 else what.replace("is ", "are ").replace("has ", "have ")
+        if what == SCHEDULED and starts:
+            text = f"{'at' if count == 1 else 'from'} {views[0].clock(min(starts))}{' on' * (count > 1)}"
+        yield f"{count} {noun}{'s' * (count > 1)} {text}".rstrip()
+
+
+def _counted(view: EventView) -> tuple[str, str]:
+    """Return what a headline counts together: a noun, and what is said of it."""
+    family, _, kind = view.kind.partition(".")
+    if family == "approval" and kind != "prepared":
+        return family, kind
+    if family not in ("scheduledevent", "approval"):
+        return "other message", ""
+    state = view.status if kind == "updated" else kind
+    return truncate(view.event_type, 30, mark="…") or "Event", _STATES.get(state, "has changed")
+
+
+def _line(message: Notice, view: EventView, views: Sequence[EventView]) -> str:
+    """Write the newest state; titles do not say when the event of a receipt starts, and who else is prepared."""
+    text, start = message.headline, view.not_before
+    if view.kind.startswith("approval.") and start and view.seconds_until(start) > 0:
+        text += f", starts {view.relative(start)} ({view.clock(start)})"
+    prepared = dict.fromkeys(one.short_vm for one in views if one.kind == _PREPARED and one is not view)
+    names = f"; prepared: {join_names([*prepared], max_length=80)}" if prepared else ""
+    return truncate(text + names, LINE_LENGTH, mark="…")

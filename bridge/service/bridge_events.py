@@ -1,0 +1,106 @@
+"""The events `bridge.heartbeat` and `bridge.loss`, which a process publishes about itself."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from bridge import __version__
+from bridge.events.model import CloudEvent
+from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
+from bridge.runtime.json import Json
+from bridge.service.identity import VmIdentity
+
+HEARTBEAT_EVERY_SECONDS = 3600.0
+# How often losses are looked for, and how often they are published.
+LOSSES_LOOK_SECONDS = 5.0
+LOSSES_EVERY_SECONDS = 60.0
+WATCH = "watch"  # the record of what the last document showed
+UNLISTED = "unlisted"  # the record of the ids of events that no `document.changed` lists
+LISTED_IDS = 1000  # in one heartbeat, of 40 bytes each
+
+
+class BridgeEvents:
+    """Publishes heartbeats and losses in the VM's name; for the thread that builds the process's events."""
+
+    def __init__(self, identity: VmIdentity) -> None:
+        self._identity, self._outbox, self._clock = identity, identity.outbox, identity.clock
+        self._heartbeat_at = self._losses_at = -math.inf
+        self._unlisted: list[str] = self._outbox.record(STATE, UNLISTED) or []
+
+    def emit_started(self) -> None:
+        """Publish the first event of this run, which names the run before."""
+        self._publish("Started", previous=self._outbox.previous_run)
+
+    def emit_heartbeat(self, more: Callable[[], Mapping[str, Json]] = dict) -> bool:
+        """Publish a heartbeat every hour, and earlier if it has to list many events; return whether it is time.
+
+        Args:
+            more: returns what this process adds to the heartbeat's data.
+        """
+        is_due = self._clock.monotonic() >= self._heartbeat_at or len(self._unlisted) >= LISTED_IDS
+        if is_due:
+            self._publish("Hourly", more=more())
+        return is_due
+
+    def list_later(self, ids: Sequence[str]) -> dict[tuple[str, str], Json]:
+        """Let the next heartbeat list events that no `document.changed` lists; return the record to commit."""
+        self._unlisted += ids
+        return {(STATE, UNLISTED): [*self._unlisted]}
+
+    def emit_losses(self) -> bool:
+        """Publish losses of events; return whether what IMDS shows now must be published again."""
+        now = self._clock.monotonic()
+        if now < self._losses_at:
+            return False
+        losses = self._outbox.losses()
+        self._losses_at = now + (LOSSES_EVERY_SECONDS if losses else LOSSES_LOOK_SECONDS)
+        if not losses:
+            return False
+        must_repeat = any(loss.reason in (DAMAGE, STATE_FOLDER_GONE) for loss in losses)
+        records = {(STATE, WATCH): ""} if must_repeat else {}
+        self._outbox.commit([*map(self._loss, losses)], records=records, published=losses)
+        return must_repeat
+
+    def _loss(self, loss: Loss) -> CloudEvent:
+        oldest, newest = (
+            None if at is None else datetime.fromtimestamp(at, UTC) for at in (loss.oldest, loss.newest)
+        )
+        return self._identity.reporter().loss(
+            reason=loss.reason,
+            count=loss.count,
+            sink=loss.sink,
+            oldest=oldest,
+            newest=newest,
+            sequence=self._outbox.next_number(),
+            at=self._clock.now(),
+        )
+
+    def emit_stopping(self) -> None:
+        """Publish the last heartbeat of a process that is stopped."""
+        self._publish("Stopping")
+
+    def _publish(
+        self,
+        reason: str,
+        *,
+        previous: tuple[str | None, int | None] | None = None,
+        more: Mapping[str, Json] | None = None,
+    ) -> None:
+        # The first hour is shorter: heartbeats of VMs that start together must not stay together.
+        share = random.uniform(0.1, 1) if reason == "Started" else 1  # noqa: S311 - it spreads load
+        self._heartbeat_at = self._clock.monotonic() + share * HEARTBEAT_EVERY_SECONDS
+        listed, self._unlisted = self._unlisted[:LISTED_IDS], self._unlisted[LISTED_IDS:]
+        event = self._identity.reporter().heartbeat(
+            reason=reason,
+            version=__version__,
+            backlog=self._outbox.backlogs(),
+            sequence=self._outbox.next_number(),
+            at=self._clock.now(),
+            previous=previous,
+            event_ids=listed,
+            more=more or {},
+        )
+        self._outbox.commit([event], records={(STATE, UNLISTED): [*self._unlisted]} if listed else {})

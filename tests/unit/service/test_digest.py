@@ -1,0 +1,358 @@
+"""Digests: when what gathers is sent, what cannot wait, and what becomes of a digest that fails."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from bridge.errors import DeliveryError, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.runtime.time import iso_utc
+from bridge.service.schedule import HELD_BYTES, HELD_EVENTS, PAGE_EVENTS
+from tests.support.moved_delivery import MovedDelivery
+from tests.support.outbox import TYPE, event, failing_disk
+
+DIGEST_SECONDS = 300.0
+STARTED = "io.imdsbridge.scheduledevent.started.v1"
+COMPLETED = "io.imdsbridge.scheduledevent.completed.v1"
+APPROVAL = "io.imdsbridge.approval."
+LATER: dict[str, Any] = {"EventStatus": "Started", "PreviousStatus": "Scheduled"}
+Make = Callable[..., MovedDelivery]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make deliveries that gather, and whose jitter always draws the longest wait."""
+    monkeypatch.setattr(random, "random", lambda: 1.0)
+    with ExitStack() as stack:
+
+        def build(*failures: DeliveryError, **settings: Any) -> MovedDelivery:
+            given = {"max_age_seconds": 3600.0, "digest_seconds": DIGEST_SECONDS, **settings}
+            rig = MovedDelivery(tmp_path / str(len(list(tmp_path.iterdir()))), **given)
+            rig.sink.failures.extend(failures)
+            rig.sink.is_digest = True
+            stack.callback(rig.close)
+            return rig
+
+        yield build
+
+
+def notice(rig: MovedDelivery, name: str, *, seconds: float, type_: str = TYPE) -> None:
+    """Commit a notice of an event that starts in so many seconds."""
+    start = iso_utc(datetime.fromtimestamp(rig.clock.wall() + seconds, UTC))
+    rig.commit(name, type_=type_, EventStatus="Scheduled", NotBeforeUtc=start)
+
+
+def run(rig: MovedDelivery, seconds: float) -> None:
+    """Deliver for so many seconds, also while nothing waits."""
+    until = rig.clock.monotonic() + seconds
+    rig.deliver(seconds=seconds)
+    rig.clock.advance(max(0.0, until - rig.clock.monotonic()))
+
+
+def gathering(make: Make, **settings: Any) -> MovedDelivery:
+    """Make a delivery that has sent a first event, and has another that gathers."""
+    rig = make(**settings)
+    rig.commit("first", **LATER)
+    assert rig.deliver() == []
+    rig.commit("gathers", **LATER)
+    run(rig, 1)
+    assert rig.sink.batches == [["first"]]
+    return rig
+
+
+# --- when ---
+
+
+def test_the_first_event_goes_out_at_once_the_next_after_30_s_and_then_every_digest_seconds(
+    make: Make,
+) -> None:
+    rig = make()
+    began_at = rig.clock.monotonic()
+    sent: list[tuple[int, int]] = []
+    accept = rig.sink.send
+
+    def note(events: Sequence[StoredEvent]) -> None:
+        sent.append((round(rig.clock.monotonic() - began_at), len(events)))
+        accept(events)
+
+    rig.sink.send = note  # type: ignore[method-assign]
+    for number in range(700):  # one event a second
+        rig.commit(f"e{number}", **LATER)
+        run(rig, 1)
+    rig.deliver()
+    assert [at for at, _ in sent] == [0, 30, 330, 630, 930]
+    assert [count for _, count in sent][:2] in ([1, 30], [1, 29])
+    assert rig.received() == [f"e{number}" for number in range(700)]
+
+
+def test_after_a_quiet_time_an_event_is_a_first_one_again(make: Make) -> None:
+    rig = make()
+    for name in ("1", "2", "3"):
+        rig.commit(name, **LATER)
+        run(rig, 40)
+    assert rig.sink.batches == [["1"], ["2"]], "the second message was due when 2 came"
+    run(rig, 600)
+    assert rig.sink.batches == [["1"], ["2"], ["3"]]
+    rig.commit("4", **LATER)
+    run(rig, 0)
+    rig.commit("5", **LATER)
+    run(rig, 29)
+    assert rig.sink.batches[3:] == [["4"]]
+    run(rig, 2)
+    assert rig.sink.batches[4:] == [["5"]]
+
+
+def test_without_digest_seconds_each_event_is_a_message(make: Make) -> None:
+    rig = make(digest_seconds=0.0)
+    rig.commit("1", "2", "3", **LATER)
+    assert rig.deliver() == []
+    assert rig.sink.batches == [["1"], ["2"], ["3"]]
+
+
+@pytest.mark.parametrize("seconds", [-60.0, 0.0, 10.0, 28.0])
+@pytest.mark.parametrize("type_", [TYPE, "io.imdsbridge.scheduledevent.updated.v1"])
+def test_a_notice_that_starts_before_the_digest_is_due_goes_out_within_two_seconds(
+    make: Make, seconds: float, type_: str
+) -> None:
+    rig = gathering(make)
+    notice(rig, "soon", seconds=seconds, type_=type_)
+    assert rig.deliver(seconds=1.9) == []
+    rig.deliver(seconds=0.2)
+    assert rig.sink.batches[1:] == [["gathers", "soon"]]
+
+
+def test_a_notice_that_starts_after_the_digest_gathers(make: Make) -> None:
+    rig = gathering(make)
+    notice(rig, "later", seconds=31.0)
+    assert rig.deliver() == [pytest.approx(29.0)]
+    notice(rig, "in an hour", seconds=3600.0)
+    notice(rig, "before the next digest", seconds=299.0)
+    assert rig.deliver() == [pytest.approx(2.0)]
+
+
+def test_a_notice_without_a_time_does_not_gather(make: Make) -> None:
+    rig = gathering(make)
+    rig.commit("unknown", EventStatus="Scheduled")
+    assert rig.deliver() == [pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "data"),
+    [
+        (STARTED, {"EventStatus": "Started", "PreviousStatus": None}),
+        (f"{APPROVAL}failed.v1", {"Outcome": "Failed"}),
+        (f"{APPROVAL}rejected.v1", {"Outcome": "Rejected"}),
+        (f"{APPROVAL}prepared.v1", {"Outcome": "Failed"}),
+    ],
+    ids=["started without a notice", "approval", "drain", "preparation"],
+)
+def test_bad_news_that_no_notice_announced_does_not_gather(
+    make: Make, type_: str, data: dict[str, Any]
+) -> None:
+    rig = gathering(make)
+    rig.commit("bad", type_=type_, **data)
+    assert rig.deliver() == [pytest.approx(2.0)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "data"),
+    [
+        (STARTED, LATER),
+        (COMPLETED, {"EventStatus": "Completed", "PreviousStatus": "Started"}),
+        (f"{APPROVAL}accepted.v1", {"Outcome": "Accepted"}),
+        (f"{APPROVAL}prepared.v1", {"DurationSeconds": "12.5"}),
+    ],
+)
+def test_what_was_announced_gathers(make: Make, type_: str, data: dict[str, Any]) -> None:
+    rig = gathering(make)
+    rig.commit("expected", type_=type_, **data)
+    assert rig.deliver() == [pytest.approx(29.0)]
+
+
+def test_300_alarms_within_seconds_are_few_messages(make: Make) -> None:
+    rig = gathering(make)
+    for number in range(300):
+        rig.commit(f"e{number}", type_=STARTED, PreviousStatus=None)
+        run(rig, 0.05)
+    rig.deliver()
+    assert len(rig.sink.batches) - 1 == 8  # 15 s, one in 2 s
+    assert len(rig.received()) == 302
+
+
+def test_a_stop_sends_what_is_there(make: Make) -> None:
+    rig = gathering(make)
+    rig.run_to_the_end()
+    assert rig.sink.batches == [["first"], ["gathers"]]
+
+
+def test_while_the_state_cannot_be_written_nothing_gathers(make: Make) -> None:
+    rig = gathering(make)
+    with failing_disk() as disk:
+        disk.fail()
+        rig.commit("memory", **LATER)
+        run(rig, 0)
+        assert rig.sink.batches[1:] == [["gathers", "memory"]]
+
+
+def test_after_a_restart_what_gathered_goes_out_at_once(make: Make) -> None:
+    rig = make(max_age_seconds=3600.0)
+    rig.commit("first", **LATER)
+    rig.deliver()
+    rig.commit("1", "2", **LATER)
+    rig.deliver(seconds=1)
+    rig.outbox.close()
+    again = MovedDelivery(rig.folder.path, max_age_seconds=3600.0, digest_seconds=DIGEST_SECONDS)
+    assert again.deliver() == []
+    assert again.sink.batches == [["1", "2"]]
+    again.close()
+
+
+def test_a_digest_is_limited_in_events_and_in_bytes_and_a_full_one_goes_out_at_once(make: Make) -> None:
+    rig = gathering(make)
+    rig.outbox.commit([event_of(f"e{number}") for number in range(2 * HELD_EVENTS)])
+    run(rig, 0)
+    assert HELD_EVENTS <= len(rig.sink.batches[1]) < HELD_EVENTS + PAGE_EVENTS
+    rig.deliver()
+    before = len(rig.sink.batches)
+    rig.outbox.commit([event_of(f"large{number}", size=100_000) for number in range(200)])
+    run(rig, 0)
+    assert HELD_BYTES <= 100_000 * len(rig.sink.batches[before]) < HELD_BYTES + PAGE_EVENTS * 101_000
+    rig.deliver()
+    assert len(rig.received()) == len({*rig.received()}) == 2 + 2 * HELD_EVENTS + 200
+
+
+def event_of(name: str, *, size: int = 0) -> StoredEvent:
+    return event(name, type_=COMPLETED, size=size)
+
+
+# --- what the status and the alerts show ---
+
+
+def test_what_only_gathers_does_not_wait(make: Make) -> None:
+    rig = gathering(make, digest_seconds=1000.0)
+    run(rig, 29)
+    for number in range(5):
+        notice(rig, f"n{number}", seconds=2000.0)
+        run(rig, 150)
+        status = rig.dispatcher.status()
+        assert (status["oldest_waits_seconds"], status["notice_until"]) == (0.0, None), number
+        assert status["backlog"] == number + 1
+    assert rig.sink.batches == [["first"], ["gathers"]]
+
+
+def test_what_is_due_and_cannot_be_sent_waits_since_it_was_due(make: Make) -> None:
+    rig = gathering(make)
+    notice(rig, "n", seconds=2000.0)
+    rig.sink.refuse = lambda _: Unavailable("no", status=503)
+    run(rig, 29 + 100)
+    status = rig.dispatcher.status()
+    assert status["oldest_waits_seconds"] == pytest.approx(100.0, abs=0.2)
+    assert status["notice_until"] is not None
+    assert status["state"] == "retrying"
+
+
+# --- failures ---
+
+
+def test_a_refused_digest_is_sent_again_one_by_one_and_dead_letters_are_single_events(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = gathering(make, max_per_second=4)
+    rig.sink.refuse = lambda one: Rejected("too large", status=413) if one.id == "bad" else None
+    rig.commit("1", "bad", "2", "3", **LATER)
+    run(rig, 29 + 2)
+    assert rig.sink.batches == [["first"], ["gathers"], ["1"], ["2"], ["3"]]
+    assert rig.dead() == [("bad", "rejected", "too large")]
+    assert len([record for record in caplog.records if "one by one" in record.message]) == 1
+    rig.commit("4", "5", **LATER)
+    rig.deliver()
+    assert rig.sink.batches[-1] == ["4", "5"], "later events gather again"
+
+
+@pytest.mark.parametrize("status", [503, 401, 429, None])
+def test_an_outage_leaves_one_digest_whatever_the_answers(make: Make, status: int | None) -> None:
+    rig = gathering(make)
+    rig.sink.refuse = lambda _: Unavailable("no", status=status)
+    for number in range(100):
+        rig.commit(f"e{number}", **LATER)
+        run(rig, 3)
+    before = len(rig.sink.calls)
+    rig.sink.refuse = lambda _: None
+    run(rig, 60)
+    assert len(rig.sink.batches) - 1 <= 2
+    assert len(rig.received()) == 102
+    assert before <= 300 / 2 + 20, "retries are two seconds apart"
+
+
+@pytest.mark.parametrize("position", [0, 1, 30, 59])
+@pytest.mark.parametrize("status", [500, 401])
+def test_an_event_that_keeps_failing_holds_a_digest_back_for_seconds_and_then_only_itself(
+    make: Make, position: int, status: int
+) -> None:
+    rig = gathering(make)
+    rig.sink.refuse = lambda one: Unavailable("no", status=status) if one.id == f"e{position}" else None
+    rig.commit(*(f"e{number}" for number in range(60)), **LATER)
+    run(rig, 29 + 15)
+    assert {*rig.received()} == {"first", "gathers", *(f"e{n}" for n in range(60) if n != position)}
+    rig.commit("next", **LATER)
+    run(rig, 1)
+    assert rig.received()[-1] == "next"
+    rig.sink.refuse = lambda _: None
+    rig.deliver()
+    assert len(rig.received()) == len({*rig.received()}) == 63
+
+
+def test_what_is_too_old_becomes_a_dead_letter_of_one_event(make: Make) -> None:
+    rig = gathering(make)
+    rig.sink.refuse = lambda _: Unavailable("no", status=503)
+    rig.commit("1", "2", **LATER)
+    run(rig, 3700)
+    assert [(name, reason) for name, reason, _ in rig.dead()] == [
+        (name, "expired") for name in ("gathers", "1", "2")
+    ]
+
+
+# --- random receivers ---
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nothing_is_lost_or_told_twice_and_the_order_of_a_subject_holds_whatever_fails(
+    make: Make, seed: int
+) -> None:
+    chance = Random(seed)  # noqa: S311 - a seed
+    rig = make(max_age_seconds=1e9)
+    bad: dict[str, DeliveryError] = {}
+    state: list[DeliveryError | None] = [None]
+    rig.sink.refuse = lambda one: state[0] or bad.get(one.id)
+    subjects: dict[str, str] = {}
+    for number in range(200):
+        name = f"e{number}"
+        subjects[name] = f"s{chance.randrange(40)}"
+        alarm = {"PreviousStatus": None} if chance.random() < 0.1 else LATER
+        rig.commit(name, subject=subjects[name], type_=STARTED, **alarm)
+        if chance.random() < 0.03:
+            bad[name] = chance.choice((Unavailable("500", status=500), Rejected("400", status=400)))
+        if chance.random() < 0.05:
+            outages = (None, None, Unavailable("hangs"), Unavailable("503", status=503))
+            state[0] = chance.choice(outages)
+        run(rig, chance.choice((0.0, 0.0, 1.0, 5.0, 40.0)))
+    state[0] = None
+    run(rig, 5000)
+    for name in [name for name, error in bad.items() if not isinstance(error, Rejected)]:
+        del bad[name]
+    rig.deliver()
+    assert max(Counter(rig.received()).values()) == 1
+    assert {*rig.received()} | {*bad} == {*subjects}
+    assert [name for name, *_ in rig.dead()] == [*bad] or {name for name, *_ in rig.dead()} == {*bad}
+    for subject in {*subjects.values()}:
+        mine = [name for name in subjects if subjects[name] == subject and name not in bad]
+        assert [name for name in rig.received() if subjects[name] == subject] == mine

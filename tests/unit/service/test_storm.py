@@ -1,0 +1,195 @@
+"""A storm of 500 events within ten minutes, from the relay's queue to Teams and Slack, with a clock that is moved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bridge.errors import DeliveryError, Rejected, Unavailable
+from bridge.events.model import StoredEvent
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.holding import Gathering
+from tests.support.memory_sink import MemorySink
+from tests.support.receivers import CONSOLE, FORMATS, make_format
+from tests.support.storm import EVENTS, Told, event_ids, instants, scheduled, started
+from tests.unit.service.test_relay import RelayOnDoubles
+
+FORMATS_BY_SINK = {"sink0": "teams", "sink1": "slack"}
+STORM_SECONDS = 600.0
+
+
+class ChatSink(MemorySink):
+    """A chat in memory: it takes one message at a time."""
+
+    def __init__(self, format_: str, now: Callable[[], datetime]) -> None:
+        super().__init__()
+        self.is_digest = True
+        self._format, self._now = make_format(format_, console_url=CONSOLE), now
+        self.bodies: list[bytes] = []
+        self.before: Callable[[], DeliveryError | None] = lambda: None
+
+    def send(self, events: Sequence[StoredEvent]) -> None:
+        """Take a message."""
+        _, body = self._format.encode(events, self._now())
+        if error := self.before():
+            raise error
+        super().send(events)
+        self.bodies.append(body)
+
+
+class Fleet(RelayOnDoubles):
+    """The relay with a channel in Teams and one in Slack; `digest_seconds` 0 is a message for each event."""
+
+    def __init__(self, folder: Path, digest_seconds: float = 300.0) -> None:
+        self.digest_seconds = digest_seconds
+        self.sinks: dict[str, ChatSink] = {}
+        super().__init__(folder, sinks=2)
+
+    def start(self) -> None:
+        """Start the relay and what delivers; the chats stay as they are."""
+        super().start()
+        for name, format_ in FORMATS_BY_SINK.items():
+            self.sinks.setdefault(name, ChatSink(format_, self.clock.now))
+        self.dispatchers = [
+            Dispatcher(
+                name,
+                sink,
+                max_age_seconds=3600.0,
+                outbox=self.outbox,
+                clock=self.clock,
+                max_per_second=FORMATS[FORMATS_BY_SINK[name]].per_second,
+                holding=Gathering(self.digest_seconds, self.clock) if self.digest_seconds else None,
+            )
+            for name, sink in self.sinks.items()
+        ]
+
+    def until(self, monotonic: float) -> None:
+        """Relay and deliver until then."""
+        self.relay.run_once(0.0)
+        while self.clock.monotonic() < monotonic:
+            waits = [self._wait(one) for one in self.dispatchers]
+            self.clock.advance(min(*waits, monotonic - self.clock.monotonic()))
+
+    def _wait(self, dispatcher: Dispatcher) -> float:
+        while (wait_seconds := dispatcher.step()) is None:
+            pass
+        return wait_seconds
+
+    def storm(self, at: Sequence[float], make: Callable[[str, datetime], StoredEvent]) -> None:
+        """Put an event on the bus at each of these times."""
+        began_at = self.clock.monotonic()
+        for event_id, second in zip(event_ids(), at, strict=True):
+            self.until(began_at + second)
+            one = make(event_id, self.clock.now())
+            self.queue.send(one.body, message_id=one.id)
+        self.until(self.clock.monotonic() + 1)
+
+    def close(self) -> None:
+        """Close the outbox."""
+        self.outbox.close()
+
+    def drain(self) -> None:
+        """Deliver until nothing waits."""
+        while any(self.outbox.backlogs().values()):
+            self.until(self.clock.monotonic() + 10)
+
+    def told(self) -> list[Told]:
+        """Return what both chats were told."""
+        return [Told.by(FORMATS_BY_SINK[name], sink.bodies) for name, sink in self.sinks.items()]
+
+    def check(self) -> None:
+        """Each chat was told of each event once."""
+        for sink in self.sinks.values():
+            ids = [name for batch in sink.batches for name in batch]
+            assert len(ids) == len({*ids})
+        for told in self.told():
+            assert max(told.shown.values()) == 1 or told.events > EVENTS
+            assert told.largest <= 20_000
+
+
+@pytest.fixture(autouse=True)
+def _fixed() -> None:
+    random.seed(1)
+
+
+def test_500_notices_in_ten_minutes_are_four_messages_instead_of_500(tmp_path: Path) -> None:
+    counts: dict[float, list[int]] = {}
+    for digest_seconds in (0.0, 300.0):
+        with closing(Fleet(tmp_path / str(digest_seconds), digest_seconds)) as fleet:
+            fleet.storm(instants(STORM_SECONDS), scheduled)
+            fleet.drain()
+            fleet.check()
+            assert [told.events for told in fleet.told()] == [EVENTS, EVENTS]
+            counts[digest_seconds] = [told.messages for told in fleet.told()]
+    assert counts == {0.0: [500, 500], 300.0: [4, 4]}
+
+
+def test_the_starts_that_follow_are_three_messages_more(tmp_path: Path) -> None:
+    with closing(Fleet(tmp_path)) as fleet:
+        fleet.storm(instants(STORM_SECONDS), scheduled)
+        fleet.until(fleet.clock.monotonic() + 300)
+        fleet.storm(instants(STORM_SECONDS, seed=2), started)
+        fleet.drain()
+        fleet.check()
+        assert [(told.messages, told.events) for told in fleet.told()] == [(7, 2 * EVENTS)] * 2
+
+
+def test_notices_of_30_seconds_are_told_within_two_and_still_few_messages(tmp_path: Path) -> None:
+    with closing(Fleet(tmp_path)) as fleet:
+        fleet.storm(instants(30.0), lambda event_id, at: scheduled(event_id, at, minutes=0.5))
+        fleet.drain()
+        fleet.check()
+        assert [told.events for told in fleet.told()] == [EVENTS, EVENTS]
+        assert max(told.messages for told in fleet.told()) <= 1 + 30 / 2 + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_receivers_that_fail_and_a_kill_every_event_is_told_once(tmp_path: Path, seed: int) -> None:
+    chance = Random(seed)  # noqa: S311 - a seed
+    with closing(Fleet(tmp_path)) as fleet:
+        errors: list[DeliveryError | None] = [
+            *(Unavailable("503", status=503), Unavailable("429", status=429, retry_after_seconds=20)),
+            *(Unavailable("hangs"), None, None, None, None),
+        ]
+        for sink in fleet.sinks.values():
+            sink.before = lambda: chance.choice(errors)
+        is_killed = False
+
+        def make(event_id: str, at: datetime) -> StoredEvent:
+            nonlocal is_killed
+            if not is_killed and event_id == event_ids()[250]:
+                is_killed = True
+                fleet.restart()
+            return scheduled(event_id, at)
+
+        fleet.storm(instants(STORM_SECONDS), make)
+        for sink in fleet.sinks.values():
+            sink.before = lambda: None
+        fleet.drain()
+        fleet.check()
+        assert is_killed
+        assert [told.events for told in fleet.told()] == [EVENTS, EVENTS]
+        assert max(told.messages for told in fleet.told()) <= 20
+
+
+def test_a_receiver_that_refuses_digests_gets_every_event_alone(tmp_path: Path) -> None:
+    with closing(Fleet(tmp_path)) as fleet:
+        for sink in fleet.sinks.values():
+            accept = sink.send
+
+            def send(events: Sequence[StoredEvent], accept: Callable[..., None] = accept) -> None:
+                if len(events) > 1:
+                    raise Rejected("too large", status=413)
+                accept(events)
+
+            sink.send = send  # type: ignore[method-assign]
+        fleet.storm(instants(STORM_SECONDS), scheduled)
+        fleet.drain()
+        fleet.check()
+        assert [told.messages for told in fleet.told()] == [EVENTS, EVENTS]
