@@ -24,6 +24,7 @@ from bridge.runtime.time import Clock
 Headers = Sequence[tuple[str, str]]
 _EASY_AUTH = "x-ms-client-principal"
 _MAX_NAME = 200
+_OF_PROGRAMS = ("/metrics", "/api/v1/expected")  # the bearer token of senders is enough
 # Whoever sends events authenticates to `/ingest`; the others say nothing about the fleet.
 _OPEN = ("/ingest", "/livez", "/readyz")
 _HEADERS = {
@@ -72,7 +73,11 @@ class Guard:
             return
         request = Request(scope)
         answer = self._app
-        if refusal := self._fault(request):
+        try:
+            refusal = self._fault(request)
+        except (OSError, ValueError):
+            refusal = HTTPStatus.SERVICE_UNAVAILABLE, "a secret cannot be read at the moment", None
+        if refusal:
             answer = self._refuse(request, *refusal)
         await answer(scope, receive, partial(_send_protected, send))
 
@@ -86,21 +91,16 @@ class Guard:
         path = request.url.path
         if path in _OPEN or path.startswith("/static/"):
             return None
-        if path == "/metrics" and self._settings.ingest.bearer_token and "authorization" in request.headers:
-            return self._scraper_fault(request)
+        fault, ingest = "You are not signed in; reload the page.", self._settings.ingest
+        if path in _OF_PROGRAMS and ingest.bearer_token and "authorization" in request.headers:
+            fault = sender_fault(ingest, request.headers, b"", self._clock.now())
+            if not fault:
+                return None
         person = request.state.person = sign_in(self._settings, _headers(request))
         if person is None:
-            return HTTPStatus.UNAUTHORIZED, "You are not signed in; reload the page.", None
+            return HTTPStatus.UNAUTHORIZED, fault, None
         text = "You are signed in, but in none of the groups that may look."
         return None if person.is_viewer else (HTTPStatus.FORBIDDEN, text, None)
-
-    def _scraper_fault(self, request: Request) -> tuple[HTTPStatus, str, None] | None:
-        """Refuse a scraper, which cannot sign in, unless it shows the token of the senders."""
-        try:
-            fault = sender_fault(self._settings.ingest, request.headers, b"", self._clock.now())
-        except (OSError, ValueError):
-            return HTTPStatus.SERVICE_UNAVAILABLE, "the token cannot be read at the moment", None
-        return (HTTPStatus.UNAUTHORIZED, fault, None) if fault else None
 
 
 async def _send_protected(send: Send, message: Message) -> None:

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from bridge import __version__
-from bridge.console.history import PERIODS, History
+from bridge.console.history import History
 from bridge.console.merge import Time
-from bridge.console.rows import MAX_CHARACTERS, MAX_VALUES, EventRow, Filter, ReportRow, VmRow
-from bridge.runtime.json import Json
+from bridge.console.rows import MAX_CHARACTERS, EventRow, ReportRow, VmRow
 
 BASE = "/api/v1"
-_REF = "#/components/schemas/{model}"
-Parameters = Mapping[str, dict[str, Json]]
-_TEXT: dict[str, Json] = {"type": "string", "maxLength": MAX_CHARACTERS}
-
-
-def _schema(default: object, example: str) -> dict[str, Json]:
-    schema: dict[str, Json] = {**_TEXT, "examples": [example]}
-    return (
-        {"type": "array", "maxItems": MAX_VALUES, "items": schema} if isinstance(default, tuple) else schema
-    )
-
-
-# The parameters of a query, by name, with their schemas.
-FILTERS: Parameters = {one.name: _schema(one.default, one.metadata["example"]) for one in fields(Filter)}
-OF_VMS: Parameters = {name: FILTERS[name] for name in ("status", "vm", "subscription", "group", "tag")}
-PERIOD: Parameters = {"days": {"type": "integer", "enum": [*PERIODS], "default": PERIODS[0]}, **FILTERS}
-NONE: Parameters = {}
-_ERRORS = {
-    "400": "A parameter is not valid",
-    "401": "Not signed in",
-    "403": "Not allowed",
-    "421": "The Host header names another machine",
-    "503": "The store cannot be read, or there are too many requests",
-}
+MAX_PAGE = 999_999
+# Written by `python -m infra.contract.console_api`.
+DOCUMENT = files("bridge.console").joinpath("openapi.json").read_bytes()
+Next = Annotated[str | None, Field(description="The address of the next page; null on the last one.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +29,7 @@ class EventList:
     """Open events, the most urgent first."""
 
     events: list[EventRow]
+    next: Next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +55,15 @@ class EventDetails:
 
     event: EventRow
     reports: list[Report]
+    next: Next
 
 
 @dataclass(frozen=True, kw_only=True)
 class VmList:
-    """VMs."""
+    """VMs, by group and zone."""
 
     vms: list[VmRow]
+    next: Next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,18 +73,18 @@ class Error:
     error: str
 
 
-_MODELS: dict[type, TypeAdapter[Any]] = {
+MODELS: dict[type, TypeAdapter[Any]] = {
     model: TypeAdapter(model) for model in (EventList, EventDetails, VmList, History, Error)
 }
 
 
 def write(answer: object) -> str:
     """Write an answer as JSON; an event may hold halves of surrogate pairs, which pydantic does not write."""
-    return json.dumps(_MODELS[type(answer)].dump_python(answer, mode="json"))
+    return json.dumps(MODELS[type(answer)].dump_python(answer, mode="json"))
 
 
-def details(row: EventRow, reports: Sequence[ReportRow]) -> EventDetails:
-    """Return an event and its reports."""
+def details(row: EventRow, reports: Sequence[ReportRow], more: str | None) -> EventDetails:
+    """Return an event, a page of its reports, and the address of the next one."""
     found = [
         Report(
             at=report.at,
@@ -108,66 +93,33 @@ def details(row: EventRow, reports: Sequence[ReportRow]) -> EventDetails:
         )
         for report in reports
     ]
-    return EventDetails(event=row, reports=found)
+    return EventDetails(event=row, reports=found, next=more)
 
 
-def query_fault(given: Iterable[tuple[str, str]], parameters: Parameters) -> str:
-    """Say what is wrong with a query, "" if nothing is."""
+def query_fault(given: Iterable[tuple[str, str]], path: str) -> tuple[HTTPStatus, str] | None:
+    """Say what is wrong with the query of a path, and with which status; None if nothing is."""
     seen: list[str] = []
+    parameters = _parameters(path)
     for name, value in given:
-        if name not in parameters:
-            return f"{name[:40]}: unknown; expected {', '.join(parameters) or 'no parameter'}"
-        schema = parameters[name]
         seen.append(name)
-        if seen.count(name) > (MAX_VALUES if schema["type"] == "array" else 1):
-            return f"{name}: given too often"
-        if (allowed := schema.get("enum")) and value not in map(str, allowed):
-            return f"{name}: expected {' or '.join(map(str, allowed))}"
-        if len(value) > MAX_CHARACTERS:
-            return f"{name}: expected at most {MAX_CHARACTERS} characters"
-    return ""
+        schema = parameters.get(name, {})
+        if name not in parameters:
+            fault = f"{name[:40]}: unknown; expected {', '.join(parameters) or 'no parameter'}"
+        elif seen.count(name) > schema.get("maxItems", 1):
+            fault = f"{name}: given too often"
+        elif len(value) > MAX_CHARACTERS:
+            fault = f"{name}: expected at most {MAX_CHARACTERS} characters"
+        elif (allowed := [*map(str, schema.get("enum", ()))]) and value.lower() not in allowed:
+            return HTTPStatus.UNPROCESSABLE_ENTITY, f"{name}: expected {' or '.join(allowed)}"
+        elif name == "page" and not re.fullmatch("[1-9][0-9]{0,5}", value):
+            fault = f"page: expected a number from 1 to {MAX_PAGE}"
+        else:
+            continue
+        return HTTPStatus.BAD_REQUEST, fault
+    return None
 
 
-def openapi() -> dict[str, Json]:
-    """Return the OpenAPI document."""
-    inputs: Any = [(model, "serialization", adapter) for model, adapter in _MODELS.items()]
-    _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
-    event = _path("One event and its story", EventDetails, NONE)
-    example = "602d9444-d2cd-49c7-8624-8643e7171297"
-    event["get"]["parameters"] = [
-        {
-            "name": "event_id",
-            "in": "path",
-            "required": True,
-            "schema": {"type": "string", "examples": [example]},
-        }
-    ]
-    event["get"]["responses"]["404"] = _response("Not known", Error)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "imds-bridge console", "version": __version__},
-        "paths": {
-            f"{BASE}/events": _path("Open events, filtered", EventList, FILTERS),
-            f"{BASE}/events/{{event_id}}": event,
-            f"{BASE}/vms": _path("VMs, filtered", VmList, OF_VMS),
-            f"{BASE}/history": _path("Figures of the last days, filtered", History, PERIOD),
-        },
-        "components": {"schemas": generated["$defs"]},
-    }
-
-
-def _path(summary: str, model: type, parameters: Parameters) -> Any:
-    in_query = [
-        {"name": name, "in": "query", "required": False, "schema": schema}
-        for name, schema in parameters.items()
-    ]
-    responses = {
-        "200": _response(summary, model),
-        **{code: _response(text, Error) for code, text in _ERRORS.items()},
-    }
-    return {"get": {"summary": summary, "parameters": in_query, "responses": responses}}
-
-
-def _response(description: str, model: type) -> dict[str, Json]:
-    schema = {"$ref": _REF.format(model=model.__name__)}
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+@lru_cache
+def _parameters(path: str) -> dict[str, Any]:
+    described = json.loads(DOCUMENT)["paths"][f"{BASE}{path}"]["get"]["parameters"]
+    return {one["name"]: one["schema"] for one in described if one["in"] == "query"}

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote
 
 from anyio.to_thread import current_default_thread_limiter
@@ -32,18 +31,19 @@ from starlette.types import ASGIApp
 
 from bridge import __version__
 from bridge.config.console import ConsoleSettings
-from bridge.console import api, fleet, history, now, rows, story
+from bridge.console import api, expected, fleet, forget, history, now, rows, story
 from bridge.console.access import Guard
-from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, new_session
-from bridge.console.ingest import BODY_SECONDS, Ingest, read_body
+from bridge.console.approve import COOKIE, COOKIE_SECONDS, Approvals, NotApproved, Sessions, new_session
+from bridge.console.ingest import Ingest
 from bridge.console.live import Live
+from bridge.console.received import Received
 from bridge.console.rows import DAY, EVERY, HOUR, EventRow, Filter, ReportRow, read_filter
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.errors import BridgeError
 from bridge.events.envelope import decode_event
-from bridge.formats.text import format_duration, format_relative, sanitize
-from bridge.runtime.text import escape
+from bridge.formats.text import format_duration, format_relative
+from bridge.runtime.text import escape, sanitize
 from bridge.runtime.threads import stalled_threads
 from bridge.runtime.time import Clock, RepeatLimit, iso_utc
 from bridge.service.status import find_unready
@@ -51,31 +51,15 @@ from bridge.service.status import find_unready
 log = logging.getLogger(__name__)
 
 PAGE_ROWS = 100
+PAGE_CELLS = 1000  # of Fleet; also the rows of an answer of the API
 MAX_RAW = 50
+MAX_TAGS = 200  # to choose from
 SILENT_SECONDS = 3900.0  # a heartbeat comes every hour; five minutes more are for the way
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _THREADS = 8  # more would only compete for the interpreter
 _FORM_BYTES = 16 * 1024
 _FORM_FIELDS = 10
-_COMMAND_ID = re.compile("[0-9a-f-]{36}")
-_LABELS = {"vm": "VM or EventId", "due": "Due"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """How events reach the console, for who connects VMs.
-
-    Attributes:
-        url: where they are posted, "" if they cannot be.
-        is_local: whether only this machine reaches that.
-        secret_key: the key of a webhook sink that proves the sender, "" if none is needed.
-        bus: the topic or queue that is received from, "" if none is.
-    """
-
-    url: str = ""
-    is_local: bool = False
-    secret_key: str = ""
-    bus: str = ""
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +74,9 @@ class Web:
         ingest: takes events.
         registry: has the metrics.
         status: returns what the status file shows.
-        input_error: returns why no events are received at the moment, "" if they are.
-        version: returns a number that changes with every commit.
-        inputs: how VMs are connected.
+        address: where this machine reaches the pages.
         approvals: offers them; None if the console approves nothing.
+        sessions: of the forms that put VMs away.
     """
 
     settings: ConsoleSettings
@@ -103,20 +86,19 @@ class Web:
     ingest: Ingest
     registry: CollectorRegistry
     status: Callable[[], dict[str, Any]]
-    input_error: Callable[[], str]
-    version: Callable[[], int]
-    inputs: Inputs = Inputs()
+    address: str = ""
     approvals: Approvals | None = None
+    sessions: Sessions = field(default_factory=Sessions)
 
     def app(self) -> ASGIApp:
         """Return the application with all its routes."""
         event, base = "/event/{event_id}", api.BASE
         routes = [
-            *(
-                Route(*one)
-                for one in (("/", self._now), ("/fleet", self._fleet), ("/history", self._history))
-            ),
+            Route("/", self._now),
+            Route("/fleet", self._fleet),
+            Route("/history", self._history),
             Route("/history.csv", self._csv),
+            Route("/fleet/forget", self._forget, methods=["POST"]),
             Route(event, self._event),
             Route(f"{event}/approve", self._approve, methods=["POST"]),
             Route(f"{event}/events.jsonl", self._jsonl),
@@ -124,7 +106,8 @@ class Web:
             Route(f"{base}/events/{{event_id}}", self._api_event),
             Route(f"{base}/vms", self._api_vms),
             Route(f"{base}/history", self._api_history),
-            Route(f"{base}/openapi.json", lambda _: JSONResponse(api.openapi())),
+            Route(f"{base}/expected", self._expect, methods=["PUT"]),
+            Route(f"{base}/openapi.json", lambda _: Response(api.DOCUMENT, media_type="application/json")),
             Route("/metrics", self._metrics),
             Route("/livez", lambda _: _health(stalled_threads())),
             Route("/readyz", lambda _: _health(find_unready(self.status(), self.clock.now()))),
@@ -157,31 +140,36 @@ class Web:
         window = request.query_params.get("window", now.DEFAULT_WINDOW)
         window = window if window in now.WINDOWS else now.DEFAULT_WINDOW
         of_place = wanted.only(*rows.OF_PLACE)
+        silent = replace(of_place, status="unwatched")
         with self.store.reading() as store:
-            shown = rows.open_events(store, wanted)
-            page = _page_of(request, len(shown))
             dues = rows.count_due(store, wanted)
-            counts = rows.count_vms(store)
-            known = sum(count for watch, _, count in counts if watch != "unknown")
+            page = _page_of(request, sum(count for count, _, _ in dues.values()))
+            found = rows.open_events(store, wanted, limit=page.size, offset=page.first)
+            shown, types = rows.mine_first(store, found, wanted), rows.count_types(store)
+            counts = rows.count_vms(store, of_place)
+            everything = rows.count_vms(store) if of_place else counts
+            known = everything[""] - everything["unknown"] - everything["unheard"]
+            filters = self._filters(store, wanted, "/", [one for one, _, _ in types], window=window)
+            unmatched = "VM" if not counts[""] else "event" * bool(filters["unmatched"])
+            headline = now.headline(dues, vms=known, is_filtered=bool(wanted), unmatched=unmatched)
             context = {
-                "headline": now.headline(dues, vms=known, is_filtered=bool(wanted)),
-                "is_empty": not (counts or shown),
+                "headline": headline + now.unwatched(counts),
+                "is_empty": not (everything or shown),
                 "tiles": now.tiles(
-                    rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)),
-                    rows.count_vms(store, of_place),
-                    wanted,
+                    rows.count_due(store, wanted.only("type", "source", *rows.OF_PLACE)), counts, wanted
                 ),
                 "timeline": now.timeline(shown, at, window),
                 "windows": now.WINDOWS,
-                "rows": shown[page.first : page.last],
+                "rows": shown,
                 "paging": page,
-                "ended": rows.ended_events(store, at - HOUR, wanted, limit=50),
-                "seen": rows.count_seen(store, shown[page.first : page.last]),
-                "vms": known,
-                "unwatched": rows.vms(
-                    store, of_place.of_vms() & rows.NOT_WATCHED, more="ORDER BY alive_at DESC LIMIT 11"
+                "ended": rows.mine_first(
+                    store, rows.ended_events(store, at - HOUR, wanted, limit=50), wanted
                 ),
-                **self._filters(store, wanted, "/", [one.event_type for one in shown], window=window),
+                "vms": known,
+                "counts": counts,
+                "unwatched": counts["unwatched"]
+                and rows.vms(store, silent, order="ORDER BY event = '', alive_at DESC", limit=11),
+                **filters,
                 **self._base(store, at),
             }
         return self._page(request, "now.html", context)
@@ -191,19 +179,22 @@ class Web:
         at, wanted = self.clock.wall(), _filter(request)
         is_table = request.query_params.get("view") == "table"
         with self.store.reading() as store:
-            shown = rows.vms(store, wanted)
-            page = _page_of(request, len(shown))
-            counts = rows.count_vms(store)
-            whole = rows.vms(store) if wanted else shown
+            figures = rows.count_vms(store, wanted.only(*rows.OF_PLACE))
+            counts = rows.count_vms(store, wanted) if wanted.status else figures
+            page = _page_of(request, counts[""], PAGE_ROWS if is_table else PAGE_CELLS)
+            shown = rows.vms(store, wanted, limit=page.size, offset=page.first)
+            silent = forget.forgettable(store, wanted) if request.state.person.is_approver else []
             context = {
                 "groups": fleet.groups(shown),
-                "known": sum(count for watch, _, count in counts if watch != "unknown"),
-                "figures": fleet.count_states(whole),
-                "waiting": sum(vm.waiting for vm in whole),
-                "missing": sum(vm.missing for vm in whole),
+                "unwatched": now.unwatched(figures),
+                "forgettable": len(silent),
+                "shown": forget.digest(silent),
+                "token": self.sessions.token(_session(request), request.state.person),
+                "figures": figures,
+                "counts": counts,
                 "states": (*fleet.STATES, "unwatched"),
                 "is_table": is_table,
-                "table": shown[page.first : page.last],
+                "rows": shown,
                 "paging": page,
                 "silent_minutes": round(SILENT_SECONDS / 60),
                 **self._filters(store, wanted, "/fleet", [], view="table" if is_table else ""),
@@ -213,35 +204,29 @@ class Web:
 
     def _event(self, request: Request) -> Response:
         """Show the story of one event."""
-        at, person = self.clock.wall(), request.state.person
-        session = request.cookies.get(COOKIE, "")
-        cookie = new_session() if person.is_approver and not session else ""
+        at, person, wanted = self.clock.wall(), request.state.person, _filter(request).only(*rows.OF_PLACE)
         with self.store.reading() as store:
             event = self._find(store, request)
+            (shown,) = rows.mine_first(store, [event], wanted)
             reports, vms = rows.reports_of(store, event.key), rows.vms_of(store, event)
             base = {**self._base(store, at), **self._filters(store, EVERY, "/", [])}
-        seen = story.witnesses(event, reports, vms)
+        seen = story.witnesses(shown, reports, vms)
         sent = request.query_params.get("sent", "")
         context = {
             **base,
-            "event": event,
+            "event": shown,
             "notice": story.notice_text(event),
             "steps": story.story(event, reports, vms, at),
-            "expected": [one for one in seen if one.is_expected],
-            "others": [one for one in seen if not one.is_expected],
+            "affected": [one for one in seen if one.is_affected],
+            "others": [one for one in seen if not one.is_affected],
             "raw": [_raw(report) for report in reports[:MAX_RAW]],
             "total": len(reports),
             "can_approve": self.approvals is not None,
-            "form": self.approvals and self.approvals.form(event, vms, person, session or cookie),
-            "sent": sent if _COMMAND_ID.fullmatch(sent) else "",
+            "form": self.approvals and self.approvals.form(event, vms, person, _session(request)),
+            "sent": sent if self.approvals and self.approvals.has_sent(event, sent) else "",
             "receipts": {one.event.get("causationid") for one in reports if one.kind.startswith("approval.")},
         }
-        response = self._page(request, "event.html", context)
-        if cookie:
-            response.set_cookie(
-                COOKIE, cookie, max_age=COOKIE_SECONDS, secure=True, httponly=True, samesite="strict"
-            )
-        return response
+        return self._page(request, "event.html", context)
 
     def _history(self, request: Request) -> Response:
         """Show the figures of the last days."""
@@ -253,10 +238,12 @@ class Web:
             context = {
                 "history": found,
                 "ends": history.ENDS,
-                "gaps": rows.vms(store, missing, more="ORDER BY missing DESC LIMIT 50"),
-                "rows": [
-                    *rows.events_since(store, at - days * DAY, wanted, limit=PAGE_ROWS, offset=page.first)
-                ],
+                "gaps": rows.vms(store, missing, order="ORDER BY missing DESC"),
+                "rows": rows.mine_first(
+                    store,
+                    rows.events_since(store, at - days * DAY, wanted, limit=page.size, offset=page.first),
+                    wanted,
+                ),
                 "paging": page,
                 **self._filters(
                     store, wanted, "/history", [one.event_type for one in found.ends], days=str(days)
@@ -285,25 +272,45 @@ class Web:
         return Response(text, media_type="application/jsonl", headers=headers)
 
     def _api_events(self, request: Request) -> Response:
-        wanted = _checked(request, api.FILTERS)
+        wanted = _checked(request, "/events")
         with self.store.reading() as store:
-            return _json(api.EventList(events=rows.open_events(store, wanted)))
+            found, more = _answer(request, partial(rows.open_events, store, wanted))
+        return _json(api.EventList(events=found, next=more))
 
     def _api_event(self, request: Request) -> Response:
-        _checked(request, api.NONE)
+        _checked(request, "/events/{event_id}")
         with self.store.reading() as store:
             event = self._find(store, request)
-            return _json(api.details(event, rows.reports_of(store, event.key)))
+            found, more = _answer(request, partial(rows.reports_of, store, event.key))
+        return _json(api.details(event, found, more))
 
     def _api_vms(self, request: Request) -> Response:
-        wanted = _checked(request, api.OF_VMS)
+        wanted = _checked(request, "/vms")
         with self.store.reading() as store:
-            return _json(api.VmList(vms=rows.vms(store, wanted)))
+            found, more = _answer(request, partial(rows.vms, store, wanted))
+        return _json(api.VmList(vms=found, next=more))
 
     def _api_history(self, request: Request) -> Response:
-        wanted = _checked(request, api.PERIOD)
+        wanted = _checked(request, "/history")
         with self.store.reading() as store:
             return _json(history.read_history(store, _days(request), self.clock.wall(), wanted))
+
+    async def _expect(self, request: Request) -> Response:
+        """Replace the list of expected VMs, for a program with the token of senders or an approver's sign-in."""
+        person, ingest = getattr(request.state, "person", None), self.settings.ingest
+        is_open = self.settings.auth == "none" and not ingest.has_secret
+        if "origin" in request.headers or not (person is None or person.is_approver or is_open):
+            text = "Only programs may list VMs: with bearer_token, or signed in and in a group of approver_groups."
+            raise HTTPException(HTTPStatus.FORBIDDEN, text)
+        body = await self.ingest.read(request, expected.MAX_BYTES)
+        try:
+            listed = await run_in_threadpool(expected.read_expected, body, now=self.clock.wall())
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
+        await self.ingest.commit([listed])
+        number, by = len(listed.data["Vms"]), person.name if person else "a program with the token"
+        log.info("%d expected VMs were listed", number, extra={"by": by})
+        return Response(status_code=HTTPStatus.NO_CONTENT)
 
     def _metrics(self, request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -316,15 +323,7 @@ class Web:
 
     async def _approve(self, request: Request) -> Response:
         """Send an approval, if the POST comes from the form of a page of this console."""
-        if request.headers.get("origin") != self.settings.public_url:
-            raise HTTPException(HTTPStatus.FORBIDDEN, "The request does not come from this console.")
-        try:
-            body = await read_body(request, max_bytes=_FORM_BYTES, limit_seconds=BODY_SECONDS)
-            given = dict(parse_qsl((body or b"").decode("utf-8", "replace"), max_num_fields=_FORM_FIELDS))
-        except (TimeoutError, ValueError):
-            given = {}
-        if not given:
-            raise HTTPException(HTTPStatus.BAD_REQUEST, "The form did not arrive.")
+        given = await self._form(request)
         try:
             command_id = await run_in_threadpool(self._send_approval, request, given)
         except NotApproved as refused:
@@ -333,8 +332,42 @@ class Web:
             log.error("an approval cannot be sent: %s", error)  # noqa: TRY400 - the text is enough
             text = f"The command could not be sent: {error}"
             raise HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text) from None
-        place = f"/event/{quote(request.path_params['event_id'], safe='')}?sent={command_id}"
+        query = _filter(request).only(*rows.OF_PLACE).query(sent=command_id)
+        place = f"/event/{quote(request.path_params['event_id'], safe='')}{query}"
         return RedirectResponse(place, HTTPStatus.SEE_OTHER)
+
+    async def _forget(self, request: Request) -> Response:
+        """Put away the VMs of a filter that are silent or stopped, if the POST comes from their form."""
+        given = await self._form(request)
+        try:
+            events = await run_in_threadpool(self._forgotten, request, given)
+        except NotApproved as refused:
+            raise HTTPException(HTTPStatus.FORBIDDEN, f"Nothing was forgotten. {refused}") from None
+        await self.ingest.commit(events)
+        return RedirectResponse(f"/fleet{_filter(request).query()}", HTTPStatus.SEE_OTHER)
+
+    def _forgotten(self, request: Request, given: Mapping[str, str]) -> list[Received]:
+        person = request.state.person
+        with self.store.reading() as store:
+            vms = forget.forgettable(store, _filter(request))
+        self.sessions.check(person, request.cookies.get(COOKIE, ""), given)
+        if given.get("shown") != forget.digest(vms) or given.get("confirm", "").strip() != str(len(vms)):
+            raise NotApproved("The VMs have changed, or this is not their number: read the page again.")
+        log.warning("VMs forgotten", extra={"by": person.name, "vms": [vm.name for vm in vms]})
+        return forget.forgotten(vms, by=person.name, now=self.clock.wall())
+
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form of this console."""
+        if request.headers.getlist("origin") != [self.settings.public_url]:
+            raise HTTPException(HTTPStatus.FORBIDDEN, "The request does not come from this console.")
+        body = await self.ingest.read(request, _FORM_BYTES)
+        try:
+            given = dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=_FORM_FIELDS))
+        except ValueError:
+            given = {}
+        if not given:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "The form did not arrive.")
+        return given
 
     def _send_approval(self, request: Request, given: Mapping[str, str]) -> str:
         with self.store.reading() as store:
@@ -357,36 +390,39 @@ class Web:
         return {
             "now": at,
             "damaged": rows.damage_note(store),
-            # The bus gave earlier ones to a store that is gone.
-            "new_since": first if self.inputs.bus and first is not None and at - first < DAY else None,
+            "new_since": first if first is not None and at - first < DAY else None,
             "last_received_at": last,
             "is_quiet": last is not None and at - last > SILENT_SECONDS,
-            "input_error": sanitize(self.input_error()),
+            "input_error": sanitize(self._input_error()),
         }
+
+    def _input_error(self) -> str:
+        """Say why no events are received at the moment, "" if they are."""
+        status = self.status()
+        if error := status["storage_error"]:
+            return f"The store cannot be written: {error}"
+        error = status["bus"] and status["bus"]["last_error"]
+        return f"Nothing is received from Service Bus: {error}" if error else ""
 
     def _filters(
         self, store: sqlite3.Connection, wanted: Filter, path: str, types: list[str], **kept: str
     ) -> dict[str, Any]:
         """Return what the filters offer, and a chip for each that is set."""
         groups, subscriptions = rows.groups_of(store)
-        others = sorted({*types} - {*KNOWN_VALUES["EventType"], ""})
+        types = [*dict.fromkeys((*KNOWN_VALUES["EventType"], *sorted({*types} - {""})))]
+        names = rows.names_unlike(store, wanted.only("vm")) if wanted.vm else []
+        known = {"type": types, "vm": names, "group": groups, "subscription": subscriptions}
+        tags = rows.tags_of(store)
         return {
             "filter": wanted,
             "path": path,
             "kept": {name: value for name, value in kept.items() if value not in ("", now.DEFAULT_WINDOW)},
-            "types": [*KNOWN_VALUES["EventType"], *others],
+            "types": types,
             "sources": KNOWN_VALUES["EventSource"],
             "group_names": groups,
             "subscriptions": subscriptions,
-            "tags": rows.tags_of(store),
-            "chips": [
-                (
-                    _LABELS.get(name, name.capitalize()),
-                    value,
-                    f"{path}{wanted.query(without=(name, value), **kept)}",
-                )
-                for name, value in wanted.parts()
-            ],
+            "tags": tags[:MAX_TAGS],
+            "unmatched": rows.unknown_values(wanted, {**known, "tag": tags, "due": (*rows.DUES, "ended")}),
         }
 
     def _page(
@@ -395,10 +431,17 @@ class Web:
         common = {
             "person": request.state.person,
             "page": template.partition(".")[0],
-            "version": self.version(),
-            "inputs": self.inputs,
+            "version": self.ingest.writer.version,
+            "mine": _filter(request).only(*rows.OF_PLACE).query(),
+            "settings": self.settings,
+            "ingest_url": f"{self.settings.public_url or self.address}/ingest",
         }
-        return _templates().TemplateResponse(request, template, {**common, **context}, status)
+        response = _templates().TemplateResponse(request, template, {**common, **context}, status)
+        if cookie := getattr(request.state, "session", ""):
+            response.set_cookie(
+                COOKIE, cookie, max_age=COOKIE_SECONDS, secure=True, httponly=True, samesite="strict"
+            )
+        return response
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         status, text, headers = HTTPStatus.INTERNAL_SERVER_ERROR, "unexpected error; the log says more", None
@@ -416,14 +459,7 @@ class Web:
             return Response(api.write(api.Error(error=text)), status, headers, "application/json")
         if getattr(request.state, "person", None) is None:
             return PlainTextResponse(f"{text}\n", status, headers)
-        base = {
-            "damaged": None,
-            "new_since": None,
-            "is_quiet": False,
-            "input_error": "",
-            "now": self.clock.wall(),
-        }
-        context = {**base, "code": int(status), "title": status.phrase, "text": text}
+        context = {"now": self.clock.wall(), "code": int(status), "title": status.phrase, "text": text}
         response = self._page(request, "error.html", context, status)
         response.headers.update(headers or {})
         return response
@@ -435,31 +471,48 @@ class Paging:
 
     number: int
     total: int
+    size: int
 
     @property
     def first(self) -> int:
         """The place of its first row."""
-        return (self.number - 1) * PAGE_ROWS
+        return (self.number - 1) * self.size
 
     @property
     def last(self) -> int:
         """The place after its last row."""
-        return min(self.total, self.number * PAGE_ROWS)
+        return min(self.total, self.number * self.size)
 
 
-def _page_of(request: Request, total: int) -> Paging:
+def _session(request: Request) -> str:
+    """Return an approver's session, a new one if there is none."""
+    session = request.cookies.get(COOKIE, "")
+    if request.state.person.is_approver and not session:
+        session = request.state.session = new_session()
+    return session
+
+
+def _page_of(request: Request, total: int, size: int = PAGE_ROWS) -> Paging:
     given = request.query_params.get("page", "")
     wanted = int(given) if given.isdecimal() and len(given) < 7 else 1  # noqa: PLR2004 - a million pages
-    return Paging(max(1, min(wanted, -(-total // PAGE_ROWS))), total)
+    return Paging(max(1, min(wanted, -(-total // size))), total, size)
+
+
+def _answer(request: Request, read: Callable[..., list[Row]]) -> tuple[list[Row], str | None]:
+    """Return a page of the API, and the address of the next one if there is more."""
+    number = int(request.query_params.get("page", 1))
+    found = read(limit=PAGE_CELLS + 1, offset=(number - 1) * PAGE_CELLS)
+    address = f"{request.url.path}{_filter(request).query(page=str(number + 1))}"
+    return found[:PAGE_CELLS], address if found[PAGE_CELLS:] else None
 
 
 def _filter(request: Request) -> Filter:
     return read_filter(request.query_params.multi_items())
 
 
-def _checked(request: Request, parameters: api.Parameters) -> Filter:
-    if fault := api.query_fault(request.query_params.multi_items(), parameters):
-        raise HTTPException(HTTPStatus.BAD_REQUEST, fault)
+def _checked(request: Request, path: str) -> Filter:
+    if fault := api.query_fault(request.query_params.multi_items(), path):
+        raise HTTPException(*fault)
     return _filter(request)
 
 

@@ -6,15 +6,15 @@ import hmac
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from secrets import token_bytes, token_urlsafe
 
 from bridge.console.access import Person
 from bridge.console.rows import EventRow, VmRow
-from bridge.formats.text import sanitize
 from bridge.imds.document import fold_name
 from bridge.imds.instance import Vm, resource_group_of
+from bridge.runtime.text import sanitize
 from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,10 @@ COOKIE = "__Host-imds-bridge"
 CONFIRM_CHARACTERS = 4
 MAX_REASON = 300
 _PER_MINUTE = 20
+_KEPT_COMMANDS = 1000
 COOKIE_SECONDS = 12 * 3600
+# What changes while the event stays the same, as reports arrive and time passes. The digest has the rest.
+_PASSING = ("approval", "last_change_at", "due", "seen", "seen_by_others", "seen_late")
 
 Send = Callable[[str, Vm, str, str], str]
 
@@ -39,17 +42,39 @@ class Form:
     Attributes:
         token: proves that the POST comes from this form.
         shown: identifies what the form said, so that an event that changed meanwhile is not approved.
-        names: every VM that the approval releases.
         vm: whose listener gets the command.
     """
 
     token: str
     shown: str
-    names: tuple[str, ...]
     vm: str
 
 
-class Approvals:
+class Sessions:
+    """Proves that a POST comes from a form that an approver was shown; any thread may use it."""
+
+    def __init__(self) -> None:
+        """Make a key: forms do not outlive the process."""
+        self._key = token_bytes(32)
+
+    def token(self, session: str, person: Person) -> str:
+        """Return what a form holds."""
+        return hmac.new(self._key, f"{session}\n{person.name}".encode(), sha256).hexdigest()
+
+    def check(self, person: Person, session: str, given: Mapping[str, str]) -> None:
+        """Check the fields of a form.
+
+        Raises:
+            NotApproved: it is not the form of this person and session, or the person may not.
+        """
+        if not person.is_approver:
+            raise NotApproved("You are in none of the groups that may approve.")
+        token = given.get("token", "").encode("utf-8", "replace")
+        if not session or not hmac.compare_digest(token, self.token(session, person).encode()):
+            raise NotApproved("The session has expired: open the page again.")
+
+
+class Approvals(Sessions):
     """Offers and sends approvals; any thread may use it."""
 
     def __init__(self, *, send: Send, clock: Clock) -> None:
@@ -59,10 +84,11 @@ class Approvals:
             send: sends a command for an EventId to a VM's listener, with a reason and the person; returns its id.
             clock: limits the rate.
         """
+        super().__init__()
         self._send = send
         self._clock = clock
-        self._key = token_bytes(32)
         self._sent_at: deque[float] = deque(maxlen=_PER_MINUTE)
+        self._commands: deque[tuple[str, str]] = deque(maxlen=_KEPT_COMMANDS)
 
     def form(self, event: EventRow, vms: Sequence[VmRow], person: Person, session: str) -> Form | None:
         """Return what the form of an event needs; None if it cannot be approved, or not by this person.
@@ -77,9 +103,8 @@ class Approvals:
             return None
         vm = _listener(event, vms)
         return Form(
-            token=self._token(session, person),
+            token=self.token(session, person),
             shown=_digest(event),
-            names=event.resources,
             vm=vm.name if vm else event.resources[0],
         )
 
@@ -107,17 +132,17 @@ class Approvals:
             resource_group=resource_group_of(vm.resource_id) if vm else event.group.partition("/")[0],
         )
         command_id = self._send(event.event_id, target, reason, person.name)
+        self._commands.append((event.key, command_id))
         audit = {"by": person.name, "event_id": event.event_id, "releases": list(event.resources)}
         log.warning("approval sent", extra={**audit, "reason": reason, "command_id": command_id})
         return command_id
 
+    def has_sent(self, event: EventRow, command_id: str) -> bool:
+        """Return whether a command for an event is one of the last that were sent since the start."""
+        return (event.key, command_id) in [*self._commands]
+
     def _check(self, event: EventRow, person: Person, session: str, given: Mapping[str, str]) -> None:
-        if not person.is_approver:
-            raise NotApproved("You are in none of the groups that may approve.")
-        if not session or not hmac.compare_digest(
-            given.get("token", "").encode("utf-8", "replace"), self._token(session, person).encode()
-        ):
-            raise NotApproved("The session has expired: open the event again.")
+        self.check(person, session, given)
         if event.status != "Scheduled" or not event.is_open:
             raise NotApproved(
                 f"The event is {sanitize(event.status, 40)} now and cannot be approved any more."
@@ -133,9 +158,6 @@ class Approvals:
             raise NotApproved(f"More than {_PER_MINUTE} approvals within a minute: wait a moment.")
         self._sent_at.append(now)
 
-    def _token(self, session: str, person: Person) -> str:
-        return hmac.new(self._key, f"{session}\n{person.name}".encode(), sha256).hexdigest()
-
 
 def new_session() -> str:
     """Return a new session, which a cookie keeps."""
@@ -143,7 +165,7 @@ def new_session() -> str:
 
 
 def _digest(event: EventRow) -> str:
-    shown = repr((event.key, event.event_type, event.resources, event.not_before))
+    shown = repr([getattr(event, one.name) for one in fields(event) if one.name not in _PASSING])
     return sha256(shown.encode("utf-8", "replace")).hexdigest()[:32]
 
 

@@ -12,21 +12,18 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from bridge.console.now import css_class
-from bridge.console.rows import VmRow
-from bridge.formats.text import format_duration, sanitize
+from bridge.console.rows import WATCHES, VmRow
+from bridge.formats.text import format_duration
+from bridge.runtime.text import sanitize
 
-STATES = ("Started", "Scheduled", "unreachable", "silent", "stopped", "unknown", "quiet")
+STATES = ("Started", "Scheduled", *WATCHES)
 _KEPT_CELLS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The VMs of one group and zone, with the states that are not quiet and the versions of imds-bridge."""
+    """The VMs of one group and zone, with the states that are not `watched` and the versions of imds-bridge."""
 
-    name: str
-    subscription: str
-    zone: str
-    location: str
     vms: tuple[VmRow, ...]
     states: tuple[tuple[str, int], ...]
     versions: tuple[tuple[str, int], ...]
@@ -38,21 +35,12 @@ def groups(vms: Iterable[VmRow]) -> list[Group]:
     return [_group([*some]) for _, some in found]
 
 
-def count_states(vms: Iterable[VmRow]) -> Counter[str]:
-    """Count VMs by their state."""
-    return Counter(vm.state for vm in vms)
-
-
 def _group(vms: list[VmRow]) -> Group:
-    counts = count_states(vms)
+    counts = Counter(state for vm in vms for state in (vm.event, vm.watch))
     versions = Counter(vm.version for vm in vms if vm.version)
     return Group(
-        name=sanitize(vms[0].group, 90) or "no group",
-        subscription=vms[0].subscription,
-        zone=sanitize(vms[0].zone, 20),
-        location=sanitize(vms[0].location, 40),
         vms=tuple(vms),
-        states=tuple((state, counts[state]) for state in STATES[:-1] if counts[state]),
+        states=tuple((state, counts[state]) for state in STATES if counts[state] and state != "watched"),
         versions=tuple((sanitize(version, 40), count) for version, count in versions.most_common(3)),
     )
 
@@ -60,8 +48,7 @@ def _group(vms: list[VmRow]) -> Group:
 def describe(vm: VmRow, now: float) -> str:
     """Return the state of a VM in words: its event, and since when nobody watches it."""
     watch = vm.describe_watch(now)
-    has_event = vm.event_id is not None and vm.watch != "unknown"
-    parts = [_describe_event(vm, now), watch] if has_event else [watch or "quiet"]
+    parts = [_describe_event(vm, now), watch] if vm.event else [watch or "quiet"]
     parts += [f"{vm.waiting} waiting"] * bool(vm.waiting) + [f"{vm.missing} missing"] * bool(vm.missing)
     return ", ".join(filter(None, parts))
 
@@ -70,26 +57,24 @@ def _describe_event(vm: VmRow, now: float) -> str:
     kind = sanitize(vm.event_type, 40) or "event"
     if vm.due == "started":
         return f"{kind} now"
-    if vm.due == "overdue":
-        return f"{kind} overdue"
+    if vm.due in ("overdue", "gone"):
+        return f"{kind} {vm.due if vm.due == 'overdue' else 'is over'}"
     if vm.starts_at is None:
         return kind
     return f"{kind} in {format_duration(vm.starts_at - now)}" if vm.starts_at > now else f"{kind} due"
 
 
-def cell(vm: VmRow, now: float) -> Markup:
-    """Return a cell's HTML."""
-    css = vm.watch if vm.watch != "watched" else "quiet"
-    if vm.event_id is not None and vm.watch != "unknown":
-        css = f"{css_class(vm.event_type)} {css}{' Started' * (vm.event_status == 'Started')}"
-    return _cell_html(vm.name, css, describe(vm, now), vm.event_id or "")
+def cell(vm: VmRow, now: float, query: str = "") -> Markup:
+    """Return a cell's HTML; `query` is the end of its link."""
+    css = f"{css_class(vm.event_type)} {vm.watch} {vm.event}" if vm.event else vm.watch
+    address = f"/event/{quote(vm.event_id.lower(), safe='')}{query}" if vm.event_id else ""
+    return _cell_html(vm.name, css, describe(vm, now), address)
 
 
 @lru_cache(maxsize=_KEPT_CELLS)
-def _cell_html(name: str, css: str, note: str, event_id: str) -> Markup:
+def _cell_html(name: str, css: str, note: str, address: str) -> Markup:
     """Most cells of a large fleet stay as they are."""
     text = Markup("{}<small>{}</small>").format(sanitize(name, 64), note)
-    if not event_id:
+    if not address:
         return Markup('<li class="cell {}">{}</li>').format(css, text)
-    address = f"/event/{quote(event_id.lower(), safe='')}"
     return Markup('<li><a class="cell {}" href="{}">{}</a></li>').format(css, address, text)

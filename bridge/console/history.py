@@ -18,7 +18,8 @@ from bridge.console.merge import ScheduledEvent, Time
 from bridge.console.now import css_class
 from bridge.console.rows import DAY, EventRow, Filter, ReportRow
 from bridge.console.story import MINIMUM_NOTICE_SECONDS, NOTICE_TOLERANCE_SECONDS
-from bridge.formats.text import format_duration, sanitize
+from bridge.formats.text import format_duration
+from bridge.runtime.text import sanitize
 from bridge.runtime.time import iso_utc
 
 PERIODS = (30, 90)
@@ -29,11 +30,17 @@ _CSV_LINES = 500
 _TIMES = ("not_before", "first_seen_at", "last_change_at", "started_at", "ended_at")
 # A cell may also be split at these by a spreadsheet of another language.
 _FORMULA = re.compile(r"(^|[;,\t\r\n])(?=\s*[=+\-@\t\r\uff1d\uff0b\uff0d\uff20])")
-_BY = """
+_STEPS = " ".join(
+    f"WHEN notice_seconds + {NOTICE_TOLERANCE_SECONDS} < {limit} THEN {step}"
+    for step, limit in enumerate(NOTICE_LIMITS)
+)
+_MINIMUM = " ".join(f"WHEN '{name}' THEN {least}" for name, least in MINIMUM_NOTICE_SECONDS.items())
+_BY = f"""
 SELECT event_type, iif(is_open, 'Open', status), CAST((moment.at - first_seen_at) / 86400 AS INTEGER), CASE
-    WHEN notice_seconds IS NULL THEN NULL {steps} ELSE {last} END, count(*)
-FROM event_now, moment WHERE first_seen_at > moment.at - ? AND {condition} GROUP BY 1, 2, 3, 4
-"""
+    WHEN notice_seconds IS NULL THEN NULL
+    WHEN notice_seconds + {NOTICE_TOLERANCE_SECONDS} < CASE event_type {_MINIMUM} END AND seen_late THEN NULL
+    {_STEPS} ELSE {len(NOTICE_LIMITS)} END, count(*)
+FROM event_now, moment WHERE first_seen_at > moment.at - ? AND """  # noqa: S608 - constants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,8 @@ class Ends:
 @dataclass(frozen=True, kw_only=True)
 class Notice:
     """How much notice the events of a type gave that named a NotBefore: how many of them less than each limit.
+
+    An event that a forwarder saw only because it had just started does not count as one with less than the minimum.
 
     Attributes:
         minimum_seconds: Microsoft's, None for other types.
@@ -92,7 +101,7 @@ class Receipts:
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What was lost or not watched, on which VM and when."""
+    """What was lost, not watched or put away, on which VM and when."""
 
     at: Time
     vm: str
@@ -101,7 +110,11 @@ class Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The figures of the last days; `per_day` counts by type, the last 24 hours first."""
+    """The figures of the last days; `per_day` counts by type, the last 24 hours first.
+
+    `losses` has the newest. `prepared` counts the VMs of started events: those prepared before the start, and all;
+    both are 0 if no VM was ever prepared.
+    """
 
     days: int
     total: int
@@ -110,6 +123,8 @@ class History:
     notices: list[Notice]
     receipts: list[Receipts]
     losses: list[Loss]
+    more_losses: int
+    prepared: tuple[int, int]
 
     @property
     def highest(self) -> int:
@@ -134,16 +149,13 @@ def read_history(store: sqlite3.Connection, days: int, now: float, wanted: Filte
     per_day: list[dict[str, int]] = [defaultdict(int) for _ in range(days)]
     notices: dict[str, dict[float | None, int]] = defaultdict(lambda: defaultdict(int))
     where = wanted.of_events()
-    steps = " ".join(
-        f"WHEN notice_seconds + {NOTICE_TOLERANCE_SECONDS} < {limit} THEN {step}"
-        for step, limit in enumerate(NOTICE_LIMITS)
-    )
-    query = _BY.format(steps=steps, last=len(NOTICE_LIMITS), condition=where.condition)
+    query = f"{_BY} {where.condition} GROUP BY 1, 2, 3, 4"
     for event_type, end, day, step, count in store.execute(query, (days * DAY, *where.values)):
         ends[event_type][end] += count
         per_day[min(max(day, 0), days - 1)][event_type] += count
         if step is not None:
             notices[event_type][(*NOTICE_LIMITS, None)[step]] += count
+    losses, lost = rows.losses_since(store, now - days * DAY, wanted, limit=_SHOWN_LOSSES)
     return History(
         days=days,
         total=sum(sum(counts.values()) for counts in ends.values()),
@@ -154,9 +166,9 @@ def read_history(store: sqlite3.Connection, days: int, now: float, wanted: Filte
             Receipts(outcome=kind.removeprefix("approval."), reason=sanitize(reason, 60), count=count)
             for kind, reason, count in rows.count_receipts(store, now - days * DAY, wanted)
         ],
-        losses=[
-            _loss(row) for row in rows.losses_since(store, now - days * DAY, wanted, limit=_SHOWN_LOSSES)
-        ],
+        prepared=rows.count_prepared(store, now - days * DAY, wanted),
+        losses=[_loss(row) for row in losses],
+        more_losses=lost - len(losses),
     )
 
 
@@ -179,11 +191,13 @@ def _loss(row: ReportRow) -> Loss:
     if row.kind == "bridge.loss":
         count = data.get("Count") if isinstance(data.get("Count"), int) else "an unknown number of"
         text = f"{count} event(s) lost: {sanitize(data.get('Reason'), 60)}"
+    elif row.kind == "console.forgotten":
+        text = sanitize(data.get("Reason"))
     else:
         seconds = data.get("BlindSeconds")
         length = format_duration(min(seconds, 1e9)) if isinstance(seconds, int | float) else "a while"
         text = f"IMDS was not watched for {length}: {sanitize(data.get('Cause'), 60) or 'no answer'}"
-    return Loss(at=row.at, vm=sanitize(row.vm, 64), text=text)
+    return Loss(at=row.at, vm=sanitize(row.vm), text=text)
 
 
 def write_csv(events: Iterator[EventRow]) -> Iterator[str]:

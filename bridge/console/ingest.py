@@ -7,15 +7,15 @@ import json
 import logging
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import unquote
 
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -47,15 +47,6 @@ MAX_BATCH_EVENTS = 5000  # what Event Grid sends at most
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Refused(Exception):
-    """A request is answered with an error."""
-
-    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.headers = headers
-
-
 class Ingest:
     """Takes events from webhook sinks and from Event Grid; for the thread of the event loop."""
 
@@ -68,12 +59,11 @@ class Ingest:
             clock: dates events, and judges the age of signatures.
         """
         self._settings = settings
-        self._writer = writer
+        self.writer = writer
         self._clock = clock
         self._large = asyncio.Semaphore(MAX_LARGE)
         self._secret_log_limit = RepeatLimit(clock)
         self._log_limits: dict[HTTPStatus, RepeatLimit] = {}
-        self.refused = 0
 
     async def options(self, http: HttpRequest) -> Response:
         """Consent to deliveries (CloudEvents webhook handshake, also Event Grid's): each is still authenticated."""
@@ -87,45 +77,69 @@ class Ingest:
         """Commit the events of a request."""
         try:
             return await self._post(http)
-        except Refused as refused:
-            self.refused += 1
-            if self._log_limits.setdefault(refused.status, RepeatLimit(self._clock)).is_due():
-                log.warning("events are refused: %s", refused, extra={"status": refused.status})
-            return _answer(refused.status, {"error": str(refused)}, **refused.headers)
-        except ClientDisconnect:
-            return _answer(HTTPStatus.BAD_REQUEST, {"error": "the request was not completed"})
+        except HTTPException as refused:
+            status = HTTPStatus(refused.status_code)
+            if self._log_limits.setdefault(status, RepeatLimit(self._clock)).is_due():
+                log.warning("events are refused: %s", refused.detail, extra={"status": status})
+            return JSONResponse({"error": refused.detail}, status, refused.headers)
 
     async def _post(self, http: HttpRequest) -> Response:
         if not self._settings.takes_ingest:
-            raise Refused(
+            raise HTTPException(
                 HTTPStatus.FORBIDDEN, "there is no bearer_token or signing_secret in [console.ingest]"
             )
         if "origin" in http.headers:
-            raise Refused(HTTPStatus.FORBIDDEN, "browsers may not send events")
+            raise HTTPException(HTTPStatus.FORBIDDEN, "browsers may not send events")
         if http.headers.get("content-encoding", "identity").lower() != "identity":
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a body without Content-Encoding")
+            raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected a body without Content-Encoding")
         if http.headers.get("aeg-event-type") == _HANDSHAKE:
-            body = await self._read(http, SMALL_BYTES)
-            return _answer(HTTPStatus.OK, {"validationResponse": _validation_code(body)})
+            return JSONResponse({"validationResponse": _validation_code(await self.read(http, SMALL_BYTES))})
         needs_body = self._settings.ingest.signing_secrets is not None
         if not needs_body:
             self._authenticate(http, b"")
         declared = http.headers.get("content-length", "")
         is_small = declared.isdigit() and int(declared) <= SMALL_BYTES
         async with nullcontext() if is_small else self._large:
-            body = await self._read(http, MAX_BODY_BYTES)
+            body = await self.read(http, MAX_BODY_BYTES)
             if needs_body:
                 self._authenticate(http, body)
             return await self._commit(http, body)
 
-    async def _read(self, http: HttpRequest, max_bytes: int) -> bytes:
+    async def read(self, http: HttpRequest, max_bytes: int) -> bytes:
+        """Read a body within limits.
+
+        Raises:
+            HTTPException: it is larger, does not arrive in time, or breaks off.
+        """
+        declared, parts, size = http.headers.get("content-length", ""), [], 0
+        too_large = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {max_bytes} bytes")
+        if declared.isdigit() and int(declared) > max_bytes:
+            raise too_large
         try:
-            body = await read_body(http, max_bytes=max_bytes, limit_seconds=BODY_SECONDS)
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in http.stream():
+                    size += len(part)
+                    if size > max_bytes:
+                        raise too_large
+                    parts.append(part)
         except TimeoutError:
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
-        if body is None:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"expected at most {max_bytes} bytes")
-        return body
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
+        except ClientDisconnect:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, "the request was not completed") from None
+        return b"".join(parts)
+
+    async def commit(self, events: Sequence[Received]) -> None:
+        """Have events committed.
+
+        Raises:
+            HTTPException: they cannot be, now or ever.
+        """
+        try:
+            await asyncio.wrap_future(self.writer.submit(events))
+        except ValueError as error:
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
+        except Unavailable as error:
+            raise _busy(str(error)) from None
 
     def _authenticate(self, http: HttpRequest, body: bytes) -> None:
         try:
@@ -135,44 +149,21 @@ class Ingest:
                 log.error("a secret of [console.ingest] cannot be read: %s", error)  # noqa: TRY400 - the text is enough
             raise _busy("senders cannot be authenticated at the moment") from None
         if fault:
-            raise Refused(HTTPStatus.UNAUTHORIZED, fault, **{"WWW-Authenticate": "Bearer"})
+            raise HTTPException(HTTPStatus.UNAUTHORIZED, fault, {"WWW-Authenticate": "Bearer"})
 
     async def _commit(self, http: HttpRequest, body: bytes) -> Response:
         read = partial(read_events, http.headers, body, now=self._clock.wall())
         try:
             content = await run_in_threadpool(read) if len(body) > _LARGE_BYTES else read()
-            if content.events:
-                await asyncio.wrap_future(self._writer.submit(content.events))
-        except UnsupportedContentError as error:
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, str(error)) from None
         except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, str(error)) from None
-        except Unavailable as error:
-            raise _busy(str(error)) from None
+            raise HTTPException(HTTPStatus.BAD_REQUEST, str(error)) from None
+        if content.events:
+            await self.commit(content.events)
         if content.faults:  # the sender finds out which one it is by sending halves, or gives the batch up
-            raise Refused(
+            raise HTTPException(
                 HTTPStatus.BAD_REQUEST, f"{content.faults[0]}; {len(content.events)} others were accepted"
             )
-        return _answer(HTTPStatus.OK, {"accepted": len(content.events), "ignored": content.ignored})
-
-
-async def read_body(http: HttpRequest, *, max_bytes: int, limit_seconds: float) -> bytes | None:
-    """Read a body within limits; None if it is larger.
-
-    Raises:
-        TimeoutError: it does not arrive in time.
-    """
-    declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        return None
-    parts, size = [], 0
-    async with asyncio.timeout(limit_seconds):
-        async for part in http.stream():
-            size += len(part)
-            if size > max_bytes:
-                return None
-            parts.append(part)
-    return b"".join(parts)
+        return JSONResponse({"accepted": len(content.events), "ignored": content.ignored})
 
 
 def _validation_code(body: bytes) -> str:
@@ -182,20 +173,15 @@ def _validation_code(body: bytes) -> str:
     except (ValueError, LookupError, TypeError):
         code = None
     if not isinstance(code, str) or not _CODE.fullmatch(code):
-        raise Refused(HTTPStatus.BAD_REQUEST, "expected a SubscriptionValidationEvent with a validationCode")
+        raise HTTPException(
+            HTTPStatus.BAD_REQUEST, "expected a SubscriptionValidationEvent with a validationCode"
+        )
     return code
 
 
-def _busy(text: str) -> Refused:
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, text, **{"Retry-After": f"{RETRY_AFTER_SECONDS:.0f}"})
-
-
-def _answer(status: HTTPStatus, body: dict[str, Any], **headers: str) -> Response:
-    return JSONResponse(body, status_code=status, headers=headers)
-
-
-class UnsupportedContentError(ValueError):
-    """The request holds no CloudEvents at all."""
+def _busy(text: str) -> HTTPException:
+    headers = {"Retry-After": f"{RETRY_AFTER_SECONDS:.0f}"}
+    return HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, text, headers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +202,7 @@ def read_events(headers: Mapping[str, str], body: bytes, *, now: float) -> Conte
         now: seconds since 1970.
 
     Raises:
-        UnsupportedContentError: the content type is another one.
+        HTTPException: the content type is another one.
         ValueError: it is not valid, or has too much.
     """
     faults: list[str] = []
@@ -233,7 +219,7 @@ def read_events(headers: Mapping[str, str], body: bytes, *, now: float) -> Conte
     elif "ce-specversion" in headers:
         found = [_receive_one(_decode_binary(headers, content_type, body), now)]
     else:
-        raise UnsupportedContentError(EXPECTED)
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, EXPECTED)
     return Content(events=[event for event in found if event], ignored=found.count(None), faults=faults)
 
 

@@ -76,10 +76,14 @@ class ScheduledEvent:
     approval: Annotated[str, Field(description="The outcome of the last receipt; may be blank.")] = ""
 
 
+PREPARED = "approval.prepared"
+
+
 def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
     """Merge all reports of one EventId; None if there is no change that is known here."""
     ordered = sorted(reports, key=lambda report: report.at)
-    receipts = [report for report in ordered if report.kind.startswith("approval.")]
+    about = [report for report in ordered if report.kind.startswith("approval.")]
+    receipts = [report for report in about if report.kind != PREPARED]
     changes = [report for report in ordered if report.kind in _ORDER]
     changes.sort(key=lambda change: (change.at, _ORDER.index(change.kind)))
     if not changes:
@@ -106,7 +110,7 @@ def merge(reports: Iterable[Report]) -> ScheduledEvent | None:
         duration_seconds=duration if isinstance(duration, int) and abs(duration) < 2**31 else None,
         notice_seconds=None if first_notice is None else first_notice - changes[0].at,
         first_seen_at=changes[0].at,
-        last_change_at=max(report.at for report in (*changes, *receipts)),
+        last_change_at=max(report.at for report in (*changes, *about)),
         started_at=started,
         ended_at=end.at if end else None,
         approval=receipts[-1].kind.removeprefix("approval.") if receipts else "",

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.console import rows
-from bridge.console.rows import WATCHES, EventRow
+from bridge.console.rows import WATCHES
 from bridge.console.store import Store
 from bridge.contract.types import KNOWN_VALUES
 from bridge.runtime.threads import progress_ages
@@ -62,7 +62,7 @@ class Figures(Collector):
         available = not status["storage_error"]
         try:
             with self._store.reading() as store:
-                events, counted = rows.open_events(store), rows.count_vms(store)
+                events, counted = rows.count_types(store), rows.count_vms(store)
         except sqlite3.Error:
             available = False
         else:
@@ -70,22 +70,18 @@ class Figures(Collector):
                 "imds_bridge_console_vms", "VMs by who watches them.", labels=["state"]
             )
             for state in WATCHES:
-                states.add_metric([state], sum(count for watch, _, count in counted if watch == state))
+                states.add_metric([state], counted[state])
             yield states
             yield _open_events(events)
         text = "0 while the store cannot be written or read."
         yield GaugeMetricFamily("imds_bridge_storage_available", text, available)
 
 
-def _open_events(events: Iterable[EventRow]) -> Metric:
-    types = KNOWN_VALUES["EventType"]
-    counts = Counter(
-        (
-            event.event_type if event.event_type in types else _OTHER,
-            event.status if event.status in _STATUSES else _OTHER,
-        )
-        for event in events
-    )
+def _open_events(events: Iterable[tuple[str, str, int]]) -> Metric:
+    types, counts = KNOWN_VALUES["EventType"], Counter[tuple[str, str]]()
+    for event_type, status, count in events:
+        label = event_type if event_type in types else _OTHER, status if status in _STATUSES else _OTHER
+        counts[label] += count
     family = GaugeMetricFamily("imds_bridge_console_open_events", "Open events.", labels=["type", "status"])
     for event_type in (*types, _OTHER):
         for status in (*_STATUSES, _OTHER):

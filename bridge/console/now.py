@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import sqrt
 
-from bridge.console.rows import DAY, HOUR, MINUTE, UNWATCHED, EventRow, Filter
-from bridge.formats.text import format_duration, join_names, sanitize
+from bridge.console.rows import DAY, HOUR, MINUTE, EventRow, Filter
+from bridge.formats.text import format_duration, join_names
+from bridge.runtime.text import sanitize
 
 WINDOWS = {"4h": 4 * HOUR, "24h": DAY, "7d": 7 * DAY}
 DEFAULT_WINDOW = "24h"
@@ -20,9 +20,8 @@ _TICKS = {
 _NOW_X = 4.0  # percent of the width that is left for what has started
 _UNKNOWN_SECONDS = 600.0  # how long a bar is whose duration is unknown
 _LEAST_WIDTH = 0.8
-MAX_BARS = 40  # more are shown by group
-MAX_GROUP_BARS = 10
-MAX_GROUPS = 50
+MAX_BARS = 40
+FIRST_BARS = 6  # of more than MAX_BARS: the others are opened
 MAX_NAMES = 3
 _KNOWN_TYPES = {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
@@ -39,16 +38,6 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """The bars of a group, or of all events; `text` is "" for those that are shown without a group."""
-
-    text: str
-    group: str
-    bars: tuple[Bar, ...]
-    hidden: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Timeline:
     """Bars, with a tick (its place and its text) for each line behind them.
 
@@ -56,17 +45,15 @@ class Timeline:
         window: its name.
         now_x: the place of the line at now, in percent.
         ticks: places and texts.
-        rows: the events that start within it.
+        bars: the events that start within it: what is always shown, and more.
         later: how many start after it.
-        hidden: how many groups are left out.
     """
 
     window: str
     now_x: float
     ticks: tuple[tuple[float, str], ...]
-    rows: tuple[Row, ...]
+    bars: tuple[tuple[Bar, ...], tuple[Bar, ...]]
     later: int
-    hidden: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,15 +83,20 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def headline(dues: Mapping[str, tuple[int, int, int]], *, vms: int, is_filtered: bool) -> str:
+def headline(
+    dues: Mapping[str, tuple[int, int, int]], *, vms: int, is_filtered: bool, unmatched: str = ""
+) -> str:
     """Return what is most urgent in one line.
 
     Args:
         dues: for each due the number of events, of those by users, and of VMs.
         vms: how many have reported: of none, nothing is known.
         is_filtered: whether others may be left out.
+        unmatched: VM or event if the filter asks for one that does not exist.
     """
-    if not dues:
+    if not dues and is_filtered and unmatched:
+        return f"No {unmatched} matches the filter"
+    if not dues.keys() - {"gone"}:
         nothing = "No open event matches the filter" if is_filtered else "Nothing is scheduled"
         return nothing if vms or is_filtered else "No VM has reported yet"
     started, soon, overdue, later = (
@@ -116,14 +108,19 @@ def headline(dues: Mapping[str, tuple[int, int, int]], *, vms: int, is_filtered:
     return ", ".join(parts) or f"Nothing within the hour, {later[0]} later"
 
 
-def tiles(
-    dues: Mapping[str, tuple[int, int, int]], vms: Iterable[tuple[str, bool, int]], wanted: Filter
-) -> list[Tile]:
+def unwatched(vms: Mapping[str, int]) -> str:
+    """Return the end of the headline: how many VMs nobody watches, "" if somebody watches all of them."""
+    number = vms["unwatched"]
+    verb = "is" if number == 1 else "are"
+    return f"; {number} of {plural(vms[''], 'VM')} {verb} not watched" if number else ""
+
+
+def tiles(dues: Mapping[str, tuple[int, int, int]], vms: Mapping[str, int], wanted: Filter) -> list[Tile]:
     """Return the figures at the top.
 
     Args:
         dues: as of `headline`.
-        vms: how many there are, by who watches them and by whether an event names them.
+        vms: how many there are, as of `count_vms`.
         wanted: is kept in the addresses.
     """
     found = [
@@ -135,17 +132,11 @@ def tiles(
             ("later", "due later", "plain"),
         )
     ]
-    counts = list(vms)
-    known = sum(count for watch, _, count in counts if watch != "unknown")
-    named = sum(count for watch, has_event, count in counts if has_event and watch != "unknown")
-    unwatched = [(has_event, count) for watch, has_event, count in counts if watch in UNWATCHED]
-    total, with_event = sum(count for _, count in unwatched), sum(count for has, count in unwatched if has)
+    known, named = vms[""], vms["Scheduled"] + vms["Started"]
+    total, with_event = vms["unwatched"], vms["unwatched with event"]
     address = f"/fleet{wanted.query(due='', type='', source='', status='unwatched')}"
-    detail = (
-        f"of which {with_event} {'has' if with_event == 1 else 'have'} an event"
-        if with_event
-        else "may miss events"
-    )
+    verb = "has" if with_event == 1 else "have"
+    detail = f"of which {with_event} {verb} an event" if with_event else "may miss events"
     everything = f"/fleet{wanted.query(due='', type='', source='', status='')}"
     return [
         *found,
@@ -165,48 +156,22 @@ def timeline(events: Sequence[EventRow], now: float, window: str) -> Timeline:
     """Place events on a line from now to the end of the window, on which near times have more room than far ones.
 
     Args:
-        events: the open ones.
+        events: those of the page's table.
         now: seconds since 1970.
         window: one of WINDOWS.
     """
     length = WINDOWS[window]
+    events = [event for event in events if event.due != "gone"]
     inside = [event for event in events if (event.starts_at or now) < now + length]
-    rows = _by_group(inside, now, length) if len(inside) > MAX_BARS else [_row("", inside, now, length)]
+    bars = tuple(_bar(event, now, length) for event in inside)
+    first = FIRST_BARS if len(bars) > MAX_BARS else MAX_BARS
     return Timeline(
         window=window,
         now_x=_NOW_X,
         ticks=tuple((place(tick, length), f"+{format_duration(tick)}") for tick in _TICKS[window]),
-        rows=tuple(rows[:MAX_GROUPS]),
+        bars=(bars[:first], bars[first:]),
         later=len(events) - len(inside),
-        hidden=len(rows[MAX_GROUPS:]),
     )
-
-
-def _by_group(events: Sequence[EventRow], now: float, length: float) -> list[Row]:
-    """Return a row for each group, in the order of the first event."""
-
-    def name(event: EventRow) -> tuple[str, str]:
-        return event.group, event.subscription
-
-    grouped = [list(some) for _, some in groupby(sorted(events, key=name), key=name)]
-    grouped.sort(key=lambda some: min(event.starts_at or 0.0 for event in some))
-    return [_row(_summary(some, now), some, now, length) for some in grouped]
-
-
-def _summary(events: Sequence[EventRow], now: float) -> str:
-    vms = len({(event.scope, name.casefold()) for event in events for name in event.resources})
-    started = sum(event.due == "started" for event in events)
-    coming = [event.starts_at for event in events if event.starts_at is not None and event.starts_at > now]
-    parts = [plural(len(events), "event"), plural(vms, "VM")]
-    parts += [f"{started} in progress"] * bool(started)
-    return ", ".join([*parts, *([f"first in {format_duration(min(coming) - now)}"] if coming else [])])
-
-
-def _row(text: str, events: Sequence[EventRow], now: float, length: float) -> Row:
-    limit = MAX_GROUP_BARS if text else MAX_BARS
-    bars = tuple(_bar(event, now, length) for event in events[:limit])
-    group = events[0].group if text else ""
-    return Row(text=text, group=group, bars=bars, hidden=len(events) - len(bars))
 
 
 def place(seconds: float, length: float) -> float:

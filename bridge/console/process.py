@@ -18,7 +18,7 @@ from bridge import __version__
 from bridge.config.console import ConsoleSettings
 from bridge.config.models import Config, find_exposed
 from bridge.config.values import socket_address
-from bridge.console.app import Inputs, Web
+from bridge.console.app import Web
 from bridge.console.approve import Approvals
 from bridge.console.bus import BusInput
 from bridge.console.ingest import Ingest
@@ -105,9 +105,7 @@ class Console:
             ingest=Ingest(self.settings, writer=self.writer, clock=self._clock),
             registry=registry,
             status=self.status,
-            input_error=self._input_error,
-            version=lambda: self.writer.version,
-            inputs=self._inputs(),
+            address=self.address,
             approvals=self._approvals(config),
         )
         self._server = _server(web.app())
@@ -230,22 +228,6 @@ class Console:
             return send_command(settings, command, session=session, requested_by=person)
 
         return Approvals(send=send, clock=self._clock)
-
-    def _inputs(self) -> Inputs:
-        settings, bus = self.settings, self.settings.bus
-        key = "bearer_token_file" if settings.ingest.bearer_token else "signing_secret_file"
-        return Inputs(
-            url=f"{settings.public_url or self.address}/ingest" if settings.takes_ingest else "",
-            is_local=settings.is_local and not settings.public_url,
-            secret_key=key if settings.ingest.has_secret else "",
-            bus=(bus.topic or bus.queue) if bus else "",
-        )
-
-    def _input_error(self) -> str:
-        if self.writer.error:
-            return f"The store cannot be written: {self.writer.error}"
-        error = self.bus.status()["last_error"] if self.bus else None
-        return f"Nothing is received from Service Bus: {error}" if error else ""
 
     def _write_status(self, *, running: bool = True) -> None:
         try:

@@ -6,20 +6,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 from bridge.contract.types import TYPE_PREFIX
 from bridge.events.envelope import check_event
 from bridge.runtime.json import Json
 from bridge.runtime.time import parse_iso
 
-SCHEDULED_EVENT, APPROVAL = "scheduledevent", "approval"
+SCHEDULED_EVENT, APPROVAL, EXPECTED = "scheduledevent", "approval", "console.expected"
+OWN_PREFIX = f"{TYPE_PREFIX}console."  # only the console itself writes these
+FORGOTTEN_TYPE, EXPECTED_TYPE = f"{OWN_PREFIX}forgotten.v1", f"{TYPE_PREFIX}{EXPECTED}.v1"
 MAX_TEXT = 300
 MAX_TAGS = 50  # as many as Azure allows
 # Clocks that show other times are not believed: then the time of arrival counts.
 _EARLIEST = 1_735_689_600.0  # 2025: no imds-bridge is older
 _FUTURE_SECONDS = 300.0
 MAX_SEQUENCE = 10**18  # what SQLite stores
-_SEQUENCE = re.compile(r"[0-9]{1,18}")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _GROUP = re.compile(r"/subscriptions/([^/]+)/resourcegroups/([^/]+)")
 
@@ -94,19 +96,23 @@ def receive(given: Mapping[str, Json], body: bytes, *, now: float) -> Received |
     Raises:
         ValueError: it is not a CloudEvent.
     """
-    envelope = check_event(given)
-    if not envelope.type.startswith(TYPE_PREFIX):
-        return None
+    check_event(given)
+    is_ours = given["type"].startswith(TYPE_PREFIX) and not given["type"].startswith(OWN_PREFIX)
+    return read_event(given, body, now=now) if is_ours else None
+
+
+def read_event(given: Mapping[str, Any], body: bytes, *, now: float) -> Received:
+    """Read a CloudEvent of imds-bridge; arguments as of `receive`."""
     data = given.get("data")
     properties = data if isinstance(data, dict) else {}
-    kind = envelope.type.removeprefix(TYPE_PREFIX).removesuffix(".v1")[:MAX_TEXT]
+    kind = given["type"].removeprefix(TYPE_PREFIX).removesuffix(".v1")[:MAX_TEXT]
     vm = read_vm(properties.get("Vm"))
     reported = parse_iso(given.get("time"))
     given_at = reported.timestamp() if reported else now
     at = given_at if _EARLIEST < given_at < now + _FUTURE_SECONDS else now
     return Received(
-        key=sha256(f"{envelope.source}\n{envelope.id}".encode("utf-8", "replace")).digest()[:16],
-        sighting=sighting_of(vm, envelope.id),
+        key=sha256(f"{given['source']}\n{given['id']}".encode("utf-8", "replace")).digest()[:16],
+        sighting=sighting_of(vm, given["id"]),
         kind=kind,
         at=at,
         late_by=at - given_at,
@@ -178,5 +184,5 @@ def _fold_tags(tags: Mapping[str, Json]) -> str:
 
 def _read_reporter(given: Mapping[str, Json]) -> tuple[str, str, int | None]:
     number = clip(given.get("reporterseq"))
-    sequence = int(number) if _SEQUENCE.fullmatch(number) else None
+    sequence = int(number) if _NUMBER.fullmatch(number) else None
     return clip(given.get("reporter")), clip(given.get("reporterepoch")), sequence

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from pydantic import Field
 
 from bridge.console.merge import MaybeTime, ScheduledEvent
-from bridge.console.tables import COLUMNS
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_duration
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-MAX_OPEN = 5000
+MAX_NAMES = 5000  # among which the nearest one is looked for
 MAX_CHARACTERS = 200
 MAX_VALUES = 20  # of a filter that may stand there more than once
-DUES = ("overdue", "started", "1h", "later")
-UNWATCHED = ("unreachable", "silent", "stopped")
-WATCHES = ("watched", *UNWATCHED, "unknown")
+DUES = ("overdue", "started", "1h", "later", "gone")
+UNWATCHED = ("unreachable", "silent", "unknown", "unheard")
+WATCHES = ("watched", *UNWATCHED, "stopped", "gone")
 _RECEIPTS = "'approval.accepted', 'approval.rejected', 'approval.failed'"
+_ENDS = "'scheduledevent.completed', 'scheduledevent.ended', 'scheduledevent.canceled'"
 _INDEXED = "kind NOT IN ('bridge.heartbeat', 'document.changed')"  # the condition of the index by kind
-_BY_PLACE = 'ORDER BY "group", scope, zone, location, natural'
-_URGENCY = "due <> 'overdue', due <> 'started', ifnull(starts_at, 0), key"
+_BY_PLACE = 'ORDER BY "group", scope, zone, location, natural, folded, resource_id'
+_URGENCY = "due = 'gone', due <> 'overdue', due <> 'started', ifnull(starts_at, 0), key"
 
 
 class Where(NamedTuple):
@@ -43,21 +45,34 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EventRow(ScheduledEvent):
-    """An event at this moment."""
+    """An event at this moment.
+
+    Of `find_event`, `stay` is the last end before it was announced again; of `mine_first`, `mine` counts the VMs that
+    the filter chooses.
+    """
 
     starts_at: Annotated[MaybeTime, Field(description="Of a started event, when it started.")] = None
     due: Annotated[str, Field(description=f"One of {', '.join(DUES)}, ended.")] = ""
     key: Annotated[str, Field(exclude=True)] = ""
+    seen: Annotated[int, Field(description="How many of `resources` are known to have seen it.")] = 0
+    seen_by_others: Annotated[int, Field(description="How many others, known within the hour.")] = 0
+    seen_late: Annotated[
+        bool,
+        Field(description="The forwarder that saw it first had just started: Azure's notice was longer."),
+    ] = False
+    stay: Annotated[MaybeTime, Field(exclude=True)] = None
+    mine: Annotated[int, Field(exclude=True)] = 0
 
     @property
     def vms(self) -> str:
         """How many VMs it names."""
-        return f"{len(self.resources)} VM{'s' * (len(self.resources) != 1)}"
+        total = len(self.resources)
+        return f"{f'{self.mine} of ' * (0 < self.mine < total)}{total} VM{'s' * (total != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
 class VmRow:
-    """A VM at this moment, or one that an open event names and that has never reported."""
+    """A VM at this moment, or one that an open event names or that is expected, and that has never reported."""
 
     name: str
     subscription: str = ""
@@ -78,23 +93,20 @@ class VmRow:
     resource_id: str = ""
     scope: Annotated[str, Field(exclude=True)] = ""
     folded: Annotated[str, Field(exclude=True)] = ""
-
-    @property
-    def state(self) -> str:
-        """The state in one word: that of its event, else who watches it; quiet if all is well."""
-        if self.event_id is not None and self.watch != "unknown":
-            return "Started" if self.event_status == "Started" else "Scheduled"
-        return "quiet" if self.watch == "watched" else self.watch
+    event: Annotated[str, Field(exclude=True)] = ""
 
     def describe_watch(self, now: float) -> str:
         """Say since when nobody watches it, "" if somebody does."""
         if self.watch == "unreachable":
             return f"no IMDS {format_duration(now - (self.unreachable_since or now))}"
-        if self.watch == "unknown":
-            return "never reported"
-        return (
-            "" if self.watch == "watched" else f"{self.watch} {format_duration(now - (self.alive_at or now))}"
-        )
+        words = {
+            "watched": "",
+            "unknown": "never reported",
+            "unheard": "never heard",
+            "gone": "probably gone",
+        }
+        since = f"{self.watch} {format_duration(now - (self.alive_at or now))}"
+        return words.get(self.watch, since)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,37 +173,46 @@ class Filter:
             *self._place(),
         ]
         if self.status:
-            found.append(Where("? IN (status, iif(is_open, 'Open', ''))", (self.status,)))
+            found.append(Where("lower(?) IN (lower(status), iif(is_open, 'open', ''))", (self.status,)))
         if wanted := fold_name(self.vm):
             found.append(Where("(instr(key, ?) = 1 OR instr(names, ?))", (wanted, wanted)))
+        if self.tag:
+            condition, values = self.of_named("one.value")
+            found.append(Where(f"EXISTS (SELECT 1 FROM json_each(names) AS one WHERE {condition})", values))  # noqa: S608 - constants
+        return _all_of(found)
+
+    def of_named(self, folded: str) -> Where:
+        """Return the filter as a condition on a VM that an event of `event_now` names; `folded` is its column."""
         tagged = (
-            "EXISTS (SELECT 1 FROM json_each(names) AS one CROSS JOIN vm ON vm.folded = one.value "
-            "AND vm.scope = event_now.scope WHERE instr(vm.tags, ?))"
+            f"EXISTS (SELECT 1 FROM vm WHERE vm.folded = {folded} AND vm.scope = event_now.scope "  # noqa: S608 - constants
+            "AND instr(vm.tags, ?))"
         )
-        found += [Where(tagged, (_tag(tag),)) for tag in self.tag]
+        found = [Where(tagged, (_tag(tag),)) for tag in self.tag]
+        if wanted := fold_name(self.vm):
+            found.append(Where(f"(instr(event_now.key, ?) = 1 OR instr({folded}, ?))", (wanted, wanted)))
         return _all_of(found)
 
     def of_vms(self) -> Where:
         """Return the filter as a condition on `vm_now`; the status is one of WATCHES, of an event, or a summary."""
         found = self._place()
         if self.status:
-            unwatched = "iif(watch IN ('unreachable', 'silent', 'stopped'), 'unwatched', '')"
-            quiet = "iif(watch = 'watched' AND event_id IS NULL, 'quiet', '')"
-            event = "iif(event_id IS NULL, '', iif(event_status = 'Started', 'Started', 'Scheduled'))"
-            found.append(Where(f"? IN (watch, {event}, {unwatched}, {quiet})", (self.status,)))
+            unwatched = f"iif(watch IN {UNWATCHED}, 'unwatched', '')"
+            found.append(Where(f"lower(?) IN (watch, lower(event), {unwatched})", (self.status,)))
         if wanted := fold_name(self.vm):
             found.append(Where("instr(folded, ?)", (wanted,)))
         return _all_of([*found, *(Where("instr(tags, ?)", (_tag(tag),)) for tag in self.tag)])
 
     def _place(self) -> list[Where]:
-        found = self._equal({"subscription": self.subscription.lower()})
+        found = self._equal({"subscription": self.subscription})
         if self.group:
-            found.append(Where(f'"group" IN ({", ".join("?" * len(self.group))})', self.group))
+            marks, values = ", ".join("?" * len(self.group)), tuple(group.lower() for group in self.group)
+            resource_group = """substr("group", 1, instr("group" || '/', '/') - 1)"""
+            found.append(Where(f'("group" IN ({marks}) OR {resource_group} IN ({marks}))', values * 2))
         return found
 
     @staticmethod
     def _equal(columns: Mapping[str, str]) -> list[Where]:
-        return [Where(f"{column} = ?", (value,)) for column, value in columns.items() if value]
+        return [Where(f"lower({column}) = lower(?)", (value,)) for column, value in columns.items() if value]
 
 
 def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
@@ -208,13 +229,15 @@ def read_filter(query: Sequence[tuple[str, str]]) -> Filter:
 
 EVERY = Filter()
 OF_PLACE = ("vm", "subscription", "group", "tag")  # what chooses VMs
-NOT_WATCHED = Where("watch IN ('unreachable', 'silent', 'stopped')", ())
 _CURRENT = Where("is_current", ())
 
 
-def open_events(store: sqlite3.Connection, wanted: Filter = EVERY) -> list[EventRow]:
-    """Return the events that are current, the most urgent first."""
-    return _events(store, _CURRENT & wanted.of_events(), f"ORDER BY {_URGENCY} LIMIT {MAX_OPEN}")
+def open_events(store: sqlite3.Connection, wanted: Filter = EVERY, **part: int) -> list[EventRow]:
+    """Return the events that are current, the most urgent first: at most `limit` after the first `offset`."""
+    where, order = _CURRENT & wanted.of_events(), f"ORDER BY {_URGENCY}"
+    # Who has seen an event is counted only for those that are returned.
+    keys = f"SELECT key FROM event_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
+    return _events(store, Where(f"key IN ({keys})", where.values), order)
 
 
 def ended_events(store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int) -> list[EventRow]:
@@ -223,106 +246,131 @@ def ended_events(store: sqlite3.Connection, since: float, wanted: Filter, *, lim
     return _events(store, where, f"ORDER BY ended_at DESC LIMIT {limit}")
 
 
-def events_since(
-    store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int = -1, offset: int = 0
-) -> Iterator[EventRow]:
-    """Yield the events that were first seen after a time, the last one first; all of them without a limit."""
+def events_since(store: sqlite3.Connection, since: float, wanted: Filter, **part: int) -> Iterator[EventRow]:
+    """Yield the events that were first seen after a time, the last one first; `part` as of `open_events`."""
     where = Where("first_seen_at > ?", (since,)) & wanted.of_events()
-    return map(
-        _event_row, _select(store, where, f"ORDER BY first_seen_at DESC LIMIT {limit} OFFSET {offset}")
-    )
+    return map(_event_row, _select(store, where, f"ORDER BY first_seen_at DESC {_part(**part)}"))
 
 
 def find_event(store: sqlite3.Connection, event_id: str) -> EventRow | None:
-    """Return one event, None if it is not known."""
-    return next(iter(_events(store, Where("key = ?", (event_id.lower(),)))), None)
+    """Return one event with its stay, None if it is not known."""
+    last_end = f"SELECT max(at) FROM event WHERE event_id = ? AND event_id <> '' AND kind IN ({_ENDS})"  # noqa: S608 - constants
+    for row in _events(store, Where("key = ?", (event_id.lower(),))):
+        return replace(row, stay=store.execute(last_end, (row.key,)).fetchone()[0])
+    return None
 
 
 def count_due(store: sqlite3.Connection, wanted: Filter) -> dict[str, tuple[int, int, int]]:
-    """Count the current events by when they are due, those of them that users caused, and the VMs that they name."""
+    """Count the current events by when they are due, those of users, and the VMs of the filter that they name."""
     where = _CURRENT & wanted.of_events()
     events = store.execute(
         "SELECT due, count(*), sum(event_source = 'User') FROM event_now "  # noqa: S608 - constants
         f"WHERE {where.condition} GROUP BY 1",
         where.values,
     )
+    named = where & wanted.of_named("affected.folded")
     vms = store.execute(
         "SELECT due, count(DISTINCT affected.scope || char(10) || folded) FROM event_now JOIN affected USING (key) "  # noqa: S608 - constants
-        f"WHERE {where.condition} GROUP BY 1",
-        where.values,
+        f"WHERE {named.condition} GROUP BY 1",
+        named.values,
     )
-    named = dict(map(tuple, vms))
-    return {due: (count, users, named.get(due, 0)) for due, count, users in events}
+    counts = dict(map(tuple, vms))
+    return {due: (count, users, counts.get(due, 0)) for due, count, users in events}
 
 
-def count_seen(store: sqlite3.Connection, events: Iterable[EventRow]) -> dict[str, tuple[int, int]]:
-    """Count by key the VMs that saw an event, and those that Azure tells: its scale set, else those that it names."""
-    found = {}
-    for event in events:
-        row = store.execute(
-            "SELECT count(DISTINCT sighting.vm) FROM event JOIN sighting ON sighting.id = event.sighting "
-            "WHERE event.event_id = ? AND event.event_id <> '' AND event.kind LIKE 'scheduledevent.%'",
-            (event.key,),
-        ).fetchone()
-        expected = len(event.resources)
-        if event.scale_set:
-            rows = store.execute("SELECT count(*) FROM vm WHERE scope = ?", (event.scope,))
-            expected = max(expected, rows.fetchone()[0])
-        found[event.key] = row[0], max(expected, row[0])
-    return found
+def count_types(store: sqlite3.Connection) -> list[tuple[str, str, int]]:
+    """Count the current events by type and status."""
+    query = "SELECT event_type, status, count(*) FROM event_now WHERE is_current GROUP BY 1, 2"
+    return [*map(tuple, store.execute(query))]
 
 
-def vms(store: sqlite3.Connection, where: Where | Filter = EVERY, *, more: str = _BY_PLACE) -> list[VmRow]:
-    """Return VMs, web-9 before web-10, or in the order that `more` says."""
+def mine_first(store: sqlite3.Connection, events: Iterable[EventRow], wanted: Filter) -> list[EventRow]:
+    """Return events that name the VMs first that a filter chooses by name or tag."""
+    where, found = wanted.of_named("one.value"), []
+    query = (
+        f"SELECT value FROM event_now, json_each(names) AS one WHERE event_now.key = ? AND {where.condition}"  # noqa: S608 - constants
+    )
+    for event in events if wanted.vm or wanted.tag else ():
+        mine = {name for (name,) in store.execute(query, (event.key, *where.values))}
+        names = sorted(event.resources, key=lambda name: fold_name(name) not in mine)
+        found.append(replace(event, resources=tuple(names), mine=len(mine)))
+    return found or list(events)
+
+
+def vms(
+    store: sqlite3.Connection, where: Where | Filter = EVERY, order: str = _BY_PLACE, **part: int
+) -> list[VmRow]:
+    """Return VMs, web-9 before web-10, or in another order; all of them, or a `part` as of `open_events`."""
     where = where.of_vms() if isinstance(where, Filter) else where
-    rows = store.execute(
-        f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} "  # noqa: S608 - constants
-        f"{more}",
-        where.values,
-    )
-    return [VmRow(*row) for row in rows]
+    query = f"SELECT {_VM_COLUMNS} FROM vm_now WHERE {where.condition} {order} {_part(**part)}"  # noqa: S608 - constants
+    return [VmRow(*row) for row in store.execute(query, where.values)]
 
 
 def vms_of(store: sqlite3.Connection, event: EventRow) -> list[VmRow]:
     """Return the VMs that Azure tells of an event and that have reported: its scale set, else those that it names."""
     names = json.dumps([fold_name(name) for name in event.resources])
-    of_event = Where("scope = ? AND watch <> 'unknown'", (event.scope,))
+    of_event = Where("scope = ? AND alive_at IS NOT NULL", (event.scope,))
     if not event.scale_set:
         of_event &= Where("folded IN (SELECT value FROM json_each(?))", (names,))
     return vms(store, of_event)
 
 
-def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> list[tuple[str, bool, int]]:
-    """Count VMs by who watches them and by whether an event names them."""
-    where = wanted.of_vms()
-    rows = store.execute(
-        f"SELECT watch, event_id IS NOT NULL, count(*) FROM vm_now WHERE {where.condition} GROUP BY 1, 2",  # noqa: S608 - constants
-        where.values,
-    )
-    return [(watch, bool(has_event), count) for watch, has_event, count in rows]
+def count_vms(store: sqlite3.Connection, wanted: Filter = EVERY) -> Counter[str]:
+    """Count VMs by every status that a filter may name, those that are unwatched and have an event, and all by "".
+
+    Beside them are the sums of what waits on VMs, and of what is missing.
+    """
+    where, found = wanted.of_vms(), Counter[str]()
+    columns = "watch, event, count(*), sum(waiting), sum(missing)"
+    query = f"SELECT {columns} FROM vm_now WHERE {where.condition} GROUP BY 1, 2"  # noqa: S608 - constants
+    rows = store.execute(query, where.values)
+    for watch, event, count, waiting, missing in rows:
+        unwatched = ("unwatched", "unwatched with event" if event else "") if watch in UNWATCHED else ()
+        found.update(dict.fromkeys((watch, event, *unwatched, ""), count), waiting=waiting, missing=missing)
+    return +found  # no zeros
 
 
 def groups_of(store: sqlite3.Connection) -> tuple[list[str], list[str]]:
-    """Return the names of all groups, and the subscriptions if there are two or more."""
+    """Return all groups, also without their scale sets, and the subscriptions if there are two or more."""
     rows = store.execute('SELECT DISTINCT "group", subscription FROM vm ORDER BY 1, 2').fetchall()
     subscriptions = sorted({subscription for _, subscription in rows if subscription})
-    groups = list(dict.fromkeys(group for group, _ in rows if group))
+    groups = sorted({name for group, _ in rows for name in (group, group.partition("/")[0]) if name})
     return groups, subscriptions if len(subscriptions) > 1 else []
 
 
-def tags_of(store: sqlite3.Connection, *, limit: int = 200) -> list[str]:
-    """Return tags of VMs, to choose from."""
-    rows = store.execute("SELECT DISTINCT tags FROM vm WHERE tags <> '' LIMIT ?", (limit,))
-    return sorted({tag for (tags,) in rows for tag in tags.split("\n") if tag})[:limit]
+def tags_of(store: sqlite3.Connection) -> list[str]:
+    """Return the tags of VMs, those that most of them have first."""
+    found = Counter[str]()
+    for tags, count in store.execute("SELECT tags, count(*) FROM vm WHERE tags <> '' GROUP BY 1"):
+        found.update(dict.fromkeys(tags.split("\n")[1:-1], count))
+    return [tag for tag, _ in found.most_common()]
 
 
-def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500) -> list[ReportRow]:
+def names_unlike(store: sqlite3.Connection, wanted: Filter) -> list[str]:
+    """Return the names of all VMs if neither one of them nor an event matches a filter, else none."""
+    if count_vms(store, wanted) or any(events_since(store, 0.0, wanted, limit=1)):
+        return []
+    return [name for (name,) in store.execute("SELECT folded FROM vm LIMIT ?", (MAX_NAMES,))]
+
+
+def unknown_values(wanted: Filter, known: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
+    """Return what a filter asks for that is not among the known values: the key, the value, and the nearest or ""."""
+    found = []
+    for name, given in wanted.parts():
+        value, values = _folded(given), {one.casefold(): one for one in known.get(name, ())}
+        if values and value not in values:
+            nearest = get_close_matches(value, values, 1, 0.5)
+            found.append((name, given, values[nearest[0]] if nearest else ""))
+    return found
+
+
+def reports_of(store: sqlite3.Connection, key: str, *, limit: int = 500, offset: int = 0) -> list[ReportRow]:
     """Return the CloudEvents about an event in the order of their times, with the VMs that saw each."""
     rows = store.execute(
         "SELECT event.kind, event.at, event.body, event.sighting, ifnull(vm.name, '') AS vm FROM event "
         "LEFT JOIN vm ON vm.id = event.vm WHERE event.event_id = ? AND event.event_id <> '' "
-        "ORDER BY event.at, event.n LIMIT ?",
-        (key, limit),
+        "ORDER BY event.at, event.n LIMIT ? OFFSET ?",
+        (key, limit, offset),
     ).fetchall()
     seen = (
         "SELECT ifnull(vm.name, ''), sighting.at FROM sighting LEFT JOIN vm ON vm.id = sighting.vm "
@@ -360,17 +408,45 @@ def count_receipts(store: sqlite3.Connection, since: float, wanted: Filter) -> l
     return [(kind, reason, count) for kind, reason, count in rows]
 
 
-def losses_since(store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int) -> list[ReportRow]:
-    """Return the newest events of some VMs that say that others were lost, or that IMDS was not watched."""
-    where = wanted.of_vms()
-    chosen = f"vm IN (SELECT id FROM vm_now WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
+def count_prepared(store: sqlite3.Connection, since: float, wanted: Filter) -> tuple[int, int]:
+    """Count the VMs of events that started after a time: those that were prepared before the start, and all.
+
+    Both are 0 as long as no VM was ever prepared: then no event needs to be read.
+    """
+    where = Where("started_at > ?", (since,)) & wanted.of_events()
+    row = store.execute(
+        "WITH prepared AS MATERIALIZED (SELECT event_id AS key, folded, min(event.at) AS at "  # noqa: S608 - constants
+        "FROM event JOIN vm ON vm.id = event.vm "
+        f"WHERE kind = 'approval.prepared' AND {_INDEXED} GROUP BY 1, 2) "
+        "SELECT count(iif(prepared.at <= started_at, 1, NULL)), count(*) FROM (SELECT 1 FROM prepared LIMIT 1) "
+        "CROSS JOIN event_now JOIN affected USING (key) LEFT JOIN prepared USING (key, folded) "
+        f"WHERE {where.condition}",
+        where.values,
+    ).fetchone()
+    return row[0], row[1]
+
+
+def losses_since(
+    store: sqlite3.Connection, since: float, wanted: Filter, *, limit: int
+) -> tuple[list[ReportRow], int]:
+    """Return the newest events of some VMs that say that others were lost, IMDS was not watched, or VMs put away.
+
+    VMs that were put away together are one row. VMs that have left the lists count, too. The number is that of all.
+    """
+    where = wanted.only(*OF_PLACE).of_vms()
+    chosen = f"event.vm IN (SELECT id FROM vm WHERE {where.condition})" if wanted else "1"  # noqa: S608 - constants
+    found = (
+        "WHERE kind IN ('bridge.loss', 'imds.recovered', 'console.forgotten') "
+        f"AND event.at > ? AND {_INDEXED} AND {chosen} "
+        "GROUP BY event.at, iif(kind = 'console.forgotten', reason, event.n)"
+    )
     rows = store.execute(
-        "SELECT kind, event.at, ifnull(vm.name, '') AS vm, body FROM event LEFT JOIN vm ON vm.id = event.vm "  # noqa: S608 - constants
-        f"WHERE kind IN ('bridge.loss', 'imds.recovered') AND event.at > ? AND {_INDEXED} "
-        f"AND {chosen} ORDER BY event.at DESC LIMIT ?",
+        "SELECT kind, event.at, ifnull(group_concat(vm.name, ', '), '') AS vm, body "  # noqa: S608 - constants
+        f"FROM event LEFT JOIN vm ON vm.id = event.vm {found} ORDER BY event.at DESC LIMIT ?",
         (since, *where.values, limit),
     )
-    return [ReportRow(**dict(row)) for row in rows]
+    total = store.execute(f"SELECT 1 FROM event {found}", (since, *where.values)).fetchall()  # noqa: S608 - constants
+    return [ReportRow(**dict(row)) for row in rows], len(total)
 
 
 def damage_note(store: sqlite3.Connection) -> dict[str, Any] | None:
@@ -386,15 +462,18 @@ def received_from_to(store: sqlite3.Connection) -> tuple[float | None, float | N
     return first, last[0] if last else None
 
 
-_RESOURCES, _IS_OPEN = (
-    [one.name for one in fields(EventRow)].index(name) for name in ("resources", "is_open")
+_RESOURCES, *_BOOLEANS = (
+    [one.name for one in fields(EventRow)].index(name) for name in ("resources", "is_open", "seen_late")
 )
-_VM_COLUMNS = ", ".join(f'"{one.name}"' for one in fields(VmRow))
+_EVENT_COLUMNS, _VM_COLUMNS = (
+    ", ".join(f'"{one.name}"' for one in fields(model) if one.name not in ("stay", "mine"))
+    for model in (EventRow, VmRow)
+)
 
 
 def _select(store: sqlite3.Connection, where: Where, more: str) -> sqlite3.Cursor:
     return store.execute(
-        f"SELECT {COLUMNS}, starts_at, due, key FROM event_now WHERE {where.condition} {more}",  # noqa: S608 - constants
+        f"SELECT {_EVENT_COLUMNS} FROM event_now WHERE {where.condition} {more}",  # noqa: S608 - constants
         where.values,
     )
 
@@ -406,12 +485,21 @@ def _events(store: sqlite3.Connection, where: Where, more: str = "") -> list[Eve
 def _event_row(row: sqlite3.Row) -> EventRow:
     values = [*row]
     values[_RESOURCES] = tuple(json.loads(values[_RESOURCES]))
-    values[_IS_OPEN] = bool(values[_IS_OPEN])
+    for place in _BOOLEANS:
+        values[place] = bool(values[place])
     return EventRow(*values)  # by place: there are thousands
 
 
+def _part(*, limit: int = -1, offset: int = 0) -> str:
+    return f"LIMIT {limit} OFFSET {offset}"
+
+
 def _tag(given: str) -> str:
-    return f"\n{' '.join(given.casefold().split())}\n"
+    return f"\n{_folded(given)}\n"
+
+
+def _folded(given: str) -> str:
+    return " ".join(given.casefold().split())
 
 
 def _all_of(conditions: Sequence[Where]) -> Where:

@@ -12,10 +12,6 @@ CREATE TABLE event (
     received_at REAL NOT NULL,
     body BLOB NOT NULL
 ) STRICT;
-CREATE INDEX event_by_event_id ON event (event_id, at) WHERE event_id <> '';
--- What the history counts; heartbeats and documents are the most frequent, and not counted.
-CREATE INDEX event_by_kind ON event (kind, at, reason) WHERE kind NOT IN ('bridge.heartbeat', 'document.changed');
-CREATE INDEX event_by_age ON event (received_at);
 -- Which VM saw which CloudEvent, also where only another VM's copy was received.
 CREATE TABLE sighting (
     id INTEGER NOT NULL,
@@ -23,19 +19,19 @@ CREATE TABLE sighting (
     at REAL NOT NULL,
     PRIMARY KEY (id, vm)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX scheduled_open ON scheduled (last_change_at) WHERE is_open;
--- With every column that the history counts by.
-CREATE INDEX scheduled_by_time ON scheduled (first_seen_at, event_type, is_open, status, notice_seconds);
-CREATE INDEX scheduled_by_end ON scheduled (ended_at) WHERE ended_at IS NOT NULL;
--- The VMs that open events name.
+-- The VMs that events name, with what is looked for at each VM: whether the event is open, and when it deletes the VM.
 CREATE TABLE affected (
     key TEXT NOT NULL,
     scope TEXT NOT NULL,
     folded TEXT NOT NULL,
     name TEXT NOT NULL,
+    event_open INTEGER NOT NULL,
+    over_at REAL,
     PRIMARY KEY (key, folded)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX affected_by_vm ON affected (scope, folded);
+-- Those that have reported, and those that are expected and have not: `alive_at` is 0 then.
+-- Of a fleet whose VMs are replaced, most VMs are gone. `left_at` is when the last deletion was over after which nothing
+-- was heard of a VM, and beyond all times without one: a day later the VM is on no list, and need not be looked at.
 CREATE TABLE vm (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
@@ -56,11 +52,11 @@ CREATE TABLE vm (
     version TEXT NOT NULL DEFAULT '',
     waiting INTEGER NOT NULL DEFAULT 0,
     imds_at REAL NOT NULL DEFAULT 0,
-    unreachable_since REAL
+    unreachable_since REAL,
+    left_at REAL NOT NULL DEFAULT 9e99
 ) STRICT;
-CREATE INDEX vm_by_name ON vm (folded, scope);
-CREATE INDEX vm_by_scope ON vm (scope);
--- Each run's counter: a gap is what is missing between the first and the last number.
+-- Each run's counter, and when it was last there. What is missing is counted from the first number that was received, and
+-- from 1 if a run before it was there: then the console has heard of the VM before this run began.
 CREATE TABLE reporter (
     reporter TEXT NOT NULL,
     epoch TEXT NOT NULL,
@@ -69,7 +65,7 @@ CREATE TABLE reporter (
     last INTEGER NOT NULL,
     received INTEGER NOT NULL,
     received_at REAL NOT NULL,
+    at REAL NOT NULL DEFAULT 0,
     PRIMARY KEY (reporter, epoch)
 ) STRICT, WITHOUT ROWID;
-CREATE INDEX reporter_gaps ON reporter (vm) WHERE last - first + 1 > received;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;

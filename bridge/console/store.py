@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from queue import Empty, LifoQueue
+from urllib.parse import quote
 
 from bridge.console import tables
 from bridge.console.received import Received
@@ -21,7 +23,7 @@ from bridge.runtime.time import Clock
 
 log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 CHECKED_BYTES = 64 * 1024 * 1024  # a larger file takes too long to check at the start
 _BUSY_SECONDS = 5.0
 _CACHE_KIB = 8192
@@ -129,7 +131,7 @@ class Store:
         with contextlib.suppress(Empty):
             return self._idle.get_nowait()
         connection = sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode=ro",
+            f"file:{quote(os.fsencode(self._path.absolute()), safe='')}?mode=ro",
             uri=True,
             timeout=_BUSY_SECONDS,
             check_same_thread=False,
@@ -185,8 +187,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if version > VERSION:
         raise StateError(f"{path} was written by a newer imds-bridge; install that version")
     if version == 0:
-        tables_ = f"{tables.SCHEDULED_TABLE};{_script('schema.sql')}"
-        connection.executescript(f"BEGIN;{tables_}PRAGMA user_version = {VERSION};COMMIT;")
+        _make(connection, tables.SCHEDULED_TABLE + ";" + _script("schema.sql") + _script("indexes.sql"))
+    elif version == VERSION - 1:
+        _make(connection, "".join(map(_script, ("upgrade.sql", "indexes.sql", "upgraded.sql"))))
     elif version < VERSION:
         raise Damaged("a version that was never released wrote it")
     if path.stat().st_size < CHECKED_BYTES:
@@ -194,6 +197,10 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         if found != "ok":
             raise Damaged(found)
     connection.execute("SELECT count(*) FROM vm").fetchone()
+
+
+def _make(connection: sqlite3.Connection, commands: str) -> None:
+    connection.executescript(f"BEGIN;{commands}PRAGMA user_version = {VERSION};COMMIT;")
 
 
 def _script(name: str) -> str:

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bridge.console.merge import resources_of
+from bridge.console.merge import PREPARED, resources_of
 from bridge.console.received import natural
-from bridge.console.rows import UNWATCHED, EventRow, ReportRow, VmRow
-from bridge.formats.text import format_duration, instant_of, sanitize
+from bridge.console.rows import EventRow, ReportRow, VmRow
+from bridge.formats.text import format_duration, instant_of
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
+from bridge.runtime.text import sanitize
 
 # Microsoft's minimum notice in seconds; what users set themselves is at least this for Terminate.
 NOTICE_TOLERANCE_SECONDS = 5.0  # what polling takes of the notice
@@ -26,6 +27,7 @@ _TITLES = {
     "approval.accepted": "Approval accepted",
     "approval.rejected": "Approval rejected",
     "approval.failed": "Approval failed",
+    PREPARED: "Prepared",
 }
 Line = tuple[str | float, ...]  # texts, and times in seconds since 1970
 _SHOWN_CHANGES = ("NotBefore", "Resources", "DurationInSeconds", "Description", "EventStatus", "EventType")
@@ -51,7 +53,6 @@ class Witness:
     Attributes:
         name: the VM's.
         place: its group and zone, "" while it has never reported.
-        is_expected: whether Azure tells it: the event names it, or it is in the event's scale set.
         is_affected: whether the event names it.
         first_at: when it saw the event first, None if it did not.
         saw: what it saw, and how much later than the first VM that saw the same.
@@ -59,7 +60,6 @@ class Witness:
 
     name: str
     place: str
-    is_expected: bool
     is_affected: bool
     first_at: float | None
     saw: str
@@ -68,19 +68,44 @@ class Witness:
 def story(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow], now: float) -> list[Step]:
     """Return what happened to an event, in the order of time, and what it waits for."""
     steps = [step for report in reports if (step := _step(report))]
+    if event.is_open and (text := _preparation(event, reports)):
+        steps.append(Step(css="waiting", at=0.0, title=text, seen_by="", lines=()))
     if event.is_open:
         steps.append(Step(css="waiting", at=0.0, title=_waiting(event, vms, now), seen_by="", lines=()))
     return steps
 
 
+def _preparation(event: EventRow, reports: Sequence[ReportRow]) -> str:
+    """Say which VMs of an event are prepared, which have failed, and which have not reported; "" if none has."""
+    last = {
+        fold_name(report.vm): report.kind
+        for report in sorted(reports, key=lambda report: report.at)
+        if report.kind == PREPARED or (report.kind == "approval.rejected" and _is_by_rule(report.data))
+    }
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in event.resources:
+        kind = last.get(fold_name(name), "")
+        how = "failed" if kind else "running, or waiting for its turn"
+        groups["prepared" if kind == PREPARED else how].append(sanitize(name, 64))
+    shown = [f"{how}: {', '.join(names[:10])}" for how, names in sorted(groups.items())]
+    return "; ".join(shown).capitalize() if last else ""
+
+
+def _is_by_rule(data: Mapping[str, Json]) -> bool:
+    command = data.get("Command")
+    return isinstance(command, dict) and str(command.get("Id", "")).startswith("auto:")
+
+
 def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
     if event.due == "overdue":
         return f"Overdue: NotBefore was {format_duration(now - (event.not_before or now))} ago, no start reported"
+    if event.due == "gone":
+        return "The VM is probably gone: nothing was heard of it since, and nobody reported the end"
     if event.due != "started":
         return "Waiting for NotBefore, or an approval"
     since = f"Started {format_duration(now - (event.starts_at or now))} ago, no end reported"
     names = {fold_name(name) for name in event.resources}
-    unwatched = [vm for vm in vms if vm.folded in names and vm.watch in UNWATCHED]
+    unwatched = [vm for vm in vms if vm.folded in names and vm.watch != "watched"]
     if not unwatched:
         return since
     which = "the VM is" if len(names) == 1 else f"{len(unwatched)} of {len(names)} VMs are"
@@ -88,7 +113,9 @@ def _waiting(event: EventRow, vms: Sequence[VmRow], now: float) -> str:
 
 
 def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow]) -> list[Witness]:
-    """Return every VM that Azure tells or that saw the event: the affected ones first, of them those that did not.
+    """Return every VM that Azure tells or that saw the event: the affected ones first, of them those of the filter.
+
+    Of each of them, those that did not see it come first.
 
     Args:
         event: the event.
@@ -97,8 +124,8 @@ def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow
     """
     told = {vm.folded: vm for vm in vms}
     affected = {fold_name(name): name for name in event.resources}
+    mine = {*[*affected][: event.mine]}
     names = {**{vm.folded: vm.name for vm in vms}, **affected}
-    expected = set(names)
     first: dict[str, float] = {}
     saw: dict[str, list[str]] = defaultdict(list)
     for report in reports:
@@ -108,12 +135,13 @@ def witnesses(event: EventRow, reports: Sequence[ReportRow], vms: Sequence[VmRow
             names.setdefault(key, name)
             first[key] = min(first.get(key, at), at)
             saw[key].append(f"{title} +{delay:.1f} s" if delay >= _SHOWN_DELAY_SECONDS else title)
-    ordered = sorted(names, key=lambda key: (key not in affected, first.get(key, 0.0), natural(key)))
+    ordered = sorted(
+        names, key=lambda key: (key not in affected, key not in mine, first.get(key, 0.0), natural(key))
+    )
     return [
         Witness(
             name=sanitize(names[key], 64),
             place=_describe_place(told.get(key)),
-            is_expected=key in expected,
             is_affected=key in affected,
             first_at=first.get(key),
             saw=", ".join(saw[key]),
@@ -127,6 +155,8 @@ def notice_text(event: EventRow) -> str:
     if event.notice_seconds is None:
         return "no NotBefore was reported"
     minimum = MINIMUM_NOTICE_SECONDS.get(event.event_type)
+    if event.seen_late:
+        return f"{format_duration(max(0.0, event.notice_seconds))} or more: the VM started to watch only then"
     given = f"{format_duration(max(0.0, event.notice_seconds))} notice"
     if minimum is None:
         return given
@@ -156,7 +186,12 @@ def _step(report: ReportRow) -> Step | None:
         return None
     data = report.data
     is_receipt = kind.startswith("approval.")
-    lines = [(line,) for line in _receipt_lines(data)] if is_receipt else _change_lines(kind, data)
+    if kind == PREPARED:
+        took = data.get("DurationSeconds")
+        texts = [f"The program took {format_duration(took)}"] if isinstance(took, int | float) else []
+    else:
+        texts = _receipt_lines(data) if is_receipt else []
+    lines = [(text,) for text in texts] if is_receipt else _change_lines(kind, data)
     return Step(
         css=kind.replace(".", "-"),
         at=report.at,

@@ -10,7 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from bridge.console.merge import Report, ScheduledEvent, merge
-from bridge.console.received import MAX_SEQUENCE, Received, clip, natural, sighting_of
+from bridge.console.received import (
+    EXPECTED,
+    MAX_SEQUENCE,
+    Received,
+    ReportingVm,
+    clip,
+    natural,
+    read_vm,
+    sighting_of,
+)
 from bridge.imds.document import fold_name
 from bridge.runtime.json import Json
 from bridge.runtime.time import parse_iso
@@ -33,15 +42,16 @@ _ADD_SIGHTING = """
 INSERT INTO sighting VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at WHERE excluded.at < at
 """
 _ADD_REPORTER = """
-INSERT INTO reporter VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+INSERT INTO reporter VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     first = min(first, excluded.first), last = max(last, excluded.last), received = received + excluded.received,
-    received_at = excluded.received_at
+    received_at = excluded.received_at, at = max(at, excluded.at)
 """
 _ADD_VM = """
 INSERT INTO vm (id, name, folded, natural, scope, subscription, "group", scale_set, zone, location, resource_id, tags,
     alive_at, received_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
-    name = excluded.name, zone = excluded.zone, location = excluded.location, tags = excluded.tags,
+    name = excluded.name, scope = excluded.scope, "group" = excluded."group", scale_set = excluded.scale_set,
+    zone = excluded.zone, location = excluded.location, tags = excluded.tags,
     alive_at = excluded.alive_at, received_at = excluded.received_at
 WHERE excluded.alive_at > alive_at
 """
@@ -54,6 +64,10 @@ WHERE id = ?1 AND (imds_at < ?2 OR (imds_at = ?2 AND ?3 IS NOT NULL))
 """
 _MARKS = ", ".join("?" * (len(fields(ScheduledEvent)) + 2))
 _ADD_SCHEDULED = f"INSERT OR REPLACE INTO scheduled (key, names, {COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - constants
+_ADD_AFFECTED = """
+INSERT INTO affected SELECT ?1, ?2, ?3, ?4, is_open, (SELECT over_at FROM deletion WHERE deletion.key = ?1)
+FROM scheduled WHERE key = ?1
+"""
 # The newest changes, and the last receipt.
 _REPORTS = """
 SELECT * FROM (SELECT kind, at, body FROM event WHERE event_id = ?1 AND event_id <> ''
@@ -95,6 +109,11 @@ def add(connection: sqlite3.Connection, events: Sequence[Received], *, received_
         received_at: seconds since 1970.
     """
     changes, many = connection.total_changes, connection.executemany
+    for event in events:
+        if event.kind == EXPECTED:
+            connection.execute("DELETE FROM vm WHERE alive_at = 0")
+            many(_ADD_VM, [_vm_row(vm, 0.0, math.inf) for vm in map(read_vm, event.data["Vms"]) if vm])
+    events = [event for event in events if event.kind != EXPECTED]
     known = _known(connection, events)
     new = {event.key: event for event in events if event.key not in known}.values()
     many(_ADD_EVENT, [_event_row(event, received_at) for event in events])
@@ -151,9 +170,8 @@ def _write_scheduled(
     values = (getattr(merged, field.name) for field in fields(merged))
     row = (json.dumps(value) if isinstance(value, tuple) else value for value in values)
     connection.execute(_ADD_SCHEDULED, (key, json.dumps([*names], ensure_ascii=False), *row))
-    if merged.is_open:
-        rows = [(key, merged.scope, folded, name) for folded, name in names.items()]
-        connection.executemany("INSERT INTO affected VALUES (?, ?, ?, ?)", rows)
+    affected = [(key, merged.scope, folded, name) for folded, name in names.items()]
+    connection.executemany(_ADD_AFFECTED, affected)
 
 
 def _reports(
@@ -167,7 +185,8 @@ def _reports(
 
 def _event_row(event: Received, received_at: float) -> tuple[object, ...]:
     vm = event.vm.id if event.vm else None
-    reason = clip(event.data.get("Reason"))
+    is_read = event.kind != "bridge.heartbeat" or _is_of_forwarder(event)
+    reason = clip(event.data.get("Reason")) if is_read else ""
     place = (event.key, event.sighting, event.kind, event.event_id, reason)
     return (*place, vm, event.at, received_at, event.body)
 
@@ -180,9 +199,13 @@ def _is_of_forwarder(event: Received) -> bool:
 def _vm_rows(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
     for event in events:
         if (vm := event.vm) and _is_of_forwarder(event):
-            names = (vm.name, fold_name(vm.name), natural(vm.name))
-            place = (vm.scope, vm.subscription, vm.group, vm.scale_set, vm.zone, vm.location)
-            yield vm.id, *names, *place, vm.resource_id, vm.tags, event.at, received_at
+            yield _vm_row(vm, event.at, received_at)
+
+
+def _vm_row(vm: ReportingVm, *alive_and_received_at: float) -> tuple[object, ...]:
+    names = (vm.name, fold_name(vm.name), natural(vm.name))
+    place = (vm.scope, vm.subscription, vm.group, vm.scale_set, vm.zone, vm.location)
+    return vm.id, *names, *place, vm.resource_id, vm.tags, *alive_and_received_at
 
 
 def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
@@ -191,22 +214,26 @@ def _sightings(events: Iterable[Received]) -> Iterator[tuple[int, int, float]]:
             continue
         if event.kind.startswith("scheduledevent."):
             yield event.sighting, event.vm.id, event.at
-        listed = event.data.get("CloudEventIds") if event.kind == "document.changed" else None
+        lists = event.kind in ("document.changed", "bridge.heartbeat")
+        listed = event.data.get("CloudEventIds") if lists else None
         for one in listed[:MAX_LISTED] if isinstance(listed, list) else ():
             if isinstance(one, str):
                 yield sighting_of(event.vm, one), event.vm.id, event.at
 
 
 def _reporters(events: Iterable[Received], received_at: float) -> Iterator[tuple[object, ...]]:
-    """Yield each number, and the last one of the run before, which the first heartbeat of a run names."""
+    """Yield each number, and the last one of the run before, which the first heartbeat of a run names.
+
+    The time is when the run was last there: that of a run before is the start of the next one.
+    """
     for event in events:
         name, epoch, number = event.reporter
         if not event.vm or not name or number is None:
             continue
-        yield name, epoch, event.vm.id, number, number, 1, received_at
+        yield name, epoch, event.vm.id, number, number, 1, received_at, event.at
         before, last = event.data.get("PreviousEpoch"), event.data.get("PreviousLastReporterSeq")
         if isinstance(before, str) and isinstance(last, int) and 0 < last < MAX_SEQUENCE:
-            yield name, clip(before), event.vm.id, last + 1, last, 0, received_at
+            yield name, clip(before), event.vm.id, last + 1, last, 0, received_at, event.at
 
 
 def _heartbeats(events: Iterable[Received]) -> Iterator[tuple[object, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.console.api import openapi
+from bridge.console import app
+from bridge.console.api import DOCUMENT
+from infra.contract.console_api import document
 from tests.support.console import (
     TOKEN,
     FleetVm,
@@ -23,7 +26,9 @@ from tests.support.console import (
 )
 
 NOW = datetime.now(UTC)
-EXAMPLE = openapi()["paths"]["/api/v1/events/{event_id}"]["get"]["parameters"][0]["schema"]["examples"][0]
+EXAMPLE = json.loads(DOCUMENT)["paths"]["/api/v1/events/{event_id}"]["get"]["parameters"][0]["schema"][
+    "examples"
+][0]
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +45,10 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole
         yield running
 
 
+def test_the_document_is_written_from_the_models() -> None:
+    assert document() == DOCUMENT.decode(), "python -m infra.contract.console_api"
+
+
 def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_path: Path) -> None:
     """Let schemathesis send what the document allows and what it does not; the same at each run."""
     document = f"{console.url}/api/v1/openapi.json"
@@ -53,26 +62,32 @@ def test_every_answer_is_as_the_document_describes(console: RunningConsole, tmp_
         timeout=100,
         check=False,
     )
+    assert console.put("/api/v1/expected", b"[]").status_code == 204
     assert done.returncode == 0, done.stdout
-    for line in ("Tested: 4", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
+    for line in ("Tested: 5", "✅ Examples", "✅ Coverage", "✅ Fuzzing"):
         assert line in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("path", "error"),
+    ("path", "status", "error"),
     [
         (
             "events?typ=Reboot",
-            "typ: unknown; expected type, status, due, source, vm, subscription, group, tag",
+            400,
+            "typ: unknown; expected type, status, due, source, vm, subscription, group, tag, page",
         ),
-        ("events?type=Reboot&type=Freeze", "type: given too often"),
-        ("history?days=31", "days: expected 30 or 90"),
-        (f"vms?vm={'x' * 201}", "vm: expected at most 200 characters"),
+        ("events?type=Reboot&type=Freeze", 400, "type: given too often"),
+        ("history?days=31", 422, "days: expected 30 or 90"),
+        ("events?due=1x", 422, "due: expected overdue or started or 1h or later or gone or ended"),
+        ("vms?page=0", 400, "page: expected a number from 1 to 999999"),
+        (f"vms?vm={'x' * 201}", 400, "vm: expected at most 200 characters"),
     ],
 )
-def test_a_query_that_is_not_as_described_is_refused(console: RunningConsole, path: str, error: str) -> None:
+def test_a_query_that_is_not_as_described_is_refused(
+    console: RunningConsole, path: str, status: int, error: str
+) -> None:
     response = console.get(f"/api/v1/{path}")
-    assert (response.status_code, response.json()) == (400, {"error": error})
+    assert (response.status_code, response.json()) == (status, {"error": error})
 
 
 def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
@@ -82,8 +97,34 @@ def test_the_api_shows_what_the_pages_show(console: RunningConsole) -> None:
     assert details["reports"][0]["cloudevent"]["data"]["EventId"] == EXAMPLE
     vms = {vm["name"]: (vm["watch"], vm["event_id"]) for vm in console.get("/api/v1/vms").json()["vms"]}
     assert vms == {"api-0": ("watched", EXAMPLE), "api-1": ("watched", None), "api-2": ("unknown", EXAMPLE)}
-    assert console.get("/api/v1/events?vm=nothing").json() == {"events": []}
+    assert console.get("/api/v1/events?vm=nothing").json() == {"events": [], "next": None}
     assert console.get("/api/v1/openapi.json").json()["openapi"] == "3.1.0"
+
+
+@pytest.mark.parametrize(
+    ("path", "rows", "key"),
+    [
+        ("vms", "vms", "name"),
+        ("vms?group=shop&group=other", "vms", "name"),
+        ("events", "events", "event_id"),
+        (f"events/{EXAMPLE}", "reports", "cloudevent"),
+    ],
+)
+def test_an_answer_names_the_next_page_until_everything_was_sent(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch, path: str, rows: str, key: str
+) -> None:
+    def read() -> list[str]:
+        address, found = f"/api/v1/{path}", []
+        while address:
+            answer = console.get(address).json()
+            assert len(answer[rows]) <= app.PAGE_CELLS
+            found += [json.dumps(row[key]) for row in answer[rows]]
+            address = answer["next"]
+        return found
+
+    everything = read()
+    monkeypatch.setattr(app, "PAGE_CELLS", 1)
+    assert read() == everything != []
 
 
 def test_health_and_metrics_say_how_it_is(console: RunningConsole) -> None:

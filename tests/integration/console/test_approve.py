@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 import requests
 
 from tests.support.bus import QUEUE
-from tests.support.console import ANA, ORIGIN, FleetVm, RunningConsole, approvable, approval_console, event_id
+from tests.support.console import (
+    ANA,
+    ORIGIN,
+    FleetVm,
+    RunningConsole,
+    approvable,
+    approval_console,
+    event,
+    event_id,
+)
 from tests.support.servicebus import ServiceBusLab
 
 NOW = datetime.now(UTC)
@@ -89,6 +100,31 @@ def test_a_post_that_is_not_from_the_page_of_an_approver_sends_nothing(
     assert bus.entity(QUEUE).messages == ()
 
 
+def test_two_origins_are_refused(console: RunningConsole, bus: ServiceBusLab) -> None:
+    given, cookie = fields(console, ANA)
+    connection = HTTPConnection(console.url.removeprefix("http://"), timeout=30)
+    connection.putrequest("POST", f"{PATH}/approve")
+    body = urlencode(given).encode()
+    headers = {**ANA, "Cookie": cookie, "Content-Length": str(len(body))}
+    for name, value in (*headers.items(), ("Origin", ORIGIN), ("Origin", "https://evil.example")):
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    assert connection.getresponse().status == HTTPStatus.FORBIDDEN
+    connection.close()
+    assert bus.entity(QUEUE).messages == ()
+
+
+def test_only_a_command_of_this_console_is_shown_as_sent(console: RunningConsole) -> None:
+    page = console.get(f"{PATH}?sent=0b6a3f4e-8f0e-4b1c-9d52-3a7c1f0e9d11", ANA).text
+    assert "was sent" not in page
+    assert 'name="confirm"' in page
+
+
+def test_a_sentence_of_the_form_begins_after_a_blank(console: RunningConsole) -> None:
+    text = re.sub(r"<[^>]+>", "", console.get(PATH, ANA).text)
+    assert "The expected impact is unknown. 1 of 2 VMs has not seen this event." in " ".join(text.split())
+
+
 def test_who_may_only_look_sees_no_form(console: RunningConsole) -> None:
     response = console.get(PATH, EVE)
     assert response.status_code == HTTPStatus.OK
@@ -101,3 +137,29 @@ def test_a_wrong_confirmation_says_what_is_wrong(console: RunningConsole, bus: S
     response = post(console, {**given, "confirm": "0000"}, {**ANA, "Cookie": cookie, "Origin": ORIGIN})
     assert "not the last 4 characters" in response.text
     assert bus.entity(QUEUE).messages == ()
+
+
+@pytest.mark.parametrize("way", ["impact", "stay"])
+def test_a_form_that_was_shown_before_the_event_changed_sends_nothing(
+    console: RunningConsole, bus: ServiceBusLab, way: str
+) -> None:
+    now, vm = datetime.now(UTC), FleetVm("web-0")
+    seen, longer = (
+        event("approve", at=now, vms=["web-0", "web-1"], DurationInSeconds=seconds) for seconds in (9, 3600)
+    )
+    console.send(vm.change("updated", seen, now))
+    given, cookie = fields(console, ANA)
+    if way == "impact":
+        console.send(vm.change("updated", longer, now + timedelta(seconds=5), previous=seen))
+    else:
+        console.send(
+            vm.change("canceled", seen, now + timedelta(seconds=5), previous=seen),
+            vm.change("scheduled", seen, now + timedelta(seconds=90)),
+        )
+    headers = {**ANA, "Cookie": cookie, "Origin": ORIGIN}
+    response = post(console, given, headers)
+    assert response.status_code == HTTPStatus.FORBIDDEN
+    assert "has changed since the page was shown" in response.text
+    assert bus.entity(QUEUE).messages == ()
+    again, _ = fields(console, {**ANA, "Cookie": cookie})
+    assert post(console, again, headers).status_code == HTTPStatus.SEE_OTHER

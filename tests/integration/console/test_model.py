@@ -2,23 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from bridge.console import rows
-from tests.support.console import NOW, FleetVm, Shown, event, shown
+from bridge.console.rows import UNWATCHED, WATCHES
+from tests.support.console import NOW, FleetVm, Shown, ask, event, event_id, shown, web_of
 
-LATER = NOW + timedelta(hours=3)
+LATER = 180.0  # minutes: the moment that is looked at
+NEXT_DAY = 28 * 60.0
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
+DELETING = ("Preempt", "Terminate")
+Place = tuple[str, str]  # a group and a VM's name
 
 
 def after(minutes: float) -> datetime:
     return NOW + timedelta(minutes=minutes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Happened:
+    """An event of a group: what was reported at last, and the VMs that it names and that saw it."""
+
+    group: str
+    kind: str
+    minutes: float
+    status: str
+    names: tuple[str, ...]
+    told: frozenset[str]
+    last_at: float
+
+    @property
+    def is_open(self) -> bool:
+        return self.status in ("Scheduled", "Started")
+
+    @property
+    def witnesses(self) -> tuple[int, int]:
+        """How many of those that it names saw it, and how many others."""
+        return len(self.told & {*self.names}), len(self.told - {*self.names})
+
+    def deletes_at(self, now: float) -> float:
+        """Return when a VM that it names should be gone, 0 if it should not by now."""
+        deletes = self.kind in DELETING and self.status != "Canceled" and self.minutes < now - 5
+        return self.minutes if deletes else 0.0
+
+    def is_current(self, now: float) -> bool:
+        return self.is_open and (self.kind not in DELETING or max(self.last_at, self.minutes) > now - 1440)
 
 
 @dataclass
@@ -26,18 +64,18 @@ class Truth:
     """What happened in a fleet, and what its VMs published about it.
 
     Attributes:
-        events: by name the expected status, due, number of VMs that saw it, and start.
-        watches: by VM who watches it at the end.
+        events: by name.
+        lives: by VM its sign at the end, of watched, unreachable and stopped.
+        heard: by VM the minute of its last report.
         missing: by VM how many of its events never arrive.
-        heard: by VM the minute of its last report of an event, which is a sign of life, too.
     """
 
     random: Random
     bodies: list[bytes] = field(default_factory=list)
-    events: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    watches: dict[tuple[str, str], str] = field(default_factory=dict)
-    missing: dict[tuple[str, str], int] = field(default_factory=dict)
-    heard: dict[tuple[str, str], float] = field(default_factory=dict)
+    events: dict[str, Happened] = field(default_factory=dict)
+    lives: dict[Place, str] = field(default_factory=dict)
+    heard: dict[Place, float] = field(default_factory=dict)
+    missing: dict[Place, int] = field(default_factory=dict)
 
     def add_group(self, number: int) -> None:
         """Let a scale set, or VMs on their own, live for three hours."""
@@ -58,7 +96,8 @@ class Truth:
         affected = random.sample(vms, random.randint(1, len(vms)))
         told = vms if is_set else affected
         minutes, kind = random.choice([30, 170, 190, 400]), random.choice(TYPES)
-        names = [vm.name for vm in affected]
+        never = ["never-0"] if random.random() < 0.2 else []  # it has no forwarder
+        names = sorted([vm.name for vm in affected] + never)
         announced = event(name, vms=names, minutes=minutes, type=kind)
         running = event(name, vms=names, minutes=minutes, type=kind, EventStatus="Started", NotBefore="")
         steps: list[tuple[Any, float, Any, Any]] = [("scheduled", 0, announced, None)]
@@ -68,64 +107,230 @@ class Truth:
             steps.append(("started", minutes, running, announced))
         if end:
             last = running if has_started else announced
-            steps.append((end, minutes + 5 if has_started else 20, last, last))
+            steps.append((end, minutes + 6 if has_started else 20, last, last))
         for vm in told:
-            self.heard[vm.group, vm.name] = max(self.heard.get((vm.group, vm.name), 0), steps[-1][1])
+            self._hear(vm, steps[-1][1])
             delay = random.random() / 60
             self.bodies += [
                 vm.change(change, one, after(at + delay), previous=before)
                 for change, at, one, before in steps
             ]
-        status = {"": "Started" if has_started else "Scheduled"}.get(end, end.capitalize())
-        due = "started" if has_started else {30: "overdue", 170: "overdue", 190: "1h", 400: "later"}[minutes]
-        self.events[name] = (status, "ended" if end else due, sorted(names), (len(told), len(told)))
+        self.events[name] = Happened(
+            group=vms[0].group,
+            kind=kind,
+            minutes=minutes,
+            status=end.capitalize() or ("Started" if has_started else "Scheduled"),
+            names=tuple(names),
+            told=frozenset(vm.name for vm in told),
+            last_at=steps[-1][1],
+        )
+
+    def _hear(self, vm: FleetVm, minute: float) -> None:
+        self.heard[vm.group, vm.name] = max(self.heard.get((vm.group, vm.name), 0), minute)
 
     def _end_life(self, vm: FleetVm) -> None:
-        """Let a VM be watched at the end, or not."""
+        """Let a VM be watched at the end, or not; one that is deleted says nothing after its first heartbeats."""
         place, random = (vm.group, vm.name), self.random
-        watch = random.choice(["watched", "silent", "stopped", "unreachable"])
-        heartbeats = [vm.heartbeat(after(at)) for at in (0, 60)]
-        if watch == "silent":
-            self.bodies += [vm.heartbeat(after(100))]
-        if watch in ("watched", "stopped"):
-            self.bodies += [vm.heartbeat(after(179.5), reason="Hourly" if watch == "watched" else "Stopping")]
-        if watch == "unreachable":
-            self.bodies += [vm.unreachable(after(179), since=after(178)), vm.heartbeat(after(179.5))]
-        lost = random.random() < 0.3
+        life = random.choice(["watched", "silent", "stopped", "unreachable", "deleted"])
+        heartbeats = [vm.heartbeat(after(at)) for at in (0, 20 if life == "deleted" else 60)]
+        last = {"silent": 100, "unreachable": 179.5, "watched": 179.5, "stopped": 179.5}.get(life, 20)
+        if life == "silent":
+            self.bodies += [vm.heartbeat(after(last))]
+        if life in ("watched", "stopped"):
+            self.bodies += [vm.heartbeat(after(last), reason="Hourly" if life == "watched" else "Stopping")]
+        if life == "unreachable":
+            self.bodies += [vm.unreachable(after(179), since=after(178)), vm.heartbeat(after(last))]
+        lost = life != "deleted" and random.random() < 0.3
+        self._hear(vm, last)
         self.missing[place] = 1 if lost else 0
         self.bodies += heartbeats[:1] if lost else heartbeats
-        is_heard = watch == "silent" and self.heard.get(place, 0) > 115
-        self.watches[place] = "watched" if is_heard else watch
+        self.lives[place] = life if life in ("stopped", "unreachable") else "watched"
+
+    def watches(self, now: float) -> dict[Place, str]:
+        """Return who watches each VM that is listed."""
+        found = {place: self._watch(place, now) for place in self.lives}
+        named = [(one.group, name, one) for one in self.events.values() for name in one.names]
+        for group, name, one in named:
+            if (group, name) not in self.lives and one.is_current(now):
+                is_gone = self._due(one, now) == "gone" and found.get((group, name)) != "unknown"
+                found[group, name] = "gone" if is_gone else "unknown"
+        return {place: watch for place, watch in found.items() if watch}
+
+    def _watch(self, place: Place, now: float) -> str:
+        """Return who watches a VM that has reported, "" if it has been gone for a day."""
+        sign, last = self.lives[place], self.heard[place]
+        if sign != "stopped" and now - last > 65:
+            sign = "silent"
+        gone_at = max(
+            (
+                one.deletes_at(now)
+                for one in self.events.values()
+                if one.group == place[0] and place[1] in one.names
+            ),
+            default=0.0,
+        )
+        if sign not in ("silent", "stopped") or not gone_at or gone_at < last - 5:
+            return sign
+        return "gone" if gone_at > now - 1440 else ""
+
+    def _due(self, one: Happened, now: float) -> str:
+        if not one.is_open:
+            return "ended"
+        heard = max(self.heard.get((one.group, name), 0) for name in one.names)
+        over_at = one.deletes_at(now)
+        if over_at and heard <= over_at + 5:
+            return "gone"
+        if one.status == "Started":
+            return "started"
+        return "overdue" if one.minutes < now - 5 else "1h" if one.minutes < now + 60 else "later"
+
+    def rows(self, now: float) -> dict[str, tuple[Any, ...]]:
+        """Return what is expected of each event: status, due, VMs, and witnesses."""
+        return {
+            name: (one.status, self._due(one, now), list(one.names), one.witnesses)
+            for name, one in self.events.items()
+        }
+
+    def statuses(self, now: float) -> dict[Place, tuple[str, str]]:
+        """Return who watches each VM, and whether an event names it: "", Scheduled or Started."""
+        order = ("overdue", "started", "1h", "later", "gone")
+        found = {}
+        for (group, name), watch in self.watches(now).items():
+            named = [
+                one
+                for one in self.events.values()
+                if one.group == group and name in one.names and one.is_current(now)
+            ]
+            # What is due within the hour comes before what is due later by its start.
+            urgent = min(named, key=lambda one: (order.index(self._due(one, now)), one.minutes), default=None)
+            found[group, name] = watch, urgent.status if urgent else ""
+        return found
 
 
 def found_in(seen: Shown, truth: Truth) -> tuple[dict[str, Any], dict[Any, str], dict[Any, int]]:
     events = {}
     for name in truth.events:
         row = seen.event(name)
-        counted = seen.read(rows.count_seen, [row])[row.key]
-        events[name] = (row.status, row.due, list(row.resources), counted)
+        events[name] = (row.status, row.due, list(row.resources), (row.seen, row.seen_by_others))
     vms = {(vm.group.partition("/")[0], vm.name): vm for vm in seen.vms()}
     watches = {place: vm.watch for place, vm in vms.items()}
-    return events, watches, {place: vm.missing for place, vm in vms.items()}
+    return events, watches, {place: vm.missing for place, vm in vms.items() if vm.alive_at}
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_a_random_fleet_is_shown_as_it_is_in_every_order(tmp_path: Path, seed: int) -> None:
+def truth_of(seed: int) -> Truth:
     random = Random(seed)  # noqa: S311 - no secret
     truth = Truth(random)
     for number in range(random.randint(1, 4)):
         truth.add_group(number)
+    return truth
+
+
+def arrive(seen: Shown, truth: Truth) -> None:
+    """Let the events arrive in a random order and grouping, some of them twice."""
+    random = truth.random
+    arriving = [*truth.bodies, *random.sample(truth.bodies, len(truth.bodies) // 4)]
+    random.shuffle(arriving)
+    while arriving:
+        size = random.randint(1, 9)
+        seen.add(*arriving[:size], at=after(LATER))
+        del arriving[:size]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_random_fleet_is_shown_as_it_is_in_every_order(tmp_path: Path, seed: int) -> None:
+    truth = truth_of(seed)
     for order in range(3):
         folder = tmp_path / str(order)
         folder.mkdir()
-        arriving = [*truth.bodies, *random.sample(truth.bodies, len(truth.bodies) // 4)]
-        random.shuffle(arriving)
-        with shown(folder, LATER) as seen:
-            while arriving:
-                size = random.randint(1, 9)
-                seen.add(*arriving[:size], at=LATER)
-                del arriving[:size]
-            events, watches, missing = found_in(seen, truth)
-        assert events == truth.events
-        assert watches == truth.watches
-        assert missing == truth.missing
+        with shown(folder, after(LATER)) as seen:
+            arrive(seen, truth)
+            for now in (LATER, NEXT_DAY):
+                seen.clock.advance(after(now).timestamp() - seen.clock.wall())
+                events, watches, missing = found_in(seen, truth)
+                assert events == truth.rows(now)
+                assert watches == truth.watches(now)
+                assert missing == {place: truth.missing[place] for place in watches if place in truth.lives}
+            assert seen.sql("SELECT count(*) FROM vm JOIN leaving USING (id) WHERE left_at <> at") == 0
+
+
+def numbers(pattern: str, page: str) -> Iterator[tuple[str, int]]:
+    """Yield the address and the number of each link that a pattern finds."""
+    for address, number in re.findall(pattern, page):
+        yield address.replace("&amp;", "&"), int(number)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_now_event_fleet_legend_api_and_metric_agree_under_every_filter(tmp_path: Path, seed: int) -> None:
+    truth = truth_of(seed)
+    wanted = truth.random.choice(["", "vm=vm-1", "vm=never", "group=g0&group=g0/workers", "group=none"])
+    now = truth.random.choice([LATER, NEXT_DAY])
+    with shown(tmp_path, after(LATER)) as seen:
+        arrive(seen, truth)
+        seen.clock.advance(after(now).timestamp() - seen.clock.wall())
+        web = web_of(seen.store, seen.clock)
+
+        def get(*paths: str) -> list[Any]:
+            return [*asyncio.run(ask(web, paths)).values()]
+
+        every = truth.statuses(now)
+        part = re.search("(?:vm|group)=([^&]*)", wanted)
+        chosen = {
+            place: status
+            for place, status in every.items()
+            if not part or (part[1] in place[1] if "vm=" in wanted else part[1] == place[0])
+        }
+        counted = Counter(state for status in chosen.values() for state in status if state)
+        unwatched = sum(counted[state] for state in UNWATCHED)
+        front, grid, vms, metrics, events = get(
+            f"/?{wanted}", f"/fleet?{wanted}", f"/api/v1/vms?{wanted}", "/metrics", "/api/v1/events"
+        )
+        listed = {(vm["group"].partition("/")[0], vm["name"]): vm["watch"] for vm in vms.json()["vms"]}
+        assert listed == {place: watch for place, (watch, _) in chosen.items()}
+        # The metric is that of the whole fleet.
+        watches = Counter(watch for watch, _ in every.values())
+        for state in WATCHES:
+            assert f'console_vms{{state="{state}"}} {float(watches[state])}\n' in metrics.text
+        # Each number of the legend is the expected one, and as many VMs as its link shows.
+        legend = {
+            address.rpartition("status=")[2]: (address, number)
+            for address, number in numbers(
+                r'<li><a href="(/fleet[^"]+)"><span class="swatch[^>]+></span>(\d+)', grid.text
+            )
+        }
+        expected = {**counted, **({"unwatched": unwatched} if unwatched else {})}
+        assert {state: number for state, (_, number) in legend.items()} == expected
+        for address, number in legend.values():
+            (linked,) = get(address)
+            assert linked.text.count('class="cell ') == number
+        headline = f"; {unwatched} of {len(chosen)} VM{'s' * (len(chosen) != 1)}"
+        for page in (front, grid):
+            assert (headline in page.text.partition("</h1>")[0]) == bool(unwatched)
+        tiles = (
+            dict(numbers(r'<a class="tile[^"]*" href="([^"]+)"><strong>(\d+)', front.text)) if every else {}
+        )
+        for address, number in tiles.items():
+            (linked,) = get(address)
+            table = linked.text.partition('<h2 id="ended">')[0].partition('aria-labelledby="open"')[2]
+            shown_there = (
+                linked.text.count('class="cell ') if "/fleet" in address else table.count('class="wide"')
+            )
+            assert shown_there == number, address
+        # Who has seen an event.
+        by_id = {one["event_id"].lower(): one for one in events.json()["events"]}
+        current = {name: one for name, one in truth.events.items() if one.is_current(now)}
+        assert by_id.keys() == {event_id(name).lower() for name in current}
+        (everything,) = get("/")
+        for name, one in current.items():
+            key = event_id(name).lower()
+            seen_by, others = one.witnesses
+            assert (by_id[key]["seen"], by_id[key]["seen_by_others"]) == (seen_by, others)
+            (story,) = get(f"/event/{quote(key)}")
+            assert f"Seen by {seen_by} of {len(one.names)} VM" in story.text
+            assert (f"Also seen by {others} of" in story.text) == bool(others)
+            part_seen = story.text.partition('id="part-seen"')[2].partition("</section>")[0]
+            assert part_seen.count('<b class="warntext">not seen') >= len(one.names) - seen_by
+            row = everything.text.partition('aria-labelledby="open"')[2].partition(f'/event/{key}"')[2]
+            more = f" and {others}" if others else ""
+            assert (
+                f'"Seen by" class="num">{seen_by} of {len(one.names)}{more}</td>' in row.partition("</tr>")[0]
+            )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.console import rows
+from bridge.console.history import read_history
 from bridge.console.rows import Filter
 from bridge.imds.diff import ChangeKind
 from tests.support.console import NOW, FleetVm, Shown, event, shown
@@ -60,24 +61,16 @@ def test_not_watched_stays_so_whatever_events_name_the_vm(seen: Shown) -> None:
         FleetVm("web-3").heartbeat(NOW - timedelta(hours=3)),
         web.change("scheduled", event(vms=["web-0", "web-1", "web-2"])),
     )
-    counted = {(watch, has_event): count for watch, has_event, count in seen.read(rows.count_vms)}
-    assert counted == {
-        ("watched", True): 1,
-        ("silent", True): 1,
-        ("silent", False): 1,
-        ("unreachable", True): 1,
-    }
     chosen = {
-        status: [vm.name for vm in seen.vms(status=status)]
-        for status in ("silent", "unreachable", "unwatched", "Scheduled", "quiet")
-    }
-    assert chosen == {
+        "watched": ["web-0"],
         "silent": ["web-1", "web-3"],
         "unreachable": ["web-2"],
         "unwatched": ["web-1", "web-2", "web-3"],
         "Scheduled": ["web-0", "web-1", "web-2"],
-        "quiet": [],
     }
+    assert {status: [vm.name for vm in seen.vms(status=status)] for status in chosen} == chosen
+    counted = {status: len(names) for status, names in chosen.items()}
+    assert seen.read(rows.count_vms) == {**counted, "unwatched with event": 2, "": 4}
 
 
 def test_a_vm_that_never_reported_but_is_named_by_an_open_event_is_unknown(seen: Shown) -> None:
@@ -87,13 +80,15 @@ def test_a_vm_that_never_reported_but_is_named_by_an_open_event_is_unknown(seen:
         "web-0": ("watched", "Reboot"),
         "web-1": ("unknown", "Reboot"),
     }
+    (named,) = seen.vms(status="unwatched")
+    assert (named.name, named.event_id) == ("web-1", event().event_id)
     seen.add(vm.change("canceled", reboot, NOW + timedelta(seconds=9), previous=reboot))
     assert [(one.name, one.event_id) for one in seen.vms()] == [("web-0", None)]
 
 
 def test_a_vm_of_the_same_name_in_another_group_is_not_affected(seen: Shown) -> None:
     seen.add(FleetVm("web-0", group="other").heartbeat(), FleetVm("web-0").change("scheduled", event()))
-    assert [(vm.group, vm.state) for vm in seen.vms()] == [("other", "quiet"), ("shop", "Scheduled")]
+    assert [(vm.group, vm.event) for vm in seen.vms()] == [("other", ""), ("shop", "Scheduled")]
 
 
 def test_a_vm_shows_its_most_urgent_event(seen: Shown) -> None:
@@ -162,16 +157,153 @@ def test_an_event_that_started_and_never_ended_stays_unless_it_deletes_the_vm(se
     assert len(seen.events()) == (kind == "Redeploy")
 
 
-def test_azure_tells_the_scale_set_or_else_the_vms_that_the_event_names(seen: Shown) -> None:
+def test_who_has_seen_an_event_is_counted_apart_for_the_vms_that_it_names_and_for_others(seen: Shown) -> None:
     alone, others = FleetVm("web-0"), [FleetVm(f"web-{number}") for number in range(1, 5)]
     in_set = [FleetVm(f"set_{number}", scale_set="Workers") for number in range(4)]
     seen.add(*(vm.heartbeat() for vm in (alone, *others, *in_set)))
     seen.add(alone.change("scheduled", event()), in_set[0].change("scheduled", event("S", vms=["set_0"])))
-    for name, told in (("E", 1), ("S", 4)):
+    seen.add(in_set[1].change("scheduled", event("T", vms=["set_0", "SET_2"])))
+    seen.add(in_set[2].change("scheduled", event("T", vms=["set_0", "SET_2"])))
+    for name, told, witnesses in (("E", 1, (1, 0)), ("S", 4, (1, 0)), ("T", 4, (1, 1))):
         row = seen.event(name)
-        assert seen.read(rows.count_seen, [row]) == {row.key: (1, told)}
+        assert (row.seen, row.seen_by_others) == witnesses
         assert len(seen.read(rows.vms_of, row)) == told
     assert seen.event("S").group == "shop/workers"
+
+
+@pytest.mark.parametrize(
+    ("before", "role", "is_late"),
+    [
+        (2, "forward", True),
+        (419, "forward", True),
+        (-30, "forward", True),
+        (421, "forward", False),
+        (2, "listen", False),
+    ],
+)
+@pytest.mark.parametrize("is_heartbeat_first", [True, False])
+def test_notice_is_azures_unless_the_forwarder_had_just_started(
+    seen: Shown, before: float, role: str, *, is_late: bool, is_heartbeat_first: bool
+) -> None:
+    vm, at = FleetVm("web-0"), NOW - timedelta(seconds=before)
+    start = vm.heartbeat(at, reason="Started", role=role)
+    arriving = [start, vm.change("scheduled", event(minutes=2))]
+    for body in arriving if is_heartbeat_first else reversed(arriving):
+        seen.add(body, at=NOW + timedelta(seconds=40))
+    assert seen.event().seen_late == is_late
+    notices = seen.read(read_history, 30, AT, Filter()).notices
+    assert [(one.short, one.total) for one in notices] == ([] if is_late else [(1, 1)])
+
+
+def test_notice_is_known_if_the_vm_that_saw_the_event_first_had_been_watching(seen: Shown) -> None:
+    new, old = FleetVm("w-0", scale_set="w"), FleetVm("w-1", scale_set="w")
+    seen.add(new.heartbeat(NOW + timedelta(seconds=20), reason="Started"), old.heartbeat())
+    seen.add(
+        *(
+            vm.change("scheduled", event(), NOW + timedelta(seconds=late))
+            for vm, late in ((new, 30), (old, 1))
+        )
+    )
+    assert not seen.event().seen_late
+
+
+# --- VMs that are gone ---
+
+
+def ended_vms(seen: Shown, kind: str = "Preempt", *, last: float = 0, reason: str = "Hourly") -> None:
+    """Let an event of a type name web-0 and never-0, start in 15 minutes, and web-0 be heard of that much later."""
+    vm = FleetVm("web-0")
+    scheduled = event(type=kind, vms=["web-0", "never-0"])
+    seen.add(vm.change("scheduled", scheduled))
+    at = NOW + timedelta(minutes=15, seconds=last)
+    seen.add(vm.heartbeat(at, reason=reason), at=at)
+
+
+@pytest.mark.parametrize("kind", ["Preempt", "Terminate"])
+@pytest.mark.parametrize(("last", "reason"), [(-60, "Hourly"), (0, "Hourly"), (200, "Stopping")])
+def test_a_vm_that_is_deleted_is_probably_gone_for_a_day_and_then_on_no_list(
+    seen: Shown, kind: str, last: float, reason: str
+) -> None:
+    ended_vms(seen, kind, last=last, reason=reason)
+    seen.clock.advance(900 + 301)
+    (row,) = seen.events()
+    assert row.due == "gone"
+    seen.clock.advance(2 * HOUR)
+    assert {vm.name: (vm.watch, vm.describe_watch(AT)) for vm in seen.vms()} == {
+        "never-0": ("gone", "probably gone"),
+        "web-0": ("gone", "probably gone"),
+    }
+    assert seen.vms(status="unwatched") == []
+    seen.clock.advance(DAY - 2 * HOUR)
+    assert (seen.vms(), seen.events()) == ([], [])
+    assert seen.read(rows.count_vms) == {}
+
+
+@pytest.mark.parametrize("kind", ["Reboot", "Redeploy", "Freeze"])
+def test_a_vm_that_other_events_name_stays_silent(seen: Shown, kind: str) -> None:
+    ended_vms(seen, kind)
+    seen.clock.advance(2 * HOUR)
+    assert [vm.watch for vm in seen.vms()] == ["unknown", "silent"]
+    assert seen.event().due == "overdue"
+
+
+def test_a_vm_that_was_heard_of_since_is_not_gone_and_its_event_is_overdue(seen: Shown) -> None:
+    ended_vms(seen, last=301)
+    seen.clock.advance(3 * HOUR)
+    assert [vm.watch for vm in seen.vms()] == ["unknown", "silent"]
+    assert seen.event().due == "overdue"
+    seen.clock.advance(2 * DAY)
+    assert [vm.watch for vm in seen.vms()] == ["silent"]
+
+
+def test_a_vm_that_is_heard_of_again_returns(seen: Shown) -> None:
+    ended_vms(seen)
+    seen.clock.advance(3 * DAY)
+    assert seen.vms() == []
+    seen.add(FleetVm("web-0").heartbeat(NOW + timedelta(days=3)), at=NOW + timedelta(days=3))
+    assert [(vm.name, vm.watch) for vm in seen.vms()] == [("web-0", "watched")]
+
+
+@pytest.mark.parametrize(("end", "watch"), [("completed", "gone"), ("ended", "gone"), ("canceled", "silent")])
+def test_the_end_that_another_vm_reports_does_not_bring_the_vm_back(
+    seen: Shown, end: ChangeKind, watch: str
+) -> None:
+    gone, other, deleted = (FleetVm(f"w-{n}", scale_set="w") for n in (0, 1, 2))
+    preempt = event(type="Preempt", vms=["w-0"])
+    started = event(type="Preempt", vms=["w-0"], EventStatus="Started", NotBefore="")
+    later = NOW + timedelta(minutes=15)
+    seen.add(gone.change("scheduled", preempt), deleted.heartbeat())
+    if end == "completed":
+        seen.add(other.change("started", started, later, previous=preempt), at=later)
+    last = started if end == "completed" else preempt
+    seen.add(other.change(end, last, later + timedelta(minutes=1), previous=last), at=later)
+    seen.add(other.heartbeat(NOW + timedelta(hours=2)), at=NOW + timedelta(hours=2))
+    seen.clock.advance(2 * HOUR)
+    assert {vm.name: vm.watch for vm in seen.vms()} == {"w-0": watch, "w-1": "watched", "w-2": "silent"}
+    seen.clock.advance(DAY)
+    assert ("w-0" in [vm.name for vm in seen.vms()]) == (watch == "silent")
+
+
+def test_of_a_fleet_that_is_replaced_daily_only_what_is_really_silent_is_not_watched(seen: Shown) -> None:
+    """30 VMs, of which one is silent; 25 others are replaced every day for ten days."""
+    for day in range(10):
+        at = NOW + timedelta(days=day)
+        for number in range(25):
+            vm, name = FleetVm(f"spot-{day}-{number}"), f"{day}/{number}"
+            preempt = event(name, type="Preempt", vms=[vm.name], at=at, minutes=1)
+            seen.add(vm.heartbeat(at), vm.change("scheduled", preempt, at), at=at)
+    now = NOW + timedelta(days=9, hours=12)
+    seen.add(*(FleetVm(f"web-{n}").heartbeat(now if n else NOW) for n in range(30)), at=now)
+    seen.clock.advance((now - NOW).total_seconds())
+    counted = seen.read(rows.count_vms)
+    assert {one: counted[one] for one in ("watched", "unwatched", "gone", "")} == {
+        "watched": 29,
+        "unwatched": 1,
+        "gone": 25,
+        "": 55,
+    }
+    assert [vm.name for vm in seen.vms(status="unwatched")] == ["web-0"]
+    assert {row.due for row in seen.events()} == {"gone"}
 
 
 # --- filters ---
@@ -205,7 +337,9 @@ def filled(seen: Shown) -> None:
         ({"tag": ("env=pro",)}, ""),
         ({"tag": ("env=prod", "team=x")}, ""),
         ({"subscription": "2" * 36}, "F"),
-        ({"due": "1h"}, "EF"),
+        ({"due": "1H"}, "EF"),
+        ({"type": "reboot", "status": "open", "group": ("Shop",)}, "E"),
+        ({"vm": "web", "tag": ("env=prod",)}, ""),
     ],
 )
 def test_a_filter_shows_what_meets_all_of_it(seen: Shown, wanted: dict[str, Any], names: str) -> None:
@@ -215,7 +349,7 @@ def test_a_filter_shows_what_meets_all_of_it(seen: Shown, wanted: dict[str, Any]
     assert {row.event_id for row in seen.read(rows.events_since, AT - 1, Filter(**wanted))} == expected
     if not wanted.keys() & {"type", "source", "due", "status"}:
         assert {vm.event_id for vm in seen.vms(**wanted)} == expected
-        assert sum(count for _, _, count in seen.read(rows.count_vms, Filter(**wanted))) == len(expected)
+        assert seen.read(rows.count_vms, Filter(**wanted))[""] == len(expected)
 
 
 def test_an_event_is_found_by_the_beginning_of_its_eventid(seen: Shown) -> None:
@@ -236,6 +370,50 @@ def test_counts_are_those_of_the_filter(seen: Shown) -> None:
     filled(seen)
     assert seen.read(rows.count_due, Filter()) == {"1h": (2, 1, 2)}
     assert seen.read(rows.count_due, Filter(tag=("env=prod",))) == {"1h": (1, 0, 1)}
+
+
+def test_the_vms_of_a_filter_come_first_and_are_counted(seen: Shown) -> None:
+    app = [FleetVm(f"app-{number}", tags={"team": "alpha"}) for number in range(18)]
+    mine = [FleetVm(f"zeta-{number}", tags={"team": "zeta"}) for number in (1, 2)]
+    shared = event("E", vms=[vm.name for vm in (*app, *mine)])
+    seen.add(*(vm.heartbeat() for vm in (*app, *mine)), app[0].change("scheduled", shared))
+    wanted = Filter(tag=("team=zeta",))
+    assert seen.read(rows.count_due, wanted) == {"1h": (1, 0, 2)}
+    (row,) = seen.read(rows.mine_first, seen.events(tag=wanted.tag), wanted)
+    assert (row.resources[:3], row.vms) == (("zeta-1", "zeta-2", "app-0"), "2 of 20 VMs")
+    (row,) = seen.read(rows.mine_first, seen.events(), Filter())
+    assert (row.resources[0], row.vms) == ("app-0", "20 VMs")
+
+
+def test_a_group_is_also_found_by_its_resource_group_alone(seen: Shown) -> None:
+    vm = FleetVm("web_0", group="RG", scale_set="Web")
+    seen.add(vm.heartbeat(), FleetVm("db-0", group="rg2").heartbeat())
+    for group in ("rg", "Rg/WEB"):
+        assert [one.name for one in seen.vms(group=(group,))] == ["web_0"]
+    assert seen.read(rows.groups_of)[0] == ["rg", "rg/web", "rg2"]
+
+
+def test_what_a_filter_asks_for_and_does_not_exist_has_a_nearest_value(seen: Shown) -> None:
+    filled(seen)
+    wanted = Filter(due="1x", type="Rebot", group=("shop", "shopp"), tag=("env=pord",), vm="web-11")
+    known = {
+        "type": ["Freeze", "Reboot"],
+        "due": rows.DUES,
+        "vm": seen.read(rows.names_unlike, wanted.only("vm")),
+        "group": seen.read(rows.groups_of)[0],
+        "tag": seen.read(rows.tags_of),
+    }
+    found = rows.unknown_values(wanted, known)
+    assert found == [
+        ("type", "Rebot", "Reboot"),
+        ("due", "1x", "1h"),
+        ("vm", "web-11", "web-1"),
+        ("group", "shopp", "shop"),
+        ("tag", "env=pord", "env=prod"),
+    ]
+    given = Filter(due="LATER", type="freeze", group=("Shop",), tag=("ENV=prod",), vm="WEB")
+    assert rows.unknown_values(given, {**known, "vm": seen.read(rows.names_unlike, given.only("vm"))}) == []
+    assert seen.read(rows.names_unlike, Filter(vm=seen.event().event_id[:8])) == []
 
 
 def test_every_field_of_a_filter_has_an_example() -> None:

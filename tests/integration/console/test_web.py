@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 import requests
 
-from bridge.console import ingest, live
-from bridge.console.app import Inputs
+from bridge.console import app, ingest, live
 from bridge.console.rows import DAY
 from bridge.formats.cloudevents import binary
 from bridge.http.signing import sign
 from tests.support.console import (
+    ANA,
     BATCH,
     PROXY_SECRET,
     STRUCTURED,
@@ -64,17 +64,17 @@ def heartbeat(name: str) -> bytes:
     return FleetVm(name).heartbeat(NOW)
 
 
-def test_a_new_store_that_a_bus_feeds_says_since_when_it_has_events(tmp_path: Path) -> None:
+def test_a_new_store_says_since_when_it_has_events(tmp_path: Path) -> None:
     with shown(tmp_path, NOW) as seen:
         seen.add(heartbeat("web-0"), at=NOW)
 
-        def is_new(bus: str) -> bool:
-            answers = asyncio.run(ask(web_of(seen.store, seen.clock, inputs=Inputs(bus=bus)), ["/fleet"]))
+        def is_new() -> bool:
+            answers = asyncio.run(ask(web_of(seen.store, seen.clock), ["/fleet"]))
             return "The store is new" in answers["/fleet"].text
 
-        assert (is_new("scheduled-events"), is_new("")) == (True, False)
+        assert is_new()
         seen.clock.advance(DAY)
-        assert not is_new("scheduled-events")
+        assert not is_new()
 
 
 # --- ingest ---
@@ -113,6 +113,7 @@ def test_events_of_others_are_acknowledged_and_not_kept(console: RunningConsole)
         ({**STRUCTURED, "Host": "evil.example"}, b"{}", 421, ""),
     ],
 )
+@pytest.mark.usefixtures("without_collection")
 def test_what_is_no_event_is_refused_with_the_reason(
     console: RunningConsole, headers: dict[str, str], body: bytes, status: int, error: str
 ) -> None:
@@ -257,6 +258,28 @@ def test_the_story_of_an_event_is_complete(console: RunningConsole) -> None:
     assert "Requested by ana@contoso.example: drained" in page
 
 
+def test_an_event_says_which_vms_are_prepared_and_the_history_counts_those_before_the_start(
+    console: RunningConsole,
+) -> None:
+    names = ["p-0", "p-1", "p-2"]
+    vms = {name: FleetVm(name, group="preparing") for name in names}
+    shown = event("prepares", at=NOW, vms=names)
+    console.send(
+        *(vm.change("scheduled", shown, NOW) for vm in vms.values()),
+        vms["p-0"].prepared(shown, NOW + timedelta(seconds=30)),
+        vms["p-1"].receipt(shown, NOW + timedelta(seconds=31), outcome="rejected", command_id="auto:e:s:r"),
+    )
+    page = console.page(f"/event/{event_id('prepares')}")
+    assert "The program took 12 s" in page
+    assert "Failed: p-1; prepared: p-0; running, or waiting for its turn: p-2" in page
+    started = event("prepares", at=NOW, vms=names, EventStatus="Started", NotBefore="")
+    console.send(vms["p-0"].change("started", started, NOW + timedelta(seconds=60), previous=shown))
+    console.send(vms["p-2"].prepared(shown, NOW + timedelta(seconds=70)))
+    for days in (30, 90):
+        page = console.page(f"/history?days={days}&group=preparing")
+        assert "Prepared before the start: 1 of 3 VMs of started events." in page
+
+
 def test_filters_of_the_address_choose_what_is_shown(console: RunningConsole) -> None:
     vm = FleetVm("filtered", group="filters")
     console.send(
@@ -330,9 +353,36 @@ def test_a_table_of_more_than_a_hundred_has_pages(tmp_path: Path) -> None:
             assert re.search(r'rel="next" href="/[a-z]*\?page=3["&]', page)
         assert "201 to 250 of 250" in console.page("/?page=99")
         assert "1 to 50 of 50 events" not in console.page("/?group=g1")
-        page = console.page("/")
-        assert page.count("<details") == 5
-        assert "g0, 50 events, 50 VMs, first in" in page
+        page = console.page("/?page=2")
+        assert "<summary>94 more events</summary>" in page
+        assert "It has the events of this page: 101 to 200 of 250." in page
+
+
+def test_the_cells_of_a_large_fleet_have_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PAGE_CELLS", 3)
+    with running_console(tmp_path) as console:
+        vms = [FleetVm(f"web-{number}", f"g{number // 2}") for number in range(5)]
+        console.send(*(vm.heartbeat(NOW, backlog=2) for vm in vms))
+        first, second = console.page("/fleet"), console.page("/fleet?page=2")
+    assert [page.count('class="cell ') for page in (first, second)] == [3, 2]
+    assert "1 VM on this page" in first
+    for page in (first, second):
+        assert "<h1>5 VMs</h1>" in page
+        assert "10 events waiting on VMs" in page
+    assert 'rel="next" href="/fleet?page=2"' in first
+
+
+def test_more_losses_than_the_page_shows_are_counted(tmp_path: Path) -> None:
+    with running_console(tmp_path) as console:
+        vms = [FleetVm(f"gap-{number}") for number in range(52)]
+        console.send(*(vm.loss(NOW) for vm in vms))
+        for vm in vms:
+            vm.next()  # does not arrive
+        console.send(*(vm.heartbeat(NOW) for vm in vms))
+        page = console.page("/history").split('id="losses"')[1]
+    assert "2 more losses" in page
+    assert "2 more VMs with gaps" in page
+    assert page.count("published event missing") == 50
 
 
 # --- who may look ---
@@ -349,6 +399,18 @@ def test_pages_are_only_for_those_whom_the_proxy_has_signed_in(guarded: RunningC
         assert guarded.get(path, {**staff, "X-Proxy-Secret": "guess"}).status_code == 401
         assert guarded.get(path, proved).status_code == 403
     assert "ana" in guarded.get("/", staff).text
+
+
+def test_a_secret_of_the_proxy_that_cannot_be_read_is_an_answer(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(PROXY_SECRET)
+    secret.chmod(0o600)
+    with running_console(tmp_path, **behind_proxy(proxy={"secret_file": str(secret)})) as console:
+        assert console.get("/", ANA).status_code == 200
+        secret.unlink()
+        answer = console.get("/", ANA)
+    assert (answer.status_code, answer.text) == (503, "a secret cannot be read at the moment\n")
+    assert answer.headers["X-Frame-Options"] == "DENY"
 
 
 def test_names_of_people_and_groups_are_utf_8(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""VMs that a program lists: those of which nothing was ever heard are not watched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from bridge.console import expected
+from bridge.console.expected import read_expected
+from bridge.contract.types import TYPE_PREFIX
+from tests.support.clock import MovedClock
+from tests.support.console import (
+    ANA,
+    NOW,
+    ORIGIN,
+    SUBSCRIPTION,
+    TOKEN,
+    FleetVm,
+    RunningConsole,
+    Shown,
+    behind_proxy,
+    event,
+    received,
+    running_console,
+    shown,
+    signed_in,
+)
+
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.fixture
+def console(tmp_path: Path) -> Iterator[RunningConsole]:
+    settings = behind_proxy(approver_groups=["ops"])
+    with running_console(tmp_path, clock=MovedClock(NOW.timestamp()), **settings) as running:
+        yield running
+
+
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[Shown]:
+    with shown(tmp_path) as opened:
+        yield opened
+
+
+def listed(name: str, group: str = "shop", **more: Any) -> dict[str, Any]:
+    """Return a VM as Azure Resource Graph lists it: what a VM does not have is null."""
+    place = f"/subscriptions/{SUBSCRIPTION}/resourcegroups/{group}/providers/microsoft.compute"
+    empty = {"ScaleSet": None, "Zone": None, "Tags": None, "Location": "westeurope"}
+    return {"Name": name, "ResourceId": f"{place}/virtualmachines/{name}", **empty, **more}
+
+
+def expect(seen: Shown, *vms: dict[str, Any]) -> None:
+    now = seen.clock.wall()
+    seen.store.add([read_expected(json.dumps(vms).encode(), now=now)], received_at=now)
+
+
+def watches(seen: Shown, **wanted: Any) -> dict[str, str]:
+    return {vm.name: vm.watch for vm in seen.vms(**wanted)}
+
+
+def put(console: RunningConsole, body: object, headers: dict[str, str]) -> requests.Response:
+    given = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return console.put("/api/v1/expected", given, headers)
+
+
+def test_a_vm_that_is_expected_is_never_heard_until_it_reports(seen: Shown) -> None:
+    seen.add(FleetVm("web-0").heartbeat())
+    expect(seen, listed("web-0"), listed("web-1"), listed("web-2"))
+    assert watches(seen) == {"web-0": "watched", "web-1": "unheard", "web-2": "unheard"}
+    assert watches(seen, status="unwatched") == {"web-1": "unheard", "web-2": "unheard"}
+    seen.add(FleetVm("web-1").heartbeat())
+    assert watches(seen, status="unheard") == {"web-2": "unheard"}
+    (row,) = seen.vms(status="unheard")
+    assert (row.alive_at, row.describe_watch(seen.clock.wall())) == (None, "never heard")
+
+
+def test_the_next_list_replaces_the_last_one_and_touches_no_vm_that_has_reported(seen: Shown) -> None:
+    expect(seen, listed("web-0"), listed("web-1"))
+    seen.add(FleetVm("web-1").heartbeat())
+    expect(seen, listed("web-2"))
+    assert watches(seen) == {"web-1": "watched", "web-2": "unheard"}
+    seen.store.prune(seen.clock.wall())
+    assert watches(seen, status="unheard") == {"web-2": "unheard"}
+
+
+def test_an_expected_vm_that_an_event_names_is_shown_once_with_the_event(seen: Shown) -> None:
+    expect(seen, listed("web-1"))
+    seen.add(FleetVm("web-0").change("scheduled", event(vms=["web-0", "web-1"])))
+    assert {vm.name: (vm.watch, vm.event) for vm in seen.vms()} == {
+        "web-0": ("watched", "Scheduled"),
+        "web-1": ("unheard", "Scheduled"),
+    }
+
+
+def test_expected_vms_are_chosen_by_group_and_tag_and_offered_by_the_filters(seen: Shown) -> None:
+    expect(seen, listed("web-0", Tags={"Team": "Zeta"}), listed("db-0", group="data"))
+    assert [*watches(seen, tag=("team=zeta",))] == ["web-0"]
+    assert [*watches(seen, group=("data",))] == ["db-0"]
+
+
+def test_a_vm_reports_its_scale_set_where_the_list_did_not_name_it(seen: Shown) -> None:
+    expect(seen, listed("web_0"))
+    seen.add(FleetVm("web_0", scale_set="web").heartbeat())
+    assert [vm.group for vm in seen.vms()] == ["shop/web"]
+
+
+def test_a_program_lists_vms_and_page_api_and_metric_count_those_never_heard(console: RunningConsole) -> None:
+    console.send(FleetVm("web-0").heartbeat())
+    assert put(console, [listed("web-0"), listed("web-1")], BEARER).status_code == 204
+    assert "; 1 of 2 VMs is not watched" in console.get("/", ANA).text
+    assert "never heard" in console.get("/fleet", ANA).text
+    (vm,) = console.get("/api/v1/vms?status=unheard", ANA).json()["vms"]
+    assert vm["name"] == "web-1"
+    assert 'console_vms{state="unheard"} 1.0' in console.get("/metrics", BEARER).text
+    console.send(FleetVm("web-1").heartbeat(NOW + timedelta(seconds=1)))
+    assert 'console_vms{state="unheard"} 0.0' in console.get("/metrics", BEARER).text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (BEARER, 204),
+        (ANA, 204),
+        ({**ANA, "Authorization": "Bearer of-the-sign-in"}, 204),
+        (signed_in("bob"), 403),
+        ({**ANA, "Origin": ORIGIN}, 403),
+        ({**BEARER, "Origin": "https://evil.example"}, 403),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({}, 401),
+    ],
+)
+def test_only_a_program_with_the_token_or_an_approvers_sign_in_lists_vms(
+    console: RunningConsole, headers: dict[str, str], status: int
+) -> None:
+    assert put(console, [listed("web-0")], headers).status_code == status
+    assert len(console.get("/api/v1/vms", ANA).json()["vms"]) == (status == 204)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"no JSON", "the body: Invalid JSON: "),
+        ({"vms": []}, "the body: Input should be a valid array"),
+        ([listed("web-0"), {"Name": "web-1"}], "1.ResourceId: Field required"),
+        ([listed("web-0", ResourceId="web-0")], "0.ResourceId: String should match pattern"),
+        (b" " * 1001, "expected at most 1000 bytes"),
+    ],
+)
+def test_what_is_no_list_of_vms_is_refused_and_the_last_list_stays(
+    console: RunningConsole, monkeypatch: pytest.MonkeyPatch, body: object, error: str
+) -> None:
+    monkeypatch.setattr(expected, "MAX_BYTES", 1000)
+    assert put(console, [listed("web-9")], BEARER).status_code == 204
+    answer = put(console, body, BEARER)
+    assert answer.status_code == (413 if error.startswith("expected") else 400)
+    assert answer.json()["error"].startswith(error)
+    assert [vm["name"] for vm in console.get("/api/v1/vms", ANA).json()["vms"]] == ["web-9"]
+
+
+def test_on_a_loopback_address_without_sign_in_everybody_lists_vms(tmp_path: Path) -> None:
+    with running_console(tmp_path) as running:
+        assert put(running, [listed("web-0")], {}).status_code == 204
+
+
+def test_a_sender_of_events_lists_no_vms() -> None:
+    forged = {**json.loads(FleetVm("web-0").heartbeat()), "type": f"{TYPE_PREFIX}console.expected.v1"}
+    assert received(json.dumps(forged).encode()) == []
