@@ -21,26 +21,16 @@ from __future__ import annotations
 class BridgeError(Exception):
     """Anything that imds-bridge raises on purpose; its text is written for an operator."""
 
-    @property
-    def lines(self) -> list[str]:
-        """The text, as the lines that are printed."""
-        return [str(self)]
-
 
 class ConfigError(BridgeError):
-    """The configuration is wrong; `faults` describes each mistake in one line."""
+    """The configuration is wrong; `faults` describes each mistake in one line, `lines` has a heading above them."""
 
     def __init__(self, source: str, faults: list[str]) -> None:
         self.source = source
         self.faults = faults
         noun = "1 error" if len(faults) == 1 else f"{len(faults)} errors"
-        self._lines = [f"{source}: {noun} in the configuration", *(f"  {fault}" for fault in faults)]
-        super().__init__("\n".join(self._lines))
-
-    @property
-    def lines(self) -> list[str]:
-        """A heading, and a line for each fault."""
-        return self._lines
+        self.lines = [f"{source}: {noun} in the configuration", *(f"  {fault}" for fault in faults)]
+        super().__init__("\n".join(self.lines))
 
 
 class UsageError(BridgeError):
@@ -90,6 +80,8 @@ class DeliveryError(BridgeError):
     Args:
         message: what happened.
         delivered: how many events at the front of the batch it took; the error is about the next one.
+        uncertain: how many events behind those it may have: they were in a request without a clear answer. Only
+            a sink whose receiver can refuse what it has (HTTP 409) needs to tell.
         status: the HTTP status, if there was a response.
         retry_after_seconds: the wait that the receiver asked for, if it did.
         is_unreached: whether the receiver did not get the event, so that another event would fail as well.
@@ -100,12 +92,14 @@ class DeliveryError(BridgeError):
         message: str,
         *,
         delivered: int = 0,
+        uncertain: int = 0,
         status: int | None = None,
         retry_after_seconds: float | None = None,
         is_unreached: bool = False,
     ) -> None:
         super().__init__(message)
         self.delivered = delivered
+        self.uncertain = uncertain
         self.is_unreached = is_unreached
         self.status = status
         self.retry_after_seconds = retry_after_seconds

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from bridge.approvals.command import MAX_EVENT_IDS
+from bridge.approvals.pending import REJECTED_RECEIPTS_PER_MINUTE
 from bridge.azure.bus_receiver import convert
 from bridge.azure.receiver import ReceivedMessage
-from bridge.azure.servicebus import address_of, connect, delivery_error
-from bridge.cli.common import FAILED, OK, complete, load_config
+from bridge.azure.servicebus import address_of, connect, mapped_errors
+from bridge.cli.common import DRY_RUN, FAILED, OK, complete, load_config
 from bridge.config.approvals import ApprovalSettings
 from bridge.config.models import Config
 from bridge.contract.types import KNOWN_VALUES, type_of
-from bridge.errors import BridgeError, ImdsError, UsageError
+from bridge.errors import ImdsError, UsageError
 from bridge.events.envelope import decode_event
 from bridge.formats.text import format_relative
 from bridge.http.signing import signature_fault
@@ -63,7 +65,9 @@ def configure(command: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="when the command expires: 90s, 10m, 1h (default: %(default)s)",
     )
-    command.add_argument("--wait", action="store_true", help="wait for the receipt")
+    command.add_argument(
+        "--wait", action="store_true", help="wait for the receipt; exit 4 if it is of a dry run"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -78,6 +82,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if not event_ids:
         show("nothing approved")
         return OK
+    if len(event_ids) > MAX_EVENT_IDS:
+        raise UsageError(
+            f"approve: given {len(event_ids)} EventIds, expected at most {MAX_EVENT_IDS}: a command cannot have "
+            "more, and within a minute no more rejections have receipts"
+        )
     request = ApproveCommand(
         event_ids=event_ids,
         vm=arguments.vm,
@@ -105,7 +114,17 @@ def _report(found: Iterator[Receipt], expected: int, *, within: str) -> int:
         show(receipt.text)
         receipts.append(receipt)
     if len(receipts) < expected and all(receipt.event_id for receipt in receipts):
-        show(f"no receipt within {within}: is `imds-bridge listen` running on that VM?", stream=sys.stderr)
+        few = f"only {len(receipts)} of {expected} receipts within {within}: of rejections, at most"
+        show(
+            f"{few} {REJECTED_RECEIPTS_PER_MINUTE} a minute have one"
+            if receipts
+            else f"no receipt within {within}: that VM shows no such event, which its listener answers within the "
+            "hour, or `imds-bridge listen` does not run there",
+            stream=sys.stderr,
+        )
+    if any(receipt.is_dry_run for receipt in receipts):
+        show("nothing was POSTed to IMDS: the listener runs with --dry-run", stream=sys.stderr)
+        return DRY_RUN
     if [receipt.outcome for receipt in receipts] != ["Accepted"] * expected:
         return FAILED
     show("IMDS accepted the approval; the start may still wait for other VMs on the host, or for NotBefore")
@@ -114,11 +133,11 @@ def _report(found: Iterator[Receipt], expected: int, *, within: str) -> int:
 
 def _choose_events(config: Config) -> list[str]:
     """Show the Scheduled events, and ask which of them to approve."""
-    events = scheduled_here(config)
+    events = {str(number): event for number, event in enumerate(scheduled_here(config), 1)}
     if not events:
         show("nothing is Scheduled for this VM or its group")
         return []
-    for number, event in enumerate(events, 1):
+    for number, event in events.items():
         show(f"  {number}  {describe(event, datetime.now(UTC))}")
     if not sys.stdin.isatty():
         raise UsageError("approve: give the EventIds: without a terminal it cannot ask")
@@ -126,11 +145,10 @@ def _choose_events(config: Config) -> list[str]:
     if answer in (["n"], ["no"], ["none"]):
         return []
     if answer == ["all"]:
-        return [event.event_id for event in events]
-    known = {str(number): event.event_id for number, event in enumerate(events, 1)}
-    if wrong := [one for one in answer if one not in known]:
+        answer = [*events]
+    if wrong := [one for one in answer if one not in events]:
         raise UsageError(f"approve: given {' '.join(wrong)}, expected numbers from 1 to {len(events)}")
-    return [known[one] for one in answer]
+    return [events[one].event_id for one in answer]
 
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|min|h)?")
@@ -178,11 +196,9 @@ def scheduled_here(config: Config) -> list[ScheduledEvent]:
 
 def describe(event: ScheduledEvent, now: datetime) -> str:
     """Describe what an approval starts, when it starts without one, and every VM that it releases."""
-    when = (
-        f", starts anyway {format_relative((event.not_before - now).total_seconds(), exact=True)}"
-        if event.not_before
-        else ""
-    )
+    when = ""
+    if event.not_before:
+        when = f", starts anyway {format_relative((event.not_before - now).total_seconds(), exact=True)}"
     names = ", ".join(event.resources) or "no VM is named"
     kind, source = event.raw.get("EventType"), event.raw.get("EventSource")
     return f"{kind} by {source}{when}; releases: {names}  ({event.event_id})"
@@ -229,6 +245,7 @@ class Receipt:
     event_id: str
     outcome: str
     text: str
+    is_dry_run: bool = False
 
 
 def parse_receipt(body: bytes, command_id: str) -> Receipt | None:
@@ -251,7 +268,8 @@ def parse_receipt(body: bytes, command_id: str) -> Receipt | None:
     resources = data.get("Resources")
     if outcome == "Accepted" and resources and isinstance(resources, list):
         text = f"{text}; releases {', '.join(map(str, resources))}"
-    return Receipt(event_id=event_id, outcome=outcome, text=text)
+    is_dry_run = data.get("DryRun") is True
+    return Receipt(event_id=event_id, outcome=outcome, text=text, is_dry_run=is_dry_run)
 
 
 def receipts_settings(settings: ApprovalSettings) -> ApprovalSettings:
@@ -273,17 +291,13 @@ def open_receipts(source: ApprovalSettings) -> Iterator[Any]:
     Raises:
         DeliveryError: it cannot be read.
     """
-    try:
-        with (
-            connect(source) as client,
-            client.get_subscription_receiver(source.topic, source.subscription) as receiver,
-        ):
-            receiver.peek_messages(1, timeout=ANSWER_SECONDS)
-            yield receiver
-    except BridgeError:
-        raise
-    except Exception as error:
-        raise delivery_error(error, f"{address_of(source)}/{source.subscription}") from error
+    with (
+        mapped_errors(f"{address_of(source)}/{source.subscription}"),
+        connect(source) as client,
+        client.get_subscription_receiver(source.topic, source.subscription) as receiver,
+    ):
+        receiver.peek_messages(1, timeout=ANSWER_SECONDS)
+        yield receiver
 
 
 def believed(

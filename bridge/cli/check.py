@@ -19,10 +19,10 @@ from typing import Any, Literal
 from bridge.cli.common import FAILED, OK, complete, json_lines, load_config
 from bridge.cli.config import warnings
 from bridge.config.approvals import ApprovalSettings
-from bridge.config.models import Config, find_exposed
+from bridge.config.models import Config, find_exposed, find_unreadable
 from bridge.config.values import socket_address
 from bridge.errors import BridgeError, ConfigError, ImdsError
-from bridge.formats.samples import check_event
+from bridge.formats.samples import make_test_event
 from bridge.formats.text import table
 from bridge.imds.client import ImdsClient, NoAnswerError
 from bridge.imds.discovery import search
@@ -33,8 +33,9 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.program import find_fault
 from bridge.runtime.text import redact, show
 from bridge.runtime.time import Clock
-from bridge.service.composition import build_sinks, relay_settings, sinks_of, state_folder
+from bridge.service.composition import relay_settings
 from bridge.service.identity import approval_session
+from bridge.service.parts import build_sinks, sinks_of
 from bridge.service.status import SILENT_SECONDS, age_of, find_unready
 from bridge.sinks.base import Inconclusive, Sink
 
@@ -62,13 +63,11 @@ def _run(arguments: argparse.Namespace) -> int:
         show("asking IMDS, for at most 15 s, and each sink ...", stream=sys.stderr)
         findings = check(config, send=arguments.send)
     except ConfigError as error:
+        findings = [Finding("configuration", "FAIL", one, f"correct {error.source}") for one in error.faults]
         if arguments.json:
-            findings = [
-                Finding("configuration", "FAIL", fault, f"correct {error.source}") for fault in error.faults
-            ]
-            show(*json_lines([asdict(finding) for finding in findings]))
+            show(*json_lines([*map(asdict, findings)]))
         raise
-    show(*(json_lines([asdict(finding) for finding in findings]) if arguments.json else _render(findings)))
+    show(*(json_lines([*map(asdict, findings)]) if arguments.json else _render(findings)))
     return FAILED if any(finding.result == "FAIL" for finding in findings) else OK
 
 
@@ -135,7 +134,7 @@ def _needs_imds(config: Config) -> bool:
 
 def configured_roles(config: Config) -> Iterator[str]:
     """Yield the role of each process that the configuration describes."""
-    if _needs_imds(config) or state_folder(config, "forward").path.exists():
+    if _needs_imds(config) or StateFolder(config.state_dir / "forward").path.exists():
         yield "forward"
     if config.approvals:
         yield "listen"
@@ -148,11 +147,16 @@ def _permissions(config: Config) -> Iterator[Finding]:
     for path in dict.fromkeys(exposed):
         message = f"everybody may write {path}, and so change what the process does"
         yield Finding("permissions", "FAIL", message, f"chmod o-w {path}")
+    for role in configured_roles(config):
+        for path in find_unreadable(config, role):
+            message = f"imds-bridge-{role}.service cannot read {path}, as its user is not root"
+            remedy = "put it into the folder `secrets` beside the configuration, and name it without a path"
+            yield Finding("permissions", "FAIL", message, remedy)
 
 
 def _states(config: Config) -> Iterator[Finding]:
     for role in configured_roles(config):
-        yield from _guarded(f"state {role}", "state_dir", map(_state, [state_folder(config, role)]))
+        yield from _guarded(f"state {role}", "state_dir", map(_state, [StateFolder(config.state_dir / role)]))
 
 
 def _state(folder: StateFolder) -> Finding:
@@ -203,7 +207,7 @@ def _find_damage(folder: StateFolder) -> str | None:
 def _left_sinks(config: Config) -> Iterator[Finding]:
     """Name the sinks that events wait for although they are not configured."""
     for role in configured_roles(config):
-        folder = state_folder(config, role)
+        folder = StateFolder(config.state_dir / role)
         waiting = waiting_counts(folder) if folder.database.exists() else {}
         for name in sorted(waiting.keys() - sinks_of(config).keys()):
             remedy = f"imds-bridge outbox move --role {role} --from {name} --to ..., or outbox drop --waiting"
@@ -217,7 +221,7 @@ def _metrics(config: Config) -> Iterator[Finding]:
     try:
         socket.create_server(address, family=family).close()
     except OSError as error:
-        is_running = any(state_folder(config, role).holder() for role in configured_roles(config))
+        is_running = any(StateFolder(config.state_dir / role).holder() for role in configured_roles(config))
         if error.errno == errno.EADDRINUSE and is_running:
             yield Finding("metrics", "ok", f"{listen} is in use, and imds-bridge runs")
             return
@@ -304,7 +308,7 @@ def _sinks(config: Config, *, send: bool) -> Iterator[Finding]:
 
 def _sink(name: str, sink: Sink, *, send: bool) -> Iterator[Finding]:
     if send:
-        sink.send([check_event(Clock().now(), vm=socket.gethostname())])
+        sink.send([make_test_event(Clock().now(), vm=socket.gethostname())])
     try:
         yield Finding(f"sink {name}", "ok", "accepted a test message" if send else sink.check())
     except Inconclusive as error:
@@ -366,7 +370,7 @@ def _remedy(error: object, section: str) -> str:
 
 
 def _approvals(config: Config, settings: ApprovalSettings) -> Iterator[Finding]:
-    for fault in filter(None, {find_fault(rule.run[0]) for rule in settings.auto if rule.run}):
+    for fault in filter(None, {find_fault(rule.run) for rule in settings.auto if rule.run}):
         remedy = "correct it, or `run` of the auto rule: its events would not be approved"
         yield Finding("approvals.auto", "FAIL", fault, remedy)
     if not settings.has_bus:

@@ -20,6 +20,7 @@ OK = 0
 UNEXPECTED = 1
 USAGE = 2
 FAILED = 3
+DRY_RUN = 4  # accepted, but nothing was POSTed
 
 Run = Callable[[argparse.Namespace], int]
 """Runs a command; returns its exit code."""
@@ -67,6 +68,14 @@ def complete(command: argparse.ArgumentParser, run: Run, *options: str, epilog: 
     command.set_defaults(run=run)
     for option in ("--config", *options):
         command.add_argument(option, **OPTIONS[option])
+
+
+def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Add a command, or an action of one, whose help is `text`, without a capital letter and a full stop."""
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    return command
 
 
 def json_lines(value: Any) -> list[str]:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.cli.common import OK
+from bridge.cli.common import OK, add_command
 from bridge.config.loader import load
 from bridge.config.models import Config
 from bridge.config.sinks import alternatives
 from bridge.errors import ConfigError
 from bridge.runtime.text import show
-from bridge.service.composition import build_sinks, relay_settings, sinks_of
+from bridge.service.composition import relay_settings
+from bridge.service.parts import build_sinks, sinks_of
 
 # Generated from the settings.
 _SCHEMA = Path(__file__).parents[1] / "config" / "schema.json"
@@ -31,18 +32,12 @@ def configure(command: argparse.ArgumentParser) -> None:
     """Complete the parser of `config`."""
     command.epilog = _EPILOG
     actions = command.add_subparsers(metavar="ACTION", required=True)
-    schema = actions.add_parser(
-        "schema",
-        help="print the JSON Schema of the configuration",
-        description="Print the JSON Schema of the configuration.",
-        epilog="example:\n  imds-bridge config schema > config.schema.json",
-    )
+    schema = add_command(actions, "schema", "print the JSON Schema of the configuration")
+    schema.epilog = "example:\n  imds-bridge config schema > config.schema.json"
     schema.set_defaults(run=_print_schema)
-    check = actions.add_parser(
-        "check",
-        help="report every error of a file, without a network",
-        description="Report every error of a file, without a network; `imds-bridge check` tries what it names.",
-        epilog="example:\n  imds-bridge config check config.toml",
+    check = add_command(actions, "check", "report every error of a file, without a network")
+    check.epilog = (
+        "`imds-bridge check` tries what it names.\n\nexample:\n  imds-bridge config check config.toml"
     )
     check.add_argument("file", type=Path, metavar="FILE", help="the TOML file; the environment overrides it")
     check.set_defaults(run=_check)

@@ -12,7 +12,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from bridge import __version__
-from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser
+from bridge.cli.common import FAILED, OK, UNEXPECTED, USAGE, Parser, add_command
 from bridge.config.values import nearest
 from bridge.errors import BridgeError, ConfigError, Incomplete, StateError, UsageError
 from bridge.runtime.text import redact, show
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(given)
         return int(arguments.run(arguments))
     except BridgeError as error:
-        first, *rest = error.lines
+        first, *rest = error.lines if isinstance(error, ConfigError) else [str(error)]
         show(f"imds-bridge: {first}", *rest, stream=sys.stderr)
         return _exit_code(error)
     except BrokenPipeError:
@@ -133,7 +133,7 @@ def build_parser(*wanted: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, metavar="FILE", help="the TOML file; also after the command")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, (place, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        command = add_command(commands, name, text)
         if name in wanted:
             _complete(command, name, place)
     return parser

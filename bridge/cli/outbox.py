@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.cli.common import OK, OPTIONS, Run, complete, json_lines, state_folder
+from bridge.cli.common import OK, OPTIONS, Run, add_command, complete, json_lines, state_folder
 from bridge.errors import UsageError
 from bridge.formats.text import format_duration, table
 from bridge.outbox import inspect
@@ -55,9 +55,7 @@ def configure(command: argparse.ArgumentParser) -> None:
 
 def _add_action(actions: Actions, name: str, run: Run, text: str, *options: str) -> argparse.ArgumentParser:
     examples = "\n".join(line for line in _EPILOG.splitlines() if f"outbox {name}" in line)
-    action: argparse.ArgumentParser = actions.add_parser(
-        name, help=text, description=f"{text[0].upper()}{text[1:]}."
-    )
+    action = add_command(actions, name, text)
     complete(action, run, "--role", *options, epilog=f"examples:\n{examples}")
     return action
 

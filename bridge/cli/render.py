@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from typing import Any
 
 from bridge.cli.common import OK, complete, load_config
 from bridge.config.models import Config
@@ -15,7 +16,7 @@ from bridge.contract.types import type_of
 from bridge.errors import Rejected, UsageError
 from bridge.formats.samples import samples
 from bridge.runtime.text import show
-from bridge.service.composition import build_sinks, filter_of, sinks_of
+from bridge.service.parts import build_sinks, filter_of, sinks_of
 from bridge.sinks.base import RequestPreview
 
 _EPILOG = """\
@@ -25,6 +26,7 @@ examples:
   imds-bridge render --sink ops
   imds-bridge render --sink ops --type scheduledevent.scheduled --indent
   imds-bridge render --sink ops --type 'approval.*'
+  imds-bridge render --sink chat --digest
 """
 
 
@@ -38,16 +40,22 @@ def configure(command: argparse.ArgumentParser) -> None:
         "--type", default="", metavar="TYPE", help="only these types; * matches anything (default: all)"
     )
     command.add_argument("--indent", action="store_true", help="indent the JSON")
+    command.add_argument(
+        "--digest", action="store_true", help="show all as one message, as `relay` gathers them"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     config, at = load_config(arguments), datetime.now(UTC)
-    for text in render(config, arguments.sink, arguments.type, indent=arguments.indent, at=at):
+    more = {"indent": arguments.indent, "digest": arguments.digest}
+    for text in render(config, arguments.sink, arguments.type, at=at, **more):
         show(*text.split("\n"))
     return OK
 
 
-def render(config: Config, sink: str, pattern: str, *, indent: bool, at: datetime) -> Iterator[str]:
+def render(
+    config: Config, sink: str, pattern: str, *, indent: bool, at: datetime, digest: bool = False
+) -> Iterator[str]:
     """Write each request with a heading above it.
 
     Args:
@@ -56,9 +64,10 @@ def render(config: Config, sink: str, pattern: str, *, indent: bool, at: datetim
         pattern: the types to show, whole, with `*`, or short such as scheduledevent.started; "" for all.
         indent: whether to indent the JSON, instead of showing it byte for byte.
         at: the time of the samples.
+        digest: whether to show one message for all instead of one for each.
 
     Raises:
-        UsageError: the sink or the type is unknown.
+        UsageError: the sink or the type is unknown, or the sink has no digest.
     """
     settings = sinks_of(config)
     name = sink or next(iter(settings))
@@ -69,9 +78,14 @@ def render(config: Config, sink: str, pattern: str, *, indent: bool, at: datetim
     if not chosen:
         known = ", ".join(event.type for event in events)
         raise UsageError(f"render: given --type {pattern}, expected one of {known}")
-    wanted = filter_of(settings[name])
+    if digest and not hasattr(settings[name], "digest_seconds"):
+        raise UsageError(f"render: given --digest, expected a sink for Teams or Slack instead of {name}")
+    wanted = filter_of(settings[name], "relay" if digest else "forward")
+    built: Any
     with closing(build_sinks({name: settings[name]})[name]) as built:
-        for event in chosen:
+        if digest and (gathered := [event for event in chosen if wanted.matches(event)]):
+            yield f"# a digest\n{_text(built.preview(*gathered), indent=indent)}\n"
+        for event in () if digest else chosen:
             if refusal := wanted.refusal(event):
                 yield f"# {event.type}: not sent, because of sinks.{name}.{': '.join(refusal)}\n"
                 continue

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from bridge.cli.common import FAILED, OK, complete, json_lines, state_folder
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.text import show
-from bridge.service.status import BACKLOG_SECONDS, read_status, render
+from bridge.service.status import read_status, render
 
 WATCH_SECONDS = 2.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -21,8 +21,6 @@ runs or it does not respond, and if anything else needs a person.
 examples:
   imds-bridge status
   imds-bridge status --role listen
-  imds-bridge status --watch               show it again every two seconds, until Ctrl+C
-  imds-bridge status --check               print only what needs a person, for cron and monitoring
   imds-bridge status --json | jq .sinks
 """
 
@@ -34,22 +32,17 @@ def configure(command: argparse.ArgumentParser) -> None:
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--watch", action="store_true", help="show it again every two seconds, until Ctrl+C")
     form.add_argument(
-        "--check", action="store_true", help="print only what needs a person, with the same exit code"
-    )
-    command.add_argument(
-        "--backlog-seconds",
-        type=float,
-        default=BACKLOG_SECONDS,
-        metavar="N",
-        help="how long an event may wait for a sink before that needs a person (default: %(default)g)",
+        "--check",
+        action="store_true",
+        help="print only what needs a person, for cron and monitoring, with the same exit code",
     )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     folder = state_folder(arguments)
     if arguments.watch:
-        return _watch(folder, arguments.backlog_seconds)
-    status = read_status(folder, datetime.now(UTC), backlog_seconds=arguments.backlog_seconds)
+        return _watch(folder)
+    status = read_status(folder, datetime.now(UTC))
     urgent = [*([] if status["running"] else render(status)[:1]), *status["urgent"]]
     if arguments.check:
         show(*(urgent or ["nothing needs a person"]))
@@ -58,11 +51,11 @@ def _run(arguments: argparse.Namespace) -> int:
     return FAILED if urgent else OK
 
 
-def _watch(folder: StateFolder, backlog_seconds: float) -> int:
+def _watch(folder: StateFolder) -> int:
     is_terminal = sys.stdout.isatty()
     try:
         while True:
-            lines = render(read_status(folder, datetime.now(UTC), backlog_seconds=backlog_seconds))
+            lines = render(read_status(folder, datetime.now(UTC)))
             if is_terminal:
                 sys.stdout.write(_CLEAR)
             show(*lines, *([] if is_terminal else [""]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -73,6 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--port-base", type=int, metavar="PORT", default=PORT_BASE, help=port_base)
     bus = "queues and topics, in the format of the official Service Bus emulator (default: a small set)"
     add("--bus-config", metavar="FILE", default=BUS_FILE, help=bus)
+    add("--write", metavar="FILE", type=Path, help="also write the configuration that is printed to FILE")
     parser.set_defaults(run=run, lab_command=None)
     _add_commands(parser.add_subparsers(dest="lab_command", metavar="COMMAND", title="control a running lab"))
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from textwrap import indent
 
 from bridge.lab.eventgrid import EventGridLab
 from bridge.lab.imds import ImdsLab
@@ -34,7 +35,7 @@ def serve(args: argparse.Namespace) -> None:
         lab = stack.enter_context(_imds(args, scenario))
         bus = _start_bus(stack, args)
         grid = stack.enter_context(EventGridLab(port=_port(args, GRID_OFFSET), report=_reporter("grid")))
-        _print_addresses(lab, inbox, grid, bus)
+        _print_addresses(lab, inbox, grid, bus, args.write)
         stack.callback(_reporter("lab"), "stopping")
         if scenario is not None:
             _start_playing(stack, scenario, lab)
@@ -77,21 +78,32 @@ def _port(args: argparse.Namespace, offset: int) -> int:
     return args.port_base + offset if args.port_base else 0
 
 
-def _print_addresses(lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | None) -> None:
+def _print_addresses(
+    lab: ImdsLab, inbox: Inbox, grid: EventGridLab, bus: str | None, file: Path | None
+) -> None:
+    config = _CONFIG.format(
+        imds=lab.url(lab.vms[0]),
+        inbox=inbox.url,
+        grid=grid.custom_endpoint,
+        key=grid.keys[0],
+        with_bus=_WITH_BUS.format(bus=bus) if bus else "",
+    )
+    if file:
+        file.write_text(config, encoding="utf-8")
     show(
         *_TEXT.format(
             vms="\n".join(f"  {name:12} {lab.url(name)}" for name in lab.vms),
             vm=lab.vms[0],
-            imds=lab.url(lab.vms[0]),
+            config=indent(config, "  "),
+            save=f"use {file}," if file else "save this as lab.toml",
+            file=file or "lab.toml",
             control=lab.control_url,
             at="" if lab.control_url == CONTROL_URL else f" --control {lab.control_url}",
             inbox=inbox.url,
             received=f"{inbox.base_url}/lab/received",
             grid=grid.custom_endpoint,
             namespace=grid.namespace_endpoint("maintenance"),
-            key=grid.keys[0],
             bus=bus or "not simulated: pip install 'imds-bridge[lab]'",
-            with_bus=_WITH_BUS.format(bus=bus) if bus else "",
             time_scale=lab.time_scale,
         ).splitlines()
     )
@@ -105,22 +117,9 @@ webhook inbox: {inbox}
 Event Grid:    {grid} or {namespace}
 Service Bus:   {bus}
 
-To run as {vm}, save this as lab.toml and run: imds-bridge forward --config lab.toml
+To run as {vm}, {save} and run: imds-bridge forward --config {file}
 
-  state_dir = "lab-state"
-
-  [imds]
-  endpoint = "{imds}"
-
-  [sinks.inbox]
-  kind = "webhook"
-  url = "{inbox}"
-
-  [sinks.grid]
-  kind = "eventgrid"
-  endpoint = "{grid}"
-  key = "{key}"
-{with_bus}
+{config}
 Create events and faults from another terminal, and show what arrived:
   imds-bridge lab schedule --type Reboot --vm {vm} --notice 60{at}
   imds-bridge lab start EVENT_ID{at}
@@ -130,21 +129,37 @@ Create events and faults from another terminal, and show what arrived:
 
 Lab seconds in a real second: {time_scale:g}. Ctrl-C stops the lab. What happens:"""
 
+_CONFIG = """\
+state_dir = "lab-state"
+
+[imds]
+endpoint = "{imds}"
+
+[sinks.inbox]
+kind = "webhook"
+url = "{inbox}"
+
+[sinks.grid]
+kind = "eventgrid"
+endpoint = "{grid}"
+key = "{key}"
+{with_bus}"""
+
 _WITH_BUS = """
-  [sinks.bus]
-  kind = "servicebus"
-  connection_string = "{bus}"
-  topic = "scheduled-events"
+[sinks.bus]
+kind = "servicebus"
+connection_string = "{bus}"
+topic = "scheduled-events"
 
-  [approvals]    # imds-bridge listen --config lab.toml; then imds-bridge approve EVENT_ID --wait --config lab.toml
-  connection_string = "{bus}"
-  queue = "approvals"
-  session = "{{resource_group}}.{{vm}}"
-  receipts_topic = "scheduled-events"
-  receipts_subscription = "receipts"
+[approvals]    # imds-bridge listen --config lab.toml; then imds-bridge approve EVENT_ID --wait --config lab.toml
+connection_string = "{bus}"
+queue = "approvals"
+session = "{{resource_group}}.{{vm}}"
+receipts_topic = "scheduled-events"
+receipts_subscription = "receipts"
 
-  [approvals.policy]
-  allow = [{{ event_type = ["Freeze", "Reboot"] }}]
+[approvals.policy]
+allow = [{{ event_type = ["Freeze", "Reboot"] }}]
 """
 
 

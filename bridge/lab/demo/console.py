@@ -28,8 +28,8 @@ from bridge.config.models import Config
 from bridge.console.process import Console
 from bridge.errors import UsageError
 from bridge.events.builder import Reporter
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import BATCH_CONTENT_TYPE, structured
+from bridge.events.model import CloudEvent, structured
+from bridge.formats.cloudevents import BATCH_CONTENT_TYPE
 from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, read_document
 from bridge.imds.instance import read_vm

@@ -37,9 +37,11 @@ MARGIN_SECONDS = 1.0
 # Ctrl-C in the terminal must not reach the processes. On Windows an orderly stop is Ctrl-Break to a process group.
 _GROUP: dict[str, Any]
 if sys.platform == "win32":
-    _STOP, _GROUP = signal.CTRL_BREAK_EVENT, {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    from bridge.runtime.windows import send_break
+
+    _GROUP = {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
 else:
-    _STOP, _GROUP = signal.SIGTERM, {"process_group": 0}
+    _GROUP = {"process_group": 0}
 
 
 class NotArrived(Exception):
@@ -120,7 +122,10 @@ class Stage:
     def stop(self, role: str) -> None:
         """Stop a process as a supervisor does."""
         process = self._processes[role]
-        process.send_signal(_STOP)
+        if sys.platform == "win32":
+            send_break(process.pid)
+        else:
+            process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
         self._narrate.line("PROCESS", f"imds-bridge {role} ends with exit code {process.returncode}")
