@@ -46,6 +46,9 @@ param queueName string = 'approvals'
 @maxLength(50)
 param eventGridTopicName string = ''
 
+@description('Whether the Event Grid topic gets an identity, which its subscriptions need to deliver to queues that accept no keys.')
+param eventGridIdentity bool = false
+
 @description('Name of a Logic App that asks in Teams for approvals; empty: none.')
 param logicAppName string = ''
 
@@ -60,6 +63,12 @@ param functionName string = ''
 @minLength(3)
 @maxLength(24)
 param functionStorageName string = 'audit${uniqueString(resourceGroup().id, functionName)}'
+
+@description('Resource id of a subnet for the Function app, delegated to Microsoft.App/environments and with the service endpoint Microsoft.Storage; empty: one is created.')
+param functionSubnetId string = ''
+
+@description('Public addresses that may reach the storage of the Function app, to read its table.')
+param functionStorageAllowedIpRanges string[] = []
 
 @description('Name of a console on Container Apps, and of its managed identity, which has to exist; empty: none.')
 @maxLength(32)
@@ -83,6 +92,26 @@ param consoleApprovers string[] = []
 @description('URL of the Key Vault secret that signs the console\'s commands; empty: they are not signed.')
 param consoleSigningSecretUrl string = ''
 
+@description('Resource id of a subnet for the console, delegated to Microsoft.App/environments; empty: none. It cannot be changed later.')
+param consoleSubnetId string = ''
+
+@description('Whether public networks may reach the namespace and the Event Grid topic. Each deployment sets it: what is closed belongs into the parameters. Disabled needs Premium.')
+@allowed(['Enabled', 'Disabled'])
+param publicNetworkAccess string = 'Enabled'
+
+@description('Public addresses that may reach them, such as 203.0.113.0/24; empty: all. They need Premium.')
+param allowedIpRanges string[] = []
+
+@description('Resource id of a subnet for private endpoints of the namespace and the Event Grid topic; empty: none. They need Premium.')
+param privateEndpointSubnetId string = ''
+
+@description('Resource ids of the private DNS zones privatelink.servicebus.windows.net and privatelink.eventgrid.azure.net; empty: the records are made elsewhere.')
+param serviceBusDnsZoneId string = ''
+param eventGridDnsZoneId string = ''
+
+@description('Resource ids of the action groups that are notified of dead letters, a topic that fills up and throttling.')
+param actionGroupIds string[] = []
+
 @description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string = ''
 
@@ -104,7 +133,33 @@ module bus 'modules/servicebus.bicep' = {
     listenerIds: listenPrincipalIds
     approverIds: approverPrincipalIds
     approverType: approverPrincipalType
+    publicNetworkAccess: publicNetworkAccess
+    allowedIpRanges: allowedIpRanges
     workspaceId: workspaceId
+  }
+}
+
+module alerts 'modules/alerts.bicep' = {
+  name: 'imds-bridge-alerts'
+  params: {
+    namespaceName: namespaceName
+    topicName: topicName
+    topicMegabytes: bus.outputs.topicMegabytes
+    tags: tags
+    actionGroupIds: actionGroupIds
+  }
+}
+
+module busEndpoint 'modules/privateendpoint.bicep' = if (!empty(privateEndpointSubnetId)) {
+  name: 'imds-bridge-servicebus-endpoint'
+  params: {
+    name: namespaceName
+    location: location
+    tags: tags
+    subnetId: privateEndpointSubnetId
+    targetId: bus.outputs.id
+    groupId: 'namespace'
+    dnsZoneId: serviceBusDnsZoneId
   }
 }
 
@@ -163,7 +218,23 @@ module grid 'modules/eventgrid.bicep' = if (!empty(eventGridTopicName)) {
     location: location
     tags: tags
     publisherIds: publisherIds
+    hasIdentity: eventGridIdentity
+    publicNetworkAccess: publicNetworkAccess
+    allowedIpRanges: allowedIpRanges
     workspaceId: workspaceId
+  }
+}
+
+module gridEndpoint 'modules/privateendpoint.bicep' = if (!empty(eventGridTopicName) && !empty(privateEndpointSubnetId)) {
+  name: 'imds-bridge-eventgrid-endpoint'
+  params: {
+    name: eventGridTopicName
+    location: location
+    tags: tags
+    subnetId: privateEndpointSubnetId
+    targetId: grid!.outputs.id
+    groupId: 'topic'
+    dnsZoneId: eventGridDnsZoneId
   }
 }
 
@@ -179,6 +250,7 @@ module logicApp 'modules/logicapp.bicep' = if (!empty(logicAppName)) {
     queueName: queueName
     teamId: teamId
     channelId: channelId
+    workspaceId: workspaceId
   }
 }
 
@@ -192,6 +264,8 @@ module function 'modules/function.bicep' = if (!empty(functionName)) {
     namespaceName: namespaceName
     hostName: bus.outputs.hostName
     topicName: topicName
+    subnetId: functionSubnetId
+    storageAllowedIpRanges: functionStorageAllowedIpRanges
     workspaceId: workspaceId
   }
 }
@@ -212,6 +286,7 @@ module console 'modules/console.bicep' = if (!empty(consoleName)) {
     viewers: consoleViewers
     approvers: consoleApprovers
     signingSecretUrl: consoleSigningSecretUrl
+    subnetId: consoleSubnetId
     workspaceId: workspaceId
   }
 }

@@ -155,7 +155,7 @@ within_a_minute inside "${health[@]}" --ready
 quietly inside "${health[@]}"
 quietly inside imds-bridge status
 quietly inside python -c '
-import os, azure.identity, azure.servicebus, jinja2, standardwebhooks, websocket
+import os, azure.identity, azure.servicebus, jinja2, websocket
 assert os.getuid() and os.getgid(), "runs as root"
 assert os.statvfs("/").f_flag & os.ST_RDONLY, "the root can be written"
 '

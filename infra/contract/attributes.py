@@ -30,7 +30,8 @@ class Attributes(Part):
         min_length=1,
     )
     source: str = _reference(
-        "The ARM id of the scale set or resource group for a scheduledevent, of the VM for others."
+        "The ARM id of the scale set or resource group for a scheduledevent; for others that of the VM, unchanged "
+        "within a reporterepoch."
     )
     type: str = _attribute("The type. Also the subject of the message on Service Bus.")
     subject: str = _attribute("The EventId; the VM's name for events that are not about one.")
@@ -50,7 +51,7 @@ class OwnAttributes(Attributes):
     """Those of the VM's own events, which are numbered."""
 
     reporter: str = _attribute("The reporting process: `<vm>/forward`, `<vm>/listen` or `<host>/relay`.")
-    reporterepoch: str = _attribute("The id of this run of the process, in which reporterseq counts.")
+    reporterepoch: str = _attribute("The unique id of this run of the process, in which reporterseq counts.")
     reporterseq: str = _attribute(
         "A gapless counter that begins with 1, with leading zeros.", pattern="^[0-9]{12,}$"
     )

@@ -201,7 +201,8 @@ class EventEndedData(ScheduledEventData):
     EndReason: str | None = _property(
         "Why it is unknown whether the event happened: Restart (of imds-bridge), Gap (no usable answer for more than "
         "5 s), Reset (IMDS was restarted or turned on), IncarnationSkipped, IncarnationUnknown, "
-        "EntryUnreadable (of the document), UnknownStatus, NotBeforeUnknown or NotBeforePassed.",
+        "EntryUnreadable (of the document), UnknownStatus, NotBeforeUnknown, NotBeforePassed or ClockJumped (so that "
+        "NotBefore has passed by one clock only).",
         *("Restart", "NotBeforePassed"),
         default=None,
     )
@@ -284,6 +285,17 @@ class ImdsRecoveredData(Part):
 class BridgeHeartbeatData(Part):
     """A process is running: published at its start, every hour, and when it is stopped."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"PreviousEpoch": {"type": "string"}}, "required": ["PreviousEpoch"]},
+            "then": {
+                "properties": {"PreviousLastReporterSeq": {"type": "integer"}},
+                "required": ["PreviousLastReporterSeq"],
+            },
+            "else": {"properties": {"PreviousLastReporterSeq": {"type": "null"}}},
+        }
+    )
+
     Reason: str = _property(
         "Why it is published now: Started, Hourly or Stopping.", "Started", "Hourly", "Stopping"
     )
@@ -299,14 +311,34 @@ class BridgeHeartbeatData(Part):
         {"audit": 0},
         unit="events",
     )
-    PreviousEpoch: str | None = _optional(
+    CloudEventIds: list[str] | None = _property(
+        "The `id` of every scheduledevent that this VM published and no `document.changed` of it lists: with "
+        '`documents = "named"`, those that name only other VMs.',
+        ["0c2f4a2e-7a53-5d2b-8f36-52f0f2f3c7aa"],
+        default=None,
+    )
+    LookedAt: datetime | None = _property(
+        "On Hourly, of a listener: when it last received what was on the bus, if only nothing; null if it never did.",
+        *(_INSTANT, None),
+        unit=TIME,
+        default=None,
+    )
+    LookError: str | None = _property(
+        "On Hourly, of a listener: why it cannot receive from the bus now; null if it can.",
+        *("the role Azure Service Bus Data Receiver is missing", None),
+        default=None,
+    )
+    PreviousEpoch: str | None = _property(
         "On Started: the `reporterepoch` of the run before; null if there was none, or if it cannot be known.",
         *("0c2f4a2e7a532d2b8f3652f0f2f3c7aa", None),
+        default=None,
     )
-    PreviousLastReporterSeq: int | None = _optional(
-        "On Started: the last `reporterseq` of the run before that was committed.",
+    PreviousLastReporterSeq: int | None = _property(
+        "On Started: the last `reporterseq` of the run before that was committed; null if PreviousEpoch is null.",
         *(17, None),
         unit="a count",
+        default=None,
+        ge=0,
     )
     Vm: ReportingVm
 
@@ -390,6 +422,19 @@ class ApprovalFailedData(ReceiptData):
 
     Outcome: Literal["Failed"] = _property("Always Failed.", "Failed")
     Reason: str = _property("imds_refused or imds_unavailable.", "imds_refused", "imds_unavailable")
+
+
+class ApprovalPreparedData(Part):
+    """A program has prepared this VM for an event; an event of several VMs is not approved by that."""
+
+    EventId: str = _property("The event's id.", _ID, source=IMDS)
+    EventType: str | None = _property("What happens to the VMs.", *("Reboot", None), source=IMDS)
+    Resources: list[str] = _property("The names of all VMs of the event.", ["web-0", "web-1"], source=IMDS)
+    NotBeforeUtc: datetime | None = _property(
+        "The event's earliest start; null if it is not known.", *(_INSTANT, None), unit=TIME
+    )
+    DurationSeconds: float = _property("How long the program took.", 12.5, unit="seconds", ge=0)
+    Vm: ReportingVm
 
 
 class BridgeLossData(Part):
@@ -514,5 +559,6 @@ DATA: dict[str, type[Part]] = {
     "approval.accepted": ApprovalAcceptedData,
     "approval.rejected": ApprovalRejectedData,
     "approval.failed": ApprovalFailedData,
+    "approval.prepared": ApprovalPreparedData,
     "command.approve": CommandApproveData,
 }

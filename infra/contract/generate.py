@@ -1,4 +1,7 @@
-"""Write the JSON Schemas of `schemas/` from the models of the contract: `python -m infra.contract.generate`."""
+"""Write what the models of the contract say: the JSON Schemas of `schemas/`, and the names that `bridge` reads.
+
+`python -m infra.contract.generate`
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,14 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_jso
 from pydantic_core import core_schema
 
 from bridge.contract.schemas import CLOUDEVENT, file_name
-from bridge.contract.types import schema_id
+from bridge.contract.types import KNOWN_VALUES, schema_id
 from infra.contract.attributes import cloudevents
 from infra.contract.data import DATA, Part
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
+_ROOT = Path(__file__).resolve().parents[2]
+SCHEMAS = _ROOT / "schemas"
+NAMES_FILE = _ROOT / "bridge" / "contract" / "names.json"
 
 Schema = dict[str, Any]
 
@@ -30,14 +35,32 @@ def schemas() -> dict[str, Schema]:
     }
 
 
+def names() -> dict[str, Any]:
+    """Return the names that `bridge.contract.types` reads: of events, attributes, properties and reasons."""
+    attributes = dict.fromkeys(name for event in cloudevents() for name in event.model_fields)
+    return {
+        "events": list(DATA),
+        "attributes": [name for name in attributes if name != "data"],
+        "properties": list(properties()),
+        "receipt_reasons": {
+            outcome: _reasons(f"approval.{outcome.lower()}") for outcome in KNOWN_VALUES["Outcome"]
+        },
+        "loss_reasons": _reasons("bridge.loss"),
+    }
+
+
+def _reasons(name: str) -> list[Any]:
+    return DATA[name].model_fields["Reason"].examples or []
+
+
 def properties() -> tuple[str, ...]:
     """Return the names of all properties of events' data, in the form of `bridge.contract.types.PROPERTIES`."""
     return tuple(dict.fromkeys(name for model in DATA.values() for name in _properties(model)))
 
 
-def text_of(schema: Schema) -> str:
-    """Return the text of a schema's file."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+def text_of(content: Mapping[str, Any]) -> str:
+    """Return the text of a file."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def _titled(name: str, title: str, body: Schema) -> Schema:
@@ -126,3 +149,4 @@ def _inner_names(annotation: Any) -> Iterator[str]:
 if __name__ == "__main__":
     for schema_name, schema in schemas().items():
         (SCHEMAS / file_name(schema_name)).write_text(text_of(schema), encoding="utf-8", newline="\n")
+    NAMES_FILE.write_text(text_of(names()), encoding="utf-8", newline="\n")

@@ -28,7 +28,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
     rules: [
       {
         alert: 'ImdsBridgeSilent'
-        expression: 'up{job=~"imds-bridge.*"} == 0'
+        expression: 'label_replace(up{job=~"imds-bridge.*"} == 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?") unless on (host) label_replace(max_over_time(imds_bridge_imminent_events[15m]) > 0, "host", "$1", "instance", "(.+?)(:[0-9]+)?")'
         for: 'PT2M'
         severity: 1
         labels: {
@@ -81,6 +81,60 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         actions: actions
       }
       {
+        alert: 'ImdsBridgeImdsFails'
+        expression: 'sum by (job, instance) (rate(imds_bridge_polls_total{result!="answered"}[5m])) / sum by (job, instance) (rate(imds_bridge_polls_total[5m])) > 0.5 and on (job, instance) imds_bridge_imds_last_good_answer_age_seconds < 60'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'IMDS fails to answer {{ $labels.instance }} (share of the requests {{ $value }})'
+          description: 'A notice is seen late. Usually another program on the VM asks too often (429).'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeNoInstanceData'
+        expression: 'imds_bridge_instance_data_available == 0'
+        for: 'PT5M'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} does not know which VM it is on'
+          description: 'The listener approves and drains nothing. A chat gets no event that names this VM.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeNoSinks'
+        expression: 'imds_bridge_storage_available unless on (job, instance) imds_bridge_sink_up{sink!="stdout"}'
+        for: 'PT5M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'imds-bridge on {{ $labels.instance }} has no sink in its configuration'
+          description: 'Events are printed to its log and sent nowhere.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeStalled'
         expression: 'imds_bridge_loop_progress_age_seconds > 120'
         for: 'PT1M'
@@ -100,7 +154,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeRestarts'
-        expression: 'changes(process_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 2'
+        expression: 'changes(process_start_time_seconds{job=~"imds-bridge.*"}[30m]) > 3'
         severity: 2
         labels: {
           severity: 'warning'
@@ -273,6 +327,40 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         actions: actions
       }
       {
+        alert: 'ImdsBridgePrepareFails'
+        expression: 'increase(imds_bridge_prepared_total{result="failed"}[15m]) > 0 or (imds_bridge_prepared_total{result="failed"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'the program of an auto rule failed on {{ $labels.instance }}'
+          description: 'The VM is not prepared for an event, which no rule approves now. It starts at its NotBefore.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeStartedUnprepared'
+        expression: 'increase(imds_bridge_started_unprepared_total[15m]) > 0 or (imds_bridge_started_unprepared_total > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
+        severity: 1
+        labels: {
+          severity: 'critical'
+        }
+        annotations: {
+          summary: 'an event of {{ $labels.instance }} started unprepared'
+          description: 'An auto rule with a program matched the event, but the program had not succeeded before the start.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
         alert: 'ImdsBridgeBadSignatures'
         expression: 'increase(imds_bridge_commands_total{reason="bad_signature"}[15m]) > 0 or (imds_bridge_commands_total{reason="bad_signature"} > 0 and on (job, instance) time() - process_start_time_seconds < 900)'
         severity: 2
@@ -309,7 +397,7 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
       }
       {
         alert: 'ImdsBridgeVmsNotWatched'
-        expression: 'imds_bridge_console_vms{state=~"silent|unreachable"} > 0'
+        expression: 'imds_bridge_console_vms{state=~"silent|unreachable|unknown"} > 0'
         for: 'PT5M'
         severity: 1
         labels: {
@@ -318,6 +406,24 @@ resource alerts 'Microsoft.AlertsManagement/prometheusRuleGroups@2023-03-01' = {
         annotations: {
           summary: 'the console on {{ $labels.instance }} knows {{ $value }} {{ $labels.state }} VM(s)'
           description: 'Nobody watches their Scheduled Events. The page Fleet names them.'
+        }
+        resolveConfiguration: {
+          autoResolved: true
+          timeToResolve: 'PT10M'
+        }
+        actions: actions
+      }
+      {
+        alert: 'ImdsBridgeVmsNeverHeard'
+        expression: 'imds_bridge_console_vms{state="unheard"} > 0'
+        for: 'PT60M'
+        severity: 2
+        labels: {
+          severity: 'warning'
+        }
+        annotations: {
+          summary: 'the console on {{ $labels.instance }} has never heard of {{ $value }} expected VM(s)'
+          description: 'They are in the list of expected VMs, and imds-bridge may not be installed there. The page Fleet names them.'
         }
         resolveConfiguration: {
           autoResolved: true

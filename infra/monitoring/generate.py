@@ -77,7 +77,7 @@ def panels() -> list[Panel]:
         Panel(
             title=one["title"],
             kind=one["type"],
-            expr="".join(target["expr"] for target in one.get("targets", ())),
+            expr=" or ".join(target["expr"] for target in one.get("targets", ())),
             legend="".join(target.get("legendFormat", "") for target in one.get("targets", ())),
             unit=one.get("fieldConfig", {}).get("defaults", {}).get("unit", "short"),
             place=one["gridPos"],

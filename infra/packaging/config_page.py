@@ -14,10 +14,11 @@ from pydantic.fields import FieldInfo
 
 from bridge.config.approvals import RuleSettings
 from bridge.config.base import Secret, Settings
-from bridge.config.bus import BusSettings, IdentitySettings, ReceiverSettings
+from bridge.config.bus import BusSettings, ReceiverSettings
 from bridge.config.registry import FORMATS, SINK_KINDS, Table, tables
-from bridge.config.sinks import HttpSettings, SinkSettings, WebhookSettings
+from bridge.config.sinks import HttpSettings, IdentitySettings, SinkSettings, WebhookSettings
 from bridge.formats.base import ChatSettings
+from bridge.formats.digest import DigestSettings
 from infra.packaging.config_schema import FILE, config_schema, config_schema_text
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -30,6 +31,7 @@ TITLES: Mapping[type[Settings], str] = {
     SinkSettings: "Every sink",
     WebhookSettings: "Every webhook",
     ChatSettings: "Every chat format",
+    DigestSettings: "Digests",
     HttpSettings: "HTTP connections",
     IdentitySettings: "Identity",
     BusSettings: "Service Bus connections",
@@ -38,7 +40,13 @@ TITLES: Mapping[type[Settings], str] = {
 }
 REGISTERED = {(SinkSettings, "kind"): list(SINK_KINDS), (WebhookSettings, "format"): list(FORMATS)}
 KINDS = {"boolean": "`true`, `false`"}
-UNITS = {"days": "days", "seconds": "seconds", "mb": "MiB", "second": "requests a second"}
+UNITS = {
+    "days": "days",
+    "seconds": "seconds",
+    "mb": "MiB",
+    "second": "requests a second",
+    "unavailable": "VMs",
+}
 
 
 def page() -> str:

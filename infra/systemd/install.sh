@@ -177,8 +177,11 @@ install_all() {
     for name in $links; do link "$home/$name" "$local/$name"; done
     run install -d -m 0700 "$root$etc" "$root$etc/secrets"
     if [ ! -e "$root$etc/config.toml" ]; then put 0600 "$here/config.toml" $etc/config.toml; fi
-    # Each unit loads the file of its name: all have one configuration until a link is replaced.
-    for role in $roles; do link config.toml "$etc/$role.toml"; done
+    # Each unit loads the file and the folder of its name: all have the same until a link is replaced.
+    for role in $roles; do
+        link config.toml "$etc/$role.toml"
+        link secrets "$etc/$role.secrets"
+    done
     put_units
     for role in $start; do notify_systemd enable --now imds-bridge-"$role".service; done
     if [ $changed = yes ]; then say "installed; configure it in $etc/config.toml"; else say "nothing has changed"; fi

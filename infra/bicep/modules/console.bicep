@@ -25,6 +25,9 @@ param approvers string[]
 @description('URL of the Key Vault secret that signs commands; empty: they are not signed.')
 param signingSecretUrl string
 
+@description('Resource id of the subnet of its environment; empty: none, and it reaches public addresses only.')
+param subnetId string
+
 @description('Resource id of a Log Analytics workspace for logs; empty: none.')
 param workspaceId string
 
@@ -48,6 +51,9 @@ resource managedEnvironment 'Microsoft.App/managedEnvironments@2025-01-01' = {
   properties: {
     appLogsConfiguration: {
       destination: empty(workspaceId) ? 'none' : 'azure-monitor'
+    }
+    vnetConfiguration: empty(subnetId) ? null : {
+      infrastructureSubnetId: subnetId
     }
     workloadProfiles: [
       {

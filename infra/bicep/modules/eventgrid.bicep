@@ -9,6 +9,14 @@ param tags object
 @description('Principal ids of the publishers.')
 param publisherIds string[]
 
+@description('Whether the topic gets an identity of its own, to deliver to queues that accept no keys.')
+param hasIdentity bool
+
+@description('Whether public networks may publish, and from which addresses; empty: from all. The template always sets both.')
+@allowed(['Enabled', 'Disabled'])
+param publicNetworkAccess string
+param allowedIpRanges string[]
+
 @description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string
 
@@ -18,10 +26,18 @@ resource topic 'Microsoft.EventGrid/topics@2025-02-15' = {
   name: name
   location: location
   tags: tags
+  identity: {
+    type: hasIdentity ? 'SystemAssigned' : 'None'
+  }
   properties: {
     inputSchema: 'CloudEventSchemaV1_0'
     disableLocalAuth: true
     minimumTlsVersionAllowed: '1.2'
+    publicNetworkAccess: publicNetworkAccess
+    inboundIpRules: [for ip in allowedIpRanges: {
+      ipMask: ip
+      action: 'Allow'
+    }]
   }
 }
 
@@ -55,4 +71,5 @@ resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!
   }
 }
 
+output id string = topic.id
 output endpoint string = topic.properties.endpoint

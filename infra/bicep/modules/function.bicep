@@ -8,14 +8,58 @@ param namespaceName string
 param hostName string
 param topicName string
 
+@description('Resource id of the subnet of the app; empty: one is created, in a network of its own.')
+param subnetId string
+
+@description('Public addresses that may reach the storage, to read the table; without them, only the subnet may.')
+param storageAllowedIpRanges string[]
+
 @description('Log Analytics workspace for Application Insights; empty: none.')
 param workspaceId string
 
 var subscriptionName = 'function'
 var deployments = 'deployments'
+var subnetName = 'function'
 var blobDataOwner = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'b7e6dc6d-f1e8-4753-8033-0f276bb0955b')
 var tableDataContributor = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '0a9a7e1f-b9d0-4cc4-a60d-0319b160aaa3')
 var metricsPublisher = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '3913510d-42f4-4e42-8a64-420c390055eb')
+
+// The app reaches its storage through this subnet. Its range leads nowhere else, so it cannot collide.
+resource network 'Microsoft.Network/virtualNetworks@2024-05-01' = if (empty(subnetId)) {
+  name: name
+  location: location
+  tags: tags
+  properties: {
+    addressSpace: {
+      addressPrefixes: [
+        '10.0.0.0/26'
+      ]
+    }
+    subnets: [
+      {
+        name: subnetName
+        properties: {
+          addressPrefix: '10.0.0.0/26'
+          delegations: [
+            {
+              name: 'flex-consumption'
+              properties: {
+                serviceName: 'Microsoft.App/environments'
+              }
+            }
+          ]
+          serviceEndpoints: [
+            {
+              service: 'Microsoft.Storage'
+            }
+          ]
+        }
+      }
+    ]
+  }
+}
+
+var appSubnetId = empty(subnetId) ? '${network.id}/subnets/${subnetName}' : subnetId
 
 resource storage 'Microsoft.Storage/storageAccounts@2024-01-01' = {
   name: storageName
@@ -31,6 +75,20 @@ resource storage 'Microsoft.Storage/storageAccounts@2024-01-01' = {
     defaultToOAuthAuthentication: true
     minimumTlsVersion: 'TLS1_2'
     supportsHttpsTrafficOnly: true
+    networkAcls: {
+      defaultAction: 'Deny'
+      bypass: 'AzureServices'
+      virtualNetworkRules: [
+        {
+          id: appSubnetId
+          action: 'Allow'
+        }
+      ]
+      ipRules: [for ip in storageAllowedIpRanges: {
+        value: ip
+        action: 'Allow'
+      }]
+    }
   }
 }
 
@@ -114,6 +172,7 @@ resource app 'Microsoft.Web/sites@2024-04-01' = {
   }
   properties: {
     serverFarmId: plan.id
+    virtualNetworkSubnetId: appSubnetId
     httpsOnly: true
     functionAppConfig: {
       deployment: {

@@ -12,6 +12,9 @@ param queueName string
 param teamId string
 param channelId string
 
+@description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
+param workspaceId string
+
 var subscriptionName = 'logicapp'
 var serviceBusApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'servicebus')
 var teamsApi = subscriptionResourceId('Microsoft.Web/locations/managedApis', location, 'teams')
@@ -96,6 +99,27 @@ resource workflow 'Microsoft.Logic/workflows@2019-05-01' = {
         value: channelId
       }
     }
+  }
+}
+
+// The logs of its runs; a run that failed has asked nobody, or sent no command.
+resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!empty(workspaceId)) {
+  scope: workflow
+  name: 'imds-bridge'
+  properties: {
+    workspaceId: workspaceId
+    logs: [
+      {
+        categoryGroup: 'allLogs'
+        enabled: true
+      }
+    ]
+    metrics: [
+      {
+        category: 'AllMetrics'
+        enabled: true
+      }
+    ]
   }
 }
 

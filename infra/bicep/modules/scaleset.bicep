@@ -30,6 +30,10 @@ param imageReference object = {
   version: 'latest'
 }
 
+@description('cloud-init for each VM, in base64; empty: none.')
+@secure()
+param customData string = ''
+
 @description('Minutes that a deletion waits for its approval.')
 @minValue(5)
 @maxValue(15)
@@ -60,6 +64,7 @@ resource scaleSet 'Microsoft.Compute/virtualMachineScaleSets@2024-11-01' = {
       osProfile: {
         computerNamePrefix: take(name, 9)
         adminUsername: adminUsername
+        customData: empty(customData) ? null : customData
         linuxConfiguration: {
           disablePasswordAuthentication: true
           ssh: {

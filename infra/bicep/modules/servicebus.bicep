@@ -20,8 +20,17 @@ param approverIds string[]
 @allowed(['Group', 'ServicePrincipal', 'User'])
 param approverType string
 
+@description('Whether public networks may connect; the template always sets it.')
+@allowed(['Enabled', 'Disabled'])
+param publicNetworkAccess string
+
+@description('Public addresses that may connect; empty: the rules of the namespace stay as they are.')
+param allowedIpRanges string[]
+
 @description('Resource id of a Log Analytics workspace for logs and metrics; empty: none.')
 param workspaceId string
+
+var topicMegabytes = 5120
 
 var dataSender = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '69a216fc-b8fb-44d8-bc22-1f3c2cd27a39')
 var dataReceiver = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0')
@@ -39,6 +48,21 @@ resource bus 'Microsoft.ServiceBus/namespaces@2024-01-01' = {
   properties: {
     disableLocalAuth: true
     minimumTlsVersion: '1.2'
+    publicNetworkAccess: publicNetworkAccess
+  }
+}
+
+// Without ranges nothing is written, so that rules from elsewhere are not opened.
+resource network 'Microsoft.ServiceBus/namespaces/networkRuleSets@2024-01-01' = if (!empty(allowedIpRanges)) {
+  parent: bus
+  name: 'default'
+  properties: {
+    publicNetworkAccess: publicNetworkAccess
+    defaultAction: 'Deny'
+    ipRules: [for ip in allowedIpRanges: {
+      ipMask: ip
+      action: 'Allow'
+    }]
   }
 }
 
@@ -48,7 +72,7 @@ resource topic 'Microsoft.ServiceBus/namespaces/topics@2024-01-01' = {
   properties: {
     defaultMessageTimeToLive: 'P14D'
     // A full topic refuses new events: leave space for a reader that is down for days.
-    maxSizeInMegabytes: 5120
+    maxSizeInMegabytes: topicMegabytes
     // The VMs of a group send the same event under the same id within seconds, but one that could not
     // reach the bus sends later. A day covers most outages; later duplicates are recognised by their id.
     requiresDuplicateDetection: true
@@ -64,7 +88,7 @@ resource queue 'Microsoft.ServiceBus/namespaces/queues@2024-01-01' = {
     requiresSession: true // one session for each VM
     lockDuration: 'PT1M' // renewed while a command waits; after a crash the session is released within a minute
     maxDeliveryCount: 10
-    defaultMessageTimeToLive: 'PT1H' // most events are over by then
+    defaultMessageTimeToLive: 'PT2H' // a listener at rest looks once an hour, and answers what waits then
     deadLetteringOnMessageExpiration: true
     // The listener answers a repeated command with its receipt; duplicate detection would drop the command.
     requiresDuplicateDetection: false
@@ -121,4 +145,6 @@ resource logs 'Microsoft.Insights/diagnosticSettings@2021-05-01-preview' = if (!
   }
 }
 
+output id string = bus.id
+output topicMegabytes int = topicMegabytes
 output hostName string = split(split(bus.properties.serviceBusEndpoint, '://')[1], ':')[0]

@@ -5,25 +5,39 @@ import argparse
 import json
 import logging
 import os
+import sqlite3
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from fnmatch import fnmatch
-from itertools import pairwise
+from hashlib import sha256
+from itertools import groupby, pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 EXAMPLE = """examples:
   audit.py --namespace contoso.servicebus.windows.net --topic scheduled-events --subscription audit
-  audit.py ... --consume archive.jsonl     (append the messages to a file, then audit the whole file)
-  audit.py --file archive.jsonl --json     (one CloudEvent per line)
+  audit.py ... --consume archive.jsonl --state audit.db   (move the messages to a file, then audit what is new in it)
+  audit.py --file archive.jsonl --json                    (one CloudEvent per line)
+  audit.py ... @accepted.txt                              (further arguments, one per line: --accept=ID)
 In place of --namespace: SERVICEBUS_CONNECTION_STRING in the environment.
 Exit codes: 0 complete, 1 the bus or a file cannot be read, 2 an option is wrong, 3 INCOMPLETE."""
 SILENT_SECONDS = 4200  # heartbeats are hourly
-PEEK_MESSAGES = 250
+MESSAGES, RECEIVERS = 250, 16  # of one call; at the same time
+BATCH_IDS = 100_000
+TAIL_BYTES = 64
+MAX_NUMBER = 10**18
+SCHEDULED, HEARTBEAT, LOSS, RECOVERED = (
+    f"io.imdsbridge.{name}"
+    for name in ("scheduledevent.", "bridge.heartbeat.v1", "bridge.loss.v1", "imds.recovered.v1")
+)
 Json = dict[str, Any]
 
 
@@ -31,22 +45,22 @@ Json = dict[str, Any]
 class Run:
     """What has arrived of one run of a process, its epoch; `ranges` are [first, last], in order and apart."""
 
-    reporter: str
     epoch: str
+    reporter: str
+    source: str  # the VM: names are not unique
     first_at: float
     last_at: float
-    heartbeat_at: float
+    heartbeat_at: float = 0.0
     ranges: list[list[int]] = field(default_factory=list)
     claimed: int = 0  # the highest number that a heartbeat of its own, or the next run, has named
     stopped: int = 0  # the number of the Stopping heartbeat
-    started: bool = False  # whether its first heartbeat has arrived, which names the run before
+    started: int = 0  # whether its first heartbeat has arrived, which names the run before
     previous: str | None = None
-    followed: int = 0  # how many runs name this one as the one before
-    partial: bool = False  # whether it began before the time from which on events are verified
+    followers: int = 0  # how many runs name this one as the one before
 
     def add(self, number: int) -> bool:
         """Add a number; return whether it is new."""
-        place = bisect_right(self.ranges, [number, sys.maxsize])
+        place = bisect_right(self.ranges, [number, MAX_NUMBER])
         before = self.ranges[place - 1] if place else [-1, -1]
         if number <= before[1]:
             return False
@@ -64,9 +78,9 @@ class Run:
         """The last number that has arrived."""
         return self.ranges[-1][1] if self.ranges else 0
 
-    def missing(self) -> list[tuple[int, int]]:
-        """Return the gaps from number 1 to the last one known."""
-        first = self.ranges[0][0] - 1 if self.partial and self.ranges else 0
+    def missing(self, *, is_partial: bool = False) -> list[tuple[int, int]]:
+        """Return the gaps from number 1, or from the first that arrived, to the last one known."""
+        first = (self.ranges[0][0] - 1 if self.ranges else self.claimed) if is_partial else 0
         bounds = [[0, first], *self.ranges, [max(self.claimed, self.last) + 1, 0]]
         return [(low[1] + 1, high[0] - 1) for low, high in pairwise(bounds) if high[0] > low[1] + 1]
 
@@ -76,166 +90,455 @@ class Run:
 
     def is_silent(self, now: float, gone: list[str]) -> bool:
         """Return whether heartbeats are missing; a relay sends none."""
-        is_over = self.stopped == self.last or any(fnmatch(self.reporter, one) for one in gone)
-        return not is_over and not self.is_relay and now - self.heartbeat_at > SILENT_SECONDS
+        is_over = self.stopped == self.last or any(self.matches(one) for one in gone)
+        return not is_over and not self.is_relay and now - self.alive_at > SILENT_SECONDS
+
+    @property
+    def alive_at(self) -> float:
+        """The time of its last heartbeat, or if none has arrived, of its first event."""
+        return self.heartbeat_at or self.first_at
+
+    def matches(self, pattern: str) -> bool:
+        """Return whether a pattern is that of its reporter, or of its VM's source."""
+        return any(fnmatch(name.lower(), pattern.lower()) for name in (self.reporter, self.source))
+
+    @property
+    def role(self) -> str:
+        """What the process does: forward, listen or relay."""
+        return self.reporter.rpartition("/")[2]
 
     @property
     def is_relay(self) -> bool:
         """Whether it is a relay's, whose runs are not chained."""
-        return self.reporter.endswith("/relay")
+        return self.role == "relay"
 
-    def remarks(self, *, is_over: bool) -> Iterator[str]:
+    def remarks(self, *, is_over: bool, is_partial: bool) -> Iterator[str]:
         """Yield notes on it; `is_over` if a later run has taken its place."""
         if self.started and self.previous is None:
             yield f"started about {iso(self.first_at)} without a run before it"
-        if self.partial:
+        if is_partial:
             yield f"numbers before {self.ranges[0][0]} are not verified (--since)"
-        if self.followed > 1:
-            yield f"{self.followed} runs follow it: its state was restored from a copy, or lost what was in memory"
+        if self.followers > 1:
+            yield f"{self.followers} runs follow it: its state was restored from a copy, or lost what was in memory"
         if is_over and not self.is_relay:
             if self.stopped != self.last:
                 yield f"was killed after number {self.last}"
-            if not self.followed:
+            if not self.followers:
                 yield "no run follows it: what came after its last heartbeat is not verified"
 
 
-class Audit:
-    """What has arrived: the runs of each reporter with their numbers, and the id of each scheduledevent."""
+class Heartbeat(NamedTuple):
+    """What a heartbeat says: the last number of its run; if it is Started, the run before and that run's."""
 
-    def __init__(self, since: float = 0.0) -> None:
-        self.since, self.latest, self.duplicates = since, 0.0, 0
-        self.runs: dict[tuple[str, str], Run] = {}
-        # What later runs name: a reporter, an epoch and its last number.
-        self.named: list[tuple[str, str, int]] = []
-        self.newest: dict[str, Run] = {}  # the run of each reporter that must still send heartbeats
-        self.arrived: set[str] = set()
-        # ids that have not arrived, and the listing document
-        self.listed: dict[str, tuple[str, str, int]] = {}
-        self.unreadable: list[str] = []
-        self.unreachable: list[str] = []
-        self.losses: list[Json] = []
+    reason: str
+    claimed: int
+    previous: str | None
+    previous_last: int
+
+
+COLUMNS = [one.name for one in fields(Run)]
+TABLES = f"""
+CREATE TABLE runs ({", ".join(COLUMNS)}, has_gaps, PRIMARY KEY (epoch)) WITHOUT ROWID;
+CREATE TABLE arrived (id PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE listed (id PRIMARY KEY, reporter, epoch, document) WITHOUT ROWID;
+CREATE TABLE found (id PRIMARY KEY, item);
+CREATE TABLE inputs (name PRIMARY KEY, position, tail);
+CREATE TABLE totals (since, events, duplicates);
+PRAGMA user_version = 1;
+"""
+
+
+class OtherSinceError(ValueError):
+    """The state has another `--since` than was given."""
+
+
+class Audit:
+    """What has arrived: runs with their numbers, and the ids of events that arrived or were only listed so far.
+
+    All of it is in a SQLite file, so that the next audit reads only what is new; memory holds what has news.
+
+    Args:
+        state: the file, which is written by `save`; None for a temporary one.
+        since: ignore reporters' events before this time; None for that of the state.
+
+    Raises:
+        sqlite3.Error: the file is another program's, or in use.
+        OtherSinceError: the state has another `since`.
+    """
+
+    def __init__(self, state: Path | None = None, since: float | None = None) -> None:
+        self.database = sqlite3.connect(state or "", isolation_level=None)
+        try:
+            self.since, self.events, self.duplicates = self.begin(since)
+        except BaseException:
+            self.close()
+            raise
+        self.runs: dict[str, Run] = {}  # those that have news
+        self.arrived: set[str] = set()  # not in the database yet, as the next one
+        self.listed: dict[str, tuple[str, str, int]] = {}  # with the document that lists it
+        self.notes: list[str] = []
+        self.newest: set[str] = set()  # the runs that must still send heartbeats
+        self.partial: set[str] = set()  # those that began before `since`
+
+    def begin(self, since: float | None) -> tuple[float, int, int]:
+        """Lock the state, which is made if it is new, and return its `since`, events and duplicates."""
+        self.database.execute("BEGIN EXCLUSIVE")
+        if not self.database.execute("PRAGMA user_version").fetchone()[0]:
+            for command in TABLES.split(";"):
+                self.database.execute(command)
+            self.database.execute("INSERT INTO totals VALUES (?, 0, 0)", (since or 0.0,))
+        begun, events, duplicates = self.database.execute(
+            "SELECT since, events, duplicates FROM totals"
+        ).fetchone()
+        if since is not None and since != begun:
+            raise OtherSinceError(
+                f"the state was begun with --since {iso(begun)}: give the same one, or none"
+            )
+        return begun, events, duplicates
+
+    def close(self) -> None:
+        """Close the file; without `save`, it is as it was."""
+        self.database.close()
 
     def add(self, body: bytes, where: str) -> None:
         """Add an event; `where` names it in errors."""
         try:
             event = json.loads(body)
-            if event["type"].startswith("io.imdsbridge.scheduledevent."):
-                self.add_scheduled(event["id"])
+            kind = value(event, "type", str)
+            if kind.startswith(SCHEDULED):
+                self.add_scheduled(value(event, "id", str))
             elif "reporter" in event:
-                reporter, epoch = str(event["reporter"]), str(event["reporterepoch"])
-                self.add_counted(event, reporter, epoch, int(event["reporterseq"]))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            self.unreadable.append(f"{where}: {error!r}")
+                self.add_own(kind, event)
+        except (ValueError, OverflowError, RecursionError) as error:
+            name = sha256(body.strip()).hexdigest()[:16]
+            self.find({"kind": "unreadable", "id": name, "what": f"{where}: {error}"})
 
     def add_scheduled(self, name: str) -> None:
         """Add any VM's copy of an event, also from before `since`: a later document may list it."""
         self.duplicates += name in self.arrived
         self.arrived.add(name)
-        self.listed.pop(name, None)
+        if len(self.arrived) >= BATCH_IDS:
+            self.store_ids()
 
-    def add_counted(self, event: Json, reporter: str, epoch: str, number: int) -> None:
-        """Add one of a reporter's own events."""
-        if number < 1:
-            raise ValueError(f"reporterseq {number}")
-        at, data = seconds(event["time"]), event["data"]
-        self.latest = max(self.latest, at)
+    def add_own(self, kind: str, event: Json) -> None:
+        """Add one of a reporter's own events; if any part of it is malformed, none."""
+        reporter, epoch, source, name = (
+            value(event, one, str) for one in ("reporter", "reporterepoch", "source", "id")
+        )
+        number, at, data = number_of(event), seconds(value(event, "time", str)), value(event, "data", dict)
+        heartbeat = heartbeat_of(data) if kind == HEARTBEAT else None
+        loss = loss_of(data) if kind == LOSS else None
+        listed = value(data, "CloudEventIds", list) if data.get("CloudEventIds") is not None else []
+        if not all(isinstance(one, str) and one.isprintable() for one in listed):
+            raise ValueError(f"CloudEventIds is {short(listed)}, expected texts")
         if at < self.since:
             return
-        run = self.runs.setdefault(
-            (reporter, epoch),
-            Run(reporter=reporter, epoch=epoch, first_at=at, last_at=at, heartbeat_at=at),
-        )
+        run = self.run(epoch, reporter, source, at)
+        if not run.ranges:  # until now, only the next run has named it
+            run.reporter, run.source = reporter, source
         if not run.add(number):
             self.duplicates += 1
             return
+        self.events += 1
         run.first_at, run.last_at = min(run.first_at, at), max(run.last_at, at)
-        if event["type"] == "io.imdsbridge.bridge.heartbeat.v1":
-            self.add_heartbeat(run, at, number, data)
-        for name in data.get("CloudEventIds", ()):
-            if name not in self.arrived:
-                self.listed.setdefault(name, (reporter, epoch, number))
-        if event["type"] == "io.imdsbridge.bridge.loss.v1":
-            self.losses.append({"reporter": reporter, "epoch": epoch, **loss_of(data)})
-        if event["type"] == "io.imdsbridge.imds.recovered.v1":
-            self.unreachable.append(
-                f"{reporter} could not reach IMDS from {data['BlindFrom']} to {data['BlindTo']}"
-            )
+        if heartbeat:
+            self.add_heartbeat(run, at, number, heartbeat)
+        for one in listed:
+            self.listed.setdefault(one, (reporter, epoch, number))
+        if len(self.listed) >= BATCH_IDS:
+            self.store_ids()
+        if loss:
+            self.find({"kind": "loss", "id": name, "reporter": reporter, "epoch": epoch, **loss})
+        if kind == RECOVERED:
+            blind = f"from {data.get('BlindFrom')} to {data.get('BlindTo')}"
+            self.notes.append(f"{reporter} could not reach IMDS {blind}")
 
-    def add_heartbeat(self, run: Run, at: float, number: int, data: Json) -> None:
+    def add_heartbeat(self, run: Run, at: float, number: int, heartbeat: Heartbeat) -> None:
         """Note what a heartbeat says of its own run, and of the one before."""
         run.heartbeat_at = max(run.heartbeat_at, at)
-        run.claimed = max(run.claimed, data["LastReporterSeq"])
-        if data["Reason"] == "Stopping":
-            run.stopped = number
-        if data["Reason"] == "Started":
-            run.started, run.previous = True, data["PreviousEpoch"]
-            if run.previous is not None:
-                self.named.append((run.reporter, run.previous, data["PreviousLastReporterSeq"]))
+        run.claimed = max(run.claimed, heartbeat.claimed)
+        if heartbeat.reason == "Stopping":
+            run.stopped = max(run.stopped, number)
+        if heartbeat.reason == "Started":
+            run.started, run.previous = 1, heartbeat.previous
+        if heartbeat.previous is not None:
+            before = self.run(heartbeat.previous, run.reporter, run.source, at)
+            before.claimed = max(before.claimed, heartbeat.previous_last)
+            before.followers += 1
 
-    def finish(self) -> list[Json]:
-        """Link each run to the one before it; return the runs of which nothing has arrived. Call once, at the end."""
-        first: dict[str, Run] = {}
-        for run in self.in_order():
-            if first.setdefault(run.reporter, run) is run:  # it may have begun before `since`
-                run.partial = self.since > 0 and not run.started
-        lost: list[Json] = []
-        for reporter, epoch, last in self.named:
-            run_before = self.runs.get((reporter, epoch))
-            if run_before:
-                run_before.claimed = max(run_before.claimed, last)
-                run_before.followed += 1
-            elif not (self.since and first[reporter].previous == epoch):
-                lost.append({"kind": "run", "reporter": reporter, "epoch": epoch, "last": last})
-        for run in sorted(self.runs.values(), key=lambda run: (not run.followed, run.last_at)):
-            self.newest[run.reporter] = run
-        return lost
+    def run(self, epoch: str, reporter: str, source: str, at: float) -> Run:
+        """Return the run with this epoch, a new one if it is not known."""
+        if epoch not in self.runs:
+            known = next(self.select("WHERE epoch = ?", epoch), None)
+            new = Run(epoch=epoch, reporter=reporter, source=source, first_at=at, last_at=at)
+            self.runs[epoch] = known or new
+        return self.runs[epoch]
 
-    def missing(self, now: float, gone: list[str], expected: list[str]) -> list[Json]:
+    def find(self, item: Json) -> None:
+        """Note what will stay wrong, whatever arrives."""
+        self.database.execute("INSERT OR IGNORE INTO found VALUES (?, ?)", (item["id"], json.dumps(item)))
+
+    # What is stored
+
+    def select(self, condition: str, *values: object) -> Iterator[Run]:
+        """Yield stored runs."""
+        for row in self.database.execute(f"SELECT {', '.join(COLUMNS)} FROM runs {condition}", values):  # noqa: S608
+            run = Run(**dict(zip(COLUMNS, row, strict=True)))
+            run.ranges = json.loads(row[COLUMNS.index("ranges")])
+            yield run
+
+    def store_ids(self) -> None:
+        """Store the ids that have arrived; of those that are listed, the ones that have not."""
+        before = self.database.total_changes
+        self.database.executemany(
+            "INSERT OR IGNORE INTO arrived VALUES (?)", ([one] for one in sorted(self.arrived))
+        )
+        new = self.database.total_changes - before
+        self.events, self.duplicates = self.events + new, self.duplicates + len(self.arrived) - new
+        rows = ((name, *document) for name, document in self.listed.items())
+        self.database.executemany("INSERT OR IGNORE INTO listed VALUES (?, ?, ?, ?)", rows)
+        self.database.execute("DELETE FROM listed WHERE id IN (SELECT id FROM arrived)")
+        self.arrived, self.listed = set(), {}
+
+    def store(self) -> None:
+        """Store everything that has news."""
+        self.store_ids()
+        marks = ", ".join("?" * (len(COLUMNS) + 1))
+        rows = (
+            [
+                *(json.dumps(one) if isinstance(one, list) else one for one in vars(run).values()),
+                bool(run.missing()),
+            ]
+            for run in self.runs.values()
+        )
+        self.database.executemany(f"INSERT OR REPLACE INTO runs VALUES ({marks})", rows)  # noqa: S608
+        self.database.execute("UPDATE totals SET events = ?, duplicates = ?", (self.events, self.duplicates))
+
+    def save(self) -> None:
+        """Keep for the next audit what `missing` has seen; until then, the file is as it was."""
+        self.database.execute("COMMIT")
+
+    def position(self, name: str) -> tuple[int, bytes]:
+        """Return how far a file or a subscription has been read, and the last bytes that were."""
+        row: tuple[int, bytes] | None = self.database.execute(
+            "SELECT position, tail FROM inputs WHERE name = ?", (name,)
+        ).fetchone()
+        return row or (0, b"")
+
+    def set_position(self, name: str, position: int, tail: bytes = b"") -> None:
+        """Note how far it has been read."""
+        self.database.execute("INSERT OR REPLACE INTO inputs VALUES (?, ?, ?)", (name, position, tail))
+
+    # What is missing
+
+    def missing(self, now: float | None, gone: list[str], expected: list[str]) -> list[Json]:
         """Return what is missing.
 
         Args:
-            now: the time at which heartbeats are checked.
-            gone: patterns of reporters that may have stopped without a heartbeat.
+            now: the time at which heartbeats are checked; None for the latest time of each VM.
+            gone: patterns of reporters, or of their sources, that may have stopped without a heartbeat.
             expected: reporters that must have published something.
         """
-        found: list[Json] = [{"kind": "unreadable", "what": what} for what in self.unreadable]
-        found += self.finish()
-        for run in self.in_order():
-            who = {"reporter": run.reporter, "epoch": run.epoch}
-            found += [{"kind": "numbers", **who, "first": low, "last": high} for low, high in run.missing()]
-            if run is self.newest[run.reporter] and run.is_silent(now, gone):
-                found.append({"kind": "silent", **who, "since": iso(run.heartbeat_at)})
-        found += [{"kind": "loss", **loss} for loss in self.losses if loss["count"] != 0]
-        for name, (reporter, epoch, number) in self.listed.items():
+        self.store()
+        self.partial = set(self.begun_before()) if self.since else set()
+        found: list[Json] = [json.loads(item) for (item,) in self.database.execute("SELECT item FROM found")]
+        for run in self.select("WHERE has_gaps ORDER BY reporter, source, first_at, epoch"):
+            found += self.gaps_of(run)
+        found += self.silent(now, gone)
+        for name, reporter, epoch, number in self.database.execute("SELECT * FROM listed ORDER BY id"):
             found.append(
                 {"kind": "event", "id": name, "reporter": reporter, "epoch": epoch, "document": number}
             )
-        return found + [
-            {"kind": "reporter", "reporter": name} for name in expected if name not in self.newest
-        ]
+        known = {name for (name,) in self.database.execute("SELECT DISTINCT reporter FROM runs")}
+        return found + [{"kind": "reporter", "reporter": name} for name in expected if name not in known]
+
+    def gaps_of(self, run: Run) -> Iterator[Json]:
+        """Yield the numbers of a run that are missing."""
+        who = {"reporter": run.reporter, "epoch": run.epoch}
+        for low, high in run.missing(is_partial=run.epoch in self.partial):
+            if run.ranges:
+                name = f"{run.epoch}:{low}-{high}"
+                yield {"kind": "numbers", "id": name, **who, "first": low, "last": high}
+            else:
+                yield {"kind": "run", "id": run.epoch, **who, "last": high}
+
+    def gaps_as_text(self, run: Run) -> str:
+        """Return a run's missing numbers as text."""
+        gaps = run.missing(is_partial=run.epoch in self.partial)
+        return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in gaps)
+
+    def silent(self, now: float | None, gone: list[str]) -> Iterator[Json]:
+        """Find the last run of each process: the latest one that no other follows; yield those that are silent."""
+        last_runs = self.select("WHERE followers = 0 ORDER BY source COLLATE NOCASE, last_at, epoch")
+        for _, runs in groupby(last_runs, key=lambda run: run.source.lower()):
+            processes = {run.role: run for run in runs}
+            latest = max(run.last_at for run in processes.values())
+            for run in processes.values():
+                self.newest.add(run.epoch)
+                if run.is_silent(latest if now is None else now, gone):
+                    who = {"reporter": run.reporter, "epoch": run.epoch, "source": run.source}
+                    yield {"kind": "silent", **who, "since": iso(run.alive_at)}
+
+    def begun_before(self) -> Iterator[str]:
+        """Yield the first run of each process if it may have begun before `since`."""
+        in_order = self.select("ORDER BY source COLLATE NOCASE, first_at, ranges <> '[]', epoch")
+        for _, runs in groupby(in_order, key=lambda run: run.source.lower()):
+            first: dict[str, Run] = {}
+            for run in runs:
+                first.setdefault(run.role, run)
+            yield from (run.epoch for run in first.values() if not run.started)
 
     def remarks(self) -> list[str]:
-        """Return notes for the reader of the report."""
+        """Return notes on what has news."""
         notes: list[str] = []
-        for run in self.in_order():
-            is_over = run is not self.newest[run.reporter]
-            notes += [f"{run.reporter} {run.epoch}: {note}" for note in run.remarks(is_over=is_over)]
-        return notes + self.unreachable
+        for run in self.news():
+            states = {"is_over": run.epoch not in self.newest, "is_partial": run.epoch in self.partial}
+            notes += [f"{run.reporter} {run.epoch}: {note}" for note in run.remarks(**states)]
+        return notes + self.notes
 
-    def in_order(self) -> list[Run]:
-        """Return the runs by reporter, the older one first."""
-        return sorted(self.runs.values(), key=lambda run: (run.reporter, run.first_at))
+    def news(self) -> list[Run]:
+        """Return the runs of which something has arrived by reporter and VM, the older one first."""
+        runs = [run for run in self.runs.values() if run.ranges]
+        return sorted(runs, key=lambda run: (run.reporter, run.source, run.first_at))
 
+    def processes(self) -> int:
+        """Return how many processes of VMs there are."""
+        known = self.database.execute("SELECT DISTINCT reporter, lower(source) FROM runs")
+        return len(known.fetchall())
+
+
+# What an event must have
+
+
+def value(values: Any, name: str, kind: type) -> Any:
+    """Return a property of this type; a text has only printable characters.
+
+    Raises:
+        ValueError: it is missing, or of another type.
+    """
+    found: Any = values.get(name) if isinstance(values, dict) else None
+    is_kind = type(found) is kind  # a bool is no count
+    if not is_kind or (kind is str and not found.isprintable()):
+        raise ValueError(f"{name} is {short(found)}, expected {kind.__name__}")
+    return found
+
+
+def count_of(values: Json, name: str) -> int:
+    """Return a property that counts something."""
+    found: int = value(values, name, int)
+    if not 0 <= found < MAX_NUMBER:
+        raise ValueError(f"{name} is {short(found)}, expected 0 to {MAX_NUMBER - 1}")
+    return found
+
+
+def number_of(event: Json) -> int:
+    """Return an event's number in its run."""
+    text: str = value(event, "reporterseq", str)
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < MAX_NUMBER):
+        raise ValueError(f"reporterseq is {short(text)}, expected digits from 1 to {MAX_NUMBER - 1}")
+    return int(text)
+
+
+def heartbeat_of(data: Json) -> Heartbeat:
+    """Return what a heartbeat says."""
+    reason, claimed = value(data, "Reason", str), count_of(data, "LastReporterSeq")
+    if reason != "Started" or ("PreviousEpoch" in data and data["PreviousEpoch"] is None):
+        return Heartbeat(reason, claimed, None, 0)
+    previous, last = value(data, "PreviousEpoch", str), count_of(data, "PreviousLastReporterSeq")
+    return Heartbeat(reason, claimed, previous, last)
+
+
+def loss_of(data: Json) -> Json | None:
+    """Return what a loss event reports; None if nothing was lost."""
+    if data.get("Count") is not None and not count_of(data, "Count"):
+        return None
+    lost = "an unknown number of events" if data.get("Count") is None else f"{data['Count']} events"
+    return {
+        "reason": value(data, "Reason", str),
+        "count": data.get("Count"),
+        "lost": f"{lost} lost",
+        "sink": None if data.get("Sink") is None else value(data, "Sink", str),
+        "oldest": data.get("OldestTime") or "unknown",
+        "newest": data.get("NewestTime") or "unknown",
+    }
+
+
+def short(found: Any) -> str:
+    """Return a value as text for an error."""
+    return repr(found)[:100]
+
+
+def seconds(instant: str) -> float:
+    """Return an instant as seconds since 1970; UTC if it has no offset."""
+    at = datetime.fromisoformat(instant)
+    return (at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def iso(at: float) -> str:
+    """Return seconds since 1970 as text."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+# The report
 
 SENTENCES = {
-    "unreadable": "cannot be read: {what}",
+    "unreadable": "{id}: cannot be read: {what}",
     "numbers": "{reporter} {epoch}: numbers {first} to {last}",
     "run": "{reporter} {epoch}: the whole run, numbers 1 to {last}",
-    "silent": "{reporter} {epoch}: no heartbeat since {since}, and no Stopping heartbeat",
-    "event": "CloudEvent {id}, listed by document {document} of {reporter} {epoch}",
+    "silent": "{reporter} {epoch}: no heartbeat since {since}, and no Stopping heartbeat ({source})",
+    "event": "CloudEvent {id}, listed by event {document} of {reporter} {epoch}",
     "reporter": "{reporter}: no event has arrived",
-    "loss": "{reporter} {epoch}: {lost} from {oldest} to {newest} ({reason}; sink {sink})",
+    "loss": "loss {id}: {reporter} {epoch}: {lost} from {oldest} to {newest} ({reason}; sink {sink})",
 }
+
+
+def set_aside(found: list[Json], accepted: list[str], sink: str | None) -> tuple[list[Json], list[str]]:
+    """Separate what is missing from notes on what was accepted, and on losses of sinks that are not the archive's."""
+    missing, notes = [], []
+    for one in found:
+        is_others = one["kind"] == "loss" and None not in (sink, one["sink"]) and one["sink"] != sink
+        if is_others or one.get("id") in accepted:
+            notes.append(f"{'of another sink' if is_others else 'accepted'}: {sentence(one)}")
+        else:
+            missing.append(one)
+    return missing, notes
+
+
+def sentence(item: Json) -> str:
+    """Return what is missing as text."""
+    return SENTENCES[item["kind"]].format(**{**item, "sink": item.get("sink") or "any"})
+
+
+def report(audit: Audit, missing: list[Json], notes: list[str], *, as_json: bool) -> int:
+    """Print the result; return the exit code."""
+    runs, remarks = audit.news(), [*audit.remarks(), *notes]
+    is_complete = audit.events > 0 and not missing
+    names = ("reporter", "epoch", "first", "last", "count", "missing")
+    rows = [
+        (one.reporter, one.epoch, one.ranges[0][0], one.last, one.count(), audit.gaps_as_text(one))
+        for one in runs
+    ]
+    if as_json:
+        summary = {"complete": is_complete, "events": audit.events, "duplicates": audit.duplicates}
+        table = [dict(zip(names, row, strict=True)) for row in rows]
+        print(json.dumps({**summary, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
+        return 0 if is_complete else 3
+    cells = [[escape(str(cell)) for cell in row] for row in [tuple(map(str.upper, names)), *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        show("  ".join(map(str.ljust, row, widths)).rstrip())
+    for line in [*remarks, f"{audit.duplicates} duplicates"]:
+        show(f"note: {line}")
+    for one in missing:
+        show(f"missing: {sentence(one)}")
+    total = f"{audit.events} events from {audit.processes()} reporters"
+    found = (
+        f"INCOMPLETE, {len(missing) or 'nothing'} missing of"
+        if audit.events
+        else "INCOMPLETE, nothing was read:"
+    )
+    print(f"audit: complete, {total}" if is_complete else f"audit: {found} {total}")
+    return 0 if is_complete else 3
 
 
 def escape(text: str) -> str:
@@ -248,73 +551,37 @@ def show(line: str) -> None:
     print(escape(line))
 
 
-def report(audit: Audit, missing: list[Json], *, as_json: bool) -> int:
-    """Print the result; return the exit code."""
-    runs, remarks = audit.in_order(), audit.remarks()
-    events = sum(run.count() for run in runs) + len(audit.arrived)
-    reporters = len({run.reporter for run in runs})
-    is_complete = bool(runs) and not missing
-    names = ("reporter", "epoch", "first", "last", "count", "missing")
-    rows = [(one.reporter, one.epoch, one.ranges[0][0], one.last, one.count(), gaps(one)) for one in runs]
-    if as_json:
-        summary = {"complete": is_complete, "events": events, "duplicates": audit.duplicates}
-        table = [dict(zip(names, row, strict=True)) for row in rows]
-        print(json.dumps({**summary, "reporters": table, "missing": missing, "remarks": remarks}, indent=2))
-        return 0 if is_complete else 3
-    cells = [[escape(str(cell)) for cell in row] for row in [tuple(map(str.upper, names)), *rows]]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        show("  ".join(map(str.ljust, row, widths)).rstrip())
-    for line in [*remarks, f"{audit.duplicates} duplicates"]:
-        show(f"note: {line}")
-    for one in missing:
-        show(f"missing: {SENTENCES[one['kind']].format(**one)}")
-    total = f"{events} events from {reporters} reporters"
-    found = f"INCOMPLETE, {len(missing) or 'nothing'} missing of" if runs else "INCOMPLETE, nothing was read:"
-    print(f"audit: complete, {total}" if is_complete else f"audit: {found} {total}")
-    return 0 if is_complete else 3
+# Where the events are
 
 
-def loss_of(data: Json) -> Json:
-    """Return what a loss event reports."""
-    count = data["Count"]
-    return {
-        "reason": str(data["Reason"]),
-        "count": count,
-        "lost": "an unknown number of events lost" if count is None else f"{count} events lost",
-        "sink": data["Sink"] or "any",
-        "oldest": data["OldestTime"] or "unknown",
-        "newest": data["NewestTime"] or "unknown",
-    }
+def read_file(audit: Audit, path: Path) -> None:
+    """Add the events of a file, one per line, from where the last audit ended."""
+    name = str(path.resolve())
+    position, tail = audit.position(name)
+    with path.open("rb") as file:
+        file.seek(position - len(tail))
+        if file.read(len(tail)) != tail:
+            raise ValueError(f"{path} is not the file that the state has read: a new file needs a new name")
+        for line in file:
+            if not line.endswith(b"\n") and not is_whole(line):
+                audit.notes.append(f"the last line of {path} is not complete: it was left out")
+                break
+            if line.strip():
+                audit.add(line, f"byte {position} of {path}")
+            position, tail = position + len(line), line[-TAIL_BYTES:]
+    audit.set_position(name, position, tail)
 
 
-def gaps(run: Run) -> str:
-    """Return a run's missing numbers as text."""
-    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in run.missing())
+def is_whole(line: bytes) -> bool:
+    """Return whether a last line without an end is an event all the same."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
-def peek(receiver: Any) -> Iterator[bytes]:
-    """Peek at all messages of a subscription."""
-    number = 1
-    while messages := receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=30):
-        yield from (b"".join(message.body) for message in messages)
-        number = messages[-1].sequence_number + 1
-
-
-def consume(receiver: Any, archive: Path) -> None:
-    """Append all messages of a subscription to a file, sync it to disk, then complete them."""
-    with archive.open("ab") as file:
-        while messages := receiver.receive_messages(PEEK_MESSAGES, max_wait_time=2):
-            for message in messages:
-                file.write(b" ".join(b"".join(message.body).splitlines()) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            for message in messages:
-                receiver.complete_message(message)
-
-
-def read_bus(options: argparse.Namespace) -> Iterator[bytes]:
-    """Yield the events of a subscription."""
+def read_bus(audit: Audit, options: argparse.Namespace) -> None:
+    """Add the events of a subscription."""
     from azure.servicebus import ServiceBusClient  # noqa: PLC0415 - not needed with --file
 
     if options.namespace:
@@ -323,35 +590,80 @@ def read_bus(options: argparse.Namespace) -> Iterator[bytes]:
         bus = ServiceBusClient(options.namespace, DefaultAzureCredential())
     else:
         bus = ServiceBusClient.from_connection_string(os.environ["SERVICEBUS_CONNECTION_STRING"])
-    with bus, bus.get_subscription_receiver(options.topic, options.subscription) as receiver:
-        if not options.consume:
-            yield from peek(receiver)
+    with bus:
+        if options.consume:
+            consume(
+                lambda: bus.get_subscription_receiver(options.topic, options.subscription), options.consume
+            )
+            read_file(audit, options.consume)
             return
-        consume(receiver, options.consume)
-    yield from read_file(options.consume)
+        with bus.get_subscription_receiver(options.topic, options.subscription) as receiver:
+            peek(audit, receiver, f"{options.topic}/{options.subscription}")
 
 
-def read_file(path: Path) -> Iterator[bytes]:
-    """Yield the events of a file, one per line."""
-    with path.open("rb") as file:
-        yield from (line for line in file if line.strip())
+def peek(audit: Audit, receiver: Any, name: str) -> None:
+    """Add all messages of a subscription that no audit with this state has seen, and leave them there."""
+    number, _ = audit.position(name)
+    while messages := receiver.peek_messages(MESSAGES, sequence_number=number + 1, timeout=30):
+        for message in messages:
+            audit.add(b"".join(message.body), f"message {message.sequence_number}")
+        number = messages[-1].sequence_number
+    audit.set_position(name, number)
 
 
-def seconds(instant: str) -> float:
-    """Return an instant as seconds since 1970; UTC if it has no offset."""
-    at = datetime.fromisoformat(instant)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+def consume(open_receiver: Callable[[], Any], archive: Path) -> None:
+    """Append all messages of a subscription to a file, sync it to disk, then complete them.
+
+    Each completion waits for the bus, so there are several receivers.
+    """
+    end_last_line(archive)
+    lock = Lock()
+
+    def move(_: int) -> None:
+        with open_receiver() as receiver:
+            while messages := receiver.receive_messages(MESSAGES, max_wait_time=2):
+                lines = [b" ".join(b"".join(message.body).splitlines()) + b"\n" for message in messages]
+                with lock:
+                    file.writelines(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
+                for message in messages:
+                    complete(receiver, message)
+
+    with archive.open("ab") as file, ThreadPoolExecutor(RECEIVERS) as pool:
+        list(pool.map(move, range(RECEIVERS)))
 
 
-def iso(at: float) -> str:
-    """Return seconds since 1970 as text."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+def complete(receiver: Any, message: Any) -> None:
+    """Complete a message; if its lock is lost, it comes again, as a duplicate."""
+    from azure.servicebus.exceptions import MessageLockLostError  # noqa: PLC0415
+
+    with suppress(MessageLockLostError):
+        receiver.complete_message(message)
+
+
+def end_last_line(archive: Path) -> None:
+    """Cut off a line that a killed audit began: its message was not completed, and comes again."""
+    with archive.open("a+b") as file:
+        if not file.tell():
+            return
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            end = content.rfind(b"\n") + 1
+            rest = content[end:]
+        if rest and is_whole(rest):
+            file.write(b"\n")
+        else:
+            file.truncate(end)
 
 
 def read_options() -> argparse.Namespace:
     """Read the options; exit with 2 if they are invalid."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLE, formatter_class=raw)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        fromfile_prefix_chars="@",
+    )
     add = parser.add_argument
     add(
         "--namespace",
@@ -367,13 +679,17 @@ def read_options() -> argparse.Namespace:
     )
     add("--file", type=Path, help="read a file instead of the bus")
     add(
-        "--since", type=seconds, default=0.0, metavar="TIME", help="ignore reporters' events before this time"
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="keep in FILE what was read: the next audit reads only what is new",
     )
+    add("--since", type=seconds, metavar="TIME", help="ignore reporters' events before this time")
     add(
         "--now",
         type=seconds,
         metavar="TIME",
-        help="check heartbeats at this time (default: now; with --file its latest time)",
+        help="check heartbeats at this time (default: now; with --file the latest time of each VM)",
     )
     add(
         "--expect",
@@ -387,8 +703,16 @@ def read_options() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="reporters that may have stopped without a heartbeat: 'spot-*'",
+        help="reporters or sources that may have stopped without a heartbeat: 'spot-*'",
     )
+    add(
+        "--accept",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="something missing that was looked at: the id of a loss or an event, EPOCH:FIRST-LAST, or EPOCH",
+    )
+    add("--sink", metavar="NAME", help="the sink that fills this archive: losses of others are notes")
     add("--json", action="store_true")
     options = parser.parse_args()
     if not options.file and not (options.topic and options.subscription):
@@ -402,17 +726,22 @@ def main() -> int:
     """Read the events, audit them and print the result."""
     options = read_options()
     logging.getLogger("azure").setLevel(logging.CRITICAL)  # errors are printed below
-    audit = Audit(since=options.since)
     try:
-        for number, body in enumerate(
-            read_file(options.file) if options.file else read_bus(options), start=1
-        ):
-            audit.add(body, f"event {number}")
+        audit = Audit(options.state, options.since)
+        if options.file:
+            read_file(audit, options.file)
+        else:
+            read_bus(audit, options)
+        now = options.now or (None if options.file else time.time())
+        found = audit.missing(now, options.gone, options.expect)
+        audit.save()
+    except OtherSinceError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 2
     except Exception as error:  # noqa: BLE001 - the SDK raises errors of many families
         print(f"audit: cannot read: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    now = options.now or (audit.latest if options.file else time.time())
-    return report(audit, audit.missing(now, options.gone, options.expect), as_json=options.json)
+    return report(audit, *set_aside(found, options.accept, options.sink), as_json=options.json)
 
 
 if __name__ == "__main__":

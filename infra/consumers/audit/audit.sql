@@ -1,0 +1,59 @@
+-- What is missing, by the rules of audit.py: no row if the events are complete. First read them with a load-*.sql.
+WITH settings AS (
+  SELECT CAST(NULL AS DOUBLE) AS checked_at, -- check heartbeats at this time in seconds since 1970; NULL: each VM's latest
+    4200 AS silent_seconds -- heartbeats are hourly
+), own AS (
+  SELECT *, type = 'io.imdsbridge.bridge.heartbeat.v1' AS is_heartbeat
+  FROM events WHERE reporter IS NOT NULL AND type NOT LIKE 'io.imdsbridge.scheduledevent.%'
+), starts AS (
+  SELECT * FROM own WHERE is_heartbeat AND reason = 'Started' AND previous IS NOT NULL
+), known AS ( -- of each run the last number that arrived, or that a heartbeat of it or of the next run names
+  SELECT epoch, max(number) AS last_number, max(reporter) AS reporter
+  FROM (
+    SELECT epoch, number, reporter FROM own
+    UNION ALL SELECT epoch, claimed, reporter FROM own WHERE is_heartbeat
+    UNION ALL SELECT previous, previous_last, reporter FROM starts
+  ) AS named
+  GROUP BY epoch
+), bounds AS ( -- a gap lies between two of them
+  SELECT epoch, number FROM own
+  UNION SELECT epoch, 0 FROM known
+  UNION SELECT epoch, last_number + 1 FROM known
+), gaps AS (
+  SELECT epoch, number + 1 AS low, lead(number) OVER (PARTITION BY epoch ORDER BY number) - 1 AS high FROM bounds
+), runs AS (
+  SELECT epoch, min(reporter) AS reporter, split_part(min(reporter), '/', -1) AS role, lower(min(source)) AS vm,
+    max(number) AS last_number, max(seconds) AS last_at,
+    max(CASE WHEN is_heartbeat AND reason = 'Stopping' THEN number ELSE 0 END) AS stopped,
+    coalesce(max(CASE WHEN is_heartbeat THEN seconds END), min(seconds)) AS alive_at
+  FROM own GROUP BY epoch
+), last_runs AS ( -- of each process the latest run that no other follows
+  SELECT *, row_number() OVER (PARTITION BY vm, role ORDER BY last_at DESC, epoch DESC) AS place
+  FROM runs WHERE NOT EXISTS (SELECT 1 FROM starts WHERE starts.previous = runs.epoch)
+), processes AS (
+  SELECT last_runs.*, silent_seconds, coalesce(checked_at, max(last_at) OVER (PARTITION BY vm)) AS now
+  FROM last_runs CROSS JOIN settings WHERE place = 1
+)
+SELECT CASE WHEN runs.epoch IS NULL THEN 'run' ELSE 'numbers' END AS kind,
+  CASE WHEN runs.epoch IS NULL THEN gaps.epoch ELSE concat(gaps.epoch, ':', low, '-', high) END AS id,
+  known.reporter, gaps.epoch
+FROM gaps JOIN known ON known.epoch = gaps.epoch LEFT JOIN runs ON runs.epoch = gaps.epoch
+WHERE high >= low
+UNION ALL
+SELECT 'silent', vm, reporter, epoch FROM processes
+WHERE role <> 'relay' AND stopped <> last_number AND now - alive_at > silent_seconds
+UNION ALL
+SELECT 'event', listed.id, min(listed.reporter), min(listed.epoch)
+FROM listed LEFT JOIN events ON events.id = listed.id AND events.type LIKE 'io.imdsbridge.scheduledevent.%'
+WHERE events.id IS NULL GROUP BY listed.id
+UNION ALL
+SELECT DISTINCT 'loss', id, reporter, epoch FROM own
+WHERE type = 'io.imdsbridge.bridge.loss.v1' AND coalesce(lost, 1) <> 0
+UNION ALL
+SELECT 'unreadable', id, reporter, epoch FROM events
+WHERE type IS NULL OR id IS NULL OR (
+  reporter IS NOT NULL AND type NOT LIKE 'io.imdsbridge.scheduledevent.%' AND (
+    source IS NULL OR epoch IS NULL OR number IS NULL OR number < 1 OR seconds IS NULL OR NOT has_data OR (
+      type = 'io.imdsbridge.bridge.heartbeat.v1' AND (
+        reason IS NULL OR claimed IS NULL OR claimed < 0
+        OR (reason = 'Started' AND previous IS NOT NULL AND coalesce(previous_last, -1) < 0)))));
