@@ -5,11 +5,13 @@ Simulators are imported when a test asks for one, so that unit tests start witho
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import platform
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -32,10 +34,19 @@ if TYPE_CHECKING:
     from tests.support.tls import Authority
 
 TESTS = Path(__file__).parent
+# What only Windows has is left out elsewhere: a test that never runs there is no skipped one.
+collect_ignore_glob = [] if sys.platform == "win32" else ["process/test_*windows*.py"]
 WITH_SDK = ("contract", "infra", "integration")  # suites in whose process the SDK of Service Bus runs
 # What it sleeps, and what tests let it sleep: between two looks of its keep-alive thread, the rest of which every
 # close waits for, and between two looks at a link that is being opened.
 SDK_PAUSES_SECONDS = {1: 0.02, 0.05: 0.001}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On Windows, skip what is marked to need POSIX."""
+    for item in items if sys.platform == "win32" else ():
+        if mark := item.get_closest_marker("posix"):
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +64,14 @@ def rules_of_the_suite(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     if suite == "unit":
         monkeypatch.setattr(socket.socket, "__init__", _refuse)
         monkeypatch.setattr(subprocess.Popen, "__init__", _refuse)
+
+
+@pytest.fixture
+def without_collection() -> Iterator[None]:
+    """Collect no garbage of earlier tests in the depth of a recursion: its finalizers would fail there."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 platform.processor()  # starts `uname` once; Azure's SDK asks for it in unit tests, too

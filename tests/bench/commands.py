@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from azure.servicebus import ServiceBusClient, ServiceBusReceiver
 
-from bridge.approvals.programs import Stays
+from bridge.approvals.auto import Stays
 from bridge.azure.bus_receiver import RECEIVE_MESSAGES
 from bridge.config.models import ImdsSettings
 from bridge.events.model import StoredEvent

@@ -163,14 +163,20 @@ def _fill(store: Store) -> None:
 
 
 def _grow(path: Path, size: int) -> None:
+    copy_events(path, size)
+    _copy(path, _COPY_SCHEDULED, "scheduled", size // 10)
+
+
+def copy_events(path: Path, size: int) -> None:
+    """Fill the store up to a number of events."""
+    _copy(path, _COPY_EVENTS, "event", size)
+
+
+def _copy(path: Path, statement: str, table: str, wanted: int) -> None:
     with closing(sqlite3.connect(path)) as database:
-        for statement, table, wanted in (
-            (_COPY_EVENTS, "event", size),
-            (_COPY_SCHEDULED, "scheduled", size // 10),
-        ):
-            while (missing := wanted - database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) > 0:  # noqa: S608 - constants
-                if not database.execute(statement, (missing,)).rowcount:
-                    break
+        while (missing := wanted - database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) > 0:  # noqa: S608 - constants
+            if not database.execute(statement, (missing,)).rowcount:
+                break
         database.commit()
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -150,7 +150,6 @@ def memory(folder: Path, progress: Progress) -> list[Row]:
             "MiB",
             f"real command with the lower limit of poll_seconds lifted, {POLL_SECONDS:g} s apart, with one webhook "
             f"sink; peak {peak:.1f} MiB",
-            limit=40,
         ),
         bare_mib("pydantic, requests, sqlite3 imported", IMPORTS),
         bare_mib("the same, and one model of one field made", IMPORTS + MODEL),

@@ -12,13 +12,14 @@ from bridge.config.base import Secret
 from bridge.config.models import Config, ImdsSettings
 from bridge.events.filters import Filter
 from bridge.formats.cloudevents import CloudEventsSettings
+from bridge.imds.client import ImdsClient
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import start_thread
 from bridge.runtime.time import Clock
-from bridge.service.composition import MeasuredImds, Parts
 from bridge.service.dispatcher import Dispatcher
 from bridge.service.forwarder import Forwarder
+from bridge.service.parts import Parts
 from bridge.sinks.base import Sink
 from bridge.sinks.webhook import WebhookSink
 from tests.bench import sample
@@ -28,7 +29,7 @@ NAME = "bench"
 COMMIT_EVENTS = 1_000
 
 
-class DatingImds(MeasuredImds):
+class DatingImds(ImdsClient):
     """The real client; remembers when (time.monotonic()) each answer was complete."""
 
     def __init__(self, settings: ImdsSettings, *, clock: Clock) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
 from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm
@@ -56,7 +55,6 @@ def change(number: int = 0) -> Change:
     return Change(kind="scheduled", event=ScheduledEvent(raw=raw_event(number)))
 
 
-def event(number: int = 0) -> tuple[CloudEvent, bytes]:
-    """Return a CloudEvent and its encoding."""
-    made = REPORTER.scheduled_event(change(number), seen_before=0, incarnation=INCARNATION, at=AT)
-    return made, structured(made)
+def event(number: int = 0) -> CloudEvent:
+    """Return an event that this VM publishes."""
+    return REPORTER.scheduled_event(change(number), seen_before=0, incarnation=INCARNATION, at=AT)

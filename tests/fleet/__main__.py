@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bridge.sinks.servicebus import REST_SECONDS
 from tests.fleet.plan import Notice, Plan, plan
 from tests.fleet.report import Evidence, Window, problems, summary
 from tests.fleet.world import FleetError, World
@@ -98,9 +99,13 @@ class Run:
             world.start_all(self._progress)
             world.settle("the first events")
         with self._part("calm"):
+            time.sleep(2 * REST_SECONDS)  # until the senders have closed
+            world.bus("load")
             calm = self._measured(lambda: time.sleep(CALM_SECONDS))
+            at_rest = world.bus("load")
         with self._part("storm"):
             storm = self._measured(self._storm)
+            in_storm = world.bus("load")
         with self._part("approvals"):
             world.settle("the approvals", lambda: len(world.approved()) >= len(self._commands))
         with self._part("ends"):
@@ -126,6 +131,7 @@ class Run:
             bus={**world.bus("figures"), "connections": connections},
             calm=calm,
             storm=storm,
+            loads={"at rest": at_rest, "storm": in_storm},
             exits=world.exits,
             seconds=self._seconds,
             page_seconds=world.page_seconds(),

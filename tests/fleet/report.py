@@ -7,19 +7,25 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from infra.consumers.audit.audit import SENTENCES, Audit
+from infra.consumers.audit.audit import Audit, sentence
 from tests.fleet.plan import STORM_SECONDS, Plan
-from tests.fleet.usage import Usage
+from tests.fleet.simulators import Load
+from tests.support.usage import Usage
 
 Envelope = Mapping[str, Any]
 
 EVENT, RECEIPT = "io.imdsbridge.scheduledevent.", "io.imdsbridge.approval."
 NOTICES = (f"{EVENT}scheduled.v1", f"{EVENT}started.v1")
 END = f"{EVENT}completed.v1"
+
+MAX_CONNECTIONS = 5  # of all VMs at rest, on average
+# Whose connections count: "listeners" as well in a run that waits for ten minutes, after which they rest.
+RESTING = ("senders",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,7 @@ class Evidence:
         approved: VM and EventId of each approval that IMDS has accepted.
         bus: the broker's figures.
         calm, storm: what the processes used.
+        loads: what the VMs did to the bus, "at rest" and in the "storm".
         exits: processes that ended unasked, or badly.
         seconds: how long each part took.
         page_seconds: how long each fetch of the page took.
@@ -77,6 +84,7 @@ class Evidence:
     bus: Mapping[str, int]
     calm: Window
     storm: Window
+    loads: Mapping[str, Load]
     exits: Sequence[str]
     seconds: Mapping[str, float]
     page_seconds: Sequence[float]
@@ -91,6 +99,7 @@ def problems(evidence: Evidence) -> list[str]:
         *_incomplete(evidence),
         *_wrong_approvals(evidence),
         *_wrong_console(evidence),
+        *_not_resting(evidence),
         *evidence.exits,
         *([f"the simulated bus failed {evidence.bus['failures']} times"] if evidence.bus["failures"] else []),
     ]
@@ -125,22 +134,26 @@ def _doubled(evidence: Evidence) -> Iterator[str]:
 
 def _incomplete(evidence: Evidence) -> Iterator[str]:
     """Audit the topic as an operator would: gapless numbers, and every event that a document lists."""
-    audit = Audit()
-    for number, envelope in enumerate(evidence.stored):
-        audit.add(json.dumps(envelope).encode(), f"message {number}")
-    expected = [f"{vm.name}/forward" for vm in evidence.plan.vms]
-    expected += [f"{vm.name}/listen" for vm in evidence.plan.vms if vm.listens]
-    for one in audit.missing(audit.latest, [], expected):
-        yield f"audit: {SENTENCES[one['kind']].format(**one)}"
-    # Each process began once with an empty state and keeps it: its runs are one chain, and kills are no fault.
-    beginnings = Counter(run.reporter for run in audit.runs.values() if run.started and run.previous is None)
-    yield from (f"audit: {name}: {count} chains" for name, count in beginnings.items() if count > 1)
-    normal = ("without a run before it", "was killed after number")
-    yield from (
-        f"audit: {one}"
-        for one in audit.remarks()
-        if one not in audit.unreachable and not any(text in one for text in normal)
-    )
+    with closing(Audit()) as audit:
+        for number, envelope in enumerate(evidence.stored):
+            audit.add(json.dumps(envelope).encode(), f"message {number}")
+        expected = [f"{vm.name}/forward" for vm in evidence.plan.vms]
+        expected += [f"{vm.name}/listen" for vm in evidence.plan.vms if vm.listens]
+        for one in audit.missing(
+            max((run.last_at for run in audit.runs.values()), default=0.0), [], expected
+        ):
+            yield f"audit: {sentence(one)}"
+        # Each process began once with an empty state and keeps it: its runs are one chain, and kills are no fault.
+        beginnings = Counter(
+            run.reporter for run in audit.runs.values() if run.started and run.previous is None
+        )
+        yield from (f"audit: {name}: {count} chains" for name, count in beginnings.items() if count > 1)
+        normal = ("without a run before it", "was killed after number")
+        yield from (
+            f"audit: {one}"
+            for one in audit.remarks()
+            if one not in audit.notes and not any(text in one for text in normal)
+        )
 
 
 def _wrong_approvals(evidence: Evidence) -> Iterator[str]:
@@ -171,6 +184,14 @@ def _wrong_console(evidence: Evidence) -> Iterator[str]:
             yield f"the console shows {notice.event_id} as {status}, expected Completed"
 
 
+def _not_resting(evidence: Evidence) -> Iterator[str]:
+    mean = sum(evidence.loads["at rest"].connections[kind][0] for kind in RESTING)
+    if mean >= MAX_CONNECTIONS:
+        yield (
+            f"{' and '.join(RESTING)} hold {mean:.1f} connections at rest, expected fewer than {MAX_CONNECTIONS}"
+        )
+
+
 def _subjects(envelopes: Sequence[Envelope], *types: str) -> set[str]:
     return {str(one["subject"]).upper() for one in envelopes if one["type"] in types}
 
@@ -199,10 +220,23 @@ def summary(evidence: Evidence) -> Iterator[str]:
     yield f"the topic stored {bus['stored']} events; the relay delivered {len(evidence.relayed)}"
     yield f"commands: {len(evidence.commands)}, approvals accepted by IMDS: {len(evidence.approved)}"
     yield from _latencies(evidence)
+    yield from _loads(evidence)
     yield f"page Now, fetched {len(evidence.page_seconds)} times: {_spread(evidence.page_seconds)}"
     for name, window in (("calm", evidence.calm), ("storm", evidence.storm)):
         yield from _costs(name, window)
     yield "took: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in evidence.seconds.items())
+
+
+def _loads(evidence: Evidence) -> Iterator[str]:
+    for when, load in evidence.loads.items():
+        connections = ", ".join(
+            f"{kind} {mean:.2f} connections (at most {most})"
+            for kind, (mean, most) in load.connections.items()
+        )
+        yield (
+            f"bus, {when}: {connections}, {load.cold_sends} cold sends; {load.stored} messages kept, {load.copies} "
+            f"copies dropped, {load.credits} credits (at most {load.peak_credits} within a second)"
+        )
 
 
 def _latencies(evidence: Evidence) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,10 +19,10 @@ from tests.bench.simulators import Remote
 from tests.fleet.page import ANSWER_SECONDS, OpenPage
 from tests.fleet.plan import FleetVm, Notice, Plan
 from tests.fleet.simulators import QUEUE, TOPIC, Bus, Chat, GroupImds
-from tests.fleet.usage import Usage, usage
 from tests.support.bus import command
 from tests.support.console import ConsoleProcess
 from tests.support.process import Forward
+from tests.support.usage import Usage, usage
 
 STARTS_AT_A_TIME = 6
 STOP_SECONDS = 60.0
@@ -95,7 +94,7 @@ class World:
         return f"{vm.name}/{role}"
 
     def _forward(self, vm: FleetVm) -> Mapping[str, Any]:
-        return {"imds": {"endpoint": self._urls[vm.name]}, "sinks": self._sinks()}
+        return {"imds": {"endpoint": self._urls[vm.name]}, "documents": "named", "sinks": self._sinks()}
 
     def _listen(self, vm: FleetVm) -> Mapping[str, Any]:
         approvals = {
@@ -131,17 +130,8 @@ class World:
             self._pause(0.1, what=f"the start of {sorted(starting)}")
 
     def _is_ready(self, name: str) -> bool:
-        status = self._status(name)
+        status = self.members[name].current_status()
         return bool(status and (status.get("last_good_at") or name.endswith("/listen")))
-
-    def _status(self, name: str) -> Mapping[str, Any]:
-        """Return what the process that runs now has written last, or nothing."""
-        process = self.members[name]
-        with suppress(json.JSONDecodeError):
-            status = process.status()
-            if process.process and status.get("pid") == process.process.pid:
-                return status
-        return {}
 
     def schedule(self, notice: Notice) -> float:
         """Let an event appear; return when, in seconds since 1970."""
@@ -189,11 +179,7 @@ class World:
             self._pause(LOOKS_APART_SECONDS, what=what)
 
     def _unsettled(self) -> Sequence[str]:
-        return [name for name in self.members if not self._is_settled(name)]
-
-    def _is_settled(self, name: str) -> bool:
-        status = self._status(name)
-        return bool(status) and not any(sink["backlog"] for sink in status["sinks"].values())
+        return [name for name, one in self.members.items() if _waits(one.current_status())]
 
     def _pause(self, seconds: float, *, what: str) -> None:
         self._note_exits()
@@ -279,3 +265,8 @@ class World:
 
     def _ask(self, path: str) -> dict[str, Any]:
         return dict(requests.get(f"{self.console.url}/api/v1/{path}", timeout=ANSWER_SECONDS).json())
+
+
+def _waits(status: Mapping[str, Any]) -> bool:
+    """Return whether a process has something to send but copies of what others have sent."""
+    return not status or any(sink["backlog"] and not sink["is_held"] for sink in status["sinks"].values())

@@ -163,6 +163,60 @@ def imds_fails(rig: Incident, **fault: Any) -> None:
     rig.imds.fault(**fault, count=None)
 
 
+@incident("IMDS answers 429 to nine of ten requests")
+def throttled(rig: Incident) -> None:
+    rig.start()
+
+    def throttle() -> None:
+        while rig.process.process and rig.process.process.poll() is None:
+            rig.imds.fault(429, count=9)
+            time.sleep(10)
+
+    threading.Thread(target=throttle, daemon=True).start()
+
+
+@incident("instance data fails on a new VM, for `listen`", "listen")
+@incident("instance data fails on a new VM")
+def no_instance_data(rig: Incident) -> None:
+    rig.imds.fault(500, path="/metadata/instance", count=None)
+    if rig.role == "listen":
+        rig.listen()
+    else:
+        rig.start()
+
+
+@incident("all sinks are missing from the file")
+def no_sinks(rig: Incident) -> None:
+    rig.start(rig.make(sinks={}))
+
+
+@incident("a Reboot with a minute of notice starts, and the VM is away for 5 min", back=300)
+def rebooted(rig: Incident, back: float) -> None:
+    rig.start()
+    rig.announce("Reboot", 60)
+
+    def reboot() -> None:
+        time.sleep(90)
+        rig.process.kill()
+        time.sleep(back)
+        rig.process.start()
+
+    threading.Thread(target=reboot, daemon=True).start()
+
+
+@incident("an operator restarts the process three times within 10 min")
+def restarted_orderly(rig: Incident) -> None:
+    rig.start()
+
+    def restart() -> None:
+        for _ in range(3):
+            time.sleep(120)
+            rig.process.stop()
+            rig.process.start()
+
+    threading.Thread(target=restart, daemon=True).start()
+
+
 @incident("the process is killed, and nothing starts it again")
 def killed(rig: Incident) -> None:
     rig.start()
@@ -207,6 +261,16 @@ def receiver_fails(
     if fault:
         rig.inbox.fault(fault, count=None)
     rig.announce(event_type, seconds)
+
+
+@incident(
+    "a program of an `exec` sink needs 4 min of its limit of 10, and a Reboot with 4 min of notice comes"
+)
+def long_program(rig: Incident) -> None:
+    run = ["/bin/sleep", "240"]
+    events = {"types": ["*.scheduledevent.*"], "run": run, "timeout_seconds": 600}
+    rig.start(rig.make(sinks={"drain": {"kind": "exec", **events}}))
+    rig.announce("Reboot", 240, hold=True)
 
 
 @incident("a sink leaves the configuration while events wait for it")

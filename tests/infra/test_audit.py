@@ -4,69 +4,32 @@ from __future__ import annotations
 
 import json
 import random
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from infra.consumers.audit.audit import Audit
+from tests.support.audit import Json, recording
 from tests.support.bus import Sender, message
-from tests.support.clock import MovedClock
 from tests.support.consumers import ALL, TOPIC, bus_config, run_script
-from tests.support.forward import Station
-from tests.support.imds import ScriptedImds
-from tests.support.outbox import failing_disk
-from tests.support.paths import ROOT
 from tests.support.servicebus import ServiceBusLab
 
-SPEC = spec_from_file_location("audit_script", ROOT / "infra/consumers/audit/audit.py")
-assert SPEC
-assert SPEC.loader
-script = sys.modules["audit_script"] = module_from_spec(SPEC)
-SPEC.loader.exec_module(script)
 BUS = ["--topic", TOPIC, "--subscription", ALL]
-
-Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
-    """Return the events of four runs of a forwarder: stopped, killed, killed after a failure of the disk, stopped."""
-    clock = MovedClock()
-    imds = ScriptedImds(clock)
-    station = Station(tmp_path_factory.mktemp("recorded") / "state", imds, clock)
-    with failing_disk() as disk:
-        for number in range(4):
-            imds.schedule(f"event-{number}")
-            station.identity.emit_started()
-            for change in (imds.start, imds.end):
-                station.poll_for(3)
-                change(f"event-{number}")
-            if number == 2:
-                disk.fail()
-            station.poll_for(3)
-            clock.advance(3600)
-            station.identity.emit_heartbeat()
-            station.poll()
-            if number == 2:
-                disk.recover()
-                station.outbox.recover()
-            if number in (0, 3):
-                station.identity.emit_stopping()
-            station.restart(after=1)
-    lines = station.all_events()
-    station.close()
-    return lines
+    return recording(tmp_path_factory.mktemp("recorded") / "state")
 
 
 def found_in(lines: list[Json]) -> list[Json]:
     """Return what the audit of some events finds missing."""
-    audit = script.Audit(since=0.0)
-    for number, line in enumerate(lines):
-        audit.add(json.dumps(line).encode(), f"event {number}")
-    found: list[Json] = audit.missing(audit.latest, [], [])
-    return found
+    with closing(Audit()) as audit:
+        for number, line in enumerate(lines):
+            audit.add(json.dumps(line).encode(), f"event {number}")
+        found: list[Json] = audit.missing(None, [], [])
+        return found
 
 
 def test_each_event_that_is_removed_is_found_alone(recorded: list[Json]) -> None:

@@ -14,7 +14,8 @@ import pytest
 from bridge.formats.samples import samples
 from bridge.lab.servicebus.filters import Sql
 from bridge.sinks.servicebus import to_message
-from tests.support.bicep import FILES, FOLDER, body, properties, resources, tree
+from tests.support.bicep import FILES, FOLDER, body, evaluate, properties, resources, tree
+from tests.support.paths import ROOT
 
 README = (FOLDER / "README.md").read_text()
 
@@ -36,6 +37,12 @@ ROLES = {
     ("modules/servicebus.bicep", "approverIds", SENDER, f"{BUS}/queues"),
     ("modules/subscription.bicep", "receiverIds", RECEIVER, f"{BUS}/topics/subscriptions"),
     ("modules/eventgrid.bicep", "publisherIds", GRID_SENDER, "Microsoft.EventGrid/topics"),
+    (
+        "modules/loganalytics.bicep",
+        "publisherIds",
+        METRICS_PUBLISHER,
+        "Microsoft.Insights/dataCollectionRules",
+    ),
     ("modules/logicapp.bicep", "workflow", SENDER, f"{BUS}/queues"),
     ("modules/console.bicep", "identity", SENDER, f"{BUS}/queues"),
     ("modules/function.bicep", "app", BLOB_OWNER, STORAGE),
@@ -91,7 +98,8 @@ def test_every_module_gets_the_parameters_that_it_has_and_has_the_outputs_that_a
         assert required(module) <= given.keys(), (file, name)
         read = set(re.findall(rf"\b{name}!?\.outputs\.(\w+)", (FOLDER / file).read_text()))
         assert read <= tree(module).get("outputs", {}).keys(), (file, name)
-    assert {module for _, _, module, _ in used} | {"main.bicep", "modules/scaleset.bicep"} == set(FILES)
+    alone = {"main.bicep", "modules/scaleset.bicep", "modules/loganalytics.bicep"}
+    assert {module for _, _, module, _ in used} | alone == set(FILES)
     example = json.loads((FOLDER / "example.parameters.json").read_text())["parameters"]
     assert required("main.bicep") <= example.keys() <= tree("main.bicep")["parameters"].keys()
 
@@ -204,6 +212,185 @@ def test_the_function_and_the_workflow_get_what_their_code_reads() -> None:
     connections = given["'$connections'"]["value"]
     assert {name.strip("'") for name in given} <= json.loads(definition)["parameters"].keys()
     assert connections.keys() == set(re.findall(r"\['(\w+)'\]\['connectionId'\]", definition))
+
+
+def used_in_main() -> dict[str, dict[str, Any]]:
+    return {name: params for file, name, _, params in modules() if file == "main.bicep"}
+
+
+def given(file: str, type_: str, **values: Any) -> list[dict[str, Any]]:
+    """Return the resources of a type in a file, with the values of expressions."""
+    variables = {name: part["value"] for name, part in tree(file).get("variables", {}).items()}
+    found: list[dict[str, Any]] = []
+    for where, name, config in resources(type_):
+        if where == file:
+            loop = tree(file)["resources"][name]["config"].get("loop_type")
+            node = {"loop_type": loop, "config": config} if loop else config
+            value = evaluate(node, {**variables, **values})
+            found += value if loop else [value]
+    return found
+
+
+def test_dead_letters_a_topic_that_fills_up_and_throttling_are_alerts() -> None:
+    action, bus = "/actionGroups/on-call", {"id": "/namespaces/contoso"}
+    parameters: dict[str, Any] = {
+        "namespaceName": "contoso",
+        "topicName": "scheduled-events",
+        "topicMegabytes": 5120,
+        "tags": {},
+    }
+    alerts = given(
+        *("modules/alerts.bicep", "Microsoft.Insights/metricAlerts"),
+        **parameters,
+        actionGroupIds=[action],
+        bus=bus,
+    )
+    found = {}
+    for one in alerts:
+        assert one["location"] == "global"
+        about = one["properties"]
+        assert (about["scopes"], about["actions"]) == ([bus["id"]], [{"actionGroupId": action}])
+        [rule] = about["criteria"]["allOf"]
+        [dimension] = rule["dimensions"]
+        assert (rule["operator"], dimension["name"], dimension["operator"]) == (
+            "GreaterThan",
+            "EntityName",
+            "Include",
+        )
+        assert rule["metricNamespace"] == BUS
+        found[one["name"]] = (
+            *(rule["metricName"], rule["timeAggregation"], rule["threshold"]),
+            *dimension["values"],
+        )
+    # The names and aggregations are those of Azure Monitor's list of metrics for this type.
+    assert found == {
+        "contoso-dead-letters": ("DeadletteredMessages", "Maximum", 0, "*"),
+        "contoso-topic-size": ("Size", "Maximum", 5120 * 1024 * 1024 // 2, "scheduled-events"),
+        "contoso-throttled": ("ThrottledRequests", "Total", 0, "*"),
+    }
+    module = tree("main.bicep")["modules"]["alerts"]
+    assert "condition" not in module["config"]  # whoever deploys the template has them
+    assert used_in_main()["alerts"]["actionGroupIds"] == "actionGroupIds"
+    [topic] = given("modules/servicebus.bicep", f"{BUS}/topics", topicName="x", bus={})
+    output = tree("modules/servicebus.bicep")["outputs"]["topicMegabytes"]["value"]
+    assert topic["properties"]["maxSizeInMegabytes"] == 5120
+    assert output == "topicMegabytes"
+
+
+def test_what_never_expires_unseen_has_an_alert_and_the_readme_says_when_it_fills_the_topic() -> None:
+    """The days are those of the volumes that docs/architecture.md calculates."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    sizes = dict(
+        re.findall(r"^\| (heartbeat|`document.changed`|`scheduledevent).*?\| ([\d,]+)", text, re.MULTILINE)
+    )
+    heartbeat, document, notice = (int(size.replace(",", "")) for size in sizes.values())
+    assert "E = 15,000. c = 3 changes" in text
+    changes = 1.5 * 3 / 30.4  # of each VM, each day
+    beats = 2 * 24 * heartbeat
+    own = beats + changes * notice
+    daily = {"all": own + changes * 100 * document, "named": own + changes * document}
+    table = README.partition("| VMs |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([\d,]+) \| ([\d,]+) days \| ([\d,]+) days \|$", table, re.MULTILINE)
+    numbers = [[int(one.replace(",", "")) for one in row] for row in rows]
+    size = 5120 * 1024 * 1024
+    expected = [[vms, *(int(size / (vms * each)) for each in daily.values())] for vms in (100, 1_000, 10_000)]
+    assert numbers == expected
+
+
+def test_private_endpoints_lead_to_both_and_public_access_is_what_the_parameters_say() -> None:
+    parameters = tree("main.bicep")["parameters"]
+    assert parameters["publicNetworkAccess"]["default"] == "Enabled"
+    used = used_in_main()
+    for module, type_ in (("servicebus", BUS), ("eventgrid", "Microsoft.EventGrid/topics")):
+        # It is written in each deployment: what is not written, Azure may open again.
+        [one] = [config for _, _, config in resources(type_)]
+        assert one["properties"]["publicNetworkAccess"] == "publicNetworkAccess"
+        assert (
+            used["bus" if module == "servicebus" else "grid"]["publicNetworkAccess"] == "publicNetworkAccess"
+        )
+        assert used["bus" if module == "servicebus" else "grid"]["allowedIpRanges"] == "allowedIpRanges"
+    values = {"publicNetworkAccess": "Enabled", "allowedIpRanges": ["203.0.113.0/24"]}
+    rule = {"ipMask": "203.0.113.0/24", "action": "Allow"}
+    [rules] = given("modules/servicebus.bicep", f"{BUS}/networkRuleSets", **values)
+    assert (rules["properties"]["defaultAction"], rules["properties"]["ipRules"]) == ("Deny", [rule])
+    [topic] = given("modules/eventgrid.bicep", "Microsoft.EventGrid/topics", **values)
+    assert topic["properties"]["inboundIpRules"] == [rule]
+    # Without ranges the namespace's rules, perhaps made by hand, are not touched.
+    condition = tree("modules/servicebus.bicep")["resources"]["network"]["config"]["condition"]
+    assert evaluate(condition, {"allowedIpRanges": []}) is False
+    for name, group, target in (("busEndpoint", "namespace", "bus"), ("gridEndpoint", "topic", "grid")):
+        wanted = used[name]
+        assert (wanted["groupId"], wanted["subnetId"]) == (group, "privateEndpointSubnetId")
+        assert re.search(
+            rf"targetId: {target}!?\.outputs\.id\n    groupId: '{group}'", (FOLDER / "main.bicep").read_text()
+        )
+        endpoint_of = {"name": "x", "subnetId": "/subnets/endpoints", "targetId": "/x", "groupId": group}
+        [endpoint] = given(
+            "modules/privateendpoint.bicep", "Microsoft.Network/privateEndpoints", **endpoint_of
+        )
+        [connection] = endpoint["properties"]["privateLinkServiceConnections"]
+        assert connection["properties"]["groupIds"] == [group]
+        assert endpoint["properties"]["subnet"] == {"id": "/subnets/endpoints"}
+    zones = [used[name]["dnsZoneId"] for name in ("busEndpoint", "gridEndpoint")]
+    assert zones == ["serviceBusDnsZoneId", "eventGridDnsZoneId"]
+
+
+def test_logs_and_metrics_of_everything_go_to_the_workspace() -> None:
+    for name, params in used_in_main().items():
+        module = tree("main.bicep")["modules"][name]["detail"]["path"]
+        if "workspaceId" in tree(module)["parameters"]:
+            assert params["workspaceId"] == "workspaceId", name
+    logged = {
+        (file, config["scope"])
+        for file, _, config in resources("Microsoft.Insights/diagnosticSettings")
+        if config["properties"]["workspaceId"] == "workspaceId"
+    }
+    assert logged == {
+        ("modules/servicebus.bicep", "bus"),
+        ("modules/eventgrid.bicep", "topic"),
+        ("modules/logicapp.bicep", "workflow"),
+        ("modules/console.bicep", "managedEnvironment"),
+    }
+
+
+@pytest.mark.parametrize("own", ["", "/subnets/mine"])
+def test_the_storage_of_the_function_is_open_to_its_subnet_only(own: str) -> None:
+    module = "modules/function.bicep"
+    values = {"subnetId": own, "storageAllowedIpRanges": [], "network": {"id": "/networks/audit"}}
+    [account] = given(module, STORAGE, **values)
+    rules = account["properties"]["networkAcls"]
+    subnet = own or "/networks/audit/subnets/function"
+    assert rules["defaultAction"] == "Deny"
+    assert (rules["virtualNetworkRules"], rules["ipRules"]) == ([{"id": subnet, "action": "Allow"}], [])
+    raw = tree(module)["resources"]["app"]["config"]["properties"]["virtualNetworkSubnetId"]
+    variables = {name: part["value"] for name, part in tree(module)["variables"].items()}
+    assert evaluate(raw, {**variables, **values}) == subnet  # so that the app itself reaches it
+    condition = tree(module)["resources"]["network"]["config"]["condition"]
+    assert evaluate(condition, values) is (own == "")
+    [network] = given(module, "Microsoft.Network/virtualNetworks", **values)
+    [one] = network["properties"]["subnets"]
+    assert one["name"] == "function"
+    assert [each["properties"]["serviceName"] for each in one["properties"]["delegations"]] == [
+        "Microsoft.App/environments"  # of Flex Consumption
+    ]
+    assert one["properties"]["serviceEndpoints"] == [{"service": "Microsoft.Storage"}]
+    used = used_in_main()["function"]
+    assert (used["subnetId"], used["storageAllowedIpRanges"]) == (
+        "functionSubnetId",
+        "functionStorageAllowedIpRanges",
+    )
+    for name in ("functionSubnetId", "functionStorageAllowedIpRanges"):
+        assert not tree("main.bicep")["parameters"][name]["default"]
+
+
+def test_the_readme_names_every_parameter_about_networks_and_alerts() -> None:
+    names = [
+        name
+        for name in tree("main.bicep")["parameters"]
+        if re.search("(?i)subnet|dns|public|ranges|action", name)
+    ]
+    assert len(names) == 9
+    assert [name for name in names if not re.search(rf"[`\"]{name}[`\"]", README)] == []
 
 
 def test_the_readme_names_required_parameters_and_the_entities_that_are_deployed() -> None:

@@ -17,9 +17,9 @@ import yaml
 
 from bridge.config.console import ProxySettings
 from bridge.config.loader import load
-from bridge.config.models import Config
+from bridge.config.models import Config, MetricsSettings
 from bridge.console.process import STOP_SECONDS
-from bridge.service.composition import LAST_SECONDS
+from bridge.service.process import LAST_SECONDS
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS
 from tests.support.programs import tool
@@ -173,12 +173,19 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess
     )
 
 
-def rendered(**values: Any) -> dict[str, dict[str, Any]]:
+def rendered(release: str = "imds-bridge", /, **values: Any) -> dict[str, dict[str, Any]]:
     """Return what the chart makes of values, by kind and name."""
-    done = helm("template", "imds-bridge", ".", "--namespace", "imds-bridge", values=values)
+    done = helm("template", release, ".", "--namespace", "imds-bridge", values=values)
     assert done.returncode == 0, done.stderr
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     return {f"{one['kind']} {one['metadata']['name']}": one for one in found}
+
+
+def refused(**values: Any) -> str:
+    """Return why the chart does not take values."""
+    done = helm("template", "imds-bridge", ".", values=values)
+    assert done.returncode != 0, done.stdout
+    return done.stderr
 
 
 @pytest.mark.parametrize("roles", [{"forward"}, {"listen"}, {"drain"}, {"forward", "listen", "drain"}])
@@ -191,11 +198,16 @@ def test_the_chart_applies_the_manifests_of_what_is_enabled(roles: set[str]) -> 
     got = rendered(**enabled)
     for one in plain:
         found = got.pop(f"{one['kind']} {one['metadata']['name']}")
-        one["metadata"].setdefault("labels", {})["app.kubernetes.io/part-of"] = "imds-bridge"
+        labels = {"app.kubernetes.io/instance": "imds-bridge"}
+        one["metadata"].setdefault("labels", {}).update(
+            labels, **{"app.kubernetes.io/part-of": "imds-bridge"}
+        )
         if not one["kind"].startswith("ClusterRole"):
             one["metadata"]["namespace"] = "imds-bridge"
         if one["kind"] == "DaemonSet":
             template = one["spec"]["template"]
+            one["spec"]["selector"]["matchLabels"].update(labels)
+            template["metadata"]["labels"].update(labels)
             template["metadata"]["annotations"] = found["spec"]["template"]["metadata"]["annotations"]
             for each in (*template["spec"]["initContainers"], *template["spec"]["containers"]):
                 each["image"] = "registry.example.org/imds-bridge:0.1.0"
@@ -224,6 +236,147 @@ def test_values_of_the_chart_set_the_image_the_configuration_and_parts_of_manife
     assert "'daemonSet' not allowed" in done.stderr
 
 
+def test_values_of_a_process_change_each_of_its_containers_and_keep_what_the_manifest_has(
+    tmp_path: Path,
+) -> None:
+    certificates = {"name": "certificates", "configMap": {"name": "our-authority"}}
+    got = rendered(
+        image={"digest": f"sha256:{'0' * 64}", "tag": "7", "pullPolicy": "Always"},
+        forward={"enabled": False},
+        drain={
+            "enabled": True,
+            "nodeSelector": {"agentpool": "web"},
+            "resources": {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m"}},
+            "env": [{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}],
+            "volumes": [certificates],
+            "volumeMounts": [{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}],
+        },
+    )
+    spec = got["DaemonSet imds-bridge-drain"]["spec"]["template"]["spec"]
+    plain = documents("drain.yaml")[-1]["spec"]["template"]["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "agentpool": "web"}
+    assert spec["volumes"] == [*plain["volumes"], certificates]
+    for key in ("initContainers", "containers"):
+        for one, before in zip(spec[key], plain[key], strict=True):
+            assert one["image"] == f"registry.example.org/imds-bridge@sha256:{'0' * 64}"
+            assert one["imagePullPolicy"] == "Always"
+            expected = {"limits": {"memory": "256Mi"}, "requests": {"cpu": "50m", "memory": "96Mi"}}
+            assert one["resources"] == expected
+            is_first = key == "initContainers"
+            added = [] if is_first else [{"name": "certificates", "mountPath": "/etc/our", "readOnly": True}]
+            assert one["volumeMounts"] == [*before["volumeMounts"], *added]
+            own = [] if is_first else [{"name": "SSL_CERT_FILE", "value": "/etc/our/ca.pem"}]
+            assert one.get("env", []) == [*before.get("env", []), *own]
+    file = tmp_path / "all.yaml"
+    file.write_text(yaml.safe_dump_all(got.values()))
+    for version in KUBERNETES_VERSIONS:
+        command = [sys.executable, "-m", "kubernetes_validate", "--strict", "--kubernetes-version", version]
+        done = subprocess.run(
+            [*command, file], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_releases_have_nothing_in_common_but_the_state_on_a_node() -> None:
+    roles = {role: {"enabled": True} for role in (*ROLES, "drain")}
+    one, other = rendered("web", **roles), rendered("db", **roles)
+    assert not one.keys() & other.keys()
+    assert len(one) == len(other) == len(rendered(**roles))
+    assert {name.split()[1] for name in one} == {f"web-{role}" for role in roles}
+    for role in roles:
+        found = one[f"DaemonSet web-{role}"]["spec"]
+        spec = found["template"]["spec"]
+        [config] = [each["configMap"] for each in spec["volumes"] if "configMap" in each]
+        [secret] = [each["secret"] for each in spec["volumes"] if "secret" in each]
+        names = (spec["serviceAccountName"], config["name"], secret["secretName"])
+        assert names == (f"web-{role}",) * 3
+        selector = found["selector"]["matchLabels"]
+        assert selector.items() <= found["template"]["metadata"]["labels"].items()
+        # The pods of the other release are not its own.
+        others = other[f"DaemonSet db-{role}"]["spec"]["template"]["metadata"]["labels"]
+        assert not selector.items() <= others.items()
+        assert f"`web-{role}`" in one[f"ConfigMap web-{role}"]["data"]["config.toml"]
+    binding = one["ClusterRoleBinding web-drain"]
+    assert (binding["roleRef"]["name"], binding["subjects"][0]["name"]) == ("web-drain", "web-drain")
+
+
+@pytest.mark.parametrize(
+    ("role", "ports"), [("forward", [9464]), ("listen", [9465]), ("drain", [9464, 9465])]
+)
+def test_a_pod_monitor_finds_the_pods_of_its_release_and_opens_their_port(
+    role: str, ports: list[int]
+) -> None:
+    values = {"enabled": True, "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    got = rendered("web", **{"forward": {"enabled": False}, role: values})
+    monitor, template = got[f"PodMonitor web-{role}"], got[f"DaemonSet web-{role}"]["spec"]["template"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert (monitor["metadata"]["namespace"], monitor["metadata"]["labels"]["release"]) == (
+        "imds-bridge",
+        "prometheus",
+    )
+    labels = template["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert re.match("imds-bridge", labels[monitor["spec"]["jobLabel"]])  # what the alerts expect
+    open_ports = {}
+    for one, port in zip(template["spec"]["containers"], ports, strict=True):
+        [named] = one["ports"]
+        assert named["containerPort"] == port
+        open_ports[named["name"]] = {each["name"]: each.get("value") for each in one["env"]}
+        listen = open_ports[named["name"]]["IMDS_BRIDGE__METRICS__LISTEN"]
+        assert MetricsSettings(listen=listen).listen == f"0.0.0.0:{port}"
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoints == [{"port": name, "interval": "30s"} for name in open_ports]
+    azure = {**values, "podMonitor": {"enabled": True, "apiVersion": "azmonitoring.coreos.com/v1"}}
+    got = rendered("web", **{"forward": {"enabled": False}, role: azure})
+    assert got[f"PodMonitor web-{role}"]["apiVersion"] == "azmonitoring.coreos.com/v1"
+    assert "PodMonitor imds-bridge-forward" not in rendered()
+
+
+@pytest.mark.parametrize("what", ["containers", "initContainers", "volumes"])
+def test_a_patch_that_would_replace_a_list_of_the_pod_is_refused_with_the_value_to_use(what: str) -> None:
+    patch = {"DaemonSet": {"spec": {"template": {"spec": {what: [{"name": "forward"}]}}}}}
+    why = refused(forward={"patch": patch})
+    assert f"forward.patch: a list is replaced, so a patch of {what} would lose what the manifest has" in why
+    assert "env, resources, volumes and volumeMounts of forward" in why
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"volumes": [{"name": "state", "emptyDir": {}}]}, 'forward.volumes: name "state" is there twice'),
+        (
+            {"volumeMounts": [{"name": "x", "mountPath": "/tmp"}]},  # noqa: S108 - of a container
+            'forward.volumeMounts: mountPath "/tmp" is there twice',
+        ),
+        ({"env": [{"name": "A"}, {"name": "A"}]}, 'forward.env: name "A" is there twice'),
+        ({"env": [{"name": "A", "valu": "b"}]}, "'valu' not allowed"),
+        ({"env": [{"name": "A", "value": 1}]}, "want string"),
+        ({"resources": {"limit": {}}}, "'limit' not allowed"),
+        ({"podMonitor": {"enable": True}}, "'enable' not allowed"),
+    ],
+)
+def test_a_value_that_the_api_server_would_refuse_is_refused_by_the_chart(
+    values: dict[str, Any], why: str
+) -> None:
+    assert why in refused(forward=values)
+
+
+def test_an_image_has_a_whole_digest() -> None:
+    assert "does not match pattern" in refused(image={"digest": "sha256:12"})
+
+
+def test_the_readme_has_every_value_of_the_chart() -> None:
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    table = text.partition("| value | meaning |")[2].partition("\n\n")[0]
+    values = read("values.yaml")
+    named = {f"image.{name}" for name in values["image"]} | {f"forward.{name}" for name in values["forward"]}
+    assert [name for name in sorted(named) if f"`{name}`" not in table] == []
+    assert values["listen"].keys() == values["drain"].keys() == values["forward"].keys()
+    schema = json.loads((FOLDER / "values.schema.json").read_text(encoding="utf-8"))
+    assert schema["definitions"]["process"]["properties"].keys() == values["forward"].keys()
+    assert schema["properties"]["image"]["properties"].keys() == values["image"].keys()
+
+
 def test_the_chart_and_the_kustomization_are_of_one_version() -> None:
     chart, kustomization = read("Chart.yaml"), read("kustomization.yaml")
     assert chart["version"] == chart["appVersion"] == kustomization["images"][0]["newTag"]
@@ -234,9 +387,10 @@ def test_the_commands_of_the_readme_give_the_chart_what_it_takes(tmp_path: Path)
     text = (FOLDER / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"^helm upgrade --install (\S+ \. .+)$", text, re.MULTILINE)
     assert commands
-    (tmp_path / "drain.toml").write_text("# mine")
+    for name in ("drain", "web", "db"):
+        (tmp_path / f"{name}.toml").write_text("# mine")
     for command in commands:
-        done = helm("template", *shlex.split(command.replace("=drain.toml", f"={tmp_path}/drain.toml")))
+        done = helm("template", *shlex.split(re.sub(r"=(\w+\.toml)", rf"={tmp_path}/\1", command)))
         assert done.returncode == 0, done.stderr
 
 

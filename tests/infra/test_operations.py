@@ -28,7 +28,7 @@ def test_each_line_of_check_has_a_row() -> None:
 def test_each_state_of_a_process_has_a_row() -> None:
     rows = section("States of a process")
     capitals = set(re.findall(r"[A-Z]{3,}(?: [A-Z]{3,})+", STATUS.partition("def headline")[0]))
-    header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR"}
+    header = {"LAST SUCCESS", "NEXT RETRY", "LAST ERROR", "AUTO RULES"}
     assert {"NOT RESPONDING", "NOT RECEIVING", "STATE STORE UNAVAILABLE"} <= capitals
     assert {text for text in capitals - header if text not in rows} == set()
     for reason in ("has never run", "cannot write there", "may not read it", "it cannot be read"):
@@ -49,3 +49,11 @@ def test_the_queries_look_for_texts_that_are_logged() -> None:
     texts = re.findall(r'message (?:has|contains|startswith|==|!=) "(.+?)"', queries)
     assert len(texts) > 10
     assert [text for text in texts if text not in CODE] == []
+
+
+def test_the_pages_say_after_how_many_seconds_systemd_starts_a_unit_again() -> None:
+    units = "".join(path.read_text() for path in (ROOT / "infra/systemd").glob("*.service"))
+    (seconds,) = set(re.findall(r"^RestartSec=(\d+)$", units, re.MULTILINE))
+    assert re.findall(r"systemd starts it again after (\d+) s", PAGE) == [seconds]
+    page = (ROOT / "infra/systemd/README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\*\*Restart\*\*: always, after (\d+) seconds", page) == [seconds]

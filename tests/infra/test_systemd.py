@@ -9,15 +9,21 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
 from bridge.config.loader import load
 from bridge.runtime.threads import STALL_SECONDS
+from tests.support.imds_lab import ImdsLab
+from tests.support.inbox import Inbox
 from tests.support.paths import ROOT
-from tests.support.process import LIMIT_SECONDS, environment, run
+from tests.support.process import LIMIT_SECONDS, environment, run, toml, wait_until
 from tests.support.programs import tool
 
 FOLDER = ROOT / "infra" / "systemd"
@@ -189,8 +195,8 @@ def test_what_is_installed_is_found_named_as_it_runs_later_and_only_root_can_rea
     modes = [oct(path.stat().st_mode & 0o777) for path in (etc, etc / "secrets", etc / "config.toml")]
     assert modes == ["0o700", "0o700", "0o600"]
     for role in ROLES:
-        assert f"\nLoadCredential=config.toml:/etc/imds-bridge/{role}.toml\n" in unit(role).read_text()
         assert (etc / f"{role}.toml").readlink() == Path("config.toml")
+        assert (etc / f"{role}.secrets").readlink() == Path("secrets")
 
 
 @pytest.fixture
@@ -284,6 +290,158 @@ def test_uninstalling_keeps_configuration_and_state_and_purging_leaves_nothing(c
     ):
         done = do(FOLDER / "install.sh", "--uninstall", *options, "--root", copy)
         assert (done.returncode, left(copy)) == (0, expected), done
+
+
+# --- the task "Add a channel" of docs/operations.md ---
+
+NOBODY = 65534
+
+
+def find_python() -> Path:
+    """Return an interpreter of the installed version that another user can run, unlike one in a home folder."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for place in (Path(sys.executable).resolve(), Path("/usr/bin", version), Path("/usr/local/bin", version)):
+        with suppress(OSError):
+            done = subprocess.run(
+                [place, "-c", "import ssl, sqlite3"],
+                user=NOBODY,
+                group=NOBODY,
+                extra_groups=[],
+                check=False,
+                cwd="/",
+            )
+            if done.returncode == 0:
+                return place
+    pytest.skip(f"another user can run no {version}")
+
+
+@pytest.fixture
+def machine(installed: Path, imds: ImdsLab) -> Iterator[Path]:
+    """Return a tree whose program everybody may run and whose configuration only root may read."""
+    if os.getuid():
+        pytest.skip("only root can start a process as another user")
+    python = find_python()
+    with TemporaryDirectory(dir="/tmp") as folder:
+        tree = Path(folder)
+        tree.chmod(0o755)
+        for name in ("etc/imds-bridge", "etc/systemd", "opt"):
+            shutil.copytree(installed / name, tree / name, symlinks=True)
+        home = tree / "opt/imds-bridge"
+        (home / "bin/python").unlink()
+        (home / "bin/python").symlink_to(python)
+        settings_of_home = re.sub(
+            r"(?m)^home = .*", f"home = {python.parent}", (home / "pyvenv.cfg").read_text()
+        )
+        (home / "pyvenv.cfg").write_text(settings_of_home)
+        state = tree / "state"
+        state.mkdir()
+        settings = {"state_dir": str(state), "imds": {"endpoint": imds.url("web-0")}}
+        (tree / "etc/imds-bridge/config.toml").write_text(toml(settings))
+        yield tree
+
+
+def as_root(tree: Path, command: str, **variables: str) -> None:
+    """Run a command of the page, in a tree in the place of the machine."""
+    command = re.sub(r"/etc/imds-bridge\b", f"{tree}/etc/imds-bridge", command)
+    program = f"{tree}/opt/imds-bridge/bin/python {tree}/opt/imds-bridge/bin/imds-bridge"
+    if command.startswith("imds-bridge ") and not command.startswith("imds-bridge config "):
+        command += f" --config {tree}/etc/imds-bridge/config.toml"
+    command = re.sub(r"^imds-bridge\b", program, command)
+    done = subprocess.run(
+        [tool("sh"), "-c", command],
+        env=environment(variables),
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def copy_credentials(tree: Path, role: str) -> Path:
+    """Return a folder with what systemd copies for a unit, for its user alone.
+
+    systemd.exec(5): of a folder each file that is no link, as ID_NAME; a folder that is missing has a default.
+    """
+    folder = tree / f"run-{role}"
+    folder.mkdir()
+    for name, source in re.findall(r"^LoadCredential=(.+):(.+)$", unit(role).read_text(), re.MULTILINE):
+        path = tree / source[1:]
+        if path.is_dir():
+            for file in path.iterdir():
+                shutil.copy(file, folder / f"{name}_{file.name}")
+        elif path.exists() or f"SetCredential={name}:" not in unit(role).read_text():
+            shutil.copy(path, folder / name)
+    for file in [*folder.iterdir(), folder]:
+        os.chown(file, NOBODY, NOBODY)
+        file.chmod(0o500 if file == folder else 0o400)
+    return folder
+
+
+@contextmanager
+def unit_started(tree: Path, role: str) -> Iterator[subprocess.Popen[str]]:
+    """Start what a unit starts, as another user, with its credentials."""
+    credentials = copy_credentials(tree, role)
+    os.chown(tree / "state", NOBODY, NOBODY)
+    program, *arguments = setting(role, "ExecStart").replace("%d", str(credentials)).split()
+    process = subprocess.Popen(
+        [str(tree / "opt/imds-bridge/bin/python"), f"{tree}{program}", *arguments],
+        env=environment(),
+        cwd=credentials,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def add_a_channel(tree: Path, url: str, *, named: str = "chat-url") -> None:
+    """Do what the page says, before the restart."""
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    steps = page.partition("### Add a channel\n")[2].partition("\n### ")[0]
+    (settings,) = re.findall(r"```toml\n(.*?)```", steps, re.DOTALL)
+    first, *commands = re.findall(r"`((?:\(umask|imds-bridge ).*?)`", re.sub(r"(?s)```.*?```", "", steps))
+    assert [command.split()[1] for command in commands] == ["config", "render", "check", "status"]
+    as_root(tree, first, URL=url)
+    with (tree / "etc/imds-bridge/config.toml").open("a") as config:
+        config.write(textwrap.dedent(f"   {settings}").replace('"chat-url"', json.dumps(named)))
+    for command in commands[:3]:
+        as_root(tree, command)
+
+
+@pytest.mark.parametrize("named", ["chat-url", "/etc/imds-bridge/secrets/chat-url"])
+def test_a_channel_that_is_added_as_the_page_says_gets_events_from_a_service_of_another_user(
+    machine: Path, imds: ImdsLab, any_inbox: Inbox, named: str
+) -> None:
+    given = named.replace("/etc", f"{machine}/etc")
+    add_a_channel(machine, any_inbox.url, named=given)
+    assert len(any_inbox.accepted) == 1
+    with unit_started(machine, "forward"):
+        imds.schedule(event_type="Reboot", resources=["web-0"])
+        any_inbox.wait_for(2)
+
+
+def test_a_secret_where_only_root_can_read_it_fails_the_check_and_would_stop_the_service(
+    machine: Path, any_inbox: Inbox
+) -> None:
+    (machine / "etc/imds-bridge/other-url").write_text(any_inbox.url)
+    with pytest.raises(AssertionError, match=r"imds-bridge-forward.service cannot read \S+other-url"):
+        add_a_channel(machine, any_inbox.url, named=f"{machine}/etc/imds-bridge/other-url")
+    with unit_started(machine, "forward") as process:
+        assert process.wait(LIMIT_SECONDS) == 2
+
+
+def test_a_missing_folder_of_secrets_stops_no_unit(machine: Path) -> None:
+    shutil.rmtree(machine / "etc/imds-bridge/secrets")
+    with unit_started(machine, "forward"):
+        wait_until((machine / "state/forward/status.json").exists)
 
 
 def test_a_dry_run_of_an_installation_changes_nothing(tmp_path: Path) -> None:

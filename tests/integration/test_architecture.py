@@ -35,9 +35,9 @@ def is_module(entry: Path) -> bool:
 
 
 def contract_of(kind: str) -> dict[str, Any]:
+    """Return the first import-linter contract of a kind: of the whole package."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (found,) = [contract for contract in contracts if contract["type"] == kind]
-    return dict(found)
+    return next(dict(contract) for contract in contracts if contract["type"] == kind)
 
 
 def test_only_the_demo_may_import_what_the_simulators_test() -> None:

@@ -62,6 +62,7 @@ def test_a_change_reaches_a_webhook_a_second_process_is_refused_and_ctrl_c_or_ct
         second = simulated("forward", "--config", str(forward.config))
         assert second.returncode == 3, second
         assert f"is held by process {forward.process.pid}:".encode() in second.stderr
+        forward.wait_for_status(lambda status: status["last_good_at"])
         assert simulated("status", "--config", str(forward.config)).returncode == 0
         forward.signal(number)
         assert forward.wait() == 0, forward

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,16 +89,16 @@ class TestMap:
         return sorted(found, key=lambda test: (self.seconds.get(test, 0.0), test))
 
 
-def map_tests(scratch: Scratch, suites: Sequence[str], jobs: int) -> TestMap:
+def map_tests(scratch: Scratch) -> TestMap:
     """Run the tests once without a mistake, and note which lines each runs."""
     (scratch.folder / ".coveragerc").write_text("[run]\nsource = bridge\nparallel = true\n")
     measure = ("--cov", "--cov-config=.coveragerc", "--cov-context=test", "--cov-report=")
-    _, output = scratch.run(*suites, *measure, f"-n{jobs}", "-vv", "--durations=0", "-rfE")
+    _, output = scratch.run(*SUITES, *measure, "-n2", "-vv", "--durations=0", "-rfE")
     seconds: dict[str, float] = {}
     for took, test in _matches(_DURATION, output):
         seconds[test] = seconds.get(test, 0.0) + float(took)
     failed = {test for (test,) in _matches(_FAILED, output)}
-    _, listed = scratch.run(*suites, "--collect-only")
+    _, listed = scratch.run(*SUITES, "--collect-only")
     usable = {*listed.splitlines()} - failed
     data = CoverageData(str(scratch.folder / ".coverage"))
     data.read()

@@ -36,12 +36,14 @@ def test_a_vm_is_drained_approved_once_and_recovered_though_both_processes_are_k
         executable = tmp_path / f"bin-{name}"
         executable.write_text(PROGRAM.format(file=tmp_path / name, folder=tmp_path))
         executable.chmod(0o755)
+    (tmp_path / "teams-url").write_text("https://127.0.0.1:9/")
     section = (ROOT / "README.md").read_text().partition("## On the VM alone")[2]
     [lines] = re.findall(r"```toml\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
     base = {"imds": {"endpoint": imds.url("web-0"), "vm_name": "web-0"}}
     listen, forward = Forward(tmp_path / "l", base, role="listen"), Forward(tmp_path / "f", base)
     for process in (listen, forward):
         configured = process.config.read_text() + lines.replace("/usr/local/bin/", f"{tmp_path}/bin-")
+        configured = configured.replace('"teams-url"', f'"{tmp_path}/teams-url"')
         process.config.write_text(configured)
 
     def schedule(vm: str) -> str:

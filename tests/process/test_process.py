@@ -56,6 +56,19 @@ def test_an_event_that_appears_just_before_the_signal_is_delivered(
     assert SCHEDULED in types_at(inbox)
 
 
+def test_a_dry_run_of_listen_publishes_a_receipt_and_approves_nothing(
+    imds: ImdsLab, inbox: Inbox, tmp_path: Path
+) -> None:
+    sinks = {"inbox": {**webhook(inbox), "types": ["io.imdsbridge.approval.*"]}}
+    schedule(imds)
+    given = settings(imds, sinks, approvals={"auto": [{}]})
+    with Forward(tmp_path, given, role="listen", options=["--dry-run"]) as listen:
+        inbox.wait_for(1, LIMIT_SECONDS)
+        assert listen.stop() == 0, listen
+    assert [(one["data"]["Outcome"], one["data"]["DryRun"]) for one in inbox.events()] == [("Accepted", True)]
+    assert imds.approvals == []
+
+
 def test_a_sink_that_hangs_at_the_stop_does_not_keep_the_process(
     imds: ImdsLab, inbox: Inbox, tmp_path: Path
 ) -> None:
@@ -180,7 +193,7 @@ def test_no_secret_appears_in_any_output_even_at_debug_level(
         inbox.wait_for(1, LIMIT_SECONDS)
         wait_until(lambda: read_outbox(forward.state).dead)
         token.unlink()
-        inbox.fault(403, body=echo)
+        inbox.fault(403, body=echo, count=5)  # secrets are read again at most twice a second
         schedule(imds)
         forward.wait_for_log("a secret file cannot be used")
         forward.wait_for_status(lambda status: status["sinks"]["plain"]["state"] == "retrying")

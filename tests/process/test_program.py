@@ -16,6 +16,8 @@ from bridge.runtime.program import Result, Run
 from bridge.sinks.exec import ExecSink
 from tests.support.process import LIMIT_SECONDS, stored_event, wait_until
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its programs are scripts of a POSIX shell")
+
 LONG_SECONDS = 60.0
 BIG = b"x" * 3_000_000  # more than a pipe holds
 
@@ -126,9 +128,23 @@ def test_the_end_of_a_program_decides_what_becomes_of_the_event(
 ) -> None:
     limit_seconds = 0.5 if "sleep" in script else LONG_SECONDS
     settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", script), timeout_seconds=limit_seconds)
+    sink = ExecSink(settings)
     with pytest.raises(DeliveryError) as raised:
-        ExecSink(settings).send([stored_event(1)])
+        sink.send([stored_event(1)])
     assert type(raised.value) is kind
+    assert not sink.is_at_work
+
+
+def test_what_waits_for_a_program_is_no_backlog_until_a_run_fails(file: Path) -> None:
+    settings = ExecSettings(kind="exec", run=("/bin/sh", "-c", f"test -e {file} || exit 75"))
+    sink = ExecSink(settings)
+    assert sink.is_at_work
+    with pytest.raises(Unavailable):
+        sink.send([stored_event(1)])
+    assert not sink.is_at_work
+    file.touch()
+    sink.send([stored_event(1)])
+    assert sink.is_at_work
 
 
 def ended(run: Run) -> Result:
@@ -180,3 +196,18 @@ while not run._output:  # it is watched from now on
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
     wait_until(lambda: not is_alive(read_pid(file)))
+
+
+def test_a_program_that_ignores_sigterm_is_killed_before_its_process_ends(file: Path) -> None:
+    script = f"""
+import time
+from bridge.runtime import program
+program.KILL_AFTER_SECONDS = 0.3
+command = ["/bin/sh", "-c", "trap '' TERM; echo $$ > {file}; echo started; while :; do sleep 0.1; done"]
+run = program.Run(command, b"", {{}}, timeout_seconds=3600)
+run.start()
+while not run._output:
+    time.sleep(0.01)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=LIMIT_SECONDS)
+    assert not is_alive(read_pid(file))

@@ -154,7 +154,10 @@ def test_a_loop_that_hangs_is_named_until_it_ends_and_no_other_thread() -> None:
     report_progress()  # nor is the main thread, which is no loop
     extend_deadline(0.0)
     wait_until(lambda: stalled_threads() == ["hangs"])
-    assert sorted(progress_ages()) == ["announces an hour", "calls with a limit", "hangs"]
+    ages = progress_ages()
+    assert sorted(ages) == ["announces an hour", "calls with a limit", "hangs"]
+    assert ages["announces an hour"] == ages["calls with a limit"] == 0.0
+    assert ages["hangs"] > 0
     goes_on.set()
     wait_until(lambda: not stalled_threads())
     stop.set()

@@ -21,9 +21,10 @@ from tests.soak.faults import Faults
 from tests.soak.plan import Fault, plan
 from tests.soak.report import summary
 from tests.soak.traffic import Changes, Commands
-from tests.soak.truth import Command, Evidence, Usage
+from tests.soak.truth import Command, Evidence
 from tests.soak.world import COMMANDS, GROUP, LANES, LISTENERS, SMALL_OUTBOX, World
 from tests.support.process import wait_until
+from tests.support.usage import Usage
 
 CALM_SECONDS = 25.0  # of the given time are left for the recovery
 RECOVERY_SECONDS = 300.0  # what it may take on a busy machine

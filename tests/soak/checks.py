@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain, pairwise
 
-from tests.soak.truth import Document, Envelope, Event, Evidence, Observer, Usage
+from tests.soak.truth import Document, Envelope, Event, Evidence, Observer
+from tests.support.usage import Usage
 
 PREFIX = "io.imdsbridge."
 EVENT, RECEIPT = f"{PREFIX}scheduledevent.", f"{PREFIX}approval."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import struct
 import subprocess
@@ -11,10 +10,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.bench.measure import memory_mib
-from tests.soak.truth import Span, Usage
+from tests.soak.truth import Span
 from tests.support.disk import SmallDisk
 from tests.support.process import Forward
+from tests.support.usage import Usage, usage
 
 
 class Member:
@@ -92,20 +91,12 @@ class Member:
 
     def usage(self) -> Usage:
         """Return what it holds now."""
-        folder = Path(f"/proc/{self.pid}")
-        return Usage(
-            rss_mib=memory_mib("VmRSS", self.pid),
-            threads=len([*(folder / "task").iterdir()]),
-            files=len([*(folder / "fd").iterdir()]),
-        )
+        return usage(self.pid)
 
     def is_settled(self) -> bool:
         """Return whether it has written to its file and delivered everything."""
-        with suppress(json.JSONDecodeError):
-            status = self.process.status()
-            waiting = [sink["backlog"] for sink in status.get("sinks", {}).values()]
-            return status.get("pid") == self.pid and not status["storage_error"] and not any(waiting)
-        return False
+        status = self.process.current_status()
+        return bool(status) and not status["storage_error"] and not self.process.backlog()
 
     def runs(self) -> list[Span]:
         """Return when it ran."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.usage import Usage
+
 Event = Mapping[str, Any]
 Envelope = Mapping[str, Any]
 
@@ -78,15 +80,6 @@ class History:
             if not self.documents or incarnation > self.documents[-1].incarnation:
                 by_id = {str(event["EventId"]): event for event in events}
                 self.documents.append(Document(incarnation=incarnation, since=at, events=by_id))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What a process holds."""
-
-    rss_mib: float
-    threads: int
-    files: int
 
 
 @dataclass(frozen=True, kw_only=True)

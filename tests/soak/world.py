@@ -14,17 +14,17 @@ from typing import Any, Literal, Self
 
 from bridge.lab.httpd import KEPT_REQUESTS
 from bridge.lab.imds import EVENTS_PATH
-from tests.bench.measure import BenchError
 from tests.soak.checks import APPROVABLE_TYPES, DENIED_SOURCE
 from tests.soak.member import Member
 from tests.soak.plan import BUS_KINDS, HTTP_KINDS, IMDS_KINDS, Lane
-from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span, Usage
+from tests.soak.truth import Command, Evidence, History, Observer, Poll, Span
 from tests.support.disk import SmallDisk
 from tests.support.eventgrid import EventGridLab
 from tests.support.imds_lab import ImdsLab
 from tests.support.inbox import Inbox
 from tests.support.process import Forward, wait_until
-from tests.support.servicebus import ServiceBusLab
+from tests.support.servicebus import ServiceBusLab, fleet_entities
+from tests.support.usage import Usage
 
 Role = Literal["forward", "listen", "relay"]
 ROLES: tuple[Role, ...] = ("forward", "listen", "relay")
@@ -68,7 +68,7 @@ class World:
             ImdsLab(vms=(*FORWARDERS, *LISTENERS), report=lambda _: self._record())
         )
         self._record()
-        self.bus = stack.enter_context(ServiceBusLab(_entities()))
+        self.bus = stack.enter_context(ServiceBusLab(fleet_entities(TOPIC, ("all", "chat"), COMMANDS)))
         self.hooks = {name: stack.enter_context(Inbox(strict=True)) for name in PROCESS_LANES}
         self.grids = {f"{vm}/forward": stack.enter_context(EventGridLab()) for vm in FORWARDERS}
         self.faults: list[tuple[str, Span]] = []  # what was done, by target
@@ -150,7 +150,7 @@ class World:
         """Return what each process that runs holds now."""
         found = {}
         for name, member in self.members.items():
-            with suppress(OSError, BenchError):  # it has just exited
+            with suppress(OSError):  # it has just exited
                 found[name] = member.usage()
         return found
 
@@ -236,17 +236,6 @@ class World:
 def _is_unclear(target: str, span: Span, name: str) -> bool:
     """Return whether it cannot be said what a process took for a gap: its clock was wrong, or answers were late."""
     return (target == name and span.kind == "clock") or (target == "imds" and span.kind == "slow")
-
-
-def _entities() -> dict[str, Any]:
-    properties = {"LockDuration": "PT10S", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
-    topic = {
-        "Name": TOPIC,
-        "Properties": {"RequiresDuplicateDetection": True, "DuplicateDetectionHistoryTimeWindow": "PT1H"},
-        "Subscriptions": [{"Name": name, "Properties": properties} for name in ("all", "chat")],
-    }
-    queue = {"Name": COMMANDS, "Properties": {**properties, "RequiresSession": True}}
-    return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": [queue], "Topics": [topic]}]}}
 
 
 def _build_clock(folder: Path) -> Path:

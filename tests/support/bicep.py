@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache, reduce
+from math import prod
 from typing import Any
 
 from pycep import BicepParser
@@ -57,7 +58,7 @@ def properties(type_: str) -> dict[str, Any]:
 
 
 def evaluate(node: Any, names: Mapping[str, Any]) -> Any:
-    """Evaluate an expression of the kinds that the console's module has; names and texts look alike in the tree.
+    """Evaluate an expression of the kinds that the modules have; names and texts look alike in the tree.
 
     Args:
         node: of the tree.
@@ -73,7 +74,10 @@ def evaluate(node: Any, names: Mapping[str, Any]) -> Any:
         return node
     if function := node.get("function"):
         return _FUNCTIONS[function["type"]](*evaluate([*function["parameters"].values()], names))
-    if "operator" in node:
+    if loop := node.get("loop_type"):
+        given, item = evaluate(loop["detail"]["array_name"], names), loop["detail"]["item_name"]
+        return [evaluate(node["config"], {**names, item: one}) for one in given]
+    if isinstance(node.get("operator"), dict):
         return _operate(node, names)
     return {key: evaluate(value, names) for key, value in node.items()}
 
@@ -89,6 +93,8 @@ def _operate(node: dict[str, Any], names: Mapping[str, Any]) -> Any:
             return not evaluate(given["bool_value"], names)
         case "and":
             return all(evaluate([*given.values()], names))
+        case "multiply":
+            return prod(evaluate([*given.values()], names))
         case "property_accessor":
             return _look_up(_path(node), names)
     raise AssertionError(kind)

@@ -21,12 +21,12 @@ from bridge.imds.client import ImdsClient
 from bridge.lab.imds import EVENTS_PATH
 from bridge.runtime.threads import Stop, start_thread
 from bridge.runtime.time import Clock
-from bridge.service.composition import NoMeter
 from bridge.service.identity import VmIdentity, approval_session
 from bridge.service.listener import Listener
+from bridge.service.parts import NoMeter
 from tests.support.forward import parts_of
 from tests.support.imds_lab import ImdsLab
-from tests.support.listener import PREFIX, command_body
+from tests.support.listener import RECEIPTS, command_body
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
 from tests.support.servicebus import ServiceBusLab, entities
@@ -220,7 +220,7 @@ class BusRig:
 
     def receipts(self) -> list[dict[str, Any]]:
         """Return the receipts so far, in their order."""
-        return [event for event in self.events() if event["type"].startswith(PREFIX)]
+        return [event for event in self.events() if event["type"] in RECEIPTS]
 
     def wait_for(
         self, predicate: Callable[[list[dict[str, Any]]], T | None], *, timeout_seconds: float = LIMIT_SECONDS

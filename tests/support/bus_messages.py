@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("posix: proton has no wheel for Windows", allow_module_level=True)
 
 import proton
 

@@ -32,8 +32,7 @@ from bridge.console.store import Store
 from bridge.console.writer import Writer
 from bridge.events.builder import Reporter
 from bridge.events.envelope import decode_event
-from bridge.events.model import CloudEvent
-from bridge.formats.cloudevents import structured
+from bridge.events.model import CloudEvent, structured
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.imds.instance import Vm
@@ -108,10 +107,11 @@ class FleetVm:
         reason: str = "Hourly",
         version: str = "0.3.0",
         backlog: int = 0,
+        role: str = "forward",
         previous: tuple[str, int] | None = None,
     ) -> bytes:
         waiting = {"audit": backlog}
-        event = self.reporter().heartbeat(
+        event = self.reporter(role).heartbeat(
             reason=reason, version=version, backlog=waiting, sequence=self.next(), at=at, previous=previous
         )
         return structured(event)
@@ -159,13 +159,14 @@ class FleetVm:
         *,
         outcome: str = "accepted",
         reason: str = "approved",
+        command_id: str = "order-17",
     ) -> bytes:
-        command = {"Id": "order-17", "RequestedBy": "ana@contoso.example", "Reason": "drained"}
+        command = {"Id": command_id, "RequestedBy": "ana@contoso.example", "Reason": "drained"}
         self.receipts += 1
         receipt = self.reporter("listen").receipt(
             outcome=outcome,
             key=f"order-{at}",
-            command_id="order-17",
+            command_id=command_id,
             event_id=event.event_id,
             resources=list(event.resources),
             sequence=self.receipts,
@@ -180,6 +181,14 @@ class FleetVm:
             },
         )
         return structured(receipt)
+
+    def prepared(self, event: ScheduledEvent, at: datetime = NOW) -> bytes:
+        """Return the event that says that this VM's program has succeeded."""
+        self.receipts += 1
+        reporter = self.reporter("listen")
+        return structured(
+            reporter.prepared(event, key=f"stay-{at}", seconds=12.0, sequence=self.receipts, at=at)
+        )
 
     def _change(self, kind: ChangeKind, event: ScheduledEvent, at: datetime, **more: Any) -> CloudEvent:
         change = Change(kind=kind, event=event, **more)
@@ -281,8 +290,6 @@ def web_of(store: Store, clock: Clock, **more: Any) -> Web:
         ),
         registry=new_registry(Figures(lambda: status, store)),
         status=lambda: status,
-        input_error=str,
-        version=int,
         **more,
     )
 
@@ -317,6 +324,9 @@ class RunningConsole:
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> requests.Response:
         return requests.get(f"{self.url}{path}", headers=headers, timeout=LIMIT_SECONDS)
+
+    def put(self, path: str, body: bytes, headers: dict[str, str] | None = None) -> requests.Response:
+        return requests.put(f"{self.url}{path}", data=body, headers=headers, timeout=LIMIT_SECONDS)
 
     def page(self, path: str) -> str:
         """Return a page's HTML."""

@@ -13,9 +13,9 @@ from bridge.imds.instance import Vm
 from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.threads import Stop
 from bridge.runtime.time import iso_utc
-from bridge.service.composition import Parts
 from bridge.service.forwarder import Forwarder
 from bridge.service.identity import VmIdentity
+from bridge.service.parts import Parts
 from tests.support.clock import MovedClock
 from tests.support.diff import BEFORE_START, envelope_of, faults_of
 from tests.support.imds import WEB_0, ScriptedImds

@@ -94,8 +94,9 @@ class ImdsDouble(ImdsClient):
         self._record(ImdsCall(method="instance"))
         return self.vm
 
-    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = 10.0) -> None:
         """Record an approval."""
+        del limit_seconds  # there is always an answer, or a fault
         self._record(ImdsCall(method="approve", event_ids=tuple(event_ids), incarnation=incarnation))
         self.approved += event_ids
 

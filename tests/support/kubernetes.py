@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +28,7 @@ _PATHS = {
     ("PATCH", r"/api/v1/nodes/(?P<name>[^/]+)"): ("nodes", "patch"),
     ("GET", r"/api/v1/pods"): ("pods", "list"),
     ("POST", r"/api/v1/namespaces/shop/pods/(?P<name>[^/]+)/eviction"): ("pods/eviction", "create"),
+    ("POST", r"/api/v1/namespaces/default/events"): ("events", "create"),
 }
 
 
@@ -47,25 +49,28 @@ def status(code: int, message: str, *causes: str) -> Answer:
 class ApiServer:
     """The cluster of one test; `folder` is what the kubelet mounts into a pod.
 
-    `before` holds, for a resource and a verb, functions of which each request calls one, which may give its answer.
-    A terminating pod is gone after `lingers` lists of the pods.
+    `before` holds, for a resource and a verb, functions of which each request calls one, which may give its answer;
+    `refusals`, by the name of a pod, what the first requests to evict it get. A terminating pod is gone after
+    `lingers` lists of the pods.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.node: Json = {"metadata": {"name": NODE, "resourceVersion": "1"}, "spec": {}}
+        self.node: Json = {"metadata": {"name": NODE, "uid": "uid-node", "resourceVersion": "1"}, "spec": {}}
         self.pods: dict[str, Json] = {}
         self.lingers: dict[str, int] = {}
         self.rights = rights()
         self.calls: list[tuple[str, str]] = []
+        self._lock = threading.Lock()
         self.evictions: list[str] = []
+        self.events: list[Json] = []
+        self.refusals: dict[str, list[Answer]] = {}
         self.before: dict[tuple[str, str], list[Callable[[], Answer | None]]] = {}
         authority = Authority(folder)
         (folder / "ca.crt").write_bytes(authority.file.read_bytes())
         self.change_token("token-1")
         handler = type("Handler", (_Handler,), {"api": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), handler)
         self._server.socket = authority.server().wrap_socket(self._server.socket, server_side=True)
 
     def __enter__(self) -> Self:
@@ -124,8 +129,10 @@ class ApiServer:
                     user = "system:serviceaccount:imds-bridge:imds-bridge-drain"
                     why = f'User "{user}" cannot {verb} resource "{resource}" in API group ""'
                     return status(403, f"{resource} is forbidden: {why}")
-                steps = self.before.get((resource, verb))
-                if steps and (given := steps.pop(0)()):
+                with self._lock:
+                    steps = self.before.get((resource, verb))
+                    step = steps.pop(0) if steps else None
+                if step and (given := step()):
                     return given
                 handle = getattr(self, f"_{verb}_{resource.replace('/', '_')}")
                 name, query = found.groupdict().get("name"), parse_qs(parts.query)
@@ -160,6 +167,8 @@ class ApiServer:
         assert (eviction["apiVersion"], eviction["kind"]) == ("policy/v1", "Eviction")
         assert eviction["metadata"] == {"name": name, "namespace": "shop"}
         self.evictions.append(name)
+        if self.refusals.get(name):
+            return self.refusals[name].pop(0)
         if name not in self.pods:
             return status(404, f'pods "{name}" not found')
         meta = self.pods[name]["metadata"]
@@ -167,6 +176,29 @@ class ApiServer:
             return status(409, "the UID in the precondition does not match")
         meta["deletionTimestamp"] = "2026-11-22T10:00:00Z"
         return 201, {"kind": "Status", "status": "Success"}
+
+    def _create_events(self, *, body: bytes, **_: Any) -> Answer:
+        event = json.loads(body)
+        assert (event["apiVersion"], event["kind"], event["metadata"]["namespace"]) == (
+            "v1",
+            "Event",
+            "default",
+        )
+        assert event["metadata"]["generateName"]
+        # What `kubectl describe node` asks for: the node's uid or, as the kubelet has it, its name in that place.
+        uid = event["involvedObject"].pop("uid")
+        assert uid in (self.node["metadata"]["uid"], NODE)
+        assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        assert event["type"] in ("Normal", "Warning")
+        assert len(event["message"]) <= 1024
+        assert re.fullmatch(r"20\d\d-\d\d-\d\dT[\d:]{8}Z", event["firstTimestamp"])
+        self.events.append(event)
+        return 201, event
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """The reason and the message of each Kubernetes Event."""
+        return [(event["reason"], event["message"]) for event in self.events]
 
 
 def _merge(target: Json, patch: Json) -> None:
@@ -178,6 +210,14 @@ def _merge(target: Json, patch: Json) -> None:
             target.pop(name, None)
         else:
             target[name] = value
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *given: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # the drain was ended while it waited for an answer
+            super().handle_error(*given)
 
 
 class _Handler(BaseHTTPRequestHandler):

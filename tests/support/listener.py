@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -29,11 +30,12 @@ from bridge.service.listener import PASS_SECONDS, Listener
 from tests.support.clock import MovedClock
 from tests.support.diff import entry
 from tests.support.forward import parts_of
-from tests.support.imds import ImdsDouble
+from tests.support.imds import ImdsCall, ImdsDouble
 from tests.support.memory_queue import MemoryQueue, MemoryReceiver
 
 ALLOW_ALL: Mapping[str, Any] = {"allow": [{}]}
-PREFIX = "io.imdsbridge.approval."
+PREPARED = "io.imdsbridge.approval.prepared.v1"
+RECEIPTS = tuple(f"io.imdsbridge.approval.{outcome}.v1" for outcome in ("accepted", "rejected", "failed"))
 
 
 class ImdsOfGroup(ImdsDouble):
@@ -43,6 +45,8 @@ class ImdsOfGroup(ImdsDouble):
         super().__init__()
         self.events: list[dict[str, Any]] = []
         self.incarnation = 1
+        self.bad: dict[str, Callable[[float], object]] = {}
+        self.on_post: Callable[[list[str]], object] = lambda _: None
         self._journal = journal
 
     def schedule(self, *resources: str, event_id: str = "", **changes: Json) -> str:
@@ -70,9 +74,16 @@ class ImdsOfGroup(ImdsDouble):
         """Remove an event from the document."""
         self.show(*[one for one in self.events if one["EventId"] != event_id])
 
-    def approve(self, event_ids: Sequence[str], *, incarnation: Json) -> None:
-        """Record the POST."""
+    def approve(self, event_ids: Sequence[str], *, incarnation: Json, limit_seconds: float = 10.0) -> None:
+        """Record the POST; `on_post`, and what `bad` has for one of its events, may take time and raise an error."""
         self._journal.append(f"POST {' '.join(event_ids)}")
+        for event_id in event_ids:
+            if event_id in self.bad:
+                self.calls.append(
+                    ImdsCall(method="approve", event_ids=tuple(event_ids), incarnation=incarnation)
+                )
+                self.bad[event_id](limit_seconds)
+        self.on_post([*event_ids])
         super().approve(event_ids, incarnation=incarnation)
 
     @property
@@ -86,8 +97,8 @@ class ImdsOfGroup(ImdsDouble):
 
 
 class _JournalReceiver(MemoryReceiver):
-    def __init__(self, queue: MemoryQueue, journal: list[str]) -> None:
-        super().__init__(queue, stop=Stop())
+    def __init__(self, queue: MemoryQueue, journal: list[str], clock: MovedClock) -> None:
+        super().__init__(queue, stop=Stop(), monotonic=clock.monotonic)
         self._journal = journal
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
@@ -101,9 +112,7 @@ class _JournalOutbox(Outbox):
     def commit(self, events: Any, *, records: Any = None, published: Any = ()) -> bool:
         durable = super().commit(events, records=records, published=published)
         receipts = [
-            event.subject
-            for event, _ in events
-            if isinstance(event, CloudEvent) and event.type.startswith(PREFIX)
+            event.subject for event in events if isinstance(event, CloudEvent) and event.type in RECEIPTS
         ]
         if receipts:
             self.journal.append(f"commit receipt {' '.join(receipts)}")
@@ -140,6 +149,7 @@ class ListenerRig:
         )
         self.dry_run = dry_run
         self.approved_after: list[float] = []
+        self.programs: Counter[str] = Counter()  # how they ended, and events that started unprepared
         self._folder = folder
         self._events: list[dict[str, Any]] = []
         self._start()
@@ -157,7 +167,7 @@ class ListenerRig:
             Config(approvals=self.settings), "listen", imds=self.imds, outbox=self.outbox, clock=self.clock
         )
         identity.settle(lambda _: True)
-        self.receiver = _JournalReceiver(self.queue, self.journal)
+        self.receiver = _JournalReceiver(self.queue, self.journal, self.clock)
         self.stop = Stop()
         parts = parts_of(
             imds=self.imds,
@@ -165,7 +175,11 @@ class ListenerRig:
             clock=self.clock,
             stop=self.stop,
             identity=identity,
-            meter=SimpleNamespace(approved=self.approved_after.append),
+            meter=SimpleNamespace(
+                approved=self.approved_after.append,
+                prepared=lambda result, _: self.programs.update([result]),
+                unprepared=lambda: self.programs.update(["unprepared"]),
+            ),
         )
         self.listener = Listener(
             parts, self.settings, self.receiver, dry_run=self.dry_run, run=self._make_run
@@ -236,9 +250,16 @@ class ListenerRig:
         return [
             event
             for event in self.events()
-            if event["type"].startswith(PREFIX)
-            and (command_id is None or event.get("causationid") == command_id)
+            if event["type"] in RECEIPTS and (command_id is None or event.get("causationid") == command_id)
         ]
+
+    def prepared(self) -> list[dict[str, Any]]:
+        """Return the events so far that report that the VM is prepared."""
+        return [event for event in self.events() if event["type"] == PREPARED]
+
+    def why(self, event_id: str) -> str:
+        """Return what the status says of what the auto rules make of an event."""
+        return next(str(one["Why"]) for one in self.listener.status()["auto"] if one["EventId"] == event_id)
 
     def reasons(self, command_id: str | None = None) -> list[str]:
         """Return the reasons of the receipts."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,6 +12,7 @@ from typing import Any
 
 from bridge.azure.receiver import ReceivedMessage, Settlement
 from bridge.runtime.threads import Stop
+from bridge.runtime.time import iso_utc
 
 
 @dataclass(kw_only=True)
@@ -31,7 +34,7 @@ class MemoryQueue:
 
     def __init__(self, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Make an empty queue; `now` dates what is enqueued."""
-        self._now = now
+        self.now = now
         self._next_number = 1
         self._free: dict[int, QueuedMessage] = {}
         self._locked: dict[int, QueuedMessage] = {}
@@ -68,7 +71,7 @@ class MemoryQueue:
                 body=body,
                 message_id=message_id,
                 properties=properties or {},
-                enqueued_at=enqueued_at or self._now(),
+                enqueued_at=enqueued_at or self.now(),
                 sequence_number=self._next_number,
                 fault=fault,
             )
@@ -113,11 +116,18 @@ class MemoryReceiver:
     `settled` records the settlements in their order, those that came too late included.
     """
 
-    def __init__(self, queue: MemoryQueue, *, stop: Stop) -> None:
+    def __init__(
+        self, queue: MemoryQueue, *, stop: Stop, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """Connect to `queue`; `stop` ends `run`."""
         self._queue = queue
         self._stop = stop
-        self._generation = 0
+        self._monotonic = monotonic
+        self._rest_from = math.inf
+        self._must_look = True
+        self._is_drained = False
+        self._looked_at: datetime | None = None
+        self._connection_number = 0
         self._is_paused = False
         self.last_error = ""
         self.settled: list[tuple[ReceivedMessage, Settlement]] = []
@@ -125,19 +135,43 @@ class MemoryReceiver:
     def status(self) -> dict[str, Any]:
         """Return what the status file shows."""
         unsettled = len(self._queue.locked_by(self))
-        return {"from": "memory", "unsettled": unsettled, "last_error": self.last_error or None}
+        return {
+            "from": "memory",
+            "unsettled": unsettled,
+            "rests": self.rests,
+            "looked_at": iso_utc(self._looked_at) if self._looked_at else None,
+            "last_error": self.last_error or None,
+        }
+
+    def receive_until(self, at: float) -> None:
+        """Look once more, and rest from `at` on."""
+        self._rest_from, self._must_look = at, True
+
+    @property
+    def rests(self) -> bool:
+        """Whether no connection is held."""
+        is_asked = self._must_look or self._monotonic() < self._rest_from
+        return not is_asked and not self._queue.locked_by(self)
 
     def messages(self, wait_seconds: float) -> Iterator[ReceivedMessage]:
         """Wait up to `wait_seconds` for a message, then yield every message that is free; after a release, none."""
         is_paused, self._is_paused = self._is_paused, False
+        if self.last_error:
+            return
+        if self.rests:
+            self._is_drained = False
+            self._stop.wait(wait_seconds)
+            return
+        self._looked_at = self._queue.now()
         while not is_paused and (message := self._queue.lock_next(self, wait_seconds)):
             yield self._deliver(message)
             wait_seconds = 0.0
+        self._must_look, self._is_drained = is_paused, not is_paused
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Settle a message at once; a delivery of an earlier connection is left as it is."""
         self.settled.append((message, settlement))
-        if message.generation != self._generation or message.handle.settlement is not None:
+        if message.connection != self._connection_number or message.handle.settlement is not None:
             return
         if settlement.is_released:
             self._queue.release([message.handle])
@@ -152,7 +186,8 @@ class MemoryReceiver:
 
     def disconnect(self) -> None:
         """Lose the connection: what is not settled is delivered again."""
-        self._generation += 1
+        self._connection_number += 1
+        self._is_drained = False
         self._queue.release(self._queue.locked_by(self))
 
     def _deliver(self, message: QueuedMessage) -> ReceivedMessage:
@@ -162,7 +197,8 @@ class MemoryReceiver:
             properties=message.properties,
             enqueued_at=message.enqueued_at,
             sequence_number=message.sequence_number,
-            generation=self._generation,
+            connection=self._connection_number,
+            may_have_waited=not self._is_drained,
             fault=message.fault,
             handle=message,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from bridge.sinks.base import RequestPreview, Sink
 class MemorySink(Sink):
     """Puts events into `received`, unless `failures` has an error for the call, or `refuse` one for an event.
 
-    `calls` has "send" and "reload" in their order.
+    `calls` has "send" and "reload" in their order, `batches` the ids of what was accepted at once. With
+    `is_digest`, of several events all are accepted or none.
     """
 
     def __init__(self, *, max_batch: int = 1) -> None:
@@ -23,6 +25,8 @@ class MemorySink(Sink):
         self.failures: deque[DeliveryError] = deque()
         self.refuse: Callable[[StoredEvent], DeliveryError | None] = lambda _: None
         self.calls: list[str] = []
+        self.batches: list[list[str]] = []
+        self.is_digest = False
         self.is_closed = False
         self._changed = threading.Condition()
 
@@ -31,7 +35,9 @@ class MemorySink(Sink):
         self.calls.append("send")
         with self._changed:
             failure = self.failures.popleft() if self.failures else self._refusal(events)
-            self.received += events if failure is None else events[: failure.delivered]
+            accepted = events if failure is None else events[: failure.delivered]
+            self.received += accepted
+            self.batches += [[event.id for event in accepted]] if accepted else []
             self._changed.notify_all()
         if failure:
             raise failure
@@ -39,7 +45,7 @@ class MemorySink(Sink):
     def _refusal(self, events: Sequence[StoredEvent]) -> DeliveryError | None:
         for number, event in enumerate(events):
             if error := self.refuse(event):
-                error.delivered = number
+                error.delivered = 0 if self.is_digest else number
                 return error
         return None
 
@@ -58,8 +64,9 @@ class MemorySink(Sink):
                 raise TimeoutError(f"{len(self.received)} of {count} events came in {timeout_seconds:g} s")
             return list(self.received)
 
-    def keep_alive(self) -> None:
+    def rest(self) -> float:
         """Do nothing."""
+        return math.inf
 
     def reload(self) -> None:
         """Note the call."""

@@ -10,7 +10,9 @@ from typing import Any
 from bridge.events.filters import Filter
 from bridge.outbox import inspect
 from bridge.outbox.state_dir import StateFolder
-from bridge.service.dispatcher import NOTHING_WAITS, Dispatcher
+from bridge.service.dispatcher import Dispatcher
+from bridge.service.holding import Copies, Gathering
+from bridge.service.schedule import NOTHING_WAITS
 from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
 from tests.support.outbox import TYPE, event, open_outbox
@@ -21,13 +23,22 @@ class MovedDelivery:
     """Delivers to a sink called "a"; `settings` are the dispatcher's, `others` further sinks of the outbox."""
 
     def __init__(
-        self, path: Path, *, max_batch: int = 1, others: Sequence[str] = (), **settings: Any
+        self,
+        path: Path,
+        *,
+        max_batch: int = 1,
+        others: Sequence[str] = (),
+        digest_seconds: float = 0.0,
+        holds_copies: bool = False,
+        **settings: Any,
     ) -> None:
         self.clock = MovedClock()
         self.folder = StateFolder(path)
         self.sink = MemorySink(max_batch=max_batch)
         sinks = dict.fromkeys(["a", *others], (Filter(), True))
         self.outbox = open_outbox(path, sinks=sinks, clock=self.clock)
+        holding = Gathering(digest_seconds, self.clock) if digest_seconds else None
+        settings = {"holding": Copies(self.clock) if holds_copies else holding, **settings}
         self.dispatcher = Dispatcher("a", self.sink, outbox=self.outbox, clock=self.clock, **settings)
         self.thread = threading.Thread(target=self.dispatcher.run, daemon=True)
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from bridge.events.filters import Filter
-from bridge.events.model import CloudEvent
+from bridge.events.model import StoredEvent
 from bridge.outbox import inspect
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.rows import STATE
@@ -21,28 +19,19 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock
 from tests.support.clock import MovedClock
 
+with suppress(ImportError):  # Windows has no limits of a process
+    import resource
+
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
 OTHER_TYPE = "io.imdsbridge.document.changed.v1"
 EVERYTHING = (Filter(), False)
-IN_PLACE_BYTES = 24
+IN_PLACE_BYTES = 48
 ALL: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING}
 TWO: Mapping[str, tuple[Filter, bool]] = {"a": EVERYTHING, "b": EVERYTHING}
 
 
-def event(
-    name: str, *, type_: str = TYPE, size: int = 0, subject: str = "", **data: str
-) -> tuple[CloudEvent, bytes]:
+def event(name: str, *, type_: str = TYPE, size: int = 0, subject: str = "", **data: str) -> StoredEvent:
     """Make an event called `name`, about `subject` or itself, with a body of at least `size` bytes."""
-    made = CloudEvent(
-        id=name,
-        source="/s",
-        type=type_,
-        subject=subject or name,
-        time=datetime(2026, 11, 20, tzinfo=UTC),
-        dataschema="urn:s",
-        extensions={},
-        data=data,
-    )
     body = {
         "specversion": "1.0",
         "id": name,
@@ -50,7 +39,7 @@ def event(
         "subject": subject or name,
         "data": {**data, "Filling": "x" * size},
     }
-    return made, json.dumps(body).encode()
+    return StoredEvent(id=name, type=type_, body=json.dumps(body).encode())
 
 
 def open_outbox(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,8 +100,9 @@ class Forward:
         role: Literal["forward", "listen", "relay"] = "forward",
         env: Mapping[str, str] | None = None,
         stdout: int | None = None,
+        options: Sequence[str] = (),
     ) -> None:
-        """Name its files: `folder` gets the configuration, the log and the state."""
+        """Name its files: `folder` gets the configuration, the log and the state; `options` are of the command."""
         self.folder = folder
         self.state = folder / "state" / role
         self.config = folder / "config.toml"
@@ -111,7 +112,7 @@ class Forward:
         self.config.write_text(
             toml({"state_dir": folder / "state", "log_format": "json", **(settings or {})})
         )
-        self._command = [*COMMAND, role, "--config", str(self.config)]
+        self._command = [*COMMAND, role, "--config", str(self.config), *options]
         self._environment = environment(env)
         self._stdout = stdout
         self.process: subprocess.Popen[bytes] | None = None
@@ -181,14 +182,21 @@ class Forward:
         path = self.state / "status.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
+    def current_status(self) -> dict[str, Any]:
+        """Return the same, or nothing if it was an earlier process."""
+        status = self.status()
+        return status if self.process and status.get("pid") == self.process.pid else {}
+
+    def backlog(self) -> int:
+        """Return how many deliveries wait, by what this very process last wrote."""
+        return sum(sink["backlog"] for sink in self.current_status().get("sinks", {}).values())
+
     def wait_for_status(self, predicate: Callable[[dict[str, Any]], T | None]) -> T:
         """Wait until this very process has written what the predicate asks for."""
-        assert self.process is not None
-        pid = self.process.pid
 
         def found() -> T | None:
-            status = self.status()
-            return predicate(status) if status.get("pid") == pid else None
+            status = self.current_status()
+            return predicate(status) if status else None
 
         return wait_until(found, describe=self.status)
 

@@ -17,13 +17,16 @@ from bridge.formats.teams import Teams
 
 ROUTING_KEY = "neverToBeShown0123456789abcdefgh"  # of the length that PagerDuty asks for
 SPACE = "\u200b"  # of no width
+CONSOLE = "https://console.example.org"
 
 _BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _CLOCK = r"(?:[A-Z][a-z]{2} \d\d [A-Z][a-z]{2} )?\d\d:\d\d(?::\d\d)? UTC"
 _OWN_WORDS = r"[A-Za-z0-9 ,:]*"
 _SLACK_DATE = rf"<!date\^\d+\^\{{date_short_pretty\}} \{{time\}}\|{_CLOCK}>"
+_LINK = rf"{re.escape(CONSOLE)}/event/(?:[0-9a-z.-]|%[0-9A-F]{{2}})+"
+_SLACK_LINK = rf"<{_LINK}\|(?:console|Open in the console)>"
 _SLACK_MARKUP = re.compile(
-    rf"\*[A-Za-z0-9 ]+\*(?:\n```[A-Za-z0-9 ._-]+```)?|{_OWN_WORDS}(?:{_SLACK_DATE}{_OWN_WORDS})+"
+    rf"{_SLACK_LINK}|\*[A-Za-z0-9 ]+\*(?:\n```[A-Za-z0-9 ._-]+```)?|{_OWN_WORDS}(?:{_SLACK_DATE}{_OWN_WORDS})+"
 )
 _SECOND = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 _TEAMS_DATE = rf"\{{\{{DATE\({_SECOND}, SHORT\)\}}\}} \{{\{{TIME\({_SECOND}\)\}}\}}"
@@ -78,14 +81,17 @@ def check_slack(message: Any) -> None:
     """Check by the reference of Block Kit, and `text` also as the `content` that Discord makes of it."""
     check_texts(message)
     assert set(message) == {"text", "blocks", "unfurl_links", "unfurl_media"}
-    text = message["text"]
-    assert 0 < units(text) <= 2_000
-    assert not set(text) & set("&<>*~`|[]\\")
-    assert not re.search(rf"@(?!{SPACE}|…)|://|(?<![^\W_])_|_(?![^\W_])|(?m:^(?:#|-|>|\d+\.))", text)
-    assert not re.search(r"(?<!\d):\w+:", text)
+    assert 0 < units(message["text"]) <= 2_000
+    _check_no_markup(re.sub(rf"{_LINK}$", "", message["text"], flags=re.MULTILINE))
     assert 0 < len(message["blocks"]) <= 50
     for block in message["blocks"]:
         _check_block(block)
+
+
+def _check_no_markup(text: str) -> None:
+    assert not set(text) & set("&<>*~`|[]\\")
+    assert not re.search(rf"@(?!{SPACE}|…)|://|(?<![^\W_])_|_(?![^\W_])|(?m:^(?:#|-|>|\d+\.))", text)
+    assert not re.search(r"(?<!\d):\w+:", text)
 
 
 def _check_block(block: Any) -> None:
@@ -113,7 +119,9 @@ def _check_text_object(given: Any, most: int) -> None:
     assert 0 < units(text) <= most
     if given["type"] == "mrkdwn":
         assert set(given) == {"type", "text", "verbatim"}
-        assert _SLACK_MARKUP.fullmatch(text), text
+        if not _SLACK_MARKUP.fullmatch(text):  # a line of a digest
+            assert "\n" not in text
+            _check_no_markup(re.sub(rf" {_SLACK_LINK}$", "", text))
         return
     assert set(given) == {"type", "text", "emoji"}
     assert given["type"] == "plain_text"
@@ -162,7 +170,10 @@ def _check_run(run: Any) -> None:
     assert run["text"]
     assert "{{" not in run["text"]
     assert not re.search(r"</?at", run["text"], re.IGNORECASE)
-    _check_look({name: value for name, value in run.items() if name not in ("type", "text")})
+    action = run.get("selectAction")
+    assert action is None or (action.keys(), action["type"]) == ({"type", "url"}, "Action.OpenUrl")
+    assert action is None or re.fullmatch(_LINK, action["url"])
+    _check_look({name: run[name] for name in run if name not in ("type", "text", "selectAction")})
 
 
 def _check_look(look: Mapping[Any, Any]) -> None:
@@ -177,7 +188,9 @@ def check_pagerduty(request: Any) -> None:
     """Check by the Events API v2: its "Send an alert event", and its size limit."""
     check_texts(request)
     assert len(json.dumps(request)) <= 512 * 1024
-    assert set(request) == {"routing_key", "event_action", "dedup_key", "client", "payload"}
+    links = request.get("links", [])
+    assert set(request) - {"links"} == {"routing_key", "event_action", "dedup_key", "client", "payload"}
+    assert all(re.fullmatch(_LINK, link["href"]) and link["text"] for link in links)
     assert request["routing_key"] == ROUTING_KEY
     assert request["event_action"] in {"trigger", "acknowledge", "resolve"}
     assert re.fullmatch(r"[!-~]{1,255}", request["dedup_key"])
@@ -234,6 +247,7 @@ FORMATS = {
 }
 
 
-def make_format(format_: str, **values: Any) -> Any:
+def make_format(format_: str, *, console_url: str = "", **values: Any) -> Any:
     """Make a format of settings with what it needs."""
-    return format_class(format_)(settings(format_, **{**FORMATS[format_].needed, **values}))
+    made = settings(format_, **{**FORMATS[format_].needed, **values})
+    return format_class(format_)(made.linked(console_url))

@@ -11,10 +11,9 @@ from zoneinfo import ZoneInfo
 
 from bridge import __version__
 from bridge.events.builder import Reporter
-from bridge.events.model import CloudEvent, StoredEvent
-from bridge.formats.cloudevents import structured
+from bridge.events.model import CloudEvent, StoredEvent, structured
 from bridge.formats.notice import Notice, notice
-from bridge.formats.samples import check_event
+from bridge.formats.samples import make_test_event
 from bridge.imds.diff import Change, ChangeKind
 from bridge.imds.document import Document, ScheduledEvent
 from bridge.runtime.time import iso_utc
@@ -132,13 +131,15 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
                 "DryRun": False,
             },
         )
+    event = scheduled_event(at)
+    yield by.prepared(event, key="stay", seconds=12.5, sequence=9, at=at)
 
 
 # CloudEvents as formats get them, seen at NOW.
 
 EVENTS = {
     event.type.removeprefix("io.imdsbridge.").removesuffix(".v1"): event.envelope
-    for event in (*samples(NOW), check_event(NOW, vm="web-0"))
+    for event in (*samples(NOW), make_test_event(NOW, vm="web-0"))
 }
 
 

@@ -79,6 +79,7 @@ def record(folder: Path) -> list[Envelope]:
                 "queue": FLEET,
                 "session": SESSION,
                 "policy": {"allow": [{}], "deny": [{"event_type": ["Terminate"]}]},
+                "auto": [{"event_type": ["Preempt"], "run": ["/bin/true"], "group": True}],
             },
         }
         events = [*_watched(Forward(folder / "forward", given), imds)]
@@ -115,13 +116,13 @@ def id_of(envelope: Envelope, command: Envelope) -> str:
         if kind in END_STATUS:
             raw["EventStatus"] = data["PreviousStatus"]
         return _uuid5(f"{Change(kind=kind, event=ScheduledEvent(raw=raw)).fingerprint}:0")  # type: ignore[arg-type]
-    if family == "approval":
+    if family == "approval" and "causationid" in envelope:
         changed = {"id": envelope["causationid"], "data": {**command["data"], "EventIds": [data["EventId"]]}}
         key = parse_command(json.dumps({**command, **changed}).encode(), message_id="").key
         return _uuid5(f"{key}:{data['EventId'].lower()}:{kind}")
     if name == "bridge.test":
         return _uuid5(f"{envelope['source']}:test:{envelope['time']}")
-    if "reporterseq" not in envelope:
+    if "reporterseq" not in envelope or name == "approval.prepared":  # of which the id stands for a stay
         return str(envelope["id"])
     content = json.dumps(
         [name, envelope["time"], {k: v for k, v in data.items() if k != "Vm"}], sort_keys=True
@@ -181,6 +182,8 @@ def _approved(listen: Forward, imds: ImdsLab, bus: ServiceBusLab) -> list[Envelo
         imds.fault(400, method="POST", path=EVENTS_PATH)
         _approve(listen, _schedule(imds, "Reboot"))
         _wait(listen, "approval.failed")
+        _schedule(imds, "Preempt")
+        _wait(listen, "approval.prepared")
         nonsense = [
             message(f"no command {number}", session_id="lab.web-0", message_id=f"order-{number}")
             for number in range(MALFORMED)

@@ -37,6 +37,10 @@ REFUSALS: Mapping[str, tuple[tuple[str, ...], Callable[[str], Refused]]] = {
         ("attach", "store"),
         lambda _: Refused("com.microsoft:entity-disabled", "Messaging entity is currently disabled."),
     ),
+    "no_connection": (
+        ("attach",),
+        lambda _: Refused("amqp:resource-limit-exceeded", "ConnectionsQuotaExceeded for namespace: lab."),
+    ),
     "busy": (("store", "manage"), lambda _: Refused(BUSY, "The entity is being throttled. Wait 10 seconds.")),
     "quota": (
         ("store",),
@@ -281,6 +285,18 @@ def entities(
     return {"UserConfig": {"Namespaces": [{"Name": "lab", "Queues": queues, "Topics": topics}]}}
 
 
+def fleet_entities(topic: str, subscriptions: Sequence[str], commands: str) -> Json:
+    """Return a topic with duplicate detection, and one queue with sessions for the commands to all VMs."""
+    properties = {"LockDuration": "PT10S", "MaxDeliveryCount": 100, "DefaultMessageTimeToLive": "PT1H"}
+    return entities(
+        queues=[{"Name": commands, "Properties": {**properties, "RequiresSession": True}}],
+        topic=topic,
+        subscriptions=[{"Name": name, "Properties": properties} for name in subscriptions],
+        RequiresDuplicateDetection=True,
+        DuplicateDetectionHistoryTimeWindow="PT1H",
+    )
+
+
 class ServiceBusLab(server.ServiceBusLab):
     """The lab's bus, for tests. Every method may be called from any thread."""
 
@@ -360,6 +376,7 @@ class ServiceBusLab(server.ServiceBusLab):
             silent_cbs, refuse_cbs: do not answer tokens, or refuse them
             unauthorized: refuse links as for a missing role
             no_credit: grant senders no more credit
+            no_connection: refuse links as a namespace does that has no connection left
             busy, quota: refuse sends; busy also refuses requests to $management
             missing, disabled: detach and refuse links as for such an entity
 

@@ -106,6 +106,11 @@ class TokenEndpoint(RawServer):
                 "token_type": "Bearer",
             }
             fault = {"error": "invalid_request", "error_description": "Identity not found"}
+            if status >= 429:
+                fault = {
+                    "error": "unknown",
+                    "error_description": "Failed to retrieve token from Active Directory",
+                }
             body = json.dumps(token if status == 200 else fault).encode()
             head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
             connection.sendall(head.encode() + b"\r\n\r\n" + body)

@@ -25,7 +25,7 @@ def sink_status(**changes: Any) -> dict[str, Any]:
 def process_status(now: datetime, role: str = "forward", **changes: Any) -> dict[str, Any]:
     """Return the status of a process that works, with one sink called "ops"."""
     roles: dict[str, dict[str, Any]] = {
-        "forward": {"last_good_at": iso_utc(now), "last_error": None, "document": None},
+        "forward": {"vm": "web-0", "last_good_at": iso_utc(now), "last_error": None, "document": None},
         "listen": {
             "commands": {"from": "sb://bus/commands", "last_error": None},
             "last_good_at": None,
@@ -37,6 +37,7 @@ def process_status(now: datetime, role: str = "forward", **changes: Any) -> dict
         "role": role,
         "storage_error": None,
         "storage_errors": 0,
+        "identity_error": None,
         "outbox_bytes": 4096,
         "left_sinks": {},
         "sinks": {"ops": sink_status()},

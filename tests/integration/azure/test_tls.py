@@ -13,7 +13,7 @@ from bridge.config.approvals import ApprovalSettings
 from bridge.config.base import Secret
 from bridge.config.bus import ServiceBusSettings
 from bridge.errors import DeliveryError
-from bridge.service.composition import build_sink
+from bridge.service.parts import build_sinks
 from tests.support.bus import QUEUE
 from tests.support.process import RawServer, stored_event
 from tests.support.servicebus import ServiceBusLab
@@ -33,7 +33,7 @@ def test_events_and_commands_go_through_tls_to_the_port_of_the_connection_string
     bus: ServiceBusLab, settings: dict[str, Any], authority: Authority
 ) -> None:
     given = {**settings, "ca_file": authority.file}
-    sink = build_sink(ServiceBusSettings(kind="servicebus", **given))
+    (sink,) = build_sinks({"bus": ServiceBusSettings(kind="servicebus", **given)}).values()
     sink.send([stored_event(1)])
     sink.close()
     assert bus.entity(QUEUE).counts.active == 1
@@ -41,7 +41,7 @@ def test_events_and_commands_go_through_tls_to_the_port_of_the_connection_string
 
 
 def test_a_broker_of_another_authority_is_refused(bus: ServiceBusLab, settings: dict[str, Any]) -> None:
-    sink = build_sink(ServiceBusSettings(kind="servicebus", **settings))
+    (sink,) = build_sinks({"bus": ServiceBusSettings(kind="servicebus", **settings)}).values()
     with pytest.raises(DeliveryError, match=r"(?i)certificate.verify.failed"):
         sink.send([stored_event(1)])
     sink.close()

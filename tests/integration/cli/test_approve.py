@@ -50,10 +50,10 @@ def approve(cli: Cli, imds: ImdsLab, bus: ServiceBusLab) -> Cli:
 
 @contextmanager
 def waiting_command(
-    cli: Cli, bus: ServiceBusLab, event_id: str
+    cli: Cli, bus: ServiceBusLab, *event_ids: str, expires: str = "60s"
 ) -> Iterator[tuple[str, Callable[[], CommandResult]]]:
     """Run `approve --wait` beside the block; yield the command's id, and what returns the result."""
-    arguments = ["approve", event_id, "--wait", "--expires", "60s", "--config", str(cli.config)]
+    arguments = ["approve", *event_ids, "--wait", "--expires", expires, "--config", str(cli.config)]
     with subprocess.Popen(
         [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
@@ -160,6 +160,28 @@ def test_without_receipts_to_wait_for_nothing_is_sent(
     done = cli("approve", "E-1", "--wait")
     assert (done.code, bus.entity(QUEUE).messages) == (expected[0], ())
     assert expected[1] in done.err
+
+
+def test_with_wait_it_exits_with_4_after_a_dry_run(approve: Cli, bus: ServiceBusLab) -> None:
+    with waiting_command(approve, bus, "E-1") as (command_id, finish), Sender(bus, TOPIC) as sender:
+        sender.send(message(receipt(command_id, "E-1", DryRun=True)))
+        done = finish()
+    assert (done.code, "nothing was POSTed to IMDS" in done.err) == (4, True)
+    assert "IMDS accepted" not in done.out
+
+
+def test_with_wait_it_says_that_some_receipts_are_missing(approve: Cli, bus: ServiceBusLab) -> None:
+    with waiting_command(approve, bus, "E-1", "E-2", expires="3s") as (command_id, finish):
+        with Sender(bus, TOPIC) as sender:
+            sender.send(message(receipt(command_id, "E-1")))
+        done = finish()
+    assert (done.code, "only 1 of 2 receipts within 3s: of rejections, at most 100" in done.err) == (3, True)
+
+
+def test_more_event_ids_than_a_command_may_have_are_refused(approve: Cli, bus: ServiceBusLab) -> None:
+    done = approve("approve", *[f"E-{number}" for number in range(101)])
+    assert (done.code, bus.entity(QUEUE).messages) == (2, ())
+    assert "given 101 EventIds, expected at most 100" in done.err
 
 
 def test_with_wait_it_says_when_no_receipt_comes(approve: Cli) -> None:

@@ -31,7 +31,7 @@ def test_list_shows_the_newest_events(filled: Cli) -> None:
     values = [(row["seq"], row["id"], row["type"], row["stored_at"]) for row in newest]
     stored_at = "2027-01-15T08:00:00.000Z"
     assert values == [(2, "two", OTHER_TYPE, stored_at), (3, "three", OTHER_TYPE, stored_at)]
-    assert newest[0]["bytes"] == len(event("two", type_=OTHER_TYPE)[1])
+    assert newest[0]["bytes"] == len(event("two", type_=OTHER_TYPE).body)
 
 
 def test_list_shows_dead_letters_with_the_reason(filled: Cli) -> None:

@@ -42,6 +42,17 @@ def test_every_type_of_event_is_shown_as_it_is_sent_without_secrets(cli: Cli, si
         assert unwanted not in done.out
 
 
+def test_text_that_equals_a_headers_value_is_shown_and_the_header_is_not(cli: Cli) -> None:
+    cli.sinks(
+        it={**HOOK, "headers": {"X-Kind": "Platform", "X-Key": "key-topsecret"}, "bearer_token": "token-1"}
+    )
+    shown = cli("render", "--type", "scheduledevent.scheduled").out
+    assert '"EventSource":"Platform"' in shown
+    assert "X-Kind: ***" in shown
+    assert "topsecret" not in shown
+    assert "token-1" not in shown
+
+
 def test_the_exact_bytes_are_shown_or_indented_json(cli: Cli) -> None:
     cli.sinks(it={"kind": "stdout"})
     heading, body, *_ = cli("render", "--type", "scheduledevent.started").out.splitlines()
@@ -69,3 +80,23 @@ def test_an_unknown_sink_or_type_exits_2_with_the_known_ones(cli: Cli, arguments
     cli.sinks(ops={"kind": "stdout"}, it={"kind": "stdout"})
     done = cli("render", *arguments.split())
     assert (done.code, expected in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("format_", ["teams", "slack"])
+def test_a_digest_shows_all_types_as_one_message_with_links_to_the_console(cli: Cli, format_: str) -> None:
+    cli.write(sinks={"it": {**HOOK, "format": format_}}, console_url="https://console.example.org")
+    done = cli("render", "--digest")
+    assert done.code == 0, done
+    heading, *_, body = done.out.strip().splitlines()
+    assert heading == "# a digest"
+    text = json.dumps(json.loads(body), ensure_ascii=False)
+    assert " events: " in text
+    assert "https://console.example.org/event/" in text
+    assert "secret-part" not in done.out
+
+
+def test_a_sink_without_digests_has_none_to_show(cli: Cli) -> None:
+    cli.sinks(it={"kind": "stdout"})
+    done = cli("render", "--digest")
+    assert done.code != 0
+    assert "expected a sink for Teams or Slack instead of it" in done.err

@@ -95,7 +95,44 @@ def test_the_document_countdowns_and_sinks_are_shown(process: Process, cli: Cli)
     assert done.json["sinks"]["ops"]["backlog"] == 3
 
 
-RECEIVING = {"from": "bus/approvals", "unsettled": 0, "last_error": "the SDK has closed its receiver"}
+RECEIVING = {
+    "from": "bus/approvals",
+    "unsettled": 0,
+    "rests": False,
+    "looked_at": None,
+    "last_error": "the SDK has closed its receiver",
+}
+
+
+def test_a_listener_says_whether_it_rests_and_when_it_last_looked(process: Process, cli: Cli) -> None:
+    looked_at = (datetime.now(UTC) - timedelta(minutes=12)).isoformat()
+    rests = {**RECEIVING, "rests": True, "looked_at": looked_at, "last_error": None}
+    listens: dict[str, Any] = {"waiting_commands": 0, "dry_run": False, "sinks": {}}
+    process.write(**listens, commands=rests)
+    expected = (
+        r"BUS   bus/approvals, rests while nothing can be approved, last look 12 min( \d+ s)? ago, 0 command"
+    )
+    assert re.search(expected, cli("status").out)
+    process.write(**listens, commands={**rests, "rests": False})
+    assert "bus/approvals, receives, 0 command(s) waiting" in cli("status").out
+
+
+def test_what_the_auto_rules_make_of_an_event_is_shown_and_a_failed_program_needs_a_person(
+    process: Process, cli: Cli
+) -> None:
+    waits = {
+        "EventId": "E-1",
+        "Why": "waits for its turn behind web-3 (Reboot, in 4 min)",
+        "NeedsPerson": False,
+    }
+    failed = {"EventId": "E-2", "Why": "/drain has failed: exit code 1", "NeedsPerson": True}
+    listens: dict[str, Any] = {"commands": None, "waiting_commands": 0, "dry_run": False, "sinks": {}}
+    process.write(**listens, auto=[waits])
+    assert cli("status").code == 0
+    assert "E-1    waits for its turn behind web-3 (Reboot, in 4 min)" in cli("status").out
+    process.write(**listens, auto=[waits, failed])
+    done = cli("status", "--check")
+    assert (done.code, done.out) == (3, "event E-2: /drain has failed: exit code 1\n")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +149,7 @@ RECEIVING = {"from": "bus/approvals", "unsettled": 0, "last_error": "the SDK has
         (
             {"commands": RECEIVING, "waiting_commands": 0, "dry_run": False},
             True,
-            r"0 command\(s\) waiting; NOT RECEIVING: the SDK has closed its receiver",
+            r"NOT RECEIVING: the SDK has closed its receiver, 0 command\(s\) waiting",
         ),
     ],
     ids=["stopped", "store unavailable", "killed", "hangs", "receives nothing"],
@@ -200,9 +237,10 @@ def test_with_check_only_what_needs_a_person_is_printed(process: Process, cli: C
     process.write(sinks={"ops": {**OPS, "dead_letters": 0}})
     done = cli("status", "--check")
     assert (done.code, done.out) == (0, "nothing needs a person\n")
-    done = cli("status", "--check", "--backlog-seconds", "60")
+    process.write(sinks={"ops": {**OPS, "dead_letters": 0, "oldest_waits_seconds": 301.0}})
+    done = cli("status", "--check")
     assert done.code == 3
-    assert done.out == "sink ops has 3 event(s) waiting, the oldest for 65 s: 503\n"
+    assert done.out == "sink ops has 3 event(s) waiting, the oldest for 301 s: 503\n"
     process.release()
     done = cli("status", "--check")
     assert (done.code, done.out[:14]) == (3, "NOT RESPONDING")

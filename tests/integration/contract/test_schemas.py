@@ -21,9 +21,8 @@ from bridge.approvals.command import COMMAND_APPROVE, parse_command
 from bridge.contract.schemas import CLOUDEVENT, NAMES, file_name
 from bridge.contract.types import ATTRIBUTES, EVENT_NAMES, type_of
 from bridge.events.builder import Reporter
-from bridge.events.model import CloudEvent, StoredEvent
-from bridge.formats.cloudevents import structured
-from bridge.formats.samples import check_event, samples
+from bridge.events.model import CloudEvent, StoredEvent, structured
+from bridge.formats.samples import make_test_event, samples
 from bridge.imds.diff import Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
 from bridge.lab.servicebus.filters import Sql
@@ -231,7 +230,7 @@ def test_an_example_is_a_valid_event_of_its_type_with_the_id_of_its_content(name
 
 
 def test_the_samples_of_every_type_match_the_schemas() -> None:
-    built = [event.envelope for event in (*samples(AT), check_event(AT, vm="web-0"))]
+    built = [event.envelope for event in (*samples(AT), make_test_event(AT, vm="web-0"))]
     assert [fault for envelope in built for fault in faults(envelope)] == []
     assert {envelope["dataschema"] for envelope in built} == {
         schema["$id"] for name, schema in BY_NAME.items() if name not in (COMMAND_APPROVE, CLOUDEVENT)
@@ -425,3 +424,23 @@ def test_a_receipt_without_a_known_event_matches_the_schema() -> None:
         data={**named, "EventType": None, "NotBeforeUtc": None},
     )
     assert faults_in(iter([built])) == []
+
+
+@pytest.mark.parametrize(
+    ("epoch", "number", "is_valid"),
+    [
+        (None, None, True),
+        ("e1", 17, True),
+        ("e1", None, False),
+        ("e1", "17", False),
+        ("e1", -1, False),
+        (None, 17, False),
+    ],
+)
+def test_a_start_names_the_run_before_with_its_last_number_or_not_at_all(
+    epoch: str | None, number: Any, is_valid: bool
+) -> None:
+    event = REPORTER.heartbeat(
+        reason="Started", version="1", backlog={}, sequence=1, at=AT, previous=(epoch, number)
+    )
+    assert (faults(envelope_of(structured(event))) == []) is is_valid

@@ -37,7 +37,7 @@ def close() -> Iterator[None]:
 
 
 def client(url: str, **settings: Any) -> ImdsClient:
-    made.append(ImdsClient(ImdsSettings(endpoint=url, **settings), clock=MovedClock(), environ={}))
+    made.append(ImdsClient(ImdsSettings(endpoint=url, **settings), clock=MovedClock()))
     return made[-1]
 
 
@@ -73,15 +73,15 @@ def test_the_request_is_as_imds_requires(imds: ImdsLab, monkeypatch: pytest.Monk
     assert not {"x-forwarded-for", "cookie", "authorization", "forwarded", "via"} & set(request.headers)
 
 
-def test_an_endpoint_is_discovered_again_after_no_answer() -> None:
+def test_an_endpoint_is_discovered_again_after_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     # SCHEDULEDEVENTSIP holds an address without a port, so this one leads nowhere
     settings = ImdsSettings(endpoint="discover")
-    environ: dict[str, str] = {}
-    imds = ImdsClient(settings, clock=MovedClock(), environ=environ)
+    monkeypatch.delenv("SCHEDULEDEVENTSIP", raising=False)
+    imds = ImdsClient(settings, clock=MovedClock())
     assert "no SCHEDULEDEVENTSIP and no lease with DHCP option 245" in str(failure(imds))
-    environ["SCHEDULEDEVENTSIP"] = "127.0.0.2"
+    monkeypatch.setenv("SCHEDULEDEVENTSIP", "127.0.0.2")
     assert "IMDS at http://127.0.0.2" in str(failure(imds, timeout_seconds=0.5))
-    environ["SCHEDULEDEVENTSIP"] = "127.0.0.3"
+    monkeypatch.setenv("SCHEDULEDEVENTSIP", "127.0.0.3")
     assert "IMDS at http://127.0.0.3" in str(failure(imds, timeout_seconds=0.5))
 
 
@@ -282,6 +282,7 @@ def test_instance_data_identifies_this_vm_unless_the_settings_name_it(imds: Imds
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"null", b"{}", b'{"name": ""}', b'{"name": 5}', b"\xff\xfe", b"[" * 100_000]
 )
+@pytest.mark.usefixtures("without_collection")
 def test_unreadable_instance_data_is_an_error(body: bytes) -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with (

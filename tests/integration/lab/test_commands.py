@@ -149,7 +149,8 @@ def test_what_cannot_be_done_is_reported_with_exit_code_2(
 
 
 def test_the_lab_prints_addresses_and_a_good_configuration_and_plays_until_a_signal(tmp_path: Path) -> None:
-    arguments = ["--vm", "extra", "--scenario", "host-failure", "--time-scale", "1000"]
+    file = tmp_path / "lab.toml"
+    arguments = ["--vm", "extra", "--scenario", "host-failure", "--time-scale", "1000", "--write", str(file)]
     with subprocess.Popen([*COMMAND, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines: list[str] = []
@@ -171,10 +172,9 @@ def test_the_lab_prints_addresses_and_a_good_configuration_and_plays_until_a_sig
     ):
         assert re.search(pattern, text, re.MULTILINE), pattern
     assert lines[-1].endswith("stopping\n")
-    _, _, given = text.partition("save this as lab.toml")
+    _, _, given = text.partition(f"imds-bridge forward --config {file}")
     shown = [line[2:] for line in given.partition("Create events")[0].splitlines() if line.startswith("  ")]
-    file = tmp_path / "lab.toml"
-    file.write_text("\n".join(shown))
+    assert [line for line in shown if line] == [line for line in file.read_text().splitlines() if line]
     config = load(file, {})
     assert sorted(config.sinks) == ["bus", "grid", "inbox"]
     assert config.approvals is not None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.measure import KIB
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS = 0 if sys.platform == "win32" else os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +20,14 @@ class Usage:
         cpu_seconds: in user and in kernel mode.
         rss_mib: resident, with the pages of libraries that other processes share.
         pss_mib: the same, where a shared page counts in part only.
+        threads, files: how many it has.
     """
 
-    cpu_seconds: float
-    rss_mib: float
-    pss_mib: float
+    cpu_seconds: float = 0.0
+    rss_mib: float = 0.0
+    pss_mib: float = 0.0
+    threads: int = 0
+    files: int = 0
 
 
 def usage(pid: int) -> Usage:
@@ -37,4 +41,6 @@ def usage(pid: int) -> Usage:
         cpu_seconds=(int(fields[11]) + int(fields[12])) / _TICKS,
         rss_mib=kib["Rss"] / KIB,
         pss_mib=kib["Pss"] / KIB,
+        threads=len([*(folder / "task").iterdir()]),
+        files=len([*(folder / "fd").iterdir()]),
     )

@@ -1,0 +1,157 @@
+"""The audit on a subscription: messages are archived before they are completed, and none is read twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from azure.servicebus.exceptions import MessageLockLostError
+
+from infra.consumers.audit.audit import RECEIVERS, consume
+from tests.support.audit import Json, Process, write
+from tests.support.bus import Sender, message
+from tests.support.consumers import ALL, TOPIC, bus_config, run_script
+from tests.support.servicebus import ServiceBusLab
+
+BUS = ["--topic", TOPIC, "--subscription", ALL]
+LIMIT_SECONDS = 30
+
+
+@pytest.fixture
+def bus() -> Iterator[ServiceBusLab]:
+    with ServiceBusLab(bus_config()) as lab:
+        yield lab
+
+
+class Subscription:
+    """A subscription in memory: each receiver gets one message after the other."""
+
+    def __init__(self, archive: Path, bodies: list[bytes]) -> None:
+        self.archive, self.waiting = archive, [SimpleNamespace(body=[one]) for one in bodies]
+        self.lock = threading.Lock()
+        self.completed: list[bytes] = []
+        self.unsafe: list[bytes] = []
+
+    def receiver(self) -> Subscription:
+        return self
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def receive_messages(self, _: int, *, max_wait_time: float) -> list[SimpleNamespace]:  # noqa: ARG002
+        with self.lock:
+            return [self.waiting.pop()] if self.waiting else []
+
+    def complete_message(self, one: SimpleNamespace) -> None:
+        if one.body[0] + b"\n" not in self.archive.read_bytes():
+            self.unsafe.append(one.body[0])
+        self.completed.append(one.body[0])
+
+
+def send(bus: ServiceBusLab, events: list[Json]) -> None:
+    with Sender(bus, TOPIC) as sender:
+        sender.send(*(message(json.dumps(one).encode(), message_id=one["id"]) for one in events))
+
+
+def audited(bus: ServiceBusLab, *arguments: str | Path) -> Json:
+    env = {"SERVICEBUS_CONNECTION_STRING": bus.connection_string}
+    done = run_script("audit/audit.py", *BUS, "--json", *arguments, env=env)
+    assert done.stderr == ""
+    report: Json = json.loads(done.stdout)
+    return report
+
+
+def test_messages_are_completed_at_the_same_time_each_once_the_archive_has_it(tmp_path: Path) -> None:
+    together = threading.Barrier(RECEIVERS)
+
+    class Slow(Subscription):
+        def complete_message(self, one: SimpleNamespace) -> None:
+            together.wait(LIMIT_SECONDS)
+            super().complete_message(one)
+
+    archive = tmp_path / "archive.jsonl"
+    subscription = Slow(archive, [b'{"n": %d}' % number for number in range(RECEIVERS)])
+    consume(subscription.receiver, archive)
+    assert len(subscription.completed) == len(archive.read_bytes().splitlines()) == RECEIVERS
+    assert subscription.unsafe == []
+
+
+def test_a_message_is_completed_once_its_line_is_synced_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, synced = tmp_path / "archive.jsonl", [b""]
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(archive.read_bytes()))
+
+    class Careful(Subscription):
+        def complete_message(self, one: SimpleNamespace) -> None:
+            assert one.body[0] in synced[-1]
+            super().complete_message(one)
+
+    subscription = Careful(archive, [b"1", b"2", b"3"])
+    consume(subscription.receiver, archive)
+    assert len(subscription.completed) == 3
+
+
+def test_a_lost_lock_ends_nothing(tmp_path: Path) -> None:
+    class Lost(Subscription):
+        def complete_message(self, one: SimpleNamespace) -> None:
+            super().complete_message(one)
+            raise MessageLockLostError
+
+    subscription = Lost(tmp_path / "archive.jsonl", [b"1", b"2", b"3"])
+    consume(subscription.receiver, subscription.archive)
+    assert len(subscription.completed) == 3
+
+
+def test_an_error_of_one_receiver_is_the_audits(tmp_path: Path) -> None:
+    class Broken(Subscription):
+        def complete_message(self, one: SimpleNamespace) -> None:
+            raise OSError(f"cannot complete {one}")
+
+    with pytest.raises(OSError, match="cannot complete"):
+        consume(Broken(tmp_path / "archive.jsonl", [b"1"]).receiver, tmp_path / "archive.jsonl")
+
+
+@pytest.mark.parametrize("size", [-1, -200])
+def test_a_line_that_a_killed_audit_began_spoils_no_other(
+    tmp_path: Path, bus: ServiceBusLab, size: int
+) -> None:
+    process = Process().start().hours(1).stop()
+    archive = write(tmp_path / "archive.jsonl", process.events[:2])
+    archive.write_bytes(archive.read_bytes()[:size])
+    send(bus, process.events[1:])
+    report = audited(bus, "--consume", archive)
+    assert (report["missing"], report["events"], report["duplicates"]) == ([], 3, 1 if size == -1 else 0)
+    assert len(archive.read_text().splitlines()) == report["events"] + report["duplicates"]
+
+
+def test_an_audit_that_only_looks_reads_each_message_once(bus: ServiceBusLab, tmp_path: Path) -> None:
+    process = Process().start().hours(1)
+    send(bus, process.events)
+    first = audited(bus, "--state", tmp_path / "state", "--now", process.events[-1]["time"])
+    send(bus, process.stop().events[2:])
+    second = audited(bus, "--state", tmp_path / "state")
+    assert [(one["events"], one["duplicates"], one["missing"]) for one in (first, second)] == [
+        (2, 0, []),
+        (3, 0, []),
+    ]
+    assert bus.entity(f"{TOPIC}/Subscriptions/{ALL}").counts.active == 3
+
+
+def test_what_is_new_in_the_archive_is_audited(bus: ServiceBusLab, tmp_path: Path) -> None:
+    process, archive = Process().start().hours(1), tmp_path / "archive.jsonl"
+    now: list[Any] = ["--now", process.events[-1]["time"]]
+    for events in (process.events[:2], process.stop().events[2:]):
+        send(bus, events)
+        report = audited(bus, "--consume", archive, "--state", tmp_path / "state", *now)
+        assert (report["missing"], report["duplicates"]) == ([], 0)
+        assert report["reporters"][0]["last"] == report["events"] == len(archive.read_text().splitlines())

@@ -1,0 +1,163 @@
+"""The audit of a fleet: VMs with one name, late instance data, losses that were looked at, wrong clocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.audit import HOUR, START, VM, Process, audit, iso
+
+
+def test_vms_with_one_name_in_two_groups_do_not_hide_each_others_death(tmp_path: Path) -> None:
+    alive, dead = Process(group="shop").start().hours(96), Process(group="office").start().hours(2)
+    verdict = audit(tmp_path, [*alive.events, *dead.events], "--now", iso(alive.at))
+    assert (verdict.code, verdict.kinds) == (3, ["silent"])
+    (silent,) = verdict.of("silent")
+    assert silent["source"] == VM.format("office", "web-0")
+
+
+def test_since_accepts_the_run_that_was_under_way_of_each_of_two_vms_with_one_name(tmp_path: Path) -> None:
+    restarted, other = Process(group="office").start().hours(1), Process(group="shop").start().hours(5)
+    restarted.at += HOUR
+    restarted.start().hours(3)
+    since = iso(START + 1.5 * HOUR)
+    events = [event for event in [*other.events, *restarted.events] if event["time"] > since]
+    assert audit(tmp_path, events, "--since", since).kinds == []
+    assert audit(tmp_path, events).kinds == ["run", "numbers"]
+
+
+def test_a_first_run_without_instance_data_is_found_under_the_name_of_the_host(tmp_path: Path) -> None:
+    process = Process("vm").start(source="urn:imds-bridge:vm:vm").hours(1)
+    process.start(name="web-0").hours(3)
+    verdict = audit(tmp_path, process.events, "--now", iso(process.at))
+    assert (verdict.code, verdict.kinds) == (0, [])
+
+
+def test_a_vm_whose_arm_id_changes_its_letter_case_is_one_vm(tmp_path: Path) -> None:
+    process = Process().start(forget=True).hours(1)
+    process.start(source=process.source.upper(), forget=True).hours(9)
+    assert audit(tmp_path, process.events, "--now", iso(process.at)).code == 0
+
+
+def test_a_loss_is_missing_until_it_is_accepted(tmp_path: Path) -> None:
+    process = Process().start()
+    first, second = process.lose(sink="archive"), process.lose(None)
+    events = process.stop().events
+    assert [one["id"] for one in audit(tmp_path, events).of("loss")] == [first, second]
+    assert [one["id"] for one in audit(tmp_path, events, "--accept", first).report["missing"]] == [second]
+    done = audit(tmp_path, events, "--accept", first, "--accept", second)
+    assert done.code == 0
+    assert sum("accepted: " in note for note in done.report["remarks"]) == 2
+
+
+def test_what_a_loss_leaves_behind_can_be_accepted_too(tmp_path: Path) -> None:
+    process = Process().start()
+    (lost,) = process.change()
+    gap, run = f"{process.epoch}:2-3", process.hours(2).epoch
+    rest = [
+        one
+        for one in process.events
+        if one["id"] != lost and one.get("reporterseq", "")[-1:] not in ("2", "3")
+    ]
+    process.start()
+    whole = process.hours(1).epoch
+    process.start().stop()
+    rest += process.events[-2:]
+    verdict = audit(tmp_path, rest)
+    assert {one["id"] for one in verdict.report["missing"]} == {gap, whole}
+    assert run != whole
+    assert audit(tmp_path, rest, "--accept", gap, "--accept", whole).code == 0
+
+
+def test_a_loss_of_a_sink_that_is_not_this_archives_is_a_note(tmp_path: Path) -> None:
+    process = Process().start()
+    process.lose(sink="chat")
+    process.stop()
+    assert audit(tmp_path, process.events, "--sink", "chat").code == 3
+    done = audit(tmp_path, process.events, "--sink", "archive")
+    assert done.code == 0
+    assert any("sink chat" in note for note in done.report["remarks"])
+    process.lose(sink=None)
+    assert audit(tmp_path, process.events, "--sink", "archive").kinds == ["loss"]
+
+
+def test_a_vm_whose_clock_is_days_ahead_makes_no_other_silent(tmp_path: Path) -> None:
+    ahead, other = Process(group="office", at=START + 72 * HOUR).start().hours(2), Process().start().hours(2)
+    assert audit(tmp_path, [*ahead.events, *other.events]).kinds == []
+    verdict = audit(tmp_path, [*ahead.events, *other.events], "--now", iso(ahead.at))
+    assert [one["source"] for one in verdict.of("silent")] == [other.source]
+
+
+def test_a_process_that_dies_beside_a_living_one_of_its_vm_is_silent(tmp_path: Path) -> None:
+    forward, listen = Process().start().hours(9), Process(role="listen").start().hours(2)
+    verdict = audit(tmp_path, [*forward.events, *listen.events])
+    assert [one["reporter"] for one in verdict.of("silent")] == ["web-0/listen"]
+    assert audit(tmp_path, [*forward.events, *listen.events], "--gone", "*/listen").code == 0
+    assert audit(tmp_path, [*forward.events, *listen.events], "--gone", "*/resourceGroups/shop/*").code == 0
+
+
+def test_ids_that_heartbeats_list_must_have_arrived_too(tmp_path: Path) -> None:
+    process = Process().start().hours(2)
+    process.events[-2]["data"]["CloudEventIds"] = ["a", "b"]
+    process.events[-1]["data"]["CloudEventIds"] = ["c"]
+    other = Process(group="office").start()
+    other.change(["a", "c"])
+    assert [one["id"] for one in audit(tmp_path, [*process.events, *other.events]).report["missing"]] == ["b"]
+
+
+def test_a_chain_that_forks_has_a_note_and_one_last_run(tmp_path: Path) -> None:
+    process = Process().start().hours(1)
+    before = (process.epoch, process.number)
+    process.start().hours(1)
+    process.epoch, process.number = before
+    process.start().hours(5)
+    verdict = audit(tmp_path, process.events, "--now", iso(process.at))
+    assert verdict.code == 0
+    assert any("2 runs follow it" in note for note in verdict.report["remarks"])
+    assert audit(tmp_path, process.events, "--now", iso(process.at + 2 * HOUR)).kinds == ["silent"]
+
+
+def test_since_excuses_the_run_before_the_first_one_and_no_later_one(tmp_path: Path) -> None:
+    process = Process().start().hours(3)
+    since = iso(START + 1.5 * HOUR)
+    assert audit(tmp_path, process.events, "--since", since).report["reporters"][0]["first"] == 3
+    rest = [one for one in process.events if one["time"] > since]
+    lost = process.start().hours(1).epoch
+    rest += process.start().hours(1).events[-2:]
+    assert [one["id"] for one in audit(tmp_path, reversed(rest), "--since", since).report["missing"]] == [
+        lost
+    ]
+    only = process.events[-2:]
+    assert audit(tmp_path, only, "--since", since).code == 0
+
+
+def test_a_run_has_its_own_name_although_the_next_one_arrives_first(tmp_path: Path) -> None:
+    process = Process("vm").start(source="urn:imds-bridge:vm:vm").hours(1)
+    process.start(name="web-0").hours(1)
+    verdict = audit(tmp_path, reversed(process.events), "--expect", "vm/forward", "--expect", "web-0/forward")
+    assert verdict.code == 0
+    assert [one["reporter"] for one in verdict.report["reporters"]] == ["vm/forward", "web-0/forward"]
+
+
+def test_a_run_whose_heartbeats_have_not_arrived_is_silent_after_an_hour_and_not_before(
+    tmp_path: Path,
+) -> None:
+    process = Process().start()
+    process.change()
+    rest = process.events[1:]
+    for hours, kinds in ((1, ["numbers"]), (2, ["numbers", "silent"])):
+        assert audit(tmp_path, rest, "--now", iso(START + hours * HOUR)).kinds == kinds
+
+
+def test_a_run_that_goes_on_after_its_end_is_not_over(tmp_path: Path) -> None:
+    process = Process().start().stop()
+    now = ["--now", iso(START + 2 * HOUR)]
+    assert audit(tmp_path, process.events, *now).code == 0
+    process.change()
+    assert audit(tmp_path, process.events, *now).kinds == ["silent"]
+
+
+def test_numbers_that_a_heartbeat_names_must_have_arrived(tmp_path: Path) -> None:
+    process = Process().start().hours(1)
+    process.events[-1]["data"]["LastReporterSeq"] = 5
+    (found,) = audit(tmp_path, process.events).of("numbers")
+    assert (found["first"], found["last"]) == (3, 5)

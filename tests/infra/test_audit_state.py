@@ -1,0 +1,136 @@
+"""The audit that remembers: it reads only what is new, and says what a whole one says."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from infra.consumers.audit.audit import Audit, read_file
+from tests.support.audit import START, Json, Process, fleet, iso, recording, tampered, write
+from tests.support.consumers import run_script
+
+TRIALS = int(os.environ.get("TEST_AUDIT_TRIALS", "30"))
+SEED = int(os.environ.get("TEST_AUDIT_SEED", "0")) or int.from_bytes(os.urandom(4))
+
+
+def verdict(file: Path, state: Path | None, since: float | None) -> Json:
+    """Return all that the verdict of an audit depends on."""
+    with closing(Audit(state, since)) as audit:
+        read_file(audit, file)
+        missing = audit.missing(None, [], ["web-0/forward"])
+        audit.save()
+        return {"missing": missing, "events": audit.events, "duplicates": audit.duplicates}
+
+
+@pytest.mark.parametrize("trial", range(TRIALS))
+def test_an_audit_of_what_is_new_finds_what_a_whole_one_finds_at_every_prefix(
+    tmp_path: Path, trial: int
+) -> None:
+    rng = Random(f"{SEED}/{trial}")  # noqa: S311 - repeatable
+    events = tampered(rng, fleet() if trial % 4 else recording(tmp_path / "recording"))
+    content = b"".join(json.dumps(one).encode() + b"\n" for one in [*events, {"type": 1}, *events[:5]])
+    since = rng.choice([None, START + 3600])
+    file, position = tmp_path / "archive.jsonl", 0
+    while position < len(content):
+        position = min(len(content), position + rng.randrange(1, len(content) // 4))
+        file.write_bytes(content[:position])
+        new, whole = (verdict(file, state, since) for state in (tmp_path / "state", None))
+        assert new == whole, f"TEST_AUDIT_SEED={SEED}"
+
+
+def test_a_second_audit_reads_nothing_again(tmp_path: Path) -> None:
+    process = Process().start().hours(1)
+    file, state = write(tmp_path / "archive.jsonl", process.events), tmp_path / "audit.db"
+    arguments: list[str | Path] = ["--file", file, "--state", state, "--json"]
+    first, second = (json.loads(run_script("audit/audit.py", *arguments).stdout) for _ in range(2))
+    assert (first["events"], len(first["reporters"])) == (2, 1)
+    assert (second["events"], second["duplicates"], second["reporters"]) == (2, 0, [])
+    write(file, process.start().events)
+    third = json.loads(run_script("audit/audit.py", *arguments).stdout)
+    assert (third["events"], third["missing"]) == (3, [])
+    assert any("was killed after number 2" in note for note in third["remarks"])
+
+
+def test_a_loss_stays_missing_in_later_audits_until_it_is_accepted(tmp_path: Path) -> None:
+    process = Process().start()
+    name = process.lose()
+    arguments: list[str | Path] = [
+        "--file",
+        write(tmp_path / "archive.jsonl", process.events),
+        "--state",
+        tmp_path / "state",
+    ]
+    for accepted, code in (([], 3), ([], 3), ([f"--accept={name}"], 0)):
+        assert run_script("audit/audit.py", *arguments, *accepted).returncode == code
+    listed = tmp_path / "accepted.txt"
+    listed.write_text(f"--accept={name}\n")
+    assert run_script("audit/audit.py", *arguments, f"@{listed}").returncode == 0
+
+
+def test_a_last_line_that_is_being_written_is_left_for_the_next_audit(tmp_path: Path) -> None:
+    process = Process().start().hours(1)
+    file = write(tmp_path / "archive.jsonl", process.events)
+    whole = file.read_bytes()
+    arguments: list[str | Path] = ["--file", file, "--state", tmp_path / "state"]
+    for size, events in ((-50, 1), (-1, 2), (None, 2)):
+        file.write_bytes(whole[:size])
+        done = run_script("audit/audit.py", *arguments)
+        assert done.returncode == 0
+        assert f"complete, {events} events" in done.stdout
+        assert ("is not complete: it was left out" in done.stdout) == (events == 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("short\n", "is not the file that the state has read"), ("x" * 9999, "is not the file")],
+)
+def test_another_file_in_the_place_of_one_that_was_read_is_refused(
+    tmp_path: Path, content: str, expected: str
+) -> None:
+    file = write(tmp_path / "archive.jsonl", Process().start().events)
+    arguments: list[str | Path] = ["--file", file, "--state", tmp_path / "state"]
+    assert run_script("audit/audit.py", *arguments).returncode == 0
+    file.write_text(content)
+    done = run_script("audit/audit.py", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert expected in done.stderr
+
+
+def test_a_file_for_each_day_is_read_with_one_state(tmp_path: Path) -> None:
+    process, state = Process().start().hours(1), tmp_path / "state"
+    first = write(tmp_path / "1.jsonl", process.events)
+    assert run_script("audit/audit.py", "--file", first, "--state", state).returncode == 0
+    second = write(tmp_path / "2.jsonl", process.hours(2).events[2:])
+    done = run_script("audit/audit.py", "--file", second, "--state", state)
+    assert done.returncode == 0
+    assert "complete, 4 events" in done.stdout
+
+
+def test_a_state_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    file, state = write(tmp_path / "archive.jsonl", Process().start().events), tmp_path / "state"
+    state.write_text("this is the archive, given as the state by mistake" * 100)
+    done = run_script("audit/audit.py", "--file", file, "--state", state)
+    assert (done.returncode, "not a database" in done.stderr) == (1, True)
+    state.unlink()
+    since = ["--since", iso(START - 60)]
+    assert run_script("audit/audit.py", "--file", file, "--state", state, *since).returncode == 0
+    assert run_script("audit/audit.py", "--file", file, "--state", state).returncode == 0
+    done = run_script("audit/audit.py", "--file", file, "--state", state, "--since", iso(START))
+    assert (done.returncode, "was begun with --since 2026-11-20T11:59:00Z" in done.stderr) == (2, True)
+
+
+def test_an_audit_that_fails_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    file, state = write(tmp_path / "archive.jsonl", Process().start().events), tmp_path / "state"
+    with closing(Audit(state)) as audit:
+        read_file(audit, file)
+        audit.store()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            Audit(state)
+    done = run_script("audit/audit.py", "--file", file, "--state", state)
+    assert "complete, 1 events" in done.stdout

@@ -1,0 +1,110 @@
+"""Events of several VMs with a real listener on each: nobody approves for others, and one leaves after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.imds_lab import ImdsLab
+from tests.support.process import LIMIT_SECONDS, Forward, wait_until
+
+NAMES = ("web-0", "web-1", "web-2")
+PREPARED = "io.imdsbridge.approval.prepared.v1"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Group:
+    """Three listeners on one IMDS; each program adds a line to `ran`."""
+
+    def __init__(self, folder: Path, imds: ImdsLab, **rule: Any) -> None:
+        self.imds = imds
+        self.ran = folder / "ran"
+        self.ran.touch()
+        self.listeners = {}
+        for name in NAMES:
+            begins = f'echo "{name} $IMDS_BRIDGE_EVENT_ID" >> {self.ran}'
+            script = f"{begins}; while [ -e {folder}/hold ]; do sleep 0.1; done"
+            auto = {"run": ["/bin/sh", "-c", script], "group": True, "run_timeout_seconds": 60, **rule}
+            given = {"imds": {"endpoint": imds.url(name)}, "approvals": {"auto": [auto]}}
+            self.listeners[name] = Forward(folder / name, given, role="listen")
+        self.hold = folder / "hold"
+
+    @property
+    def runs(self) -> list[list[str]]:
+        """The VM and the EventId of each program that began, in their order."""
+        return [line.split() for line in self.ran.read_text().splitlines()]
+
+    @property
+    def begun(self) -> list[str]:
+        """The EventIds whose programs began, each once: after a skipped incarnation a program runs again."""
+        return [*dict.fromkeys(event for _, event in self.runs)]
+
+    def prepared(self, name: str) -> list[str]:
+        """Return the ids of what a VM has published as prepared."""
+        return [one["id"] for one in self.listeners[name].printed() if one["type"] == PREPARED]
+
+    def schedule(self, *names: str, **changes: Any) -> str:
+        options = {"event_type": "Reboot", "notice_seconds": 900, **changes}
+        return self.imds.schedule(resources=[*names], **options)
+
+
+@contextmanager
+def running(folder: Path, **rule: Any) -> Iterator[Group]:
+    with ImdsLab(vms=NAMES, rate_limit=None) as imds, ExitStack() as stack:
+        group = Group(folder, imds, **rule)
+        for listener in group.listeners.values():
+            stack.enter_context(listener)
+        yield group
+
+
+def test_every_vm_prepares_for_an_event_of_all_also_after_a_kill_and_none_approves_it(tmp_path: Path) -> None:
+    with running(tmp_path) as group:
+        group.hold.touch()
+        event = group.schedule(*NAMES)
+        wait_until(lambda: len(group.runs) == len(NAMES))
+        killed = group.listeners["web-1"]
+        killed.kill()
+        killed.start()
+        wait_until(lambda: len(group.runs) == len(NAMES) + 1)  # it had not ended
+        group.hold.unlink()
+        wait_until(lambda: all(group.prepared(name) for name in NAMES))
+        killed.kill()
+        killed.start()
+        wait_until(lambda: len([one for one in killed.printed() if "heartbeat" in one["type"]]) >= 2)
+        group.imds.update(event, Resources=["web-0", "web-1"])  # it changes: two prepare again
+        wait_until(lambda: all(len(set(group.prepared(name))) == 2 for name in ("web-0", "web-1")))
+        assert group.imds.approvals == []
+        group.imds.update(event, Resources=["web-2"])  # and shrinks to one VM
+        wait_until(lambda: group.imds.approvals)
+        assert {one.vm for one in group.imds.approvals} == {"web-2"}
+    assert [name for name, _ in group.runs].count("web-2") == 2
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_of_three_events_of_one_vm_each_only_so_many_leave_at_once(tmp_path: Path, limit: int) -> None:
+    with running(tmp_path, max_unavailable=limit) as group:
+        events = [group.schedule(name, notice_seconds=900 + number) for number, name in enumerate(NAMES)]
+        most = 0
+        for number, event in enumerate(events):
+            wait_until(lambda event=event: event in [one.event_id for one in group.imds.approvals])  # type: ignore[misc]
+            wait_until(lambda: len(group.begun) >= min(len(NAMES), number + limit))  # noqa: B023 - called here
+            most = max(most, len(group.begun) - number)
+            group.imds.complete(event)
+        assert most == limit
+        assert (set(group.begun[:limit]), group.begun[limit:]) == (set(events[:limit]), events[limit:])
+
+
+def test_behind_an_event_that_never_ends_a_program_starts_at_its_deadline_and_nothing_is_approved(
+    tmp_path: Path,
+) -> None:
+    with running(tmp_path, max_unavailable=1, run_timeout_seconds=5) as group:
+        group.imds.start(group.schedule("web-2", event_type="Redeploy"))
+        late = group.schedule("web-0", notice_seconds=15 + 15)
+        wait_until(lambda: group.prepared("web-0"), timeout_seconds=LIMIT_SECONDS)
+        assert group.imds.approvals == []
+        assert group.begun == [late]

@@ -1,0 +1,59 @@
+"""A machine that runs the programs of one listener in memory: the test says when and how they end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.runtime.program import Result, Run
+
+
+class Machine:
+    """Runs the programs of one listener; `runs` has every one that was started, in order."""
+
+    def __init__(self) -> None:
+        self.runs: list[MachineRun] = []
+        self.is_slow_to_end = False
+
+    def make(self, *given: Any, timeout_seconds: float) -> Run:
+        """Make a run, as the listener does."""
+        self.runs.append(MachineRun(self, *given, timeout_seconds=timeout_seconds))
+        return self.runs[-1]
+
+    @property
+    def running(self) -> list[MachineRun]:
+        """Those that have not ended."""
+        return [run for run in self.runs if run.result is None]
+
+    @property
+    def asked_to_end(self) -> list[MachineRun]:
+        """Those that were asked to end, whether or not they have."""
+        return [run for run in self.runs if run.is_asked_to_end]
+
+    @property
+    def ended(self) -> list[MachineRun]:
+        """Those that have ended because they were asked to."""
+        return [run for run in self.runs if run.result and run.result.ended_by == "stop"]
+
+    def finish(self, **result: Any) -> None:
+        """End every program that runs."""
+        for run in self.running:
+            run.result = Result(**result)
+
+
+class MachineRun(Run):
+    """A run that starts nothing, and ends at once when it is asked to, unless the machine is slow."""
+
+    def __init__(self, machine: Machine, *given: Any, timeout_seconds: float) -> None:
+        super().__init__(*given, timeout_seconds=timeout_seconds)
+        self._machine, self.is_asked_to_end = machine, False
+        self.command, self.body, self.data = given
+        self.timeout_seconds = timeout_seconds
+
+    def start(self) -> None:
+        """Start nothing."""
+
+    def end(self) -> None:
+        """End it without a result of its own."""
+        self.is_asked_to_end = True
+        if not self._machine.is_slow_to_end:
+            self.result = self.result or Result(code=-15, ended_by="stop")
