@@ -9,12 +9,13 @@ DEMO_READY := $(VENV)/.demo-ready $(VERSION)
 READY := $(VENV)/.ready $(VERSION)
 RELEASE_READY := $(VENV)/.release-ready $(VERSION)
 JSON ?=
+unexport PYTHONDONTWRITEBYTECODE # each test run and process would compile everything again
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-annotate --no-emit-index-url --no-emit-find-links
 
 .DEFAULT_GOAL := help
-.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers bench mutants soak fleet dist audit lock clean
+.PHONY: help demo console quick test size coverage unit lint format-check types types-windows layers windows bench mutants soak fleet dist audit lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -55,6 +56,9 @@ types-windows: $(READY) # a cache serves one platform
 layers: $(READY)
 	$(BIN)/lint-imports
 
+windows: $(READY) ## run the unit tests on Windows' Python under Wine, which is installed into ~/.cache (not yet in CI)
+	@VENV=$(VENV) tests/windows/run
+
 bench: $(READY) ## measure against the limits; JSON=FILE also writes the figures to a file
 	@$(BIN)/python -m tests.bench $(if $(JSON),--json $(JSON))
 
@@ -83,7 +87,7 @@ lock: $(READY) ## choose new versions; the lock files hold versions, markers and
 	$(COMPILE) --constraint requirements/dev.lock --extra console --extra lab --group build --output-file requirements/demo.lock pyproject.toml
 
 clean: ## remove generated files
-	rm -rf $(VENV) $(VERSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.* build dist
+	rm -rf $(VENV) $(VERSION) .pytest_cache .mypy_cache .ruff_cache .hypothesis .schemathesis .coverage .coverage.* build dist
 
 $(VENV)/.demo-ready: requirements/demo.lock pyproject.toml
 	$(call install,requirements/demo.lock)
@@ -107,4 +111,5 @@ define install
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --quiet --require-hashes --no-deps -r $(1)
 	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(PIP) check --quiet # a lock file that lacks a package ends here, not in a test
 endef
