@@ -163,7 +163,8 @@ def environment(az: Path) -> dict[str, str]:
 
 
 def command(*options: str, group: str = "imds-trial") -> list[str]:
-    return [tool("bash"), str(SCRIPT), "--group", group, *options]
+    # Whoever runs the tests may ignore signals (nohup), and no shell can trap what it was started to ignore.
+    return [tool("env"), "--default-signal", tool("bash"), str(SCRIPT), "--group", group, *options]
 
 
 def trial(az: Path, *options: str, group: str = "imds-trial") -> subprocess.CompletedProcess[str]:
@@ -337,7 +338,17 @@ def test_in_a_terminal_it_asks_and_ctrl_c_removes_everything(az: Path) -> None:
     ours, its = pty.openpty()
     try:
         process = subprocess.Popen(
-            [tool("setsid"), "--ctty", "--wait", tool("bash"), SCRIPT, "--report", "out"],
+            [
+                tool("setsid"),
+                "--ctty",
+                "--wait",
+                tool("env"),
+                "--default-signal",
+                tool("bash"),
+                SCRIPT,
+                "--report",
+                "out",
+            ],
             env=environment(az),
             stdin=its,
             stdout=its,
