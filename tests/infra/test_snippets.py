@@ -16,7 +16,7 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.npm import node_modules
 from tests.support.paths import ROOT
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
-from tests.support.programs import OTHER_LANGUAGES, tool
+from tests.support.programs import tool
 from tests.support.servicebus import ServiceBusLab
 
 pytestmark = pytest.mark.timeout(900)  # the first run downloads the clients
@@ -53,7 +53,7 @@ def command_of(snippet: Path) -> tuple[list[str], dict[str, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    [name if name.endswith(".py") else pytest.param(name, marks=OTHER_LANGUAGES) for name in NAMES],
+    [name if name.endswith(".py") else pytest.param(name, marks=pytest.mark.clients) for name in NAMES],
 )
 def test_it_approves_the_event_after_a_drain_longer_than_its_lock_and_prints_the_receipt(
     tmp_path: Path, name: str

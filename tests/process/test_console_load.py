@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ MAX_MIB = 120
 FLOOD = map(str, (PER_SECOND // GENERATORS, SECONDS, CONNECTIONS // GENERATORS))
 
 
-@pytest.mark.skipif("TEST_FLOOD" not in os.environ, reason="TEST_FLOOD=1 asks for it, as .ci/run does")
+@pytest.mark.flood
 def test_under_ten_thousand_requests_a_second_nothing_acknowledged_is_lost_and_people_get_answers(
     tmp_path: Path,
 ) -> None:

@@ -17,10 +17,6 @@ BUILD_SECONDS = 300
 BUILD_TRIES = 3  # the network may fail once
 RUN_SECONDS = 90
 
-OTHER_LANGUAGES = pytest.mark.skipif(
-    not {"CI", "TEST_CLIENTS"} & {*os.environ}, reason="TEST_CLIENTS=1 asks for it; in CI it runs"
-)
-
 Command = Sequence[str]
 
 

@@ -11,10 +11,9 @@ import pytest
 from infra.contract.data import DATA
 from tests.support.npm import node_modules, run_script
 from tests.support.paths import DATA as TEST_DATA
-from tests.support.programs import OTHER_LANGUAGES
 from tests.support.schemas import EXAMPLES, SCHEMAS
 
-pytestmark = [OTHER_LANGUAGES, pytest.mark.timeout(600)]  # npm installs the generators
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]  # npm installs the generators
 
 PACKAGES = (
     *("ajv@8.20.0", "ajv-formats@3.0.1"),

@@ -6,10 +6,9 @@ import pytest
 
 from tests.support.clients import client
 from tests.support.paths import DATA
-from tests.support.programs import OTHER_LANGUAGES
 from tests.support.servicebus import ServiceBusLab
 
-pytestmark = [OTHER_LANGUAGES, pytest.mark.timeout(900)]  # the first run downloads the clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]  # the first run downloads the clients
 
 
 @pytest.mark.parametrize("language", ["node", "java", "go"])
