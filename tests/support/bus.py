@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import Thread
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage
@@ -29,7 +29,9 @@ from tests.support.imds_lab import ImdsLab
 from tests.support.listener import RECEIPTS, command_body
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, wait_until
-from tests.support.servicebus import ServiceBusLab, entities
+
+if TYPE_CHECKING:
+    from tests.support.servicebus import ServiceBusLab
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ _LIVES = {"LockDuration": "PT1M", "MaxDeliveryCount": 1000, "DefaultMessageTimeT
 
 def bus_config(**changes: Any) -> Mapping[str, Any]:
     """Describe a namespace; `changes` are properties of the queues."""
+    from tests.support.servicebus import entities  # noqa: PLC0415 - unit tests do without the lab
+
     properties = {**_LIVES, **changes}
     return entities(
         queues=[

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from bridge.runtime.program import Result, Run
+
+
+def program(name: str = "drain") -> str:
+    """Return a path that a rule or a sink of this system may name; nothing is there."""
+    return rf"C:\Tools\{name}.exe" if sys.platform == "win32" else f"/usr/local/bin/{name}"
 
 
 class Machine:

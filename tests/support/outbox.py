@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from bridge.events.filters import Filter
 from bridge.events.model import StoredEvent
@@ -19,7 +22,7 @@ from bridge.outbox.state_dir import StateFolder
 from bridge.runtime.time import Clock
 from tests.support.clock import MovedClock
 
-with suppress(ImportError):  # Windows has no limits of a process
+if sys.platform != "win32":
     import resource
 
 TYPE = "io.imdsbridge.scheduledevent.scheduled.v1"
@@ -154,6 +157,8 @@ class FailingDisk:
     """
 
     def __init__(self) -> None:
+        if sys.platform == "win32":
+            pytest.skip("posix: Windows has no limits of a process")
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         self.is_failing = False
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from azure.servicebus import ServiceBusMessage
 
@@ -27,7 +27,9 @@ from tests.support.inbox import Inbox
 from tests.support.memory_sink import MemorySink
 from tests.support.outbox import open_outbox
 from tests.support.process import LIMIT_SECONDS, Forward, wait_until
-from tests.support.servicebus import Entity, ServiceBusLab, entities
+
+if TYPE_CHECKING:
+    from tests.support.servicebus import Entity, ServiceBusLab
 
 TOPIC = "scheduled-events"
 SUBSCRIPTION = "chat"
@@ -38,6 +40,8 @@ LOCK_SECONDS = 5  # the shortest that Service Bus has
 
 def fleet_bus(**topic: Any) -> Mapping[str, Any]:
     """Describe a namespace with one topic that has properties, and one subscription."""
+    from tests.support.servicebus import entities  # noqa: PLC0415 - unit tests do without the lab
+
     properties = {"LockDuration": f"PT{LOCK_SECONDS}S", "MaxDeliveryCount": 1000}
     subscriptions = [{"Name": SUBSCRIPTION, "Properties": properties}]
     return entities(topic=TOPIC, subscriptions=subscriptions, **topic)

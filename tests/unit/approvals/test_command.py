@@ -137,7 +137,7 @@ def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.skipif(not hasattr(time, "tzset"), reason="only POSIX has time.tzset")
+@pytest.mark.posix("Windows has no tzset")
 @pytest.mark.usefixtures("in_tokyo")
 def test_an_expiry_without_a_zone_is_utc_whatever_the_local_zone_is() -> None:
     expires_at = read(PLAIN | {"ExpiresAt": "2026-01-31T12:00:00"}).expires_at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,9 +12,7 @@ from bridge.config.models import find_exposed, find_unreadable
 from bridge.errors import ConfigError
 from tests.support.settings import webhook
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="permissions are lists there, of which stat shows nothing"
-)
+pytestmark = pytest.mark.posix("permissions are lists on Windows, of which stat shows nothing")
 
 
 @pytest.fixture

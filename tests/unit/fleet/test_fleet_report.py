@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("posix: proton has no wheel for Windows", allow_module_level=True)
 
 from tests.fleet.plan import NOTICE_SECONDS, plan
 from tests.fleet.report import END, NOTICES, RECEIPT, Envelope, Evidence, Window, problems, summary

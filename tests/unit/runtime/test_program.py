@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from bridge.runtime.program import Result, environment, find_fault
 from bridge.runtime.windows import grants_change
 
-POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals, modes and scripts")
+POSIX = pytest.mark.posix("signals, modes and scripts are of POSIX")
 
 DATA = {
     "EventId": "A-1",

@@ -75,9 +75,7 @@ def test_a_wait_with_full_jitter_is_anywhere_below_its_limit() -> None:
         assert limit * 0.9 < max(drawn) <= limit
 
 
-@pytest.mark.skipif(
-    not hasattr(time, "CLOCK_BOOTTIME"), reason="only Linux counts the time of a suspended machine"
-)
+@pytest.mark.posix("only Linux counts the time of a suspended machine")
 def test_the_time_of_a_suspended_machine_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     before = clock.monotonic()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine
+from tests.support.machine import Machine, program
 
-DRAIN = "/usr/local/bin/drain"
+DRAIN, FIRST, SECOND = program(), program("first"), program("second")
 TIMEOUT = {"run_timeout_seconds": 60}
 
 
@@ -177,13 +177,13 @@ def test_the_first_rule_decides_although_a_later_one_waits_less(make_rig: MakeLi
 def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_counts_for_its_own_rule(
     make_rig: MakeListener, machine: Machine
 ) -> None:
-    rig = make_rig(auto=[{"run": ["/first"], "min_notice_seconds": 60}, {"run": ["/second"]}])
+    rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
     event = rig.imds.schedule(NotBefore=notice(rig, 90))
     rig.run(40)
-    assert [run.command for run in machine.runs] == [("/first",)]
+    assert [run.command for run in machine.runs] == [(FIRST,)]
     machine.finish(code=0)
     rig.run(2)
-    assert ([run.command for run in machine.runs], rig.imds.posts) == ([("/first",), ("/second",)], [])
+    assert ([run.command for run in machine.runs], rig.imds.posts) == ([(FIRST,), (SECOND,)], [])
     machine.finish(code=0)
     rig.run(2)
     assert rig.imds.approved == [event]
@@ -192,7 +192,7 @@ def test_the_rule_that_began_decides_until_its_program_has_ended_and_a_result_co
 def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(
     make_rig: MakeListener, machine: Machine
 ) -> None:
-    rig = make_rig(auto=[{"run": ["/first"], "min_notice_seconds": 60}, {"run": ["/second"]}])
+    rig = make_rig(auto=[{"run": [FIRST], "min_notice_seconds": 60}, {"run": [SECOND]}])
     event = rig.imds.schedule(NotBefore=notice(rig, 90))
     rig.run()
     machine.finish(code=1)
@@ -200,7 +200,7 @@ def test_a_failure_of_one_rules_program_does_not_decide_for_the_next_rule(
     machine.finish(code=0)
     rig.run(2)
     assert ([run.command for run in machine.runs], rig.imds.approved) == (
-        [("/first",), ("/second",)],
+        [(FIRST,), (SECOND,)],
         [event],
     )
     assert rig.reasons() == ["denied", "approved"]

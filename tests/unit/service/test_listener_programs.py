@@ -12,9 +12,9 @@ import pytest
 
 from bridge.errors import ImdsError
 from tests.support.listener import ListenerRig, MakeListener
-from tests.support.machine import Machine
+from tests.support.machine import Machine, program
 
-DRAIN = "/usr/local/bin/drain"
+DRAIN = program()
 
 
 @pytest.fixture

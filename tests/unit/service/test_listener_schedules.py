@@ -24,7 +24,7 @@ from bridge.errors import ImdsError
 from bridge.runtime.program import Result
 from tests.support.imds import WEB_0
 from tests.support.listener import ListenerRig
-from tests.support.machine import Machine
+from tests.support.machine import Machine, program
 
 SCHEDULES = int(os.environ.get("TEST_SCHEDULES", "10"))
 # A change must not fail because of a schedule that it has nothing to do with: CI makes the same ones each time.
@@ -78,7 +78,7 @@ class World:
     def _peer(self, folder: Path, name: str) -> Peer:
         machine = Machine()
         rule = {
-            "run": ["/drain"],
+            "run": [program()],
             "group": True,
             "run_timeout_seconds": RUN_SECONDS,
             "max_unavailable": self.limit,

@@ -19,11 +19,12 @@ from bridge.runtime.time import read_boot_id
 from bridge.service.holding import Copies
 from bridge.service.identity import Role
 from bridge.service.parts import Parts, filter_of
+from tests.support.machine import program
 from tests.support.outbox import event, waiting
 from tests.support.process import stored_event, toml
 
 CHAT = {"kind": "webhook", "url": "https://x/", "format": "slack"}
-PROGRAM = {"kind": "exec", "run": ["/bin/true"]}
+PROGRAM = {"kind": "exec", "run": [program()]}
 STDOUT = {"kind": "stdout"}
 HEARTBEAT = "io.imdsbridge.bridge.heartbeat.v1"
 

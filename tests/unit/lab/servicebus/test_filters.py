@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if sys.platform == "win32":
+    pytest.skip("posix: proton has no wheel for Windows", allow_module_level=True)
 
 from bridge.lab.httpd import LabError
 from bridge.lab.run import BUS_FILE
