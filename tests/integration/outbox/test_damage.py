@@ -155,6 +155,7 @@ def test_a_process_that_never_committed_an_event_has_lost_none(tmp_path: Path) -
         assert outbox.losses() == []
 
 
+@pytest.mark.posix("Windows removes no file that is open")
 def test_a_state_folder_that_is_removed_in_use_is_made_again_with_what_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

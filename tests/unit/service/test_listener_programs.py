@@ -79,7 +79,9 @@ def test_a_program_gets_the_event_as_it_is_published(rig: ListenerRig, machine: 
     ("end", "detail"),
     [
         ({"code": 3}, "exit code 3"),
-        ({"code": -9}, "it was ended by SIGKILL"),
+        pytest.param(
+            {"code": -9}, "it was ended by SIGKILL", marks=pytest.mark.posix("signals are of POSIX")
+        ),
         ({"code": 0, "ended_by": "timeout"}, "it did not end in time"),
         ({"error": "No such file or directory"}, "it cannot be started: No such file or directory"),
     ],
