@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.support.clock import MovedClock
 from tests.support.memory_sink import MemorySink
 from tests.support.outbox import TYPE, event, open_outbox
 from tests.support.process import LIMIT_SECONDS
+
+DELIVERY_TRIALS = int(os.environ.get("TEST_DELIVERY_TRIALS", "4"))  # of random receivers
 
 
 class MovedDelivery:

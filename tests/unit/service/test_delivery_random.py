@@ -17,11 +17,10 @@ from bridge.errors import DeliveryError, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.service.holding import HOLD_SECONDS
 from bridge.service.schedule import NOTHING_WAITS
-from tests.support.moved_delivery import MovedDelivery
+from tests.support.moved_delivery import DELIVERY_TRIALS, MovedDelivery
 from tests.support.outbox import OTHER_TYPE, TYPE
 
 Answer = DeliveryError | None
-SEEDS = range(12)
 FIRST_TRIES_A_SECOND, RETRIES_A_SECOND = 20, 4
 
 
@@ -100,7 +99,7 @@ class World:
         return max((bisect_left(times, at + 1.0 - 1e-6) - n for n, at in enumerate(times)), default=0)
 
 
-@pytest.fixture(params=SEEDS)
+@pytest.fixture(params=range(DELIVERY_TRIALS))
 def chance(request: pytest.FixtureRequest) -> Random:
     random.seed(request.param)
     return Random(request.param)  # noqa: S311 - a seed

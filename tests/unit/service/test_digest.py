@@ -17,7 +17,7 @@ from bridge.errors import DeliveryError, Rejected, Unavailable
 from bridge.events.model import StoredEvent
 from bridge.runtime.time import iso_utc
 from bridge.service.schedule import HELD_BYTES, HELD_EVENTS, PAGE_EVENTS
-from tests.support.moved_delivery import MovedDelivery
+from tests.support.moved_delivery import DELIVERY_TRIALS, MovedDelivery
 from tests.support.outbox import TYPE, event, failing_disk
 
 DIGEST_SECONDS = 300.0
@@ -324,7 +324,7 @@ def test_what_is_too_old_becomes_a_dead_letter_of_one_event(make: Make) -> None:
 # --- random receivers ---
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(DELIVERY_TRIALS))
 def test_nothing_is_lost_or_told_twice_and_the_order_of_a_subject_holds_whatever_fails(
     make: Make, seed: int
 ) -> None:
