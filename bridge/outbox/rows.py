@@ -18,6 +18,8 @@ READ_BYTES = 4 * 1024 * 1024
 # published yet, sinks that are not new, and since which event each has its filter.
 STATE = "state"
 RUN, LOSSES, SINKS, FILTERS = "run", "losses", "sinks", "filters"
+# What the last document showed, and what it had shown before a start that could not read it.
+WATCH, UNREAD_WATCH = "watch", "unread-watch"
 # A record that is an object and true here only recognises what comes again: the first to go at the size limit.
 DONE = "done"
 OCCURRENCE = "occurrence"  # the kind of how often a transition was seen, by its fingerprint

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.errors import StateError, Stopped
-from bridge.outbox.rows import DAMAGE, LOSSES, STATE, STATE_FOLDER_GONE, Ledger, Loss
+from bridge.outbox.rows import DAMAGE, LOSSES, STATE, STATE_FOLDER_GONE, UNREAD_WATCH, WATCH, Ledger, Loss
 from bridge.outbox.sqlite import ERRORS, is_damage
 from bridge.outbox.state_dir import DAMAGED_FILE, StateFolder
 from bridge.outbox.transfer import WantedBy, copy_back, fill_memory, salvage
@@ -23,7 +23,7 @@ T = TypeVar("T")
 # What is copied of the file when it fails leaves room in memory for new events.
 COPY_BYTES = 16 * 1024 * 1024
 # How long a start waits for another program, such as a virus scanner, to close the file.
-HELD_SECONDS = 10.0
+HELD_SECONDS = 2.0
 HELD_PAUSE_SECONDS = 0.1
 
 
@@ -49,6 +49,7 @@ class Storage:
         self._inode = 0
         self._version = 0
         self._why_aside = ""  # why the file must be moved aside before anything else
+        self._is_unread = False  # whether this process has not seen yet what the file knows
         # Memory knows what became of every event behind this number, and a failed transaction may have left the
         # same events in the file; of the others, what memory has done since the file failed.
         self._own_after = 0
@@ -80,7 +81,7 @@ class Storage:
             try:
                 return self._use_file()
             except (OSError, *ERRORS) as error:
-                # In memory, it would not be known which events there were: what has ended would not be published.
+                # In memory, it would not be known how often a change was seen before, and which run was the last.
                 is_held = sys.platform == "win32" and self._folder.is_held_open()
                 if not is_held or time.monotonic() > deadline:
                     return self._open_memory(error)
@@ -190,6 +191,7 @@ class Storage:
         self._database, self._version = file, file.version()
         self._inode = self._folder.database.stat().st_ino
         self._folder.note_salvaged()
+        self._is_unread = False
         self._done.clear()
         self._published.clear()
         if self.error is not None:
@@ -216,6 +218,9 @@ class Storage:
             for row in self._done:
                 file.execute("delete-waiting", *row)
             file.forget_losses(self._published)
+            if self._is_unread:
+                before = file.record(STATE, UNREAD_WATCH) or file.record(STATE, WATCH)
+                file.save_record(STATE, UNREAD_WATCH, before, at=0.0)
             copy_back(memory, file, after=min(found, self._own_after))
         self.last_seq = max(self.last_seq, found, given)
         if self.last_seq > found:
@@ -275,6 +280,7 @@ class Storage:
             log.debug("the state store cannot be read either: %s", why)
             # It is unknown which numbers earlier processes gave; time gives some that they did not.
             self.last_seq = max(given, time.time_ns() // 1000)
+            self._is_unread = True
             self._use_memory(error, None)
         else:
             self.last_seq = max(self.file_seq, given)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from bridge import __version__
 from bridge.events.model import CloudEvent
-from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, Loss
+from bridge.outbox.rows import DAMAGE, STATE, STATE_FOLDER_GONE, WATCH, Loss
 from bridge.runtime.json import Json
 from bridge.service.identity import VmIdentity
 
@@ -17,7 +17,6 @@ HEARTBEAT_EVERY_SECONDS = 3600.0
 # How often losses are looked for, and how often they are published.
 LOSSES_LOOK_SECONDS = 5.0
 LOSSES_EVERY_SECONDS = 60.0
-WATCH = "watch"  # the record of what the last document showed
 UNLISTED = "unlisted"  # the record of the ids of events that no `document.changed` lists
 LISTED_IDS = 1000  # in one heartbeat, of 40 bytes each
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -16,12 +17,12 @@ from bridge.errors import ImdsError
 from bridge.events.builder import GapCause
 from bridge.events.model import CloudEvent
 from bridge.imds.client import CALL_SECONDS, FIRST_CALL_SECONDS, OFF_AFTER_SECONDS
-from bridge.imds.diff import CONTINUOUS_SECONDS, Change, Observation, Watch, compare
+from bridge.imds.diff import CONTINUOUS_SECONDS, Change, MissingEvent, Observation, Watch, compare
 from bridge.imds.document import Document, parse_document
-from bridge.outbox.rows import OCCURRENCE, STATE
+from bridge.outbox.rows import OCCURRENCE, STATE, UNREAD_WATCH, WATCH
 from bridge.runtime.threads import report_progress
 from bridge.runtime.time import RepeatLimit, iso_utc, parse_iso
-from bridge.service.bridge_events import WATCH, BridgeEvents
+from bridge.service.bridge_events import BridgeEvents
 from bridge.service.parts import Parts
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Forwarder:
         self._identity = parts.identity
         self._bridge_events = BridgeEvents(parts.identity)
         self._watch = Watch.load(parts.outbox.record(STATE, WATCH))
+        self._generation = -1  # of the outbox
         self._body: bytes | None = None
         self._has_polled = False
         self._reachability = Reachability(parts)
@@ -131,12 +133,27 @@ class Forwarder:
     # A usable answer
 
     def _process(self, body: bytes, *, may_be_off: bool) -> None:
+        if self._generation != self._outbox.generation:
+            self._generation = self._outbox.generation
+            self._join_unread()
         changed = body != self._body or self._watch.is_due(self._clock.steady())
         document = self._parse(body) if changed else None
         gap_seconds = self._reachability.note_answer()
         if document:
             self._compare(document, gap_seconds, service_was_off=may_be_off)
             self._body = body
+
+    def _join_unread(self) -> None:
+        """Let end what is known only by a state that could not be read when this process, or one before, started."""
+        unread, known = Watch.load(self._outbox.record(STATE, UNREAD_WATCH)), self._watch.known
+        missing = {
+            key: MissingEvent(event=event, expires_at=0.0, reason="Restart", boot_id=unread.boot_id)
+            for key, event in unread.known.items()
+            if key not in known
+        }
+        if unread.document:
+            self._watch = replace(self._watch, missing={**self._watch.missing, **missing})
+            self._outbox.commit([], records={(STATE, WATCH): self._watch.dump(), (STATE, UNREAD_WATCH): ""})
 
     def _parse(self, body: bytes) -> Document:
         try:

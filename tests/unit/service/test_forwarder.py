@@ -255,6 +255,40 @@ def test_the_same_transition_seen_again_has_another_id_also_after_a_restart(stat
     assert len(ids) == len(set(ids)) == 6
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_ended_while_the_state_could_not_be_read_ends_once_it_can_be(
+    station: Scripted, is_killed: bool
+) -> None:
+    for event_id in (FIRST, SECOND):
+        station.imds.schedule(event_id)
+    station.settle()
+    station.close()
+    file, away = station.folder / "outbox.db", station.folder / "away"
+    file.rename(away)
+    file.mkdir()  # SQLite cannot open it
+    station.restart(after=1)
+    station.forget()
+    station.imds.end(FIRST)
+    station.imds.schedule("third")
+    station.poll()
+    assert set(station.story()) >= {f"scheduledevent.scheduled {name}" for name in (SECOND, "third")}
+    file.rmdir()
+    away.rename(file)
+    station.outbox.recover()
+    assert station.outbox.storage_error is None
+    station.story()
+    if is_killed:
+        station.restart()
+    station.poll()
+    ended, document = station.events()
+    assert name_of(ended) == f"scheduledevent.ended {FIRST}"
+    assert ended["data"]["EndReason"] == "Restart"
+    assert document["type"] == "io.imdsbridge.document.changed.v1"
+    assert station.polled() == []
+    station.restart()
+    assert station.polled() == []
+
+
 # Outages
 
 
