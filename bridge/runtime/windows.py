@@ -89,9 +89,9 @@ if sys.platform == "win32":
             """End what is left."""
             _kernel32.CloseHandle(self._job)
 
-    def send_break(pid: int) -> None:
-        """Send Ctrl-Break to a process group on this console; os.kill ends the process if there is no console."""
-        _kernel32.GenerateConsoleCtrlEvent(1, pid)
+    def send_break(pid: int) -> bool:
+        """Send Ctrl-Break to a process group if there is a console, without which os.kill would end the process."""
+        return bool(_kernel32.GenerateConsoleCtrlEvent(1, pid))
 
     def may_anyone_change(path: Path, *, is_ancestor: bool) -> bool:
         """Return whether any user may write a file, or replace it or what it loads in its folder."""

@@ -45,7 +45,7 @@ else:
 
 
 class NotArrived(Exception):
-    """Events did not arrive in time; the message names the chapter."""
+    """The story cannot go on, or events did not arrive in time; the message names the chapter or what is missing."""
 
 
 class Stage:
@@ -123,7 +123,10 @@ class Stage:
         """Stop a process as a supervisor does."""
         process = self._processes[role]
         if sys.platform == "win32":
-            send_break(process.pid)
+            if not send_break(process.pid):
+                raise NotArrived(
+                    "Ctrl-Break cannot be sent: on Windows the demo needs a console, such as a terminal"
+                )
         else:
             process.terminate()
         with suppress(subprocess.TimeoutExpired):
