@@ -66,9 +66,9 @@ class Pending:
             self.receipts, self.intended = dict(record["receipts"]), dict(record["intended"])
 
     def add(self, message: ReceivedMessage) -> None:
-        """Add another message with the same command; those of an earlier connection cannot be settled."""
-        self.messages = [one for one in self.messages if one.connection == message.connection]
-        self.messages.append(message)
+        """Add another message with the same command, or the same message again: its last delivery is settled."""
+        others = [one for one in self.messages if one.sequence_number != message.sequence_number]
+        self.messages = [*others, message]
 
 
 class MinuteLimit:

@@ -99,7 +99,6 @@ class BusReceiver:
         self._credential: Any = None
         self._receiver: Any = None
         self._client: Any = None
-        self._connections = 0
         self._unsettled: dict[ReceivedMessage, float] = {}  # when to renew the lock of each
         self._renew_session_at = math.inf
         self._paused_until = -math.inf
@@ -283,7 +282,7 @@ class BusReceiver:
 
     def _accept(self, received: ServiceBusReceivedMessage) -> None:
         may_have_waited = self._emptied_at < self._opened_at + DRAINED_SECONDS
-        message = convert(received, self._connections, may_have_waited=may_have_waited)
+        message = convert(received, may_have_waited=may_have_waited)
         self._unsettled[message] = self._renew_at(_try(lambda: received.locked_until_utc))
         self._active_at = self.clock.monotonic()
         self._arrived.put(message)
@@ -349,7 +348,6 @@ class BusReceiver:
     def _reset(self) -> None:
         """Forget the connection; what was received is delivered again when its locks expire."""
         self._receiver, self._client = None, None
-        self._connections += 1
         self._unsettled.clear()
         with contextlib.suppress(Empty):
             while True:
@@ -409,10 +407,8 @@ def _receiver(client: ServiceBusClient, settings: ReceiverSettings, session: str
     return client.get_queue_receiver(settings.queue, **options)
 
 
-def convert(
-    received: ServiceBusReceivedMessage, connection: int, *, may_have_waited: bool = True
-) -> ReceivedMessage:
-    """Read a message of the SDK, whatever its sender has put into it; `connection` counts the connections."""
+def convert(received: ServiceBusReceivedMessage, *, may_have_waited: bool = True) -> ReceivedMessage:
+    """Read a message of the SDK, whatever its sender has put into it."""
     number = _try(lambda: received.sequence_number)
     fallback = (
         f"delivery-{_try(lambda: received.lock_token)}" if number is None else f"sequence-number-{number}"
@@ -423,7 +419,6 @@ def convert(
         properties=_try(lambda: _properties(received)) or {},
         enqueued_at=_try(lambda: received.enqueued_time_utc),
         sequence_number=number,
-        connection=connection,
         may_have_waited=may_have_waited,
         fault=fault_of(received),
         handle=received,

@@ -20,7 +20,6 @@ class ReceivedMessage:
         enqueued_at: when the broker accepted the message, by the broker's clock.
         sequence_number: the broker's number of the message, the same for every delivery; None if it could not be
             decoded.
-        connection: counts the connections; a delivery of an earlier connection cannot be settled any more.
         may_have_waited: it may have been on the bus before this receiver connected.
         fault: why the message could not be decoded, "" if it could; its other values are empty then, and it should
             be dead-lettered.
@@ -32,7 +31,6 @@ class ReceivedMessage:
     properties: dict[str, str]
     enqueued_at: datetime | None
     sequence_number: int | None
-    connection: int
     may_have_waited: bool = True
     fault: str = ""
     handle: Any = None

@@ -328,7 +328,7 @@ def _messages(receiver: Any, deadline: float) -> Iterator[ReceivedMessage]:
     number = 1
     while True:
         page = receiver.peek_messages(PEEK_MESSAGES, sequence_number=number, timeout=ANSWER_SECONDS)
-        messages = [convert(message, 0) for message in page]
+        messages = [convert(message) for message in page]
         yield from (message for message in messages if not message.fault)
         if time.monotonic() >= deadline:
             return

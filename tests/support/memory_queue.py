@@ -127,7 +127,7 @@ class MemoryReceiver:
         self._must_look = True
         self._is_drained = False
         self._looked_at: datetime | None = None
-        self._connection_number = 0
+        self._delivered: set[ReceivedMessage] = set()
         self._is_paused = False
         self.last_error = ""
         self.settled: list[tuple[ReceivedMessage, Settlement]] = []
@@ -171,7 +171,7 @@ class MemoryReceiver:
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Settle a message at once; a delivery of an earlier connection is left as it is."""
         self.settled.append((message, settlement))
-        if message.connection != self._connection_number or message.handle.settlement is not None:
+        if message not in self._delivered or message.handle.settlement is not None:
             return
         if settlement.is_released:
             self._queue.release([message.handle])
@@ -186,19 +186,20 @@ class MemoryReceiver:
 
     def disconnect(self) -> None:
         """Lose the connection: what is not settled is delivered again."""
-        self._connection_number += 1
+        self._delivered.clear()
         self._is_drained = False
         self._queue.release(self._queue.locked_by(self))
 
     def _deliver(self, message: QueuedMessage) -> ReceivedMessage:
-        return ReceivedMessage(
+        delivered = ReceivedMessage(
             body=message.body,
             message_id=message.message_id or f"sequence-number-{message.sequence_number}",
             properties=message.properties,
             enqueued_at=message.enqueued_at,
             sequence_number=message.sequence_number,
-            connection=self._connection_number,
             may_have_waited=not self._is_drained,
             fault=message.fault,
             handle=message,
         )
+        self._delivered.add(delivered)
+        return delivered

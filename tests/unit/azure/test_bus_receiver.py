@@ -205,7 +205,7 @@ def test_a_message_may_have_waited_until_an_empty_receive_some_seconds_after_con
 
     def convert(*_: Any, may_have_waited: bool, **__: Any) -> ReceivedMessage:
         seen.append(may_have_waited)
-        empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "connection": 0}
+        empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None}
         return ReceivedMessage(**empty, message_id="", sequence_number=1)
 
     monkeypatch.setattr(sdk, "receive_messages", lambda **_: receive())
@@ -236,7 +236,7 @@ def test_a_check_does_not_take_a_receiver_that_the_sdk_has_shut_for_one_that_rec
 
 
 def test_a_lost_lock_leaves_the_others(receiver: BusReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None, "connection": 0}
+    empty: dict[str, Any] = {"body": b"", "properties": {}, "enqueued_at": None}
     messages = [
         ReceivedMessage(**empty, message_id=str(number), sequence_number=number, handle=number)
         for number in range(3)
