@@ -91,12 +91,11 @@ class ImdsClient:
         self._measured = measured
         self._kept: socket.socket | None = None
         self._late_seconds = LATE_SECONDS
-        self._reached_at: float | None = None
         self._dated: tuple[str, datetime] | None = None
         self.base = ""
 
     def document(
-        self, *, timeout_seconds: float | None = None, waiting: Callable[[], object] | None = None
+        self, *, timeout_seconds: float = CALL_SECONDS, waiting: Callable[[], object] | None = None
     ) -> bytes:
         """Return the Scheduled Events document as received, not checked in any way.
 
@@ -104,13 +103,13 @@ class ImdsClient:
         slow IMDS answer; the next call waits as long.
 
         Args:
-            timeout_seconds: the limit; None for 130 s where the service may have to be turned on first, else 10 s.
+            timeout_seconds: the limit; where the service may have to be turned on first, FIRST_CALL_SECONDS.
             waiting: called before each repetition; what it raises ends the call.
 
         Raises:
             ImdsError: no status 200 with a complete body of at most 4 MiB in time.
         """
-        deadline = time.monotonic() + (timeout_seconds or self._time_limit())
+        deadline = time.monotonic() + timeout_seconds
         with self._measured():
             while (left := deadline - time.monotonic()) > self._late_seconds:
                 try:
@@ -172,11 +171,6 @@ class ImdsClient:
     def _events_path(self) -> str:
         return f"{EVENTS_PATH}?api-version={self._settings.api_version}"
 
-    def _time_limit(self) -> float:
-        reached_at = self._reached_at
-        may_be_off = reached_at is None or self._clock.monotonic() - reached_at >= OFF_AFTER_SECONDS
-        return FIRST_CALL_SECONDS if may_be_off else CALL_SECONDS
-
     def _call(self, method: str, path: str, content: str = "", *, limit_seconds: float) -> bytes:
         """Send a request and return the body of an answer with status 200."""
         extend_deadline(limit_seconds)
@@ -226,7 +220,6 @@ class ImdsClient:
             self.close()
         is_kept = self._kept is not None
         sock = self._kept or self._open(min(CONNECT_SECONDS, _left(deadline)))
-        self._reached_at = self._clock.monotonic()
         sock.settimeout(_left(deadline))
         return sock, is_kept
 

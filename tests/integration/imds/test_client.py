@@ -15,7 +15,7 @@ import pytest
 from bridge.config.models import ImdsSettings
 from bridge.errors import ImdsError
 from bridge.imds import client as client_module
-from bridge.imds.client import EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
+from bridge.imds.client import CALL_SECONDS, EVENTS_PATH, MAX_BODY_BYTES, ImdsClient
 from bridge.imds.instance import Vm, read_vm
 from tests.support.clock import MovedClock
 from tests.support.imds_lab import ImdsLab
@@ -51,7 +51,7 @@ def sending(answer: bytes) -> Serve:
     return serve
 
 
-def failure(client: ImdsClient, *, timeout_seconds: float | None = None) -> ImdsError:
+def failure(client: ImdsClient, *, timeout_seconds: float = CALL_SECONDS) -> ImdsError:
     with pytest.raises(ImdsError) as raised:
         client.document(timeout_seconds=timeout_seconds)
     return raised.value
