@@ -31,7 +31,7 @@ class BridgeEvents:
 
     def emit_started(self) -> None:
         """Publish the first event of this run, which names the run before."""
-        self._publish("Started", previous=self._outbox.previous_run)
+        self._publish("Started")
 
     def emit_heartbeat(self, more: Callable[[], Mapping[str, Json]] = dict) -> bool:
         """Publish a heartbeat every hour, and earlier if it has to list many events; return whether it is time.
@@ -41,7 +41,7 @@ class BridgeEvents:
         """
         is_due = self._clock.monotonic() >= self._heartbeat_at or len(self._unlisted) >= LISTED_IDS
         if is_due:
-            self._publish("Hourly", more=more())
+            self._publish("Hourly", more())
         return is_due
 
     def list_later(self, ids: Sequence[str]) -> dict[tuple[str, str], Json]:
@@ -81,15 +81,10 @@ class BridgeEvents:
         """Publish the last heartbeat of a process that is stopped."""
         self._publish("Stopping")
 
-    def _publish(
-        self,
-        reason: str,
-        *,
-        previous: tuple[str | None, int | None] | None = None,
-        more: Mapping[str, Json] | None = None,
-    ) -> None:
+    def _publish(self, reason: str, more: Mapping[str, Json] | None = None) -> None:
+        is_first = reason == "Started"
         # The first hour is shorter: heartbeats of VMs that start together must not stay together.
-        share = random.uniform(0.1, 1) if reason == "Started" else 1  # noqa: S311 - it spreads load
+        share = random.uniform(0.1, 1) if is_first else 1  # noqa: S311 - it spreads load
         self._heartbeat_at = self._clock.monotonic() + share * HEARTBEAT_EVERY_SECONDS
         listed, self._unlisted = self._unlisted[:LISTED_IDS], self._unlisted[LISTED_IDS:]
         event = self._identity.reporter().heartbeat(
@@ -98,7 +93,7 @@ class BridgeEvents:
             backlog=self._outbox.backlogs(),
             sequence=self._outbox.next_number(),
             at=self._clock.now(),
-            previous=previous,
+            previous=self._outbox.previous_run if is_first else None,
             event_ids=listed,
             more=more or {},
         )
