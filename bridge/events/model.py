@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from bridge.contract.types import type_of
-from bridge.runtime.json import Json
+from bridge.runtime.json import Json, object_of
 from bridge.runtime.time import iso_utc
 
 encode_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -49,15 +49,18 @@ class StoredEvent:
         parsed: dict[str, Json] = json.loads(self.body)
         return parsed
 
+    @property
+    def data(self) -> Mapping[str, Json]:
+        """What the CloudEvent says, empty if that is no object."""
+        return object_of(self.envelope.get("data"))
+
 
 def is_alarm(envelope: Mapping[str, Json]) -> bool:
     """Return whether it is bad news that no notice announced: a start without one, a failed approval or drain.
 
     The receipt of a drain that failed is Rejected.
     """
-    data = envelope.get("data")
-    if not isinstance(data, Mapping):
-        return False
+    data = object_of(envelope.get("data"))
     if envelope.get("type") == type_of("scheduledevent.started"):
         return not data.get("PreviousStatus")
     return data.get("Outcome") in ("Rejected", "Failed")

@@ -52,9 +52,7 @@ class Gathering(Holding):
 
 def cannot_wait(event: StoredEvent, until: float) -> bool:
     """Return whether an event is bad news, or a notice that starts before `until` (of the wall clock)."""
-    data = event.envelope.get("data")
-    is_scheduled = isinstance(data, dict) and data.get("EventStatus") == "Scheduled"
-    is_notice = is_scheduled and fnmatchcase(event.type, NOTICES)
+    is_notice = event.data.get("EventStatus") == "Scheduled" and fnmatchcase(event.type, NOTICES)
     return is_alarm(event.envelope) or (is_notice and not_before(event).timestamp() < until)
 
 
@@ -92,10 +90,9 @@ class Copies(Holding):
 
 def hold_seconds(event: StoredEvent, now: datetime) -> float:
     """Return for how long an event may be held at most: 0 if it is not a copy, or came without notice."""
-    data = event.envelope.get("data")
-    if not isinstance(data, dict) or data.get("AffectsThisVm") is not False:
+    if event.data.get("AffectsThisVm") is not False:
         return 0.0
-    is_unannounced = not (event.type.startswith(STARTED) and data.get("PreviousStatus"))
+    is_unannounced = not (event.type.startswith(STARTED) and event.data.get("PreviousStatus"))
     if fnmatchcase(event.type, NOTICES) and is_unannounced:
         left_seconds = (not_before(event) - now).total_seconds()
         return max(0.0, min(HOLD_SECONDS, left_seconds / NOTICE_SHARE))

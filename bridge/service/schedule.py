@@ -57,8 +57,7 @@ def urgency(event: StoredEvent) -> Urgency:
 
 def not_before(event: StoredEvent) -> datetime:
     """Return a notice's NotBefore; one without it, as of a started event, is due since it was published."""
-    data = event.envelope.get("data")
-    found = parse_iso(data.get("NotBeforeUtc")) if isinstance(data, dict) else None
+    found = parse_iso(event.data.get("NotBeforeUtc"))
     return found or datetime.fromtimestamp(event.stored_at, UTC)
 
 

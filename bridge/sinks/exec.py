@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from bridge.config.sinks import ExecSettings
 from bridge.errors import DeliveryError, Misconfigured, Rejected, Unavailable
 from bridge.events.model import StoredEvent
-from bridge.runtime.json import object_of
 from bridge.runtime.program import Result, Run, environment, find_fault
 from bridge.sinks.base import RequestPreview, Sink
 
@@ -29,8 +28,7 @@ class ExecSink(Sink):
         """Run the program to its end."""
         (event,) = events
         limit_seconds = self._settings.timeout_seconds
-        data = object_of(event.envelope.get("data"))
-        result = Run(self._settings.run, event.body, data, timeout_seconds=limit_seconds).finish()
+        result = Run(self._settings.run, event.body, event.data, timeout_seconds=limit_seconds).finish()
         if result.output:
             log.info("output of %s", self._program, extra={"output": result.output, "event": event.id})
         self.is_at_work = not result.fault
@@ -52,7 +50,7 @@ class ExecSink(Sink):
 
     def preview(self, event: StoredEvent) -> RequestPreview:
         """Return the command, what of the environment is about the event, and the standard input."""
-        variables = environment(object_of(event.envelope.get("data")))
+        variables = environment(event.data)
         names = {name: value for name, value in variables.items() if name.startswith("IMDS_")}
         head = (" ".join(self._settings.run), *(f"{name}={value}" for name, value in names.items()))
         return RequestPreview(head=head, body=event.body)

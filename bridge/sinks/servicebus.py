@@ -276,17 +276,16 @@ def to_message(
 ) -> ServiceBusMessage:
     """Convert an event to a message: the id for duplicate detection, properties for filters, JSON as body."""
     envelope = event.envelope
-    data = object_of(envelope.get("data"))
     properties: dict[str | bytes, Any] = {
         f"cloudEvents_{name}": _text(value if isinstance(value, str) else json.dumps(value))
         for name, value in envelope.items()
         if name not in ("data", "data_base64") and value is not None
     }
     for name in ("EventType", "EventStatus", "EventSource"):
-        if data.get(name):
-            properties[name] = _text(data[name])
-    if "Resources" in data:
-        properties["Resources"] = _resources(names(data["Resources"]))
+        if event.data.get(name):
+            properties[name] = _text(event.data[name])
+    if "Resources" in event.data:
+        properties["Resources"] = _resources(names(event.data["Resources"]))
     correlation = envelope.get("correlationid")
     return ServiceBusMessage(
         event.body,
@@ -313,7 +312,7 @@ def _resources(given: Sequence[str]) -> str:
 def _session_id(event: StoredEvent, template: str) -> str:
     """Fill in the template; an empty result becomes the subject, because a session-enabled entity needs an id."""
     envelope = event.envelope
-    vm = object_of(object_of(envelope.get("data")).get("Vm"))
+    vm = object_of(event.data.get("Vm"))
     subject = str(envelope.get("subject") or event.id)  # a relayed event may have none
     given = session_id(
         template,
