@@ -42,7 +42,6 @@ class Command:
     requested_by: str = ""
     reason: str = ""
     expires_at: datetime | None = None
-    source: str = ""
 
 
 def unwrap(body: bytes) -> bytes:
@@ -94,7 +93,6 @@ def parse_command(
         requested_by=printable(data.get("RequestedBy")),
         reason=printable(data.get("Reason")),
         expires_at=_instant(data.get("ExpiresAt")),
-        source=source,
     )
 
 

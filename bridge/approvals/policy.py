@@ -59,11 +59,6 @@ def unknown_outcome(decision: Decision) -> Decision:
     return replace(decision, outcome="failed", reason="imds_unavailable", detail=detail)
 
 
-def changed(event: ScheduledEvent) -> Decision:
-    """Return the decision for an event that has changed, or left and returned, since it was allowed."""
-    return rejected("denied", "the event has changed or returned since", event)
-
-
 def already_approved(event: ScheduledEvent) -> Decision:
     """Return the decision for an event that IMDS has just approved."""
     detail = "this VM approved it less than a minute ago"
@@ -73,17 +68,6 @@ def already_approved(event: ScheduledEvent) -> Decision:
 def names_other_vm(command: Command, vm_name: str) -> bool:
     """Return whether a command is for another VM than this one."""
     return bool(command.vm) and fold_name(command.vm) != fold_name(vm_name)
-
-
-def other_vm(command: Command) -> Decision:
-    """Return the decision for each EventId of a command that names another VM."""
-    return rejected("other_vm", f"it is meant for {command.vm}")
-
-
-def sent_too_early(event: ScheduledEvent) -> Decision:
-    """Return the decision for a command whose sender cannot have known this event."""
-    detail = "it was sent more than `grace_seconds` before this VM's document had the event"
-    return rejected("unknown_event", detail, event)
 
 
 def decide_command(
@@ -103,18 +87,6 @@ def decide_command(
         return rejected("already_started", event=event)
     if event.status != SCHEDULED:
         return rejected("denied", f"its status is {event.raw.get('EventStatus')!r}", event)
-    return apply_policy(event, vm_name=vm_name, policy=policy, now=now)
-
-
-def apply_policy(event: ScheduledEvent, *, vm_name: str, policy: PolicySettings, now: datetime) -> Decision:
-    """Decide by scope and rules about a Scheduled event.
-
-    Args:
-        event: the event as in the document.
-        vm_name: this VM's name in instance data.
-        policy: the configured policy.
-        now: the time of day, for rules about the notice.
-    """
     if (policy.scope == "self" or _may_be_terminate(event)) and not is_among(vm_name, event.resources):
         return rejected("other_vm", f"{vm_name} is not among its Resources", event)
     if detail := denial(event, policy=policy, now=now):

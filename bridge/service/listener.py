@@ -20,15 +20,12 @@ from bridge.approvals.pending import Pending
 from bridge.approvals.policy import (
     Decision,
     already_approved,
-    changed,
     decide_command,
     expired,
     is_expired,
     names_other_vm,
     not_recorded,
-    other_vm,
     rejected,
-    sent_too_early,
     unknown_outcome,
 )
 from bridge.approvals.turns import Turns
@@ -340,7 +337,7 @@ class Listener:
         if document and not (event and event.status == SCHEDULED):
             return not_recorded(event)
         if event and self._stays.id(event.key) != stay_id:
-            return unknown_outcome(changed(event))
+            return unknown_outcome(rejected("denied", "the event has changed or returned since", event))
         decision = self._decision_before_post(pending, event, document, may_wait=may_wait)
         return unknown_outcome(decision) if decision and decision.outcome == "rejected" else decision
 
@@ -351,7 +348,7 @@ class Listener:
         if pending.is_auto:
             return self._decision_of_rule(pending, event) if document else None
         if self._is_resolved and names_other_vm(pending.command, self._vm_name()):
-            return other_vm(pending.command)
+            return rejected("other_vm", f"it is meant for {pending.command.vm}")
         now, has_expired = self._clock.now(), is_expired(pending.command, self._clock.now())
         error = self._approver.last_error if self._is_resolved else "the VM's identity is not available"
         if has_expired and document:
@@ -363,7 +360,9 @@ class Listener:
             return None
         grace_until = pending.grace_from + self._settings.grace_seconds
         if event and pending.may_have_waited and self._stays.absent_at(event.key) > grace_until:
-            return sent_too_early(event)  # as if it had been received when it was sent
+            # As if it had been received when it was sent: its sender cannot have known this event.
+            detail = "it was sent more than `grace_seconds` before this VM's document had the event"
+            return rejected("unknown_event", detail, event)
         decision = decide_command(event, vm_name=self._vm_name(), policy=self._settings.policy, now=now)
         is_allowed = decision.outcome == "allowed"
         if event and (is_allowed or event.status == STARTED) and self._stays.is_approved(event, now=now):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from bridge.approvals.command import Command
 from bridge.approvals.policy import (
     Decision,
-    apply_policy,
     auto_wait_seconds,
     decide_command,
     matches,
@@ -227,7 +226,7 @@ EVENTS = st.builds(
 def test_nothing_is_accepted_that_a_deny_rule_may_match_no_rule_allows_or_scope_and_terminate_forbid(
     given_event: ScheduledEvent, policy: PolicySettings, vm: str
 ) -> None:
-    if apply_policy(given_event, vm_name=vm, policy=policy, now=NOW).outcome == "rejected":
+    if decide_command(given_event, vm_name=vm, policy=policy, now=NOW).outcome == "rejected":
         return
     assert any(matches(rule, given_event, NOW) for rule in policy.allow)
     assert {matches(rule, given_event, NOW, every_resource=False) for rule in policy.deny} <= {False}
