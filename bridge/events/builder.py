@@ -7,7 +7,7 @@ that saw the same documents.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -40,6 +40,8 @@ class Reporter:
         name: the VM's name, or the host's if that was unknown at the start: it stays the same within a run.
         role: the process; `{name}/{role}` is the attribute `reporter`.
         epoch: the id of the run of the process in which `reporterseq` is counted.
+        at: when what is reported was seen, or has happened.
+        next_number: counts one of the VM's own events; returns its `reporterseq`.
         vm: who the VM is; None while unknown.
         group_source: replaces the source of scheduledevents.
         vm_source: replaces the source of the VM's own events.
@@ -49,21 +51,20 @@ class Reporter:
     name: str
     role: str
     epoch: str
+    at: datetime
+    next_number: Callable[[], int]
     vm: Vm | None = None
     group_source: str = ""
     vm_source: str = ""
     session: str = ""
 
-    def scheduled_event(
-        self, change: Change, *, seen_before: int, incarnation: int | None, at: datetime
-    ) -> CloudEvent:
+    def scheduled_event(self, change: Change, *, seen_before: int, incarnation: int | None) -> CloudEvent:
         """Build the event that reports a change of a scheduled event.
 
         Args:
             change: what changed.
             seen_before: how often this VM has seen this very change before.
             incarnation: of the document that showed it.
-            at: when it was seen.
         """
         event = change.event
         name = f"scheduledevent.{change.kind}"
@@ -72,20 +73,14 @@ class Reporter:
             source=self._group_source,
             type=type_of(name),
             subject=event.event_id,
-            time=at,
+            time=self.at,
             dataschema=schema_id(name),
             extensions={"correlationid": event.event_id, "partitionkey": event.event_id},
-            data=self._scheduled_data(change, incarnation, at),
+            data=self._scheduled_data(change, incarnation),
         )
 
     def document(
-        self,
-        document: Document,
-        *,
-        previous: Document | None,
-        event_ids: Sequence[str],
-        sequence: int,
-        at: datetime,
+        self, document: Document, *, previous: Document | None, event_ids: Sequence[str]
     ) -> CloudEvent:
         """Build the event that reports a changed document.
 
@@ -93,8 +88,6 @@ class Reporter:
             document: as it is now.
             previous: as it was before.
             event_ids: the ids of the CloudEvents that report the changes of its events.
-            sequence: this event's `reporterseq`.
-            at: when it was seen.
         """
         data = {
             "Document": document.raw,
@@ -103,41 +96,33 @@ class Reporter:
             "CloudEventIds": list(event_ids),
             "Unreadable": len(document.invalid_entries),
         }
-        return self._own("document.changed", data, sequence=sequence, at=at)
+        return self._own("document.changed", data, self.next_number())
 
-    def unreachable(
-        self, *, since: datetime | None, reason: str, cause: GapCause, sequence: int, at: datetime
-    ) -> CloudEvent:
+    def unreachable(self, *, since: datetime | None, reason: str, cause: GapCause) -> CloudEvent:
         """Build the event that reports that IMDS cannot be reached.
 
         Args:
             since: the time of the last usable answer; None if there was none.
             reason: what went wrong.
             cause: of the gap.
-            sequence: this event's `reporterseq`.
-            at: now.
         """
         data = {"Since": _iso(since), "Reason": reason, "Cause": cause}
-        return self._own("imds.unreachable", data, sequence=sequence, at=at)
+        return self._own("imds.unreachable", data, self.next_number())
 
-    def recovered(
-        self, *, since: datetime | None, cause: GapCause, sequence: int, at: datetime
-    ) -> CloudEvent:
-        """Build the event that reports that IMDS answers again.
+    def recovered(self, *, since: datetime | None, cause: GapCause) -> CloudEvent:
+        """Build the event that reports that IMDS answers again: `at` is the first usable answer after the gap.
 
         Args:
             since: the time of the last usable answer before the gap; None if there was none.
             cause: of the gap.
-            sequence: this event's `reporterseq`.
-            at: the time of the first usable answer after the gap.
         """
         data = {
             "BlindFrom": _iso(since),
-            "BlindTo": iso_utc(at),
-            "BlindSeconds": round((at - since).total_seconds(), 3) if since else None,
+            "BlindTo": iso_utc(self.at),
+            "BlindSeconds": round((self.at - since).total_seconds(), 3) if since else None,
             "Cause": cause,
         }
-        return self._own("imds.recovered", data, sequence=sequence, at=at)
+        return self._own("imds.recovered", data, self.next_number())
 
     def receipt(
         self,
@@ -147,8 +132,6 @@ class Reporter:
         command_id: str,
         event_id: str,
         resources: Sequence[str],
-        sequence: int,
-        at: datetime,
         data: Mapping[str, Json],
     ) -> CloudEvent:
         """Build the receipt that reports the result of a command for one EventId.
@@ -159,8 +142,6 @@ class Reporter:
             command_id: the command's id, "" if it has none.
             event_id: the EventId, "" if none could be read.
             resources: the VMs that the approval applies to.
-            sequence: this event's `reporterseq`.
-            at: when it was decided.
             data: further properties of the receipt.
         """
         known = {
@@ -168,21 +149,17 @@ class Reporter:
             "EventId": event_id or None,
             "Resources": [*resources],
         }
-        receipt = self._own(f"approval.{outcome}", {**known, **data}, sequence=sequence, at=at)
+        receipt = self._own(f"approval.{outcome}", {**known, **data}, self.next_number())
         new_id = _uuid5(f"{key}:{event_id.lower()}:{outcome}")
         return _about(receipt, event_id, new_id=new_id, causationid=command_id)
 
-    def prepared(
-        self, event: ScheduledEvent, *, key: str, seconds: float, sequence: int, at: datetime
-    ) -> CloudEvent:
+    def prepared(self, event: ScheduledEvent, *, key: str, seconds: float) -> CloudEvent:
         """Build the event that reports that this VM is prepared for an event.
 
         Args:
             event: as it was when its program began.
             key: of the stay and the rule, which decides about the id.
             seconds: how long the program took.
-            sequence: this event's `reporterseq`.
-            at: when it ended.
         """
         data: dict[str, Json] = {
             "EventId": event.event_id,
@@ -191,7 +168,7 @@ class Reporter:
             "NotBeforeUtc": _iso(event.not_before),
             "DurationSeconds": round(seconds, 3),
         }
-        prepared = self._own("approval.prepared", data, sequence=sequence, at=at)
+        prepared = self._own("approval.prepared", data, self.next_number())
         return _about(prepared, event.event_id, new_id=_uuid5(f"{key}:prepared"))
 
     def heartbeat(
@@ -200,8 +177,6 @@ class Reporter:
         reason: str,
         version: str,
         backlog: Mapping[str, int],
-        sequence: int,
-        at: datetime,
         previous: tuple[str | None, int | None] | None = None,
         event_ids: Sequence[str] = (),
         more: Mapping[str, Json] | None = None,
@@ -212,19 +187,18 @@ class Reporter:
             reason: Started, Hourly or Stopping.
             version: of imds-bridge.
             backlog: how many events wait, by sink.
-            sequence: this event's `reporterseq`.
-            at: now.
             previous: the epoch of the run before and its last committed number; only Started has them.
             event_ids: the ids of CloudEvents that no document event lists.
             more: properties of the process's role.
         """
+        sequence = self.next_number()
         data: dict[str, Json] = {"Reason": reason, "Version": version, "LastReporterSeq": sequence}
         data |= {"Backlog": {**backlog}, **(more or {})}
         if previous:
             data["PreviousEpoch"], data["PreviousLastReporterSeq"] = previous
         if event_ids:
             data["CloudEventIds"] = [*event_ids]
-        return self._own("bridge.heartbeat", data, sequence=sequence, at=at)
+        return self._own("bridge.heartbeat", data, sequence)
 
     def loss(
         self,
@@ -234,8 +208,6 @@ class Reporter:
         sink: str,
         oldest: datetime | None,
         newest: datetime | None,
-        sequence: int,
-        at: datetime,
     ) -> CloudEvent:
         """Build the event that reports that events were lost.
 
@@ -245,8 +217,6 @@ class Reporter:
             sink: the only sink that lost them, "" if it is not only one.
             oldest: when the oldest was stored; None if that is unknown.
             newest: when the newest was stored.
-            sequence: this event's `reporterseq`.
-            at: now.
         """
         data = {
             "Reason": reason,
@@ -255,24 +225,24 @@ class Reporter:
             "OldestTime": _iso(oldest),
             "NewestTime": _iso(newest),
         }
-        return self._own("bridge.loss", data, sequence=sequence, at=at)
+        return self._own("bridge.loss", data, self.next_number())
 
-    def test(self, *, version: str, at: datetime) -> CloudEvent:
+    def test(self, *, version: str) -> CloudEvent:
         """Build an event that only tests a sink; it is not counted by `reporterseq`."""
         message = "This is a test of imds-bridge; nothing is scheduled."
-        event = self._own("bridge.test", {"Message": message, "Version": version}, sequence=0, at=at)
-        return event._replace(id=_uuid5(f"{event.source}:test:{iso_utc(at)}"), extensions={})
+        event = self._own("bridge.test", {"Message": message, "Version": version}, 0)
+        return event._replace(id=_uuid5(f"{event.source}:test:{iso_utc(self.at)}"), extensions={})
 
-    def _own(self, name: str, data: Mapping[str, Json], *, sequence: int, at: datetime) -> CloudEvent:
+    def _own(self, name: str, data: Mapping[str, Json], sequence: int) -> CloudEvent:
         """Build one of the VM's own events, which only this VM publishes and which have a gapless counter."""
         place = f"{self._vm_data['VmId']}:{self.epoch}:{sequence}"
-        content = json.dumps([name, iso_utc(at), data], sort_keys=True)
+        content = json.dumps([name, iso_utc(self.at), data], sort_keys=True)
         return CloudEvent(
             id=_uuid5(f"{place}:{sha256(content.encode()).hexdigest()}"),
             source=self.own_source,
             type=type_of(name),
             subject=self.name,
-            time=at,
+            time=self.at,
             dataschema=schema_id(name),
             extensions={
                 "reporter": f"{self.name}/{self.role}",
@@ -282,7 +252,7 @@ class Reporter:
             data={**data, "Vm": self._vm_data},
         )
 
-    def _scheduled_data(self, change: Change, incarnation: int | None, at: datetime) -> dict[str, Json]:
+    def _scheduled_data(self, change: Change, incarnation: int | None) -> dict[str, Json]:
         event, before, not_before = change.event, change.previous, change.event.not_before
         data: dict[str, Json] = dict(event.raw)
         if change.kind in END_STATUS:
@@ -291,7 +261,7 @@ class Reporter:
         data["Changed"] = list(change.changed)
         data["Previous"] = {name: before.raw.get(name) for name in change.changed} if before else {}
         data["NotBeforeUtc"] = _iso(not_before)
-        data["NoticeSeconds"] = round((not_before - at).total_seconds()) if not_before else None
+        data["NoticeSeconds"] = round((not_before - self.at).total_seconds()) if not_before else None
         data["DocumentIncarnation"] = incarnation
         if change.kind in ("completed", "ended"):
             data["VmRebooted"] = change.vm_rebooted

@@ -29,7 +29,7 @@ def samples(at: datetime) -> list[StoredEvent]:
 
 def make_test_event(at: datetime, *, vm: str) -> StoredEvent:
     """Return the event that says it is only a test; consumers of notices do not act on its type."""
-    event = Reporter(name=vm, role="check", epoch="").test(version=__version__, at=at)
+    event = Reporter(name=vm, role="check", epoch="", at=at, next_number=lambda: 0).test(version=__version__)
     return StoredEvent(id=event.id, type=event.type, body=structured(event))
 
 

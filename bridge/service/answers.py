@@ -85,7 +85,6 @@ class AnswerBatch:
             Change(kind="scheduled", event=event),
             seen_before=0,
             incarnation=document.incarnation,
-            at=self._clock.now(),
         )
         return structured(notice), notice.data
 
@@ -105,10 +104,7 @@ class AnswerBatch:
         self._meter.prepared("failed" if fault else "succeeded", seconds)
         if fault:
             return
-        prepared = self._identity.reporter().prepared(
-            event, key=key, seconds=seconds, sequence=self._outbox.next_number(), at=self._clock.now()
-        )
-        self._events.append(prepared)
+        self._events.append(self._identity.reporter().prepared(event, key=key, seconds=seconds))
         if record:
             self.put_stay(event.key, record)
 
@@ -207,8 +203,6 @@ class AnswerBatch:
             command_id=str(command["Id"]),
             event_id=event.event_id if event else event_id,
             resources=event.resources if event else (),
-            sequence=self._outbox.next_number(),
-            at=self._clock.now(),
             data={**data, "Count": count} if count else data,
         )
         self._events.append(receipt)

@@ -73,8 +73,6 @@ class BridgeEvents:
             sink=loss.sink,
             oldest=oldest,
             newest=newest,
-            sequence=self._outbox.next_number(),
-            at=self._clock.now(),
         )
 
     def emit_stopping(self) -> None:
@@ -91,8 +89,6 @@ class BridgeEvents:
             reason=reason,
             version=__version__,
             backlog=self._outbox.backlogs(),
-            sequence=self._outbox.next_number(),
-            at=self._clock.now(),
             previous=self._outbox.previous_run if is_first else None,
             event_ids=listed,
             more=more or {},

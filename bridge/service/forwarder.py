@@ -205,22 +205,14 @@ class Forwarder:
         self, before: Watch, document: Document, changes: list[tuple[Change, int]], *, is_listed: bool
     ) -> list[CloudEvent]:
         """Build the events that report a changed document: the urgent first, last the document that lists them."""
-        at = self._clock.now()
         reporter = self._identity.reporter()
         events = [
-            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation, at=at)
+            reporter.scheduled_event(change, seen_before=count, incarnation=document.incarnation)
             for change, count in changes
         ]
         if is_listed and (changes or before.document is None or before.document.raw != document.raw):
-            events.append(
-                reporter.document(
-                    document,
-                    previous=before.document,
-                    event_ids=[event.id for event in events],
-                    sequence=self._outbox.next_number(),
-                    at=at,
-                )
-            )
+            ids = [event.id for event in events]
+            events.append(reporter.document(document, previous=before.document, event_ids=ids))
         return events
 
 
@@ -275,12 +267,12 @@ class Reachability:
         is_first = self._good_at is None
         if self._outage_since:
             since, self._outage_since = parse_iso(self._outage_since), ""
-            self._publish(since, "NoAnswer", until=at)
+            self._publish(since, "NoAnswer")
         elif self._gap_limit_seconds < gap_seconds < math.inf:
             # A gap that is over: nothing that ran could have noticed its start.
             cause: GapCause = "Restart" if is_first else "NoAnswer" if self.failures else "NotPolled"
             reason = _REASONS.get(cause, self.last_error)
-            self._publish(at - timedelta(seconds=gap_seconds), cause, reason=reason, until=at)
+            self._publish(at - timedelta(seconds=gap_seconds), cause, reason=reason)
         if self.failures:
             log.info("IMDS answers again", extra={"failures": self.failures})
             self._log_limit.reset()
@@ -301,23 +293,13 @@ class Reachability:
         self._outage_since = iso_utc(since) if since else NEVER
         self._publish(since, "NoAnswer", reason=reason)
 
-    def _publish(
-        self,
-        since: datetime | None,
-        cause: GapCause,
-        *,
-        reason: str | None = None,
-        until: datetime | None = None,
-    ) -> None:
-        """Publish that a gap has begun, if there is a `reason`, and that it is over, if `until` says when."""
-        reporter, number, events = self._identity.reporter(), self._outbox.next_number, []
+    def _publish(self, since: datetime | None, cause: GapCause, *, reason: str | None = None) -> None:
+        """Publish that a gap has begun, if there is a `reason`, and that it is over, unless an outage lasts."""
+        reporter, events = self._identity.reporter(), []
         if reason is not None:
-            at = self._clock.now()
-            events += [
-                reporter.unreachable(since=since, reason=reason, cause=cause, sequence=number(), at=at)
-            ]
-        if until:
-            events += [reporter.recovered(since=since, cause=cause, sequence=number(), at=until)]
+            events += [reporter.unreachable(since=since, reason=reason, cause=cause)]
+        if not self._outage_since:
+            events += [reporter.recovered(since=since, cause=cause)]
         self._outbox.commit(events, records={(STATE, OUTAGE): self._outage_since})
 
 

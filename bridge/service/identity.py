@@ -120,11 +120,13 @@ class VmIdentity:
         return True
 
     def reporter(self) -> Reporter:
-        """Return what builds events in this VM's name, as far as it is known."""
+        """Return what builds events in this VM's name, as far as it is known, as of now."""
         return Reporter(
             name=self._name,
             role=self.role,
             epoch=self.outbox.epoch,
+            at=self.clock.now(),
+            next_number=self.outbox.next_number,
             vm=self.vm,
             group_source=self.config.source,
             vm_source=self._own_source or self.config.vm_source,

@@ -20,6 +20,8 @@ REPORTER = Reporter(
     name="web_0",
     role="forward",
     epoch="5bb3c2c3b1f74a0e8b6b0f6e4b0c2a11",
+    at=AT,
+    next_number=lambda: 0,
     vm=Vm(
         name="web_0",
         vm_id="c7bd03f5-5d5c-4a6c-9a1f-3f7a0b1c2d3e",
@@ -57,4 +59,4 @@ def change(number: int = 0) -> Change:
 
 def event(number: int = 0) -> CloudEvent:
     """Return an event that this VM publishes."""
-    return REPORTER.scheduled_event(change(number), seen_before=0, incarnation=INCARNATION, at=AT)
+    return REPORTER.scheduled_event(change(number), seen_before=0, incarnation=INCARNATION)

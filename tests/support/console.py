@@ -91,14 +91,24 @@ class FleetVm:
             tags=self.tags,
         )
 
-    def reporter(self, role: str = "forward") -> Reporter:
+    def reporter(self, at: datetime, role: str = "forward") -> Reporter:
         return Reporter(
-            name=self.name, role=role, epoch=self.epoch, vm=self._vm, session="{resource_group}.{vm}"
+            name=self.name,
+            role=role,
+            epoch=self.epoch,
+            at=at,
+            next_number=self.next_receipt if role == "listen" else self.next,
+            vm=self._vm,
+            session="{resource_group}.{vm}",
         )
 
     def next(self) -> int:
         self.sequence += 1
         return self.sequence
+
+    def next_receipt(self) -> int:
+        self.receipts += 1
+        return self.receipts
 
     def heartbeat(
         self,
@@ -111,26 +121,20 @@ class FleetVm:
         previous: tuple[str, int] | None = None,
     ) -> bytes:
         waiting = {"audit": backlog}
-        event = self.reporter(role).heartbeat(
-            reason=reason, version=version, backlog=waiting, sequence=self.next(), at=at, previous=previous
+        event = self.reporter(at, role).heartbeat(
+            reason=reason, version=version, backlog=waiting, previous=previous
         )
         return structured(event)
 
     def unreachable(self, at: datetime = NOW, *, since: datetime) -> bytes:
-        event = self.reporter().unreachable(
-            since=since, reason="no answer within 10 s", cause="NoAnswer", sequence=self.next(), at=at
-        )
+        event = self.reporter(at).unreachable(since=since, reason="no answer within 10 s", cause="NoAnswer")
         return structured(event)
 
     def recovered(self, at: datetime = NOW, *, since: datetime) -> bytes:
-        return structured(
-            self.reporter().recovered(since=since, cause="NoAnswer", sequence=self.next(), at=at)
-        )
+        return structured(self.reporter(at).recovered(since=since, cause="NoAnswer"))
 
     def loss(self, at: datetime = NOW) -> bytes:
-        event = self.reporter().loss(
-            reason="SizeLimit", count=20, sink="audit", oldest=at, newest=at, sequence=self.next(), at=at
-        )
+        event = self.reporter(at).loss(reason="SizeLimit", count=20, sink="audit", oldest=at, newest=at)
         return structured(event)
 
     def change(
@@ -148,9 +152,7 @@ class FleetVm:
     def document(self, event: ScheduledEvent, ids: Sequence[str], at: datetime = NOW) -> bytes:
         raw = {"DocumentIncarnation": 2, "Events": [event.raw]}
         document = Document(raw=raw, incarnation=2, events={event.key: event})
-        return structured(
-            self.reporter().document(document, previous=None, event_ids=ids, sequence=self.next(), at=at)
-        )
+        return structured(self.reporter(at).document(document, previous=None, event_ids=ids))
 
     def receipt(
         self,
@@ -162,15 +164,12 @@ class FleetVm:
         command_id: str = "order-17",
     ) -> bytes:
         command = {"Id": command_id, "RequestedBy": "ana@contoso.example", "Reason": "drained"}
-        self.receipts += 1
-        receipt = self.reporter("listen").receipt(
+        receipt = self.reporter(at, "listen").receipt(
             outcome=outcome,
             key=f"order-{at}",
             command_id=command_id,
             event_id=event.event_id,
             resources=list(event.resources),
-            sequence=self.receipts,
-            at=at,
             data={
                 "Reason": reason,
                 "Detail": "",
@@ -184,15 +183,12 @@ class FleetVm:
 
     def prepared(self, event: ScheduledEvent, at: datetime = NOW) -> bytes:
         """Return the event that says that this VM's program has succeeded."""
-        self.receipts += 1
-        reporter = self.reporter("listen")
-        return structured(
-            reporter.prepared(event, key=f"stay-{at}", seconds=12.0, sequence=self.receipts, at=at)
-        )
+        reporter = self.reporter(at, "listen")
+        return structured(reporter.prepared(event, key=f"stay-{at}", seconds=12.0))
 
     def _change(self, kind: ChangeKind, event: ScheduledEvent, at: datetime, **more: Any) -> CloudEvent:
         change = Change(kind=kind, event=event, **more)
-        return self.reporter().scheduled_event(change, seen_before=0, incarnation=2, at=at)
+        return self.reporter(at).scheduled_event(change, seen_before=0, incarnation=2)
 
 
 def event(

@@ -27,10 +27,17 @@ REPORTER = Reporter(
     name=VM.name,
     role="forward",
     epoch="c6c5a3b0-7a0e-4c67-9f52-6f1f2f3a9d11",
+    at=NOW,
+    next_number=lambda: 0,
     vm=VM,
     session="{resource_group}.{vm}",
 )
 _KINDS: tuple[ChangeKind, ...] = ("scheduled", "started", "updated", "completed", "canceled", "ended")
+
+
+def reporting(by: Reporter, at: datetime, sequence: int = 0) -> Reporter:
+    """Return a reporter as of an instant, whose next event has this number."""
+    return replace(by, at=at, next_number=lambda: sequence)
 
 
 def samples(at: datetime) -> list[StoredEvent]:
@@ -75,7 +82,7 @@ def http_date(instant: datetime) -> str:
 
 def change_event(change: Change, at: datetime, by: Reporter = REPORTER) -> CloudEvent:
     """Make the event for a change."""
-    return by.scheduled_event(change, seen_before=0, incarnation=12, at=at)
+    return reporting(by, at).scheduled_event(change, seen_before=0, incarnation=12)
 
 
 def _of_a_reboot(at: datetime, by: Reporter, properties: Mapping[str, Any]) -> Iterator[CloudEvent]:
@@ -100,11 +107,11 @@ def _of_the_vm(
     document = Document(raw=raw, incarnation=12, events={event.key: event})
     scheduled = change_event(Change(kind="scheduled", event=event), at, by)
     before = at - timedelta(seconds=42)
-    yield by.document(document, previous=None, event_ids=[scheduled.id], sequence=1, at=at)
-    yield by.unreachable(since=before, reason=reason, cause="NoAnswer", sequence=2, at=at)
-    yield by.recovered(since=before, cause="NoAnswer", sequence=3, at=at)
-    yield by.heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0}, sequence=4, at=at)
-    yield by.loss(reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at, sequence=5, at=at)
+    yield reporting(by, at, 1).document(document, previous=None, event_ids=[scheduled.id])
+    yield reporting(by, at, 2).unreachable(since=before, reason=reason, cause="NoAnswer")
+    yield reporting(by, at, 3).recovered(since=before, cause="NoAnswer")
+    yield reporting(by, at, 4).heartbeat(reason="Hourly", version=__version__, backlog={"ops": 0})
+    yield reporting(by, at, 5).loss(reason="SizeLimit", count=20, sink="ops", oldest=before, newest=at)
 
 
 def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
@@ -114,14 +121,12 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
         "failed": ("imds_unavailable", reason),
     }
     for sequence, (outcome, (name, detail)) in enumerate(outcomes.items(), 6):
-        yield by.receipt(
+        yield reporting(by, at, sequence).receipt(
             outcome=outcome,
             key="order-17",
             command_id="order-17",
             event_id=EVENT_ID,
             resources=["web-0", "web-1"],
-            sequence=sequence,
-            at=at,
             data={
                 "Reason": name,
                 "Detail": detail,
@@ -132,7 +137,7 @@ def _receipts(at: datetime, by: Reporter, reason: str) -> Iterator[CloudEvent]:
             },
         )
     event = scheduled_event(at)
-    yield by.prepared(event, key="stay", seconds=12.5, sequence=9, at=at)
+    yield reporting(by, at, 9).prepared(event, key="stay", seconds=12.5)
 
 
 # CloudEvents as formats get them, seen at NOW.

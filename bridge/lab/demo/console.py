@@ -103,10 +103,7 @@ class SimulatedVm:
         self._publish = publish
         self._watch = Watch()
         self._numbers = {role: count(1) for role in ("forward", "listen")}
-        self._forward, self._listen = (
-            Reporter(name=name, role=role, epoch=vm.vm_id, vm=vm, session="{resource_group}.{vm}")
-            for role in self._numbers
-        )
+        self._vm = vm
 
     def see(self, document: Document, at: float) -> None:
         """Publish what differs from the document that was seen before, as a forwarder that polls every second."""
@@ -114,26 +111,25 @@ class SimulatedVm:
             return
         before = self._watch.document
         self._watch, changes = compare(self._watch, document, Observation(at=at, gap_seconds=1.0))
-        now, incarnation = _instant(at), document.incarnation
+        reporter = self._reporter(at)
         events = [
-            self._forward.scheduled_event(change, seen_before=0, incarnation=incarnation, at=now)
+            reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation)
             for change in changes
         ]
         ids = [event.id for event in events]
-        stamp = self._stamp(at)
-        for event in (*events, self._forward.document(document, previous=before, event_ids=ids, **stamp)):
+        for event in (*events, reporter.document(document, previous=before, event_ids=ids)):
             self._send(event)
 
     def heartbeat(self, at: float, reason: str) -> None:
         """Publish a heartbeat."""
         version = __version__.partition("+")[0]
-        self._send(self._forward.heartbeat(reason=reason, version=version, backlog={}, **self._stamp(at)))
+        self._send(self._reporter(at).heartbeat(reason=reason, version=version, backlog={}))
 
     def lose_imds(self, at: float) -> None:
         """Publish that IMDS does not answer."""
         self.is_lost = True
         since, reason = _instant(at - MINUTE), "no answer within 10 s"
-        self._send(self._forward.unreachable(since=since, reason=reason, cause="NoAnswer", **self._stamp(at)))
+        self._send(self._reporter(at).unreachable(since=since, reason=reason, cause="NoAnswer"))
 
     def answer_approval(self, fields: dict[str, Any], is_allowed: bool, at: float) -> None:
         """Publish the receipt of an approval."""
@@ -146,19 +142,26 @@ class SimulatedVm:
             "NotBeforeUtc": None,
             "DryRun": False,
         }
-        receipt = self._listen.receipt(
+        receipt = self._reporter(at, "listen").receipt(
             outcome="accepted" if is_allowed else "rejected",
             key=event_id,
             command_id=f"order-{event_id[:4]}",
             event_id=event_id,
             resources=fields["Resources"],
             data=data,
-            **self._stamp(at, "listen"),
         )
         self._send(receipt)
 
-    def _stamp(self, at: float, role: str = "forward") -> dict[str, Any]:
-        return {"sequence": next(self._numbers[role]), "at": _instant(at)}
+    def _reporter(self, at: float, role: str = "forward") -> Reporter:
+        return Reporter(
+            name=self._vm.name,
+            role=role,
+            epoch=self._vm.vm_id,
+            at=_instant(at),
+            next_number=self._numbers[role].__next__,
+            vm=self._vm,
+            session="{resource_group}.{vm}",
+        )
 
     def _send(self, event: CloudEvent) -> None:
         if not self.is_quiet:

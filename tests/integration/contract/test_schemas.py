@@ -30,6 +30,7 @@ from bridge.lab.servicebus.messages import Content
 from bridge.sinks.servicebus import to_message
 from tests.support.cli import Call
 from tests.support.diff import FIRST, NOT_BEFORE, RECORDED, SECOND, VM, entry, envelope_of, thorough
+from tests.support.samples import reporting
 from tests.support.schemas import (
     BY_NAME,
     EXAMPLES,
@@ -43,8 +44,16 @@ from tests.support.schemas import (
 )
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
-REPORTER = Reporter(name="web-0", role="forward", epoch="e1", vm=VM, session="{resource_group}.{vm}")
-UNKNOWN_VM = Reporter(name="host 1", role="forward", epoch="e1")
+REPORTER = Reporter(
+    name="web-0",
+    role="forward",
+    epoch="e1",
+    at=AT,
+    next_number=lambda: 1,
+    vm=VM,
+    session="{resource_group}.{vm}",
+)
+UNKNOWN_VM = replace(REPORTER, name="host 1", vm=None, session="")
 COMMAND = VALIDATORS[COMMAND_APPROVE]
 
 
@@ -55,12 +64,13 @@ def build(documents: list[Document], reporter: Reporter = REPORTER) -> Iterator[
         before = watch.document
         watch, changes = compare(watch, document, Observation(at=400.0 * sequence, gap_seconds=1.0))
         built = [
-            reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation, at=AT)
+            reporter.scheduled_event(change, seen_before=0, incarnation=document.incarnation)
             for change in changes
         ]
         yield from built
         ids = [event.id for event in built]
-        yield reporter.document(document, previous=before, event_ids=ids, sequence=sequence, at=AT)
+        by = reporting(reporter, AT, sequence)
+        yield by.document(document, previous=before, event_ids=ids)
 
 
 def faults_in(built: Iterator[CloudEvent]) -> list[str]:
@@ -419,8 +429,6 @@ def test_a_receipt_without_a_known_event_matches_the_schema() -> None:
         command_id="",
         event_id="",
         resources=(),
-        sequence=1,
-        at=AT,
         data={**named, "EventType": None, "NotBeforeUtc": None},
     )
     assert faults_in(iter([built])) == []
@@ -440,7 +448,5 @@ def test_a_receipt_without_a_known_event_matches_the_schema() -> None:
 def test_a_start_names_the_run_before_with_its_last_number_or_not_at_all(
     epoch: str | None, number: Any, is_valid: bool
 ) -> None:
-    event = REPORTER.heartbeat(
-        reason="Started", version="1", backlog={}, sequence=1, at=AT, previous=(epoch, number)
-    )
+    event = REPORTER.heartbeat(reason="Started", version="1", backlog={}, previous=(epoch, number))
     assert (faults(envelope_of(structured(event))) == []) is is_valid

@@ -14,10 +14,12 @@ from bridge.imds.diff import Change
 from bridge.imds.document import ScheduledEvent
 from bridge.imds.instance import Vm
 from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, document, entry
+from tests.support.samples import reporting
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_000, tzinfo=UTC)
-REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", vm=VM)
-UNKNOWN_VM = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef")
+NOW: dict[str, Any] = {"at": AT, "next_number": lambda: 1}
+REPORTER = events.Reporter(name="web-0", role="forward", epoch="0123456789abcdef", **NOW, vm=VM)
+UNKNOWN_VM = events.Reporter(name="host 1", role="forward", epoch="0123456789abcdef", **NOW)
 SCALE_SET_VM = replace(VM, scale_set="front")
 
 
@@ -32,11 +34,11 @@ def scheduled(**fields: Any) -> Change:
 def build(
     change: Change, *, by: events.Reporter = REPORTER, seen_before: int = 0, at: datetime = AT
 ) -> CloudEvent:
-    return by.scheduled_event(change, seen_before=seen_before, incarnation=2, at=at)
+    return reporting(by, at).scheduled_event(change, seen_before=seen_before, incarnation=2)
 
 
 def document_event(by: events.Reporter = REPORTER, *, sequence: int = 1) -> CloudEvent:
-    return by.document(document(2, entry()), previous=None, event_ids=[], sequence=sequence, at=AT)
+    return reporting(by, AT, sequence).document(document(2, entry()), previous=None, event_ids=[])
 
 
 # Ids
@@ -63,8 +65,10 @@ def test_the_ids_of_known_changes_are_pinned_for_all_versions_of_this_program() 
 def test_the_id_of_a_change_does_not_depend_on_vm_epoch_time_or_previous_content() -> None:
     for reporter in (
         UNKNOWN_VM,
-        events.Reporter(name="web-1", role="forward", epoch="fedc", vm=SCALE_SET_VM),
-        events.Reporter(name="web-0", role="listen", epoch="fedc", group_source="https://example.com/"),
+        events.Reporter(name="web-1", role="forward", epoch="fedc", **NOW, vm=SCALE_SET_VM),
+        events.Reporter(
+            name="web-0", role="listen", epoch="fedc", **NOW, group_source="https://example.com/"
+        ),
     ):
         later = build(scheduled(), by=reporter, at=AT + timedelta(days=3))
         assert later.id == build(scheduled()).id
@@ -91,9 +95,9 @@ def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> N
         *(document_event(sequence=sequence) for sequence in (1, 2)),
         document_event(replace(REPORTER, epoch="another")),
         document_event(replace(REPORTER, vm=replace(VM, vm_id="another"))),
-        REPORTER.document(document(2, entry()), previous=None, event_ids=["a"], sequence=1, at=AT),
+        REPORTER.document(document(2, entry()), previous=None, event_ids=["a"]),
         *(
-            REPORTER.unreachable(since=None, reason=reason, cause="NoAnswer", sequence=1, at=at)
+            reporting(REPORTER, at, 1).unreachable(since=None, reason=reason, cause="NoAnswer")
             for reason, at in gaps
         ),
     ]
@@ -103,7 +107,7 @@ def test_the_vms_own_events_have_ids_by_vm_epoch_counter_content_and_time() -> N
 
 def test_a_receipt_has_an_id_by_command_event_and_outcome_whatever_the_letter_case_of_the_event() -> None:
     def receipt_id(outcome: str, key: str, event_id: str) -> str:
-        given: dict[str, Any] = {"command_id": "c", "resources": [], "sequence": 1, "at": AT, "data": {}}
+        given: dict[str, Any] = {"command_id": "c", "resources": [], "data": {}}
         return REPORTER.receipt(outcome=outcome, key=key, event_id=event_id, **given).id
 
     one = receipt_id("accepted", "k", "ABC")
@@ -221,7 +225,7 @@ def test_an_end_has_its_own_status_and_the_last_one_as_the_previous(kind: Any) -
 
 def test_a_not_before_that_has_passed_is_a_negative_notice_and_what_is_unknown_is_null() -> None:
     assert build(scheduled(), at=AT + timedelta(hours=1)).data["NoticeSeconds"] == 900 - 3600
-    event = REPORTER.scheduled_event(scheduled(NotBefore="soon"), seen_before=0, incarnation=None, at=AT)
+    event = REPORTER.scheduled_event(scheduled(NotBefore="soon"), seen_before=0, incarnation=None)
     unknown = ("NotBeforeUtc", "NoticeSeconds", "DocumentIncarnation")
     assert [event.data[name] for name in unknown] == [None] * 3
 
@@ -242,7 +246,7 @@ def test_whether_this_vm_is_affected_may_be_unknown(affects: bool | None) -> Non
 
 
 def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> None:
-    reporter = events.Reporter(name="host", role="forward", epoch="e", vm=Vm(name="front_1"))
+    reporter = events.Reporter(name="host", role="forward", epoch="e", **NOW, vm=Vm(name="front_1"))
     assert build(scheduled(Resources=["host"]), by=reporter).data["AffectsThisVm"] is False
     assert build(scheduled(Resources=["Front_1"]), by=reporter).data["AffectsThisVm"] is True
 
@@ -253,7 +257,7 @@ def test_whether_this_vm_is_affected_depends_on_its_name_not_its_host_name() -> 
 def test_a_changed_document_is_published_as_received_with_the_ids_of_its_events() -> None:
     invalid_entries = {"EventId": None, "Nonsense": [1]}
     current = document("9", entry(NotBefore=NOT_BEFORE), invalid_entries, 5, Unknown="x")
-    event = REPORTER.document(current, previous=document(8), event_ids=["id-1", "id-2"], sequence=3, at=AT)
+    event = reporting(REPORTER, AT, 3).document(current, previous=document(8), event_ids=["id-1", "id-2"])
     assert event.data["Document"] == {
         "DocumentIncarnation": "9",
         "Events": [entry(), invalid_entries, 5],
@@ -266,7 +270,7 @@ def test_a_changed_document_is_published_as_received_with_the_ids_of_its_events(
 
 
 LATER = AT + timedelta(seconds=61.5)
-NEVER: dict[str, Any] = {"since": None, "cause": "NoAnswer", "sequence": 2, "at": AT}
+NEVER: dict[str, Any] = {"since": None, "cause": "NoAnswer"}
 
 
 @pytest.mark.parametrize(
@@ -274,12 +278,12 @@ NEVER: dict[str, Any] = {"since": None, "cause": "NoAnswer", "sequence": 2, "at"
     [
         (document_event(), "document.changed", {"PreviousIncarnation": None}),
         (
-            REPORTER.unreachable(since=AT, reason="no answer", cause="NoAnswer", sequence=4, at=LATER),
+            reporting(REPORTER, LATER, 4).unreachable(since=AT, reason="no answer", cause="NoAnswer"),
             "imds.unreachable",
             {"Since": "2022-04-11T22:11:58.123Z", "Reason": "no answer", "Cause": "NoAnswer"},
         ),
         (
-            REPORTER.recovered(since=AT, cause="Restart", sequence=5, at=LATER),
+            reporting(REPORTER, LATER, 5).recovered(since=AT, cause="Restart"),
             "imds.recovered",
             {
                 "BlindFrom": "2022-04-11T22:11:58.123Z",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +12,6 @@ from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_
 from cloudevents.core.formats.json import JSONFormat
 
 from bridge.contract.types import EVENT_TYPES
-from bridge.events.builder import Reporter
 from bridge.events.model import CloudEvent, structured
 from bridge.formats.cloudevents import CONTENT_TYPE, binary
 from bridge.runtime.time import iso_utc
@@ -19,7 +19,7 @@ from tests.support.diff import envelope_of, faults_of
 from tests.support.samples import EVENT_ID, REPORTER, events
 
 AT = datetime(2022, 4, 11, 22, 11, 58, 123_456, tzinfo=UTC)
-UNKNOWN_VM = Reporter(name="hôst 1%", role="forward", epoch="0123456789abcdef")
+UNKNOWN_VM = replace(REPORTER, name="hôst 1%", epoch="0123456789abcdef", vm=None, session="")
 # Everything that IMDS may send in a text, none of which may get into an attribute.
 NASTY = 'line\r\nbreak, \x00, \x7f, "quoted", 100 %, ümlaut, 雲, \ud800, <b>'
 PROPERTIES = {"Description": NASTY, "Resources": ["web-0", NASTY], "Extra": {NASTY: [1.5, None, True]}}

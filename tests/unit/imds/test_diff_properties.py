@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from bridge.imds.instance import Vm
 from tests.support.diff import FIRST, NOT_BEFORE, SECOND, VM, envelope_of, faults_of, json_values, thorough
 
 AT = datetime(2022, 4, 11, 22, 20, tzinfo=UTC)
-REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", vm=VM)
+REPORTER = events.Reporter(name="web-0", role="forward", epoch="e1", at=AT, next_number=lambda: 1, vm=VM)
 
 event_ids = st.sampled_from([FIRST, FIRST.lower(), SECOND, SECOND.lower(), "third"])
 statuses = st.sampled_from(["Scheduled", "Started", "scheduled", "Postponed", "", None])
@@ -64,7 +65,7 @@ def publish(life: Sequence[Step], reporter: events.Reporter) -> Iterator[CloudEv
     for _, _, document, changes in walk(life):
         for change in changes:
             count, incarnation = seen[change.fingerprint], document.incarnation
-            yield reporter.scheduled_event(change, seen_before=count, incarnation=incarnation, at=AT)
+            yield reporter.scheduled_event(change, seen_before=count, incarnation=incarnation)
             seen[change.fingerprint] += 1
 
 
@@ -139,7 +140,7 @@ def test_ids_are_the_same_on_every_vm_and_none_is_given_twice(
     mine = list(publish(life, REPORTER))
     again = [(parse_document(json.dumps(document.raw).encode()), seen) for document, seen in life]
     other = Vm(name=name, vm_id="another", resource_group=group)
-    theirs = publish(again, events.Reporter(name=name, role="forward", epoch="e2", vm=other))
+    theirs = publish(again, replace(REPORTER, name=name, epoch="e2", vm=other))
     assert [(event.id, event.type) for event in mine] == [(event.id, event.type) for event in theirs]
     assert len({event.id for event in mine}) == len(mine)
 
@@ -175,10 +176,8 @@ def test_any_document_becomes_valid_cloudevents(all_entries: list[list[Any]], od
         before = watch.document
         watch, changes = compare(watch, document, Observation(at=0.0, gap_seconds=1.0))
         assert Watch.load(watch.dump()) == watch
-        published = [
-            REPORTER.scheduled_event(change, seen_before=0, incarnation=None, at=AT) for change in changes
-        ]
-        whole = REPORTER.document(document, previous=before, event_ids=[], sequence=1, at=AT)
+        published = [REPORTER.scheduled_event(change, seen_before=0, incarnation=None) for change in changes]
+        whole = REPORTER.document(document, previous=before, event_ids=[])
         for event in (*published, whole):
             envelope = envelope_of(structured(event))
             assert faults_of(envelope) == []
