@@ -51,6 +51,7 @@ class ImdsApprover:
         self._tries: dict[str, _Tries] = {}  # by EventId in lower case
         self._calls: deque[float] = deque(maxlen=CALLS_PER_SECOND)
         self._paused_until = -math.inf
+        self._is_failing = False  # as the log says
         self.good_time: datetime | None = None
 
     @property
@@ -60,11 +61,11 @@ class ImdsApprover:
 
     def document(self) -> Document | None:
         """Return a document of the last two seconds; None while IMDS cannot be asked or does not answer."""
-        now, before = self._clock.monotonic(), self.last_error
+        now = self._clock.monotonic()
         is_due = now - self.read_at >= READ_EVERY_SECONDS
         if (is_due or self.newer_in_seconds == 0) and self.may_call():
             self.read_at, self._document = now, self._read()
-            self._log_change(before)
+        self._log_change()
         return self._document if now - self.read_at < FRESH_SECONDS else None
 
     def want_newer(self, than: float) -> None:
@@ -118,17 +119,16 @@ class ImdsApprover:
                 pause = max(PAUSE_SECONDS, pause)
             self._paused_until = self._clock.monotonic() + pause
 
-    def _log_change(self, before: str) -> None:
-        if self.last_error and not before:
+    def _log_change(self) -> None:
+        was_failing, self._is_failing = self._is_failing, bool(self.last_error)
+        if self._is_failing and not was_failing:
             log.warning("commands wait for IMDS: %s", self.last_error)
-        elif before and not self.last_error:
+        elif was_failing and not self._is_failing:
             log.info("IMDS answers again; waiting commands go on")
 
     def choose(self, new: Mapping[str, ScheduledEvent]) -> list[ScheduledEvent]:
         """Choose the events of the next POST: all that were never tried, else one that is due again."""
-        before = self.last_error
         self._tries = {key: tries for key, tries in self._tries.items() if key in new}
-        self._log_change(before)
         untried = [event for key, event in new.items() if key not in self._tries]
         key = min(self._tries, key=lambda key: self._tries[key].next_at, default="")
         is_due = key and self._tries[key].next_at <= self._clock.monotonic()
@@ -140,7 +140,7 @@ class ImdsApprover:
         Returns:
             What is decided, by EventId in lower case, and whether IMDS refused the request, so that none is approved.
         """
-        before, began = self.last_error, self._clock.monotonic()
+        began = self._clock.monotonic()
         try:
             self._approve(events)
         except ImdsError as error:
@@ -151,7 +151,6 @@ class ImdsApprover:
         for key in decided:
             self._tries.pop(key, None)
             self._errors["POST"] = ""
-        self._log_change(before)
         return decided, is_refused
 
     def _refused(
