@@ -42,15 +42,30 @@ def configure(command: argparse.ArgumentParser) -> None:
     command.epilog = _EPILOG
     command.add_argument("--config", **OPTIONS["--config"])
     actions = command.add_subparsers(metavar="ACTION", required=True)
-    _add_list(actions)
-    _add_show(actions)
+    text = "list the newest events, what waits, or the dead letters"
+    listed = _add_action(actions, "list", _list, text, "--json")
+    kind = listed.add_mutually_exclusive_group()
+    kind.add_argument("--dead", action="store_true", help="list dead letters")
+    kind.add_argument("--waiting", action="store_true", help="list what waits for a sink, the oldest first")
+    listed.add_argument("--limit", type=int, default=50, metavar="N", help="how many events (default: 50)")
+    listed.add_argument(
+        "--sink", metavar="NAME", help="only what is this sink's; without --waiting, its dead letters"
+    )
+    shown = _add_action(actions, "show", _show, "print one event as the CloudEvent that is sent", "--json")
+    shown.add_argument("event", metavar="ID", help="the CloudEvents id, or the number of `outbox list`")
     text = "send dead letters again; a running process does so within seconds"
     _add_numbers(_add_action(actions, "retry", _retry, text))
     drop = _add_action(actions, "drop", _drop, "delete dead letters, or what waits for a sink, for good")
     _add_numbers(drop)
     drop.add_argument("--waiting", action="store_true", help="everything that waits for --sink, instead")
     drop.add_argument("--yes", action="store_true", help="with --all or --waiting: do not ask")
-    _add_move(actions)
+    move = _add_action(actions, "move", _move, "hand what waits for one sink to another one")
+    move.add_argument(
+        "--from", dest="sink", metavar="NAME", required=True, help="the sink that gets it no more"
+    )
+    move.add_argument(
+        "--to", dest="target", metavar="NAME", required=True, help="the sink that gets it instead"
+    )
 
 
 def _add_action(actions: Actions, name: str, run: Run, text: str, *options: str) -> argparse.ArgumentParser:
@@ -60,40 +75,12 @@ def _add_action(actions: Actions, name: str, run: Run, text: str, *options: str)
     return action
 
 
-def _add_list(actions: Actions) -> None:
-    action = _add_action(
-        actions, "list", _list, "list the newest events, what waits, or the dead letters", "--json"
-    )
-    kind = action.add_mutually_exclusive_group()
-    kind.add_argument("--dead", action="store_true", help="list dead letters")
-    kind.add_argument("--waiting", action="store_true", help="list what waits for a sink, the oldest first")
-    action.add_argument("--limit", type=int, default=50, metavar="N", help="how many events (default: 50)")
-    action.add_argument(
-        "--sink", metavar="NAME", help="only what is this sink's; without --waiting, its dead letters"
-    )
-
-
-def _add_show(actions: Actions) -> None:
-    action = _add_action(actions, "show", _show, "print one event as the CloudEvent that is sent", "--json")
-    action.add_argument("event", metavar="ID", help="the CloudEvents id, or the number of `outbox list`")
-
-
 def _add_numbers(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "numbers", nargs="*", type=int, metavar="NUMBER", help="as `outbox list --dead` shows"
     )
     action.add_argument("--all", action="store_true", help="all of them, or all of --sink")
     action.add_argument("--sink", metavar="NAME", help="only what is this sink's")
-
-
-def _add_move(actions: Actions) -> None:
-    action = _add_action(actions, "move", _move, "hand what waits for one sink to another one")
-    action.add_argument(
-        "--from", dest="sink", metavar="NAME", required=True, help="the sink that gets it no more"
-    )
-    action.add_argument(
-        "--to", dest="target", metavar="NAME", required=True, help="the sink that gets it instead"
-    )
 
 
 def _folder(arguments: argparse.Namespace) -> StateFolder:
