@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from bridge.config.sinks import expression_of
+from bridge.config.sinks import alternatives, expression_of
 from bridge.events.model import StoredEvent
 from bridge.imds.document import is_among, names
 from bridge.runtime.json import Json
@@ -29,10 +29,7 @@ class Filter:
     ) -> None:
         self._types = tuple(types)
         self._expression = re.compile("|".join(f"(?:{expression_of(pattern)})" for pattern in types))
-        self._where = {
-            name: tuple(wanted) if isinstance(wanted, list | tuple) else (wanted,)
-            for name, wanted in (where or {}).items()
-        }
+        self._where = {name: tuple(alternatives(wanted)) for name, wanted in (where or {}).items()}
         self._scope = scope
 
     def __repr__(self) -> str:
